@@ -1,0 +1,20 @@
+"""Distributions over fields: the narrow waist between heads and everything that uses a posterior."""
+
+from probneural.distributions.base import FieldDistribution
+from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.latents import Latent
+from probneural.distributions.predictor import FunctionDraw, Predictor
+from probneural.distributions.roots import DenseRoot, FeatureRoot, Root
+
+__all__ = [
+    "DenseRoot",
+    "EmpiricalField",
+    "FeatureRoot",
+    "FieldDistribution",
+    "FunctionDraw",
+    "GaussianField",
+    "Latent",
+    "Predictor",
+    "Root",
+]

@@ -1,0 +1,122 @@
+"""Empirical fields: weighted samples, as ensembles, dropout or Markov chains produce them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.distributions.base import FieldDistribution, check_functional, check_values, index_grid, sample_size
+from probneural.distributions.gaussian import GaussianField, _check_factors
+from probneural.distributions.latents import digest
+from probneural.distributions.roots import DenseRoot
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.fields import Grid
+from probneural.functionals import Functional
+
+
+class EmpiricalField(FieldDistribution):
+    """The discrete distribution that takes sample i with probability weights[i].
+
+    Mean and variance are those of this distribution (the variance has no small-sample correction). Draws return members.
+
+    Args:
+        samples: Members, `(s, n, c, *grid.shape)`, in physical units; member i is one operator at all n inputs.
+        weights: `(s,)`, not negative, dimensionless, normalised here; equal by default.
+        grid: Where the functions are evaluated.
+
+    Raises:
+        ShapeError: If the shapes do not fit together.
+        DataError: If weights are negative, not finite, or all zero.
+
+    Examples:
+        >>> members = torch.tensor([0.0, 2.0]).reshape(2, 1, 1, 1)
+        >>> field = EmpiricalField(members, grid=Grid.uniform((1,)))
+        >>> field.mean.item(), field.variance.item()
+        (1.0, 1.0)
+    """
+
+    def __init__(self, samples: Float[Tensor, "..."], weights: Float[Tensor, " s"] | None = None, *, grid: Grid) -> None:
+        if samples.ndim != 3 + len(grid.shape) or tuple(samples.shape[3:]) != grid.shape or samples.shape[0] == 0:
+            raise ShapeError(
+                expected=f"samples of shape (s, n, c, *{grid.shape}) with s >= 1",
+                got=str(tuple(samples.shape)),
+                remedy="stack the members in front",
+            )
+        if weights is None:
+            weights = torch.ones(samples.shape[0])
+        check_values(weights, (samples.shape[0],), "weights")
+        mass = weights.to(samples.device, torch.float64)
+        if not bool((torch.isfinite(mass) & (mass >= 0)).all() and mass.sum() > 0):
+            raise DataError(expected="finite weights >= 0 that are not all zero", got=str(mass.tolist()), remedy="check them")
+        self.samples = samples
+        self.weights = mass / mass.sum()
+        self.grid = grid
+
+    @property
+    def mean(self) -> Float[Tensor, "n c *grid"]:
+        """The weighted mean, `(n, c, *grid.shape)`, in physical units."""
+        return torch.tensordot(self.weights.to(self.samples), self.samples, dims=1)
+
+    @property
+    def variance(self) -> Float[Tensor, "n c *grid"]:
+        """The weighted variance, `(n, c, *grid.shape)`, in physical units squared."""
+        return torch.tensordot(self.weights.to(self.samples), (self.samples - self.mean).square(), dims=1)
+
+    @property
+    def base_shape(self) -> torch.Size:
+        """`()`: the base sample of a draw is the number of a member."""
+        return torch.Size([])
+
+    def rsample(
+        self,
+        sample_shape: torch.Size | Sequence[int] = (),
+        *,
+        seed: int | None = None,
+        base_samples: Tensor | None = None,
+    ) -> Float[Tensor, "*s n c *grid"]:
+        """Draw members; see the base class. Base samples are member numbers, integers of shape `sample_shape`."""
+        if base_samples is None:
+            generator = torch.Generator()
+            generator.seed() if seed is None else generator.manual_seed(seed)
+            count = max(sample_size(sample_shape), 1)
+            drawn = torch.multinomial(self.weights.cpu(), count, replacement=True, generator=generator)
+            base_samples = drawn.reshape(tuple(sample_shape))
+        elif seed is not None:
+            raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
+        check_values(base_samples, tuple(sample_shape), "base samples")
+        if base_samples.is_floating_point() or not bool(((base_samples >= 0) & (base_samples < len(self.weights))).all()):
+            raise ArgumentError(
+                expected=f"member numbers from 0 to {len(self.weights) - 1}",
+                got=f"{base_samples.dtype} base samples outside them",
+                remedy="base samples of an empirical field are integers",
+            )
+        return self.samples[base_samples.to(self.samples.device)]
+
+    def apply(self, functional: Functional) -> EmpiricalField:
+        """Push every member forward."""
+        check_functional(functional, self.grid)
+        return EmpiricalField(functional(self.samples), self.weights, grid=index_grid(functional.size))
+
+    def scale(self, factors: Float[Tensor, " c"]) -> EmpiricalField:
+        """Move the members away from, or towards, their mean by a factor per channel."""
+        _check_factors(factors, self.samples.shape[2])
+        per_channel = factors.to(self.samples).reshape(-1, *(1,) * len(self.grid.shape))
+        mean = self.mean
+        return EmpiricalField(mean + per_channel * (self.samples - mean), self.weights, grid=self.grid)
+
+    def moment_matched(self) -> GaussianField:
+        """Return the Gaussian field of the same mean and covariance; its rank is the number of members."""
+        mean = self.mean
+        columns = (self.samples - mean) * self.weights.sqrt().to(self.samples).reshape(-1, *(1,) * mean.ndim)
+        root = DenseRoot(columns.flatten(3).movedim(0, -1))
+        return GaussianField(mean, root, latent=f"members-{digest(self.samples)}", grid=self.grid)
+
+    def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> EmpiricalField:
+        """Select functions of every member."""
+        if isinstance(index, int):
+            index = slice(index, index + 1) if index != -1 else slice(-1, None)
+        rows = index if isinstance(index, (slice, Tensor)) else torch.as_tensor(index)
+        return EmpiricalField(self.samples[:, rows], self.weights, grid=self.grid)

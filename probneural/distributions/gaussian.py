@@ -1,0 +1,271 @@
+"""Gaussian fields: a mean plus a lazy root times a named latent vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.distributions.base import (
+    FieldDistribution,
+    check_functional,
+    check_values,
+    index_grid,
+    noise_variance,
+    sample_size,
+)
+from probneural.distributions.latents import Latent
+from probneural.distributions.linear_algebra import LatentUpdate, fulfil, log_density, observe
+from probneural.distributions.roots import Root
+from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
+from probneural.fields import Grid, check_finite
+from probneural.functionals import Functional
+
+if TYPE_CHECKING:
+    from linear_operator import LinearOperator
+
+
+class GaussianField(FieldDistribution):
+    """u = mean + root xi with xi ~ N(0, I_k): a Gaussian distribution over n functions, coherent among them.
+
+    Args:
+        mean: `(n, c, *grid.shape)`, in physical units.
+        root: A root of shape `(n, c, p, k)`, in physical units.
+        latent: The name of xi, or a latent; its rank is k.
+        grid: Where the functions are evaluated, with p points.
+
+    Raises:
+        ShapeError: If mean, root, latent and grid do not fit together.
+
+    Examples:
+        >>> from probneural.distributions.roots import DenseRoot
+        >>> grid = Grid.uniform((4,))
+        >>> field = GaussianField(torch.zeros(1, 1, 4), DenseRoot(torch.full((1, 1, 4, 1), 2.0)), latent="xi", grid=grid)
+        >>> field.variance[0, 0].tolist()
+        [4.0, 4.0, 4.0, 4.0]
+    """
+
+    def __init__(self, mean: Float[Tensor, "..."], root: Root, *, latent: Latent | str, grid: Grid) -> None:
+        named = Latent(id=latent, rank=root.shape[3]) if isinstance(latent, str) else latent
+        inputs, channels, points, rank = root.shape
+        if tuple(mean.shape) != (inputs, channels, *grid.shape) or points != grid.size or named.rank != rank:
+            raise ShapeError(
+                expected=f"mean (n, c, *{grid.shape}), root (n, c, {grid.size}, k) and a latent of rank k",
+                got=f"mean {tuple(mean.shape)}, root {root.shape}, rank {named.rank}",
+                remedy="evaluate mean and root at the same inputs on the same grid",
+            )
+        self._mean = mean
+        self.root = root
+        self.latent = named
+        self.grid = grid
+
+    @property
+    def mean(self) -> Float[Tensor, "n c *grid"]:
+        """The mean, `(n, c, *grid.shape)`, in physical units."""
+        return self._mean
+
+    @property
+    def variance(self) -> Float[Tensor, "n c *grid"]:
+        """The pointwise variance, `(n, c, *grid.shape)`, in physical units squared, never clamped."""
+        return self.root.row_squares().unflatten(-1, self.grid.shape).to(self._mean)
+
+    @property
+    def base_shape(self) -> torch.Size:
+        """`(k,)`: one latent vector drives all n functions."""
+        return torch.Size([self.latent.rank])
+
+    @property
+    def covariance(self) -> LinearOperator:
+        """The covariance of each function, a lazy `LinearOperator` of shape `(n, c * p, c * p)`, channels first."""
+        from linear_operator.operators import RootLinearOperator  # costs a second to import, and few need it
+
+        return RootLinearOperator(self.root.dense().flatten(1, 2))
+
+    def cross_covariance(self, other: GaussianField) -> Float[Tensor, "a b"]:
+        """The joint covariance between all values of this field and of another of the same latent.
+
+        Returns:
+            Dense `(n * c * p, n' * c' * p')`, in physical units squared.
+
+        Raises:
+            LatentError: If the latents differ: their dependence is unknown, and assuming independence would be wrong.
+        """
+        if other.latent.id != self.latent.id:
+            raise LatentError(
+                expected=f"a field driven by {self.latent.id!r}",
+                got=repr(other.latent.id),
+                remedy="predict both with one predictor, or bring one under the other's latent with .under(...)",
+            )
+        return self.root.dense().flatten(0, 2) @ other.root.dense().flatten(0, 2).mT.to(self.root.dense())
+
+    def rsample(
+        self,
+        sample_shape: torch.Size | Sequence[int] = (),
+        *,
+        seed: int | None = None,
+        base_samples: Tensor | None = None,
+    ) -> Float[Tensor, "*s n c *grid"]:
+        """Draw coherent functions; see the base class. Base samples are standard normal, `(*sample_shape, k)`."""
+        shape = (*sample_shape, self.latent.rank)
+        if base_samples is None:
+            generator = torch.Generator()
+            generator.seed() if seed is None else generator.manual_seed(seed)
+            base_samples = torch.randn(shape, generator=generator, dtype=torch.float64)
+        elif seed is not None:
+            raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
+        check_values(base_samples, shape, "base samples")
+        latents = base_samples.to(self.root.device).reshape(sample_size(sample_shape), self.latent.rank)
+        deviations = self.root.product(latents).unflatten(-1, self.grid.shape)
+        return self._mean + deviations.reshape(*sample_shape, *self._mean.shape).to(self._mean)
+
+    def apply(self, functional: Functional) -> GaussianField:
+        """Push forward exactly: mean and root of `functional(u)`, driven by the same latent."""
+        check_functional(functional, self.grid)
+        return GaussianField(
+            functional(self._mean), self.root.push(functional), latent=self.latent, grid=index_grid(functional.size)
+        )
+
+    def scale(self, factors: Float[Tensor, " c"]) -> GaussianField:
+        """Multiply the root by a factor per channel; the result has a latent of its own."""
+        _check_factors(factors, self.root.shape[1])
+        name = "scaled:" + ",".join(f"{float(factor):.12g}" for factor in factors)
+        return GaussianField(self._mean, self.root.scale(factors), latent=self.latent.renamed(name), grid=self.grid)
+
+    def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> GaussianField:
+        """Give every function its own exact linear law: u -> u + K (values - A u), with K of each function's own prior.
+
+        This is Matheron's rule function by function: mean and draws satisfy the law, and no function learns from another's.
+        The latent stays the same, so constrained draws are the projections of the unconstrained ones.
+
+        Args:
+            functional: A, of size m, on this distribution's grid.
+            values: What A u must be, `(n, c, m)`.
+
+        Raises:
+            ConstraintError: If the distribution has no freedom left to meet the law.
+            DataError: If a value is not finite.
+        """
+        root, residual = self._observed(functional, values)
+        update = fulfil(root.dense().to(torch.float64).flatten(1, 2), residual.flatten(1))
+        return self._moved(update)
+
+    def condition(
+        self, functional: Functional, values: Float[Tensor, "n c m"], *, noise: float | Tensor = 0.0
+    ) -> GaussianField:
+        """Bayes' rule on the latent: all n functions are observed jointly, and each observation informs all of them.
+
+        The result's `latent` carries what was learned to any other field of the same predictor through
+        [`under`][probneural.distributions.gaussian.GaussianField.under], and reports chi^2 per observation.
+
+        Args:
+            functional: A, of size m, on this distribution's grid.
+            values: The observations of A u, `(n, c, m)`.
+            noise: Their variance, in the values' units squared: a number, one per channel, or one per value; 0 is exact.
+
+        Raises:
+            ConstraintError: If there are more exact observations than the rank of the latent, or they contradict.
+            ArgumentError: If noise is negative, or zero for some values only.
+            DataError: If a value is not finite.
+        """
+        root, residual = self._observed(functional, values)
+        matrix, flat = root.dense().to(torch.float64).flatten(0, 2), residual.flatten()
+        variance = noise_variance(noise, tuple(residual.shape), flat).flatten()
+        if bool((variance > 0).all()):
+            update = observe(matrix, flat, variance)
+        elif bool((variance > 0).any()):
+            raise ArgumentError(
+                expected="noise that is positive everywhere, or zero everywhere",
+                got="a mixture",
+                remedy="condition twice: on the exact observations first",
+            )
+        elif flat.shape[0] > self.latent.rank:
+            raise ConstraintError(
+                expected=f"at most {self.latent.rank} exact observations, the rank of the latent",
+                got=str(flat.shape[0]),
+                remedy="give noise > 0; or, if each function has a law of its own, use constrain",
+            )
+        else:
+            update = fulfil(matrix, flat)
+        return self.under(self.latent.conditioned(update.shift, update.factor, chi2=float(update.chi2)))
+
+    def under(self, latent: Latent) -> GaussianField:
+        """Return this field given what `latent` has learned from data since it parted from this field's own latent.
+
+        Raises:
+            LatentError: If `latent` was not conditioned from this field's.
+        """
+        shift, factor = latent.relative_to(self.latent.id)
+        if shift is None or factor is None:
+            return self
+        moved = self.root.product(shift[None])[0].unflatten(-1, self.grid.shape)
+        return GaussianField(self._mean + moved.to(self._mean), self.root.compose(factor), latent=latent, grid=self.grid)
+
+    def log_prob(
+        self, values: Float[Tensor, "n c *grid"], *, noise: float | Tensor = 0.0, joint: bool = True
+    ) -> Float[Tensor, "..."]:
+        """Log density of observed functions, in nats.
+
+        Args:
+            values: Observations at every grid point, `(n, c, *grid.shape)`.
+            noise: Variance of independent observation noise at each point, in physical units squared.
+            joint: Whether to take all values of a function jointly, or each by itself.
+
+        Returns:
+            `(n,)` if joint, else `(n, c, *grid.shape)`; float64.
+
+        Raises:
+            ArgumentError: If the density does not exist because some direction has no variance at all.
+        """
+        check_values(values, tuple(self._mean.shape), "values")
+        check_finite(values, "values")
+        residual = (values - self._mean).to(torch.float64)
+        variance = noise_variance(noise, tuple(residual.shape), residual)
+        if not joint:
+            total = self.variance.to(torch.float64) + variance
+            _check_density(total)
+            return -0.5 * (residual.square() / total + total.log() + torch.log(torch.tensor(2.0 * torch.pi)).to(total))
+        _check_density(variance)
+        terms = []
+        for index in range(len(self)):  # one function at a time: c * p * k entries in float64
+            root = self.root.select(slice(index, index + 1)).dense().to(torch.float64).flatten(0, 2)
+            terms.append(log_density(root, residual[index].flatten(), variance[index].flatten()))
+        return torch.stack(terms)
+
+    def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> GaussianField:
+        """Select functions; they stay coherent with the others through the latent."""
+        if isinstance(index, int):
+            index = slice(index, index + 1) if index != -1 else slice(-1, None)
+        rows = index if isinstance(index, (slice, Tensor)) else torch.as_tensor(index)
+        return GaussianField(self._mean[rows], self.root.select(rows), latent=self.latent, grid=self.grid)
+
+    def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor]:
+        """Root and residual of a functional's values, the residual in float64."""
+        check_functional(functional, self.grid)
+        root = self.root.push(functional)
+        check_values(values, root.shape[:3], "the functional's values")
+        check_finite(values, "values of the functional")
+        mean = functional(self._mean)
+        return root, values.to(mean.device, torch.float64) - mean.to(torch.float64)
+
+    def _moved(self, update: LatentUpdate) -> GaussianField:
+        """Apply one latent update per function while keeping the latent's name."""
+        moved = self.root.product_each(update.shift).unflatten(-1, self.grid.shape)
+        return GaussianField(
+            self._mean + moved.to(self._mean), self.root.compose(update.factor), latent=self.latent, grid=self.grid
+        )
+
+
+def _check_factors(factors: Tensor, channels: int) -> None:
+    check_values(factors, (channels,), "factors")
+    if not bool((torch.isfinite(factors) & (factors > 0)).all()):
+        raise ArgumentError(expected="positive finite factors", got=str(factors.tolist()), remedy="they scale deviations")
+
+
+def _check_density(variance: Tensor) -> None:
+    if not bool((variance > 0).all()):
+        raise ArgumentError(
+            expected="a positive variance in every direction", got="zero", remedy="pass the observation variance as noise > 0"
+        )

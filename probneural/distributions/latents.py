@@ -1,0 +1,89 @@
+"""Latents: the named randomness that makes draws coherent across inputs, grids and resolutions."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.errors import LatentError
+
+
+@dataclass(frozen=True, eq=False)
+class Latent:
+    """A standard normal vector xi in R^rank with a name.
+
+    Two Gaussian fields whose latents have the same `id` are driven by the same xi: they are the same function draw, at other
+    inputs or on other grids. A conditioned latent remembers how its parent's vector follows from its own,
+    xi_parent = shift + factor xi.
+
+    Args:
+        id: The name; it survives copies and files.
+        rank: Length k of the vector.
+        parent: What this latent was conditioned from.
+        shift: `(parent.rank,)`, float64, dimensionless.
+        factor: `(parent.rank, rank)`, float64, dimensionless.
+        chi2: Squared standardised residual per observation of the data conditioned on; near 1 where prior and noise agree
+            with the data.
+    """
+
+    id: str
+    rank: int
+    parent: Latent | None = None
+    shift: Float[Tensor, " parent"] | None = None
+    factor: Float[Tensor, "parent k"] | None = None
+    chi2: float | None = None
+
+    def conditioned(self, shift: Tensor, factor: Tensor, *, chi2: float) -> Latent:
+        """Return the latent after an observation that moves xi to shift + factor xi."""
+        name = f"{self.id}|{digest(shift, factor)}"
+        return Latent(id=name, rank=factor.shape[1], parent=self, shift=shift, factor=factor, chi2=chi2)
+
+    def renamed(self, suffix: str) -> Latent:
+        """Return an unrelated latent of the same rank, named after this one.
+
+        A calibrated field is driven by a vector of its own: what data say about xi depends on the root it came through, so
+        posteriors of the two must not be mixed.
+        """
+        return replace(self, id=f"{self.id}~{suffix}", parent=None, shift=None, factor=None, chi2=None)
+
+    def relative_to(self, ancestor: str) -> tuple[Tensor | None, Tensor | None]:
+        """Return (shift, factor) with xi_ancestor = shift + factor xi; (None, None) for the ancestor itself.
+
+        Raises:
+            LatentError: If no ancestor has that name.
+        """
+        shift: Tensor | None = None
+        factor: Tensor | None = None
+        latent: Latent | None = self
+        while latent is not None and latent.id != ancestor:
+            if latent.parent is None or latent.shift is None or latent.factor is None:
+                latent = None
+                break
+            shift = latent.shift if shift is None else latent.shift + latent.factor @ shift
+            factor = latent.factor if factor is None else latent.factor @ factor
+            latent = latent.parent
+        if latent is None:
+            raise LatentError(
+                expected=f"a latent that was conditioned from {ancestor!r}",
+                got=repr(self.id),
+                remedy="use fields predicted by one and the same predictor",
+            )
+        return shift, factor
+
+    def __repr__(self) -> str:
+        """The name and the rank."""
+        return f"Latent({self.id!r}, rank={self.rank})"
+
+
+def digest(*tensors: Tensor) -> str:
+    """Return a short name that follows from the tensors' contents: equal contents, equal names."""
+    total = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        array = tensor.detach().to("cpu", torch.float64) if tensor.is_floating_point() else tensor.detach().cpu()
+        total.update(str(tuple(array.shape)).encode())
+        total.update(array.contiguous().numpy().tobytes())
+    return total.hexdigest()

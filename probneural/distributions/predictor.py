@@ -1,0 +1,112 @@
+"""Predictors: what every head fits and every calibrator returns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from probneural.distributions.base import FieldDistribution
+from probneural.distributions.empirical import EmpiricalField
+from probneural.errors import DataError, ShapeError, UnsupportedError
+from probneural.fields import Field, Grid, check_finite
+
+
+class Predictor(ABC):
+    """A frozen map from input functions to a distribution over output functions; abstract.
+
+    Attributes:
+        in_channels: Channels its inputs must have.
+        out_channels: Channels c of its predictions.
+        noise: Pointwise observation variance per channel, `(c,)`, in physical units squared.
+        domain: The grid of the training inputs; other inputs may have another resolution.
+    """
+
+    in_channels: int
+    out_channels: int
+    noise: Float[Tensor, " c"]
+    domain: Grid
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Dtype the operator computes in; inputs are converted to it."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Device the operator computes on; inputs are moved to it."""
+
+    @abstractmethod
+    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        """Predict for validated inputs of the right dtype on the right device."""
+
+    def __call__(self, inputs: Field, query: Grid | None = None) -> FieldDistribution:
+        """Predict the output functions of n input functions.
+
+        Args:
+            inputs: Input functions, `(n, in_channels, *grid)`, at any resolution the operator accepts.
+            query: Where to evaluate; the inputs' own grid by default.
+
+        Returns:
+            A distribution over n functions, differentiable in `inputs.values`.
+
+        Raises:
+            DataError: If the inputs are not a `Field` or not finite.
+            ShapeError: If the number of channels is not the operator's.
+        """
+        if not isinstance(inputs, Field):
+            raise DataError(
+                expected="a Field of inputs", got=str(type(inputs)), remedy="wrap the tensor: pn.Field(values, grid)"
+            )
+        if inputs.channels != self.in_channels:
+            raise ShapeError(
+                expected=f"inputs of {self.in_channels} channels", got=str(inputs.channels), remedy="use the training inputs' layout"
+            )
+        check_finite(inputs.values, "inputs")
+        return self._predict(Field(inputs.values.to(self.device, self.dtype), inputs.grid), query)
+
+    def draw(self, seed: int) -> FunctionDraw:
+        """Return one function draw: an operator in its own right, the same at every input, grid and call."""
+        return FunctionDraw(self, seed=seed)
+
+
+class FunctionDraw(nn.Module):
+    """One draw from a predictor's distribution over operators; callable like an operator.
+
+    Args:
+        predictor: Where it is drawn from.
+        seed: Names the draw.
+    """
+
+    def __init__(self, predictor: Predictor, *, seed: int) -> None:
+        super().__init__()
+        self.predictor = predictor
+        self.seed = seed
+
+    def forward(
+        self, values: Float[Tensor, "..."], *, grid: Grid | None = None, query: Grid | None = None
+    ) -> Float[Tensor, "n c *grid"]:
+        """Evaluate the draw.
+
+        Args:
+            values: Inputs, `(n, c, *grid)`.
+            grid: Their grid; by default the training domain at the values' resolution.
+            query: Where to evaluate; the inputs' grid by default.
+
+        Returns:
+            `(n, c', *query.shape)`.
+        """
+        where = self.predictor.domain.resized(tuple(values.shape[2:])) if grid is None else grid
+        field = self.predictor(Field(values, where), query)
+        if isinstance(field, EmpiricalField):
+            generator = torch.Generator().manual_seed(self.seed)
+            member = torch.multinomial(field.weights.cpu(), 1, generator=generator)[0]
+            return field.rsample(base_samples=member)
+        if len(field.base_shape) != 1:
+            raise UnsupportedError(
+                expected="a Gaussian or an empirical field", got=type(field).__name__, remedy="draw from its field instead"
+            )
+        return field.rsample(seed=self.seed)

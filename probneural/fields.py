@@ -1,0 +1,575 @@
+"""Grids, fields and pairs of fields: the nouns that data is made of."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.interpolation import polynomial_matrix, trigonometric_matrix
+
+_CHUNK_ELEMENTS = 2**24
+"""Largest interpolation matrix built at once (128 MiB in float64)."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One equispaced axis of a grid.
+
+    Args:
+        size: Number of points.
+        length: Extent of the domain along this axis, in the user's units.
+        periodic: Whether the right end is the left end; then the right end point is excluded.
+        endpoint: Whether the right end point is a grid point.
+        origin: Coordinate of the left end.
+    """
+
+    size: int
+    length: float
+    periodic: bool
+    endpoint: bool
+    origin: float = 0.0
+
+    @property
+    def coordinates(self) -> Tensor:
+        """Coordinates of the points, `(size,)`, float64."""
+        intervals = max(self.size - 1, 1) if self.endpoint else self.size
+        return self.origin + torch.arange(self.size, dtype=torch.float64) * self.length / intervals
+
+    @property
+    def weights(self) -> Tensor:
+        """Quadrature weights, `(size,)`, float64, summing to the length.
+
+        Uniform on a periodic axis (spectrally accurate there), trapezoidal between end points; without the right end
+        point, the last cell extrapolates linearly. The two last are exact for linear functions.
+        """
+        if self.size == 1:
+            return torch.tensor([self.length], dtype=torch.float64)
+        intervals = self.size - 1 if self.endpoint else self.size
+        weights = torch.full((self.size,), self.length / intervals, dtype=torch.float64)
+        if self.periodic:
+            return weights
+        step = self.length / intervals
+        weights[0] -= 0.5 * step
+        if self.endpoint:
+            weights[-1] -= 0.5 * step
+        else:
+            weights[-2] -= 0.5 * step
+            weights[-1] += step
+        return weights
+
+    def matrix(self, points: Tensor, *, order: int = 0) -> Tensor:
+        """Weights of the nodal values in the interpolant, or its derivative of some order, at `points`: `(m, size)`."""
+        if self.periodic:
+            return trigonometric_matrix(self.size, points, length=self.length, origin=self.origin, order=order)
+        return polynomial_matrix(self.coordinates, points, order=order)
+
+
+@lru_cache(maxsize=128)
+def _transfer(source: Axis, target: Axis) -> Tensor:
+    return source.matrix(target.coordinates)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Grid:
+    """Where values live: points, quadrature weights, and the shape that values on them take.
+
+    Build one with [`Grid.uniform`][probneural.fields.Grid.uniform] or [`Grid.scattered`][probneural.fields.Grid.scattered].
+    Coordinates and weights are float64 on the CPU whatever the values are.
+
+    Attributes:
+        shape: Lengths of the grid axes of a field's values; `(p,)` for scattered points.
+        axes: The axes of a uniform grid, empty for scattered points.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    _points: Tensor | None = None
+    _weights: Tensor | None = None
+
+    @classmethod
+    def uniform(
+        cls,
+        shape: int | Sequence[int],
+        *,
+        lengths: float | Sequence[float] = 1.0,
+        periodic: bool | Sequence[bool] = True,
+        endpoint: bool | Sequence[bool] | None = None,
+        origin: float | Sequence[float] = 0.0,
+    ) -> Grid:
+        """Make a tensor-product grid.
+
+        Args:
+            shape: Points per axis.
+            lengths: Extent per axis, in the user's units.
+            periodic: Whether each axis is periodic.
+            endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
+            origin: Coordinate of the left end per axis, in the units of `lengths`.
+
+        Returns:
+            The grid; its points run with the last axis fastest.
+
+        Raises:
+            ArgumentError: If a size or length is not positive, a periodic axis includes its right end, or the
+                arguments name different numbers of axes.
+
+        Examples:
+            >>> Grid.uniform((4,)).points[:, 0].tolist()
+            [0.0, 0.25, 0.5, 0.75]
+            >>> Grid.uniform((3,), periodic=False).weights.tolist()
+            [0.25, 0.5, 0.25]
+        """
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes):
+            raise ArgumentError(expected="a positive integer per axis as shape", got=repr(shape), remedy="give e.g. (64, 64)")
+        count = len(sizes)
+        spans = _per_axis(lengths, count, "lengths")
+        rounds = _per_axis(periodic, count, "periodic")
+        ends = tuple(not flag for flag in rounds) if endpoint is None else _per_axis(endpoint, count, "endpoint")
+        starts = _per_axis(origin, count, "origin")
+        for span, is_periodic, has_end in zip(spans, rounds, ends, strict=True):
+            if not 0.0 < span < float("inf"):
+                raise ArgumentError(expected="positive finite lengths", got=repr(lengths), remedy="give the domain's extent")
+            if is_periodic and has_end:
+                raise ArgumentError(
+                    expected="periodic axes without their right end point",
+                    got="periodic=True with endpoint=True",
+                    remedy="drop the repeated last point, or set periodic=False",
+                )
+        axes = tuple(
+            Axis(size, float(span), bool(is_periodic), bool(has_end), float(start))
+            for size, span, is_periodic, has_end, start in zip(sizes, spans, rounds, ends, starts, strict=True)
+        )
+        return cls(shape=sizes, axes=axes)
+
+    @classmethod
+    def scattered(cls, points: Tensor | Sequence[Sequence[float]], weights: Tensor | Sequence[float]) -> Grid:
+        """Make a grid of scattered points.
+
+        Args:
+            points: Coordinates, `(p, d)`.
+            weights: Quadrature weights, `(p,)`, not negative, in units of the domain's volume.
+
+        Returns:
+            The grid, with `shape == (p,)`.
+
+        Raises:
+            ShapeError: If the two do not have the shapes above.
+            DataError: If either is not finite, or a weight is negative.
+        """
+        where = torch.as_tensor(points, dtype=torch.float64, device="cpu").detach().clone()
+        mass = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach().clone()
+        if where.ndim != 2 or 0 in where.shape:
+            raise ShapeError(expected="points of shape (p, d)", got=str(tuple(where.shape)), remedy="one row per point")
+        if mass.shape != where.shape[:1]:
+            raise ShapeError(
+                expected=f"weights of shape ({where.shape[0]},)", got=str(tuple(mass.shape)), remedy="one weight per point"
+            )
+        if not bool(torch.isfinite(where).all() and torch.isfinite(mass).all() and (mass >= 0).all() and mass.sum() > 0):
+            raise DataError(
+                expected="finite points and weights >= 0 that are not all zero",
+                got="others",
+                remedy="check the arrays; equal weights volume / p are a safe choice",
+            )
+        return cls(shape=(where.shape[0],), axes=(), _points=where, _weights=mass)
+
+    @cached_property
+    def points(self) -> Tensor:
+        """Coordinates, `(p, d)`, float64, last axis fastest."""
+        if self._points is not None:
+            return self._points
+        mesh = torch.meshgrid(*(axis.coordinates for axis in self.axes), indexing="ij")
+        return torch.stack([coordinate.reshape(-1) for coordinate in mesh], dim=-1)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Quadrature weights, `(p,)`, float64; their sum is the domain's volume."""
+        if self._weights is not None:
+            return self._weights
+        total = torch.ones((), dtype=torch.float64)
+        for axis in self.axes:
+            total = total[..., None] * axis.weights
+        return total.reshape(-1)
+
+    @property
+    def size(self) -> int:
+        """Number of points p."""
+        return int(torch.Size(self.shape).numel())
+
+    @property
+    def dimension(self) -> int:
+        """Number of space dimensions d."""
+        return len(self.axes) if self.axes else self.points.shape[1]
+
+    @property
+    def volume(self) -> float:
+        """Measure of the domain, in the units of the lengths to the power d."""
+        return float(self.weights.sum())
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the grid is a tensor product of equispaced axes."""
+        return bool(self.axes)
+
+    @property
+    def periodic(self) -> tuple[bool, ...]:
+        """Which axes are periodic; all False for scattered points."""
+        return tuple(axis.periodic for axis in self.axes) or (False,) * self.dimension
+
+    @property
+    def endpoint(self) -> tuple[bool, ...]:
+        """Which axes include their right end point; all False for scattered points."""
+        return tuple(axis.endpoint for axis in self.axes) or (False,) * self.dimension
+
+    @property
+    def lengths(self) -> tuple[float, ...]:
+        """Extent per axis of a uniform grid; empty for scattered points."""
+        return tuple(axis.length for axis in self.axes)
+
+    def resized(self, shape: int | Sequence[int]) -> Grid:
+        """Return the uniform grid of the same domain with another number of points per axis.
+
+        Raises:
+            GridError: If this grid is scattered.
+            ArgumentError: If `shape` does not name one size per axis.
+        """
+        if not self.is_uniform:
+            raise GridError(expected="a uniform grid", got=repr(self), remedy="a scattered grid has no resolution to change")
+        sizes = _per_axis(shape, self.dimension, "shape")
+        return Grid.uniform(
+            sizes,
+            lengths=self.lengths,
+            periodic=self.periodic,
+            endpoint=self.endpoint,
+            origin=tuple(axis.origin for axis in self.axes),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both describe the same points, weights and shape."""
+        if not isinstance(other, Grid):
+            return NotImplemented
+        if self.axes or other.axes:
+            return self.axes == other.axes
+        return torch.equal(self.points, other.points) and torch.equal(self.weights, other.weights)
+
+    def __hash__(self) -> int:
+        """Hash on the axes, or on the scattered points."""
+        return hash(self.axes) if self.axes else hash((self.shape, self.points.numpy().tobytes()))
+
+    def __repr__(self) -> str:
+        """A short description."""
+        if not self.is_uniform:
+            return f"Grid.scattered({self.size} points in {self.dimension} dimensions)"
+        return f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint})"
+
+
+def _per_axis(value: Any, count: int, name: str) -> tuple[Any, ...]:
+    """Spread a scalar over the axes, or check that a sequence has one entry per axis."""
+    entries = tuple(value) if isinstance(value, Sequence) else (value,) * count
+    if len(entries) != count:
+        raise ArgumentError(expected=f"one entry of {name} per axis ({count})", got=repr(value), remedy="give one per axis")
+    return entries
+
+
+def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | None = None) -> Tensor:
+    """Return the matrix that reads the interpolant of a field (or a partial derivative of it) at points.
+
+    Args:
+        grid: A uniform grid of p points in d dimensions.
+        points: Coordinates, `(m, d)`, float64, in the grid's units; a periodic axis wraps around.
+        orders: Order of the derivative along each axis; all zero by default.
+
+    Returns:
+        `(m, p)`, float64.
+
+    Raises:
+        GridError: If the grid is scattered, the dimensions differ, or a point lies outside an axis that is not periodic.
+    """
+    if not grid.is_uniform:
+        raise GridError(
+            expected="a uniform grid to interpolate from", got=repr(grid), remedy="evaluate the operator at the points by query="
+        )
+    if points.ndim != 2 or points.shape[1] != grid.dimension:
+        raise GridError(
+            expected=f"points of shape (m, {grid.dimension})", got=str(tuple(points.shape)), remedy="one row per point"
+        )
+    matrix = torch.ones(points.shape[0], 1, dtype=torch.float64)
+    for number, axis in enumerate(grid.axes):
+        along = points[:, number]
+        slack = 1e-9 * axis.length
+        outside = (along < axis.origin - slack) | (along > axis.origin + axis.length + slack) | ~torch.isfinite(along)
+        if bool(outside.any()) and not (axis.periodic and bool(torch.isfinite(along).all())):
+            raise GridError(
+                expected=f"points in [{axis.origin:g}, {axis.origin + axis.length:g}] along axis {number}",
+                got=f"{along[outside][0]:g}",
+                remedy="move the point into the domain",
+            )
+        factor = axis.matrix(along, order=orders[number] if orders else 0)
+        matrix = (matrix[:, :, None] * factor[:, None, :]).flatten(1)
+    return matrix
+
+
+def along_axis(values: Tensor, matrix: Tensor, axis: int) -> Tensor:
+    """Apply a matrix `(m, size)` along one (negative) axis of values, in the values' dtype and on their device."""
+    moved = values.movedim(axis, -1) @ matrix.to(values).mT
+    return moved.movedim(-1, axis)
+
+
+def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
+    """Evaluate the interpolant of values on one grid at the points of another.
+
+    The interpolant is trigonometric on periodic axes, so a field whose frequencies the source resolves is moved exactly, up
+    or down; elsewhere it is a local polynomial of degree 5.
+
+    Args:
+        values: `(..., *source.shape)`.
+        source: A uniform grid.
+        target: Any grid in the same domain.
+
+    Returns:
+        `(..., *target.shape)`.
+
+    Raises:
+        GridError: If the source is scattered, or the grids have different dimensions or domains.
+        ShapeError: If the values do not fit the source grid.
+    """
+    check_on_grid(values, source)
+    if source == target:
+        return values
+    if target.is_uniform and source.is_uniform and target.dimension == source.dimension:
+        for number, (have, want) in enumerate(zip(source.axes, target.axes, strict=True)):
+            if (have.length, have.periodic, have.origin) != (want.length, want.periodic, want.origin):
+                raise GridError(
+                    expected=f"a target on the source's domain, {source!r}",
+                    got=repr(target),
+                    remedy="use source.resized(shape), or scattered points for a part of the domain",
+                )
+            if have != want:
+                values = along_axis(values, _transfer(have, want), number - source.dimension)
+        return values
+    flat = values.flatten(values.ndim - len(source.shape))
+    rows = max(1, _CHUNK_ELEMENTS // source.size)
+    pieces = [flat @ interpolation_matrix(source, part).to(values).mT for part in target.points.split(rows)]
+    return torch.cat(pieces, dim=-1).unflatten(-1, target.shape)
+
+
+def check_on_grid(values: Tensor, grid: Grid) -> None:
+    """Raise a ShapeError unless the last axes of `values` are the grid's."""
+    if values.ndim < len(grid.shape) or tuple(values.shape[values.ndim - len(grid.shape) :]) != grid.shape:
+        raise ShapeError(
+            expected=f"values that end in the grid's shape {grid.shape}",
+            got=str(tuple(values.shape)),
+            remedy="channels come before the grid axes: (n, c, *grid.shape)",
+        )
+
+
+def check_finite(values: Tensor, name: str) -> None:
+    """Raise a DataError, with the count and the first place, if any value is NaN or infinite."""
+    bad = ~torch.isfinite(values.detach())
+    if bool(bad.any()):
+        first = tuple(bad.nonzero()[0].tolist())
+        raise DataError(
+            expected=f"finite {name}",
+            got=f"{int(bad.sum())} values that are NaN or infinite, the first at index {first}",
+            remedy="drop or repair those fields",
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Field:
+    """Functions on a grid: n of them, each with c channels.
+
+    Args:
+        values: `(n, c, *grid.shape)`, float32 or float64, in physical units.
+        grid: Where the values live.
+
+    Raises:
+        ShapeError: If the shapes do not fit together.
+        DataError: If the values are not real floating point numbers.
+
+    Examples:
+        >>> grid = Grid.uniform((8,))
+        >>> field = Field(torch.ones(3, 1, 8), grid)
+        >>> len(field), len(field[:2]), field.norm().tolist()
+        (3, 2, [[1.0], [1.0], [1.0]])
+    """
+
+    values: Float[Tensor, "..."]
+    grid: Grid
+
+    def __post_init__(self) -> None:
+        """Validate once, here, so that everything downstream may rely on it."""
+        if not isinstance(self.values, Tensor) or self.values.dtype not in (torch.float32, torch.float64):
+            kind = self.values.dtype if isinstance(self.values, Tensor) else type(self.values)
+            raise DataError(
+                expected="values as a float32 or float64 tensor",
+                got=str(kind),
+                remedy="convert with torch.as_tensor(values, dtype=torch.float32); complex fields are two channels",
+            )
+        if not isinstance(self.grid, Grid):
+            raise GridError(expected="a Grid", got=str(type(self.grid)), remedy="make one with pn.Grid.uniform(shape)")
+        if self.values.ndim != 2 + len(self.grid.shape) or tuple(self.values.shape[2:]) != self.grid.shape:
+            raise ShapeError(
+                expected=f"values of shape (n, c, {', '.join(map(str, self.grid.shape))})",
+                got=str(tuple(self.values.shape)),
+                remedy="channels come second, grid axes last; one field of one channel is values[None, None]",
+            )
+
+    @property
+    def channels(self) -> int:
+        """Number of channels c."""
+        return self.values.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The values' dtype."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The values' device."""
+        return self.values.device
+
+    def norm(self) -> Float[Tensor, "n c"]:
+        """L2 norm over the domain by quadrature, in the values' units times the square root of the volume."""
+        return self.mean_square().mul(self.grid.volume).sqrt()
+
+    def mean_square(self) -> Float[Tensor, "n c"]:
+        """Mean square over the domain by quadrature, in the values' units squared."""
+        share = (self.grid.weights / self.grid.volume).to(self.values)
+        return self.values.flatten(2).square() @ share
+
+    def resample(self, grid: Grid) -> Field:
+        """Evaluate the interpolant on another grid: see [`resample`][probneural.fields.resample]."""
+        return Field(resample(self.values, self.grid, grid), grid)
+
+    def to(self, target: torch.device | torch.dtype | str) -> Field:
+        """Return the field with its values on another device or of another dtype."""
+        return Field(self.values.to(target), self.grid)
+
+    def __len__(self) -> int:
+        """Number of fields n."""
+        return self.values.shape[0]
+
+    def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> Field:
+        """Select fields; one integer selects one field and keeps its batch axis."""
+        return Field(self.values[_rows(index, len(self))], self.grid)
+
+    def __repr__(self) -> str:
+        """A short description."""
+        return f"Field({len(self)} x {self.channels} on {self.grid!r}, {self.dtype})"
+
+
+def _rows(index: int | slice | Tensor | Sequence[int], count: int) -> slice | Tensor:
+    if isinstance(index, int):
+        if not -count <= index < count:
+            raise IndexError(f"field {index} of {count}")
+        return slice(index % count, index % count + 1)
+    return index if isinstance(index, (slice, Tensor)) else torch.as_tensor(index)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FieldPairs:
+    """A data set: n input functions and the n output functions they map to.
+
+    Args:
+        inputs: Input functions.
+        outputs: Output functions; their grid may differ from the inputs'.
+
+    Raises:
+        ShapeError: If the numbers of fields differ.
+
+    Examples:
+        >>> field = Field(torch.zeros(10, 1, 8), Grid.uniform((8,)))
+        >>> first, second = FieldPairs(field, field).split(7, seed=0)
+        >>> len(first), len(second)
+        (7, 3)
+    """
+
+    inputs: Field
+    outputs: Field
+
+    def __post_init__(self) -> None:
+        """Check that the two sides have equally many fields."""
+        if len(self.inputs) != len(self.outputs):
+            raise ShapeError(
+                expected="as many output fields as input fields",
+                got=f"{len(self.inputs)} inputs and {len(self.outputs)} outputs",
+                remedy="pair them one to one",
+            )
+
+    def split(self, count: int, *, seed: int) -> tuple[FieldPairs, FieldPairs]:
+        """Split at random into `count` pairs and the rest.
+
+        Raises:
+            ArgumentError: If either part would be empty.
+        """
+        if not 0 < count < len(self):
+            raise ArgumentError(
+                expected=f"a count between 1 and {len(self) - 1}", got=str(count), remedy="leave pairs on both sides"
+            )
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        return self[order[:count]], self[order[count:]]
+
+    def to(self, target: torch.device | torch.dtype | str) -> FieldPairs:
+        """Return the pairs on another device or in another dtype."""
+        return FieldPairs(self.inputs.to(target), self.outputs.to(target))
+
+    def __len__(self) -> int:
+        """Number of pairs n."""
+        return len(self.inputs)
+
+    def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> FieldPairs:
+        """Select pairs, as in `Field`."""
+        return FieldPairs(self.inputs[index], self.outputs[index])
+
+    def __repr__(self) -> str:
+        """A short description."""
+        return f"FieldPairs({self.inputs!r} -> {self.outputs!r})"
+
+
+def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> Float[Tensor, "n c *grid"]:
+    """Call any operator on fields and return its values on the inputs' grid, or on `query`.
+
+    Operators whose `forward` takes `grid=` and `query=` (ours do) are told where their input lives and evaluate anywhere
+    themselves; any other module sees plain tensors, and its output is interpolated.
+
+    Args:
+        operator: A module from `(n, c, *grid)` to `(n, c', *grid)`.
+        inputs: Input functions.
+        query: Where to evaluate; the inputs' grid by default.
+
+    Returns:
+        Values, `(n, c', *query.shape)`.
+
+    Raises:
+        ShapeError: If the module returns something that is not a field on the expected grid.
+    """
+    where = inputs.grid if query is None else query
+    if takes_grid(operator):
+        values = operator(inputs.values, grid=inputs.grid, query=query)
+    else:
+        values = operator(inputs.values)
+        if isinstance(values, Tensor) and tuple(values.shape[2:]) == inputs.grid.shape:
+            values = resample(values, inputs.grid, where)
+    if not isinstance(values, Tensor) or values.ndim < 2 or tuple(values.shape) != (len(inputs), values.shape[1], *where.shape):
+        got = str(tuple(values.shape)) if isinstance(values, Tensor) else str(type(values))
+        raise ShapeError(
+            expected=f"an operator that returns ({len(inputs)}, channels, {', '.join(map(str, where.shape))})",
+            got=got,
+            remedy="wrap the module so that it maps (n, c, *grid) to (n, c', *grid)",
+        )
+    return values
+
+
+def takes_grid(operator: nn.Module) -> bool:
+    """Whether the operator's `forward` accepts `grid` and `query`."""
+    names = inspect.signature(operator.forward).parameters
+    return "grid" in names and "query" in names

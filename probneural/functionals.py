@@ -1,0 +1,296 @@
+"""Linear functionals of fields: integrals, sensors, derivatives, and their linear combinations.
+
+A functional maps the values of a field, channel by channel, to m numbers: `(..., c, *grid) -> (..., c, m)`. It knows its
+grid and its adjoint, so a Gaussian field pushed through it stays an exact Gaussian.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.errors import ArgumentError, GridError, ShapeError
+from probneural.fields import Grid, along_axis, check_on_grid, interpolation_matrix
+
+
+class Functional(ABC):
+    """A linear map from the values of a field to `size` numbers per channel.
+
+    Functionals add, subtract, and scale by numbers; [`stack`][probneural.functionals.stack] puts several side by side.
+    """
+
+    grid: Grid
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many numbers m per channel it returns."""
+
+    @abstractmethod
+    def _forward(self, values: Tensor) -> Tensor:
+        """Map `(..., *grid)` to `(..., m)`."""
+
+    @abstractmethod
+    def _adjoint(self, numbers: Tensor) -> Tensor:
+        """Map `(..., m)` to `(..., *grid)`."""
+
+    def __call__(self, values: Float[Tensor, "..."]) -> Float[Tensor, "... m"]:
+        """Apply to values `(..., *grid.shape)`, in their dtype and on their device.
+
+        Raises:
+            ShapeError: If the values do not end in the grid's shape.
+        """
+        check_on_grid(values, self.grid)
+        return self._forward(values)
+
+    def adjoint(self, numbers: Float[Tensor, "... m"]) -> Float[Tensor, "..."]:
+        """Apply the transposed map, `(..., m) -> (..., *grid.shape)`: sum(f(u) * y) == sum(u * f.adjoint(y)).
+
+        The inner product on fields is the plain sum over grid points, without quadrature weights.
+
+        Raises:
+            ShapeError: If the last axis does not have length m.
+        """
+        if numbers.shape[-1] != self.size:
+            raise ShapeError(
+                expected=f"numbers of shape (..., {self.size})", got=str(tuple(numbers.shape)), remedy="pass what the call returns"
+            )
+        return self._adjoint(numbers)
+
+    def __add__(self, other: Functional) -> Functional:
+        """The sum of two functionals of equal size on one grid."""
+        return Combination(parts=(self, other), factors=(1.0, 1.0))
+
+    def __sub__(self, other: Functional) -> Functional:
+        """The difference of two functionals of equal size on one grid."""
+        return Combination(parts=(self, other), factors=(1.0, -1.0))
+
+    def __mul__(self, factor: float) -> Functional:
+        """The functional times a number."""
+        return Combination(parts=(self,), factors=(float(factor),))
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Functional:
+        """The functional with its sign changed."""
+        return self * -1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Readings(Functional):
+    """A functional given by its matrix, `(m, p)`, float64, over the grid's p points."""
+
+    grid: Grid
+    matrix: Float64[Tensor, "m p"]
+
+    def __post_init__(self) -> None:
+        """Check the matrix against the grid."""
+        if self.matrix.ndim != 2 or self.matrix.shape[1] != self.grid.size:
+            raise ShapeError(
+                expected=f"a matrix of shape (m, {self.grid.size})",
+                got=str(tuple(self.matrix.shape)),
+                remedy="one column per grid point",
+            )
+
+    @property
+    def size(self) -> int:
+        """Rows of the matrix."""
+        return self.matrix.shape[0]
+
+    def _forward(self, values: Tensor) -> Tensor:
+        return values.flatten(values.ndim - len(self.grid.shape)) @ self.matrix.to(values).mT
+
+    def _adjoint(self, numbers: Tensor) -> Tensor:
+        return (numbers @ self.matrix.to(numbers)).unflatten(-1, self.grid.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class AlongAxis(Functional):
+    """A square matrix `(size, size)`, float64, applied along one axis of a uniform grid; m is the number of grid points."""
+
+    grid: Grid
+    matrix: Float64[Tensor, "size size"]
+    axis: int
+
+    @property
+    def size(self) -> int:
+        """Number of grid points."""
+        return self.grid.size
+
+    def _forward(self, values: Tensor) -> Tensor:
+        moved = along_axis(values, self.matrix, self.axis - self.grid.dimension)
+        return moved.flatten(values.ndim - len(self.grid.shape))
+
+    def _adjoint(self, numbers: Tensor) -> Tensor:
+        return along_axis(numbers.unflatten(-1, self.grid.shape), self.matrix.mT, self.axis - self.grid.dimension)
+
+
+@dataclass(frozen=True, eq=False)
+class Combination(Functional):
+    """A linear combination of functionals of equal size on one grid."""
+
+    parts: tuple[Functional, ...]
+    factors: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit together."""
+        _check_one_grid(self.parts)
+        if len({part.size for part in self.parts}) > 1:
+            raise ShapeError(
+                expected="functionals of equal size",
+                got=str([part.size for part in self.parts]),
+                remedy="use pn.functionals.stack to put them side by side",
+            )
+
+    @property
+    def grid(self) -> Grid:  # type: ignore[override]
+        """The parts' grid."""
+        return self.parts[0].grid
+
+    @property
+    def size(self) -> int:
+        """The parts' size."""
+        return self.parts[0].size
+
+    def _forward(self, values: Tensor) -> Tensor:
+        terms = [factor * part(values) for part, factor in zip(self.parts, self.factors, strict=True)]
+        return torch.stack(terms).sum(0)
+
+    def _adjoint(self, numbers: Tensor) -> Tensor:
+        terms = [factor * part.adjoint(numbers) for part, factor in zip(self.parts, self.factors, strict=True)]
+        return torch.stack(terms).sum(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Stack(Functional):
+    """Functionals on one grid, side by side; see [`stack`][probneural.functionals.stack]."""
+
+    parts: tuple[Functional, ...]
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit together."""
+        _check_one_grid(self.parts)
+
+    @property
+    def grid(self) -> Grid:  # type: ignore[override]
+        """The parts' grid."""
+        return self.parts[0].grid
+
+    @property
+    def size(self) -> int:
+        """The sum of the parts' sizes."""
+        return sum(part.size for part in self.parts)
+
+    def _forward(self, values: Tensor) -> Tensor:
+        return torch.cat([part(values) for part in self.parts], dim=-1)
+
+    def _adjoint(self, numbers: Tensor) -> Tensor:
+        pieces = numbers.split([part.size for part in self.parts], dim=-1)
+        return torch.stack([part.adjoint(piece) for part, piece in zip(self.parts, pieces, strict=True)]).sum(0)
+
+
+def _check_one_grid(parts: Sequence[Functional]) -> None:
+    if not parts or any(part.grid != parts[0].grid for part in parts):
+        raise GridError(
+            expected="functionals on one grid",
+            got=", ".join(repr(part.grid) for part in parts) or "none",
+            remedy="build them all from the same Grid",
+        )
+
+
+def integral(grid: Grid) -> Functional:
+    """The integral over the domain by the grid's quadrature; one number per channel, in the values' units times volume.
+
+    Examples:
+        >>> total = integral(Grid.uniform((4,), lengths=2.0))
+        >>> total(torch.ones(1, 1, 4)).item()
+        2.0
+    """
+    return Readings(grid, grid.weights[None, :].clone())
+
+
+def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functional:
+    """The values at m locations, of the field's interpolant: spectral on periodic axes, quintic on others.
+
+    Args:
+        grid: A uniform grid.
+        locations: Coordinates, `(m, d)`, in the grid's units.
+
+    Returns:
+        A functional of size m.
+
+    Raises:
+        GridError: If the grid is scattered, or a location lies outside the domain.
+
+    Examples:
+        >>> grid = Grid.uniform((8,))
+        >>> probe = sensors(grid, [[0.25], [0.3]])
+        >>> probe(torch.sin(2 * torch.pi * grid.points[:, 0])[None])[0].tolist()[0]
+        1.0
+    """
+    return Readings(grid, interpolation_matrix(grid, _locations(locations)))
+
+
+def derivative(
+    grid: Grid, *, axis: int = 0, order: int = 1, at: Tensor | Sequence[Sequence[float]] | None = None
+) -> Functional:
+    """A partial derivative of the field's interpolant: spectral on periodic axes, finite differences on others.
+
+    Args:
+        grid: A uniform grid.
+        axis: Which space dimension to differentiate along.
+        order: Order of the derivative, at least 1.
+        at: Coordinates, `(m, d)`; every grid point by default (then the work is one small matrix along one axis).
+
+    Returns:
+        A functional of size m, in the values' units over the length's units to the power `order`.
+
+    Raises:
+        GridError: If the grid is scattered or a location lies outside it.
+        ArgumentError: If the axis or the order does not exist.
+
+    Examples:
+        >>> grid = Grid.uniform((9,))
+        >>> slope = derivative(grid, at=[[0.0]])
+        >>> round(slope(torch.sin(2 * torch.pi * grid.points[:, 0])[None]).item() / torch.pi, 9)
+        2.0
+    """
+    if not 0 <= axis < grid.dimension:
+        raise ArgumentError(expected=f"an axis from 0 to {grid.dimension - 1}", got=str(axis), remedy="count axes from 0")
+    if order < 1:
+        raise ArgumentError(expected="an order of at least 1", got=str(order), remedy="use sensors for values")
+    if at is not None:
+        orders = [order if number == axis else 0 for number in range(grid.dimension)]
+        return Readings(grid, interpolation_matrix(grid, _locations(at), orders=orders))
+    if not grid.is_uniform:
+        raise GridError(expected="a uniform grid", got=repr(grid), remedy="scattered values have no interpolant to differentiate")
+    line = grid.axes[axis]
+    return AlongAxis(grid, line.matrix(line.coordinates, order=order), axis)
+
+
+def stack(functionals: Sequence[Functional]) -> Functional:
+    """Put functionals on one grid side by side: sizes add up.
+
+    Raises:
+        GridError: If there are none, or their grids differ.
+
+    Examples:
+        >>> grid = Grid.uniform((8,))
+        >>> stack([integral(grid), sensors(grid, [[0.0], [0.5]])]).size
+        3
+    """
+    return Stack(tuple(functionals))
+
+
+def _locations(locations: Tensor | Sequence[Sequence[float]]) -> Tensor:
+    points = torch.as_tensor(locations, dtype=torch.float64, device="cpu")
+    if points.ndim != 2:
+        raise ShapeError(
+            expected="locations of shape (m, d)", got=str(tuple(points.shape)), remedy="write [[0.25], [0.75]] for two in 1-D"
+        )
+    return points
