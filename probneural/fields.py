@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
+import operator as python_operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -41,7 +44,7 @@ class Axis:
     def coordinates(self) -> Tensor:
         """Coordinates of the points, `(size,)`, float64."""
         intervals = max(self.size - 1, 1) if self.endpoint else self.size
-        return self.origin + torch.arange(self.size, dtype=torch.float64) * self.length / intervals
+        return self.origin + torch.arange(self.size, dtype=torch.float64, device="cpu") * self.length / intervals
 
     @property
     def weights(self) -> Tensor:
@@ -51,9 +54,9 @@ class Axis:
         point, the last cell extrapolates linearly. The two last are exact for linear functions.
         """
         if self.size == 1:
-            return torch.tensor([self.length], dtype=torch.float64)
+            return torch.tensor([self.length], dtype=torch.float64, device="cpu")
         intervals = self.size - 1 if self.endpoint else self.size
-        weights = torch.full((self.size,), self.length / intervals, dtype=torch.float64)
+        weights = torch.full((self.size,), self.length / intervals, dtype=torch.float64, device="cpu")
         if self.periodic:
             return weights
         step = self.length / intervals
@@ -72,9 +75,16 @@ class Axis:
         return polynomial_matrix(self.coordinates, points, order=order)
 
 
-@lru_cache(maxsize=128)
 def _transfer(source: Axis, target: Axis) -> Tensor:
-    return source.matrix(target.coordinates)
+    if torch.compiler.is_compiling():  # a tracer's tensors must not outlive the trace
+        return source.matrix(target.coordinates)
+    return _remembered_transfer(source, target)
+
+
+@lru_cache(maxsize=128)
+def _remembered_transfer(source: Axis, target: Axis) -> Tensor:
+    with torch.inference_mode(False):  # autograd refuses inference tensors, and the next caller may need it
+        return source.matrix(target.coordinates)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -117,8 +127,8 @@ class Grid:
             The grid; its points run with the last axis fastest.
 
         Raises:
-            ArgumentError: If a size or length is not positive, a periodic axis includes its right end, or the
-                arguments name different numbers of axes.
+            ArgumentError: If a size or length is not positive, an origin is not finite, a periodic axis includes its right
+                end, or the arguments name different numbers of axes.
 
         Examples:
             >>> Grid.uniform((4,)).points[:, 0].tolist()
@@ -126,17 +136,20 @@ class Grid:
             >>> Grid.uniform((3,), periodic=False).weights.tolist()
             [0.25, 0.5, 0.25]
         """
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes):
+        sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+        if not sizes or not all(_is_count(size) for size in sizes):
             raise ArgumentError(expected="a positive integer per axis as shape", got=repr(shape), remedy="give e.g. (64, 64)")
+        sizes = tuple(int(size) for size in sizes)
         count = len(sizes)
         spans = _per_axis(lengths, count, "lengths")
         rounds = _per_axis(periodic, count, "periodic")
         ends = tuple(not flag for flag in rounds) if endpoint is None else _per_axis(endpoint, count, "endpoint")
         starts = _per_axis(origin, count, "origin")
-        for span, is_periodic, has_end in zip(spans, rounds, ends, strict=True):
-            if not 0.0 < span < float("inf"):
+        for span, is_periodic, has_end, start in zip(spans, rounds, ends, starts, strict=True):
+            if not (_is_finite(span) and span > 0):
                 raise ArgumentError(expected="positive finite lengths", got=repr(lengths), remedy="give the domain's extent")
+            if not _is_finite(start):
+                raise ArgumentError(expected="a finite origin", got=repr(origin), remedy="give the left end of each axis")
             if is_periodic and has_end:
                 raise ArgumentError(
                     expected="periodic axes without their right end point",
@@ -164,8 +177,9 @@ class Grid:
             ShapeError: If the two do not have the shapes above.
             DataError: If either is not finite, or a weight is negative.
         """
-        where = torch.as_tensor(points, dtype=torch.float64, device="cpu").detach().clone()
-        mass = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach().clone()
+        with torch.inference_mode(False):  # autograd refuses inference tensors, and the grid outlives the mode
+            where = torch.as_tensor(points, dtype=torch.float64, device="cpu").detach() + 0.0  # -0.0 would break the hash
+            mass = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach().clone()
         if where.ndim != 2 or 0 in where.shape:
             raise ShapeError(expected="points of shape (p, d)", got=str(tuple(where.shape)), remedy="one row per point")
         if mass.shape != where.shape[:1]:
@@ -180,23 +194,29 @@ class Grid:
             )
         return cls(shape=(where.shape[0],), axes=(), _points=where, _weights=mass)
 
-    @cached_property
+    @property
     def points(self) -> Tensor:
         """Coordinates, `(p, d)`, float64, last axis fastest."""
-        if self._points is not None:
-            return self._points
-        mesh = torch.meshgrid(*(axis.coordinates for axis in self.axes), indexing="ij")
-        return torch.stack([coordinate.reshape(-1) for coordinate in mesh], dim=-1)
+        return self._tensors()[0] if torch.compiler.is_compiling() else self._remembered_tensors[0]
 
-    @cached_property
+    @property
     def weights(self) -> Tensor:
         """Quadrature weights, `(p,)`, float64; their sum is the domain's volume."""
-        if self._weights is not None:
-            return self._weights
-        total = torch.ones((), dtype=torch.float64)
-        for axis in self.axes:
-            total = total[..., None] * axis.weights
-        return total.reshape(-1)
+        return self._tensors()[1] if torch.compiler.is_compiling() else self._remembered_tensors[1]
+
+    @cached_property
+    def _remembered_tensors(self) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode(False):  # autograd refuses inference tensors, and the next caller may need it
+            return self._tensors()
+
+    def _tensors(self) -> tuple[Tensor, Tensor]:
+        if self._points is not None and self._weights is not None:
+            return self._points, self._weights
+        mesh = torch.meshgrid(*(axis.coordinates for axis in self.axes), indexing="ij")
+        weights = self.axes[0].weights
+        for axis in self.axes[1:]:
+            weights = weights[..., None] * axis.weights
+        return torch.stack([coordinate.reshape(-1) for coordinate in mesh], dim=-1), weights.reshape(-1)
 
     @property
     def size(self) -> int:
@@ -270,6 +290,14 @@ class Grid:
         return f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint})"
 
 
+def _is_count(number: Any) -> bool:
+    return isinstance(number, Integral) and int(number) >= 1
+
+
+def _is_finite(number: Any) -> bool:
+    return isinstance(number, Real) and math.isfinite(number)
+
+
 def _per_axis(value: Any, count: int, name: str) -> tuple[Any, ...]:
     """Spread a scalar over the axes, or check that a sequence has one entry per axis."""
     entries = tuple(value) if isinstance(value, Sequence) else (value,) * count
@@ -294,13 +322,15 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
     """
     if not grid.is_uniform:
         raise GridError(
-            expected="a uniform grid to interpolate from", got=repr(grid), remedy="evaluate the operator at the points by query="
+            expected="a uniform grid to interpolate from",
+            got=repr(grid),
+            remedy="evaluate the operator at the points by query=",
         )
     if points.ndim != 2 or points.shape[1] != grid.dimension:
         raise GridError(
             expected=f"points of shape (m, {grid.dimension})", got=str(tuple(points.shape)), remedy="one row per point"
         )
-    matrix = torch.ones(points.shape[0], 1, dtype=torch.float64)
+    matrix = torch.ones(points.shape[0], 1, dtype=torch.float64, device="cpu")
     for number, axis in enumerate(grid.axes):
         along = points[:, number]
         slack = 1e-9 * axis.length
@@ -460,19 +490,28 @@ class Field:
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> Field:
         """Select fields; one integer selects one field and keeps its batch axis."""
-        return Field(self.values[_rows(index, len(self))], self.grid)
+        return Field(self.values[select_rows(index, len(self))], self.grid)
 
     def __repr__(self) -> str:
         """A short description."""
         return f"Field({len(self)} x {self.channels} on {self.grid!r}, {self.dtype})"
 
 
-def _rows(index: int | slice | Tensor | Sequence[int], count: int) -> slice | Tensor:
-    if isinstance(index, int):
-        if not -count <= index < count:
-            raise IndexError(f"field {index} of {count}")
-        return slice(index % count, index % count + 1)
-    return index if isinstance(index, (slice, Tensor)) else torch.as_tensor(index)
+def select_rows(index: int | slice | Tensor | Sequence[int], count: int) -> slice | Tensor:
+    """Turn an index over `count` things into one that keeps their axis, as a slice or a tensor.
+
+    Raises:
+        IndexError: If a number lies outside `-count` to `count - 1`; iteration relies on it.
+    """
+    if isinstance(index, slice):
+        return index
+    rows = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
+    if rows.ndim == 0 and rows.dtype != torch.bool:
+        number = python_operator.index(rows)
+        if not -count <= number < count:
+            raise IndexError(f"index {number} of {count} functions")
+        return slice(number % count, number % count + 1)
+    return rows if rows.numel() else rows.long()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -515,7 +554,7 @@ class FieldPairs:
             raise ArgumentError(
                 expected=f"a count between 1 and {len(self) - 1}", got=str(count), remedy="leave pairs on both sides"
             )
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed), device="cpu")
         return self[order[:count]], self[order[count:]]
 
     def to(self, target: torch.device | torch.dtype | str) -> FieldPairs:

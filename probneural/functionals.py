@@ -16,6 +16,10 @@ from torch import Tensor
 
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Grid, along_axis, check_on_grid, interpolation_matrix
+from probneural.interpolation import POLYNOMIAL_DEGREE
+
+_NORM_ROWS = 256
+"""Rows of a functional's matrix formed at once."""
 
 
 class Functional(ABC):
@@ -58,9 +62,16 @@ class Functional(ABC):
         """
         if numbers.shape[-1] != self.size:
             raise ShapeError(
-                expected=f"numbers of shape (..., {self.size})", got=str(tuple(numbers.shape)), remedy="pass what the call returns"
+                expected=f"numbers of shape (..., {self.size})",
+                got=str(tuple(numbers.shape)),
+                remedy="pass what the call returns",
             )
         return self._adjoint(numbers)
+
+    def row_norms(self) -> Float64[Tensor, " m"]:
+        """Euclidean norms of the rows of the functional's matrix: how much of the values' rounding its numbers inherit."""
+        identity = torch.eye(self.size, dtype=torch.float64, device="cpu")
+        return torch.cat([self._adjoint(rows).flatten(1).norm(dim=1) for rows in identity.split(_NORM_ROWS)])
 
     def __add__(self, other: Functional) -> Functional:
         """The sum of two functionals of equal size on one grid."""
@@ -252,7 +263,7 @@ def derivative(
 
     Raises:
         GridError: If the grid is scattered or a location lies outside it.
-        ArgumentError: If the axis or the order does not exist.
+        ArgumentError: If the axis or the order does not exist, or the order exceeds the degree of the local polynomials.
 
     Examples:
         >>> grid = Grid.uniform((9,))
@@ -264,12 +275,21 @@ def derivative(
         raise ArgumentError(expected=f"an axis from 0 to {grid.dimension - 1}", got=str(axis), remedy="count axes from 0")
     if order < 1:
         raise ArgumentError(expected="an order of at least 1", got=str(order), remedy="use sensors for values")
+    if not grid.is_uniform:
+        raise GridError(
+            expected="a uniform grid", got=repr(grid), remedy="scattered values have no interpolant to differentiate"
+        )
+    line = grid.axes[axis]
+    highest = min(POLYNOMIAL_DEGREE, line.size - 1)
+    if order > highest and not line.periodic:  # the interpolant's derivative is zero there, which is no one's derivative
+        raise ArgumentError(
+            expected=f"an order of at most {highest} along axis {axis}, the degree of its interpolant",
+            got=str(order),
+            remedy="use more points, or apply lower orders one after the other",
+        )
     if at is not None:
         orders = [order if number == axis else 0 for number in range(grid.dimension)]
         return Readings(grid, interpolation_matrix(grid, _locations(at), orders=orders))
-    if not grid.is_uniform:
-        raise GridError(expected="a uniform grid", got=repr(grid), remedy="scattered values have no interpolant to differentiate")
-    line = grid.axes[axis]
     return AlongAxis(grid, line.matrix(line.coordinates, order=order), axis)
 
 

@@ -44,10 +44,11 @@ def trigonometric_matrix(
         0.0
     """
     half = size // 2
-    wavenumbers = torch.arange(half + 1, dtype=torch.float64)
+    wavenumbers = torch.arange(half + 1, dtype=torch.float64, device=points.device)
     # Reducing each phase to one turn before it meets the cosine keeps the error near machine precision at high k.
     turns = torch.remainder(wavenumbers * ((points - origin) / length)[:, None], 1.0)
-    node_turns = torch.remainder(wavenumbers[:, None] * torch.arange(size, dtype=torch.float64), size) / size
+    numbers = torch.arange(size, dtype=torch.float64, device=points.device)
+    node_turns = torch.remainder(wavenumbers[:, None] * numbers, size) / size
     multiplicity = torch.full_like(wavenumbers, 2.0)
     multiplicity[0] = 1.0
     if size % 2 == 0:
@@ -85,7 +86,7 @@ def polynomial_matrix(
     """
     size = nodes.shape[0]
     width = min(degree + 1, size)
-    matrix = torch.zeros(points.shape[0], size, dtype=torch.float64)
+    matrix = points.new_zeros(points.shape[0], size)
     if order >= width:
         return matrix
     step = (nodes[-1] - nodes[0]) / max(size - 1, 1)
@@ -95,10 +96,10 @@ def polynomial_matrix(
     start = torch.ceil(position - width / 2.0).clamp(0, size - width).long()
     centre = (width - 1) / 2.0
     local = position - start - centre
-    stencil = torch.arange(width, dtype=torch.float64) - centre
-    powers = torch.arange(width, dtype=torch.float64)
+    powers = torch.arange(width, dtype=torch.float64, device=points.device)
+    stencil = powers - centre
     vandermonde = stencil[None, :] ** powers[:, None]
-    factor = torch.tensor([math.perm(int(power), order) for power in powers], dtype=torch.float64)
+    factor = points.new_tensor([math.perm(power, order) for power in range(width)])
     moments = factor[:, None] * local[None, :] ** (powers - order).clamp_min(0)[:, None]
     weights = torch.linalg.solve(vandermonde, moments).T / step**order
-    return matrix.scatter(1, start[:, None] + torch.arange(width), weights)
+    return matrix.scatter(1, start[:, None] + powers.long(), weights)

@@ -93,7 +93,8 @@ class FieldDistribution(ABC):
 
 def index_grid(size: int) -> Grid:
     """Return the grid on which m numbers live: points 0 to m - 1 with unit weights."""
-    return Grid.scattered(torch.arange(size, dtype=torch.float64)[:, None], torch.ones(size, dtype=torch.float64))
+    numbers = torch.arange(size, dtype=torch.float64, device="cpu")
+    return Grid.scattered(numbers[:, None], torch.ones_like(numbers))
 
 
 def check_functional(functional: Functional, grid: Grid) -> None:

@@ -13,7 +13,7 @@ from probneural.distributions.gaussian import GaussianField, _check_factors
 from probneural.distributions.latents import digest
 from probneural.distributions.roots import DenseRoot
 from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.fields import Grid
+from probneural.fields import Grid, select_rows
 from probneural.functionals import Functional
 
 
@@ -81,9 +81,9 @@ class EmpiricalField(FieldDistribution):
         if base_samples is None:
             generator = torch.Generator()
             generator.seed() if seed is None else generator.manual_seed(seed)
-            count = max(sample_size(sample_shape), 1)
-            drawn = torch.multinomial(self.weights.cpu(), count, replacement=True, generator=generator)
-            base_samples = drawn.reshape(tuple(sample_shape))
+            count = sample_size(sample_shape)
+            drawn = torch.multinomial(self.weights.detach().cpu(), max(count, 1), replacement=True, generator=generator)
+            base_samples = drawn[:count].reshape(tuple(sample_shape))
         elif seed is not None:
             raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
         check_values(base_samples, tuple(sample_shape), "base samples")
@@ -112,11 +112,8 @@ class EmpiricalField(FieldDistribution):
         mean = self.mean
         columns = (self.samples - mean) * self.weights.sqrt().to(self.samples).reshape(-1, *(1,) * mean.ndim)
         root = DenseRoot(columns.flatten(3).movedim(0, -1))
-        return GaussianField(mean, root, latent=f"members-{digest(self.samples)}", grid=self.grid)
+        return GaussianField(mean, root, latent=f"members-{digest(self.samples, self.weights)}", grid=self.grid)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> EmpiricalField:
         """Select functions of every member."""
-        if isinstance(index, int):
-            index = slice(index, index + 1) if index != -1 else slice(-1, None)
-        rows = index if isinstance(index, (slice, Tensor)) else torch.as_tensor(index)
-        return EmpiricalField(self.samples[:, rows], self.weights, grid=self.grid)
+        return EmpiricalField(self.samples[:, select_rows(index, self.samples.shape[1])], self.weights, grid=self.grid)

@@ -18,14 +18,24 @@ from probneural.distributions.base import (
     sample_size,
 )
 from probneural.distributions.latents import Latent
-from probneural.distributions.linear_algebra import LatentUpdate, fulfil, log_density, observe
+from probneural.distributions.linear_algebra import (
+    LOG_TWO_PI,
+    LatentUpdate,
+    fulfil,
+    log_density,
+    log_density_without_noise,
+    observe,
+)
 from probneural.distributions.roots import Root
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
-from probneural.fields import Grid, check_finite
+from probneural.fields import Grid, check_finite, select_rows
 from probneural.functionals import Functional
 
 if TYPE_CHECKING:
     from linear_operator import LinearOperator
+
+_ROUNDING = 8.0
+"""Rounding errors of a functional's values, in units of the dtype's precision times their scale."""
 
 
 class GaussianField(FieldDistribution):
@@ -93,13 +103,14 @@ class GaussianField(FieldDistribution):
         Raises:
             LatentError: If the latents differ: their dependence is unknown, and assuming independence would be wrong.
         """
-        if other.latent.id != self.latent.id:
+        if (other.latent.id, other.latent.rank) != (self.latent.id, self.latent.rank):
             raise LatentError(
-                expected=f"a field driven by {self.latent.id!r}",
-                got=repr(other.latent.id),
+                expected=f"a field driven by {self.latent!r}",
+                got=repr(other.latent),
                 remedy="predict both with one predictor, or bring one under the other's latent with .under(...)",
             )
-        return self.root.dense().flatten(0, 2) @ other.root.dense().flatten(0, 2).mT.to(self.root.dense())
+        left, right = self.root.dense().flatten(0, 2), other.root.dense().flatten(0, 2)
+        return left @ right.mT.to(left)
 
     def rsample(
         self,
@@ -113,7 +124,7 @@ class GaussianField(FieldDistribution):
         if base_samples is None:
             generator = torch.Generator()
             generator.seed() if seed is None else generator.manual_seed(seed)
-            base_samples = torch.randn(shape, generator=generator, dtype=torch.float64)
+            base_samples = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
         elif seed is not None:
             raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
         check_values(base_samples, shape, "base samples")
@@ -149,8 +160,8 @@ class GaussianField(FieldDistribution):
             DataError: If a value is not finite.
         """
         root, residual = self._observed(functional, values)
-        update = fulfil(root.dense().to(torch.float64).flatten(1, 2), residual.flatten(1))
-        return self._moved(update)
+        matrix, rounding = root.dense().to(torch.float64).flatten(1, 2), self._rounding(functional, values).flatten(1)
+        return self._moved(fulfil(matrix, residual.flatten(1), rounding=rounding, dtype=self._precision))
 
     def condition(
         self, functional: Functional, values: Float[Tensor, "n c m"], *, noise: float | Tensor = 0.0
@@ -188,8 +199,9 @@ class GaussianField(FieldDistribution):
                 remedy="give noise > 0; or, if each function has a law of its own, use constrain",
             )
         else:
-            update = fulfil(matrix, flat)
-        return self.under(self.latent.conditioned(update.shift, update.factor, chi2=float(update.chi2)))
+            rounding = self._rounding(functional, values).flatten()
+            update = fulfil(matrix, flat, rounding=rounding, dtype=self._precision)
+        return self.under(self.latent.conditioned(update.shift, update.factor, chi2=float(update.chi2.detach())))
 
     def under(self, latent: Latent) -> GaussianField:
         """Return this field given what `latent` has learned from data since it parted from this field's own latent.
@@ -197,7 +209,7 @@ class GaussianField(FieldDistribution):
         Raises:
             LatentError: If `latent` was not conditioned from this field's.
         """
-        shift, factor = latent.relative_to(self.latent.id)
+        shift, factor = latent.relative_to(self.latent)
         if shift is None or factor is None:
             return self
         moved = self.root.product(shift[None])[0].unflatten(-1, self.grid.shape)
@@ -226,19 +238,16 @@ class GaussianField(FieldDistribution):
         if not joint:
             total = self.variance.to(torch.float64) + variance
             _check_density(total)
-            return -0.5 * (residual.square() / total + total.log() + torch.log(torch.tensor(2.0 * torch.pi)).to(total))
-        _check_density(variance)
-        terms = []
+            return -0.5 * (residual.square() / total + total.log() + LOG_TWO_PI)
+        density = residual.new_empty(len(self))
         for index in range(len(self)):  # one function at a time: c * p * k entries in float64
             root = self.root.select(slice(index, index + 1)).dense().to(torch.float64).flatten(0, 2)
-            terms.append(log_density(root, residual[index].flatten(), variance[index].flatten()))
-        return torch.stack(terms)
+            density[index] = self._joint_density(root, residual[index].flatten(), variance[index].flatten())
+        return density
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> GaussianField:
         """Select functions; they stay coherent with the others through the latent."""
-        if isinstance(index, int):
-            index = slice(index, index + 1) if index != -1 else slice(-1, None)
-        rows = index if isinstance(index, (slice, Tensor)) else torch.as_tensor(index)
+        rows = select_rows(index, len(self))
         return GaussianField(self._mean[rows], self.root.select(rows), latent=self.latent, grid=self.grid)
 
     def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor]:
@@ -249,6 +258,26 @@ class GaussianField(FieldDistribution):
         check_finite(values, "values of the functional")
         mean = functional(self._mean)
         return root, values.to(mean.device, torch.float64) - mean.to(torch.float64)
+
+    @property
+    def _precision(self) -> torch.dtype:
+        """The coarser dtype of mean and root."""
+        return torch.float32 if torch.float32 in (self._mean.dtype, self.root.dtype) else torch.float64
+
+    def _rounding(self, functional: Functional, values: Tensor) -> Tensor:
+        """How far rounding alone may move each of the functional's values and the rows of its root, `(n, c, m)`, float64."""
+        largest = self.root.row_squares().amax(-1).sqrt() + self._mean.flatten(2).abs().amax(-1)
+        inherited = largest.to(torch.float64)[..., None] * functional.row_norms().to(largest.device)
+        return _ROUNDING * torch.finfo(self._precision).eps * (inherited + values.to(inherited).abs())
+
+    def _joint_density(self, root: Tensor, residual: Tensor, noise: Tensor) -> Tensor:
+        """Log density of one function's values, `(c * p,)`."""
+        if bool((noise > 0).all()):
+            return log_density(root, residual, noise)
+        matrix = torch.cat([root, noise.sqrt().diag()[:, noise > 0]], dim=1)
+        density = log_density_without_noise(matrix, residual, dtype=self._precision)
+        _check_density(~density.isnan())
+        return density
 
     def _moved(self, update: LatentUpdate) -> GaussianField:
         """Apply one latent update per function while keeping the latent's name."""
@@ -265,6 +294,7 @@ def _check_factors(factors: Tensor, channels: int) -> None:
 
 
 def _check_density(variance: Tensor) -> None:
+    """Raise an ArgumentError unless all variances are positive (or all flags true)."""
     if not bool((variance > 0).all()):
         raise ArgumentError(
             expected="a positive variance in every direction", got="zero", remedy="pass the observation variance as noise > 0"

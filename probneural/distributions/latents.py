@@ -50,26 +50,26 @@ class Latent:
         """
         return replace(self, id=f"{self.id}~{suffix}", parent=None, shift=None, factor=None, chi2=None)
 
-    def relative_to(self, ancestor: str) -> tuple[Tensor | None, Tensor | None]:
+    def relative_to(self, ancestor: Latent) -> tuple[Tensor | None, Tensor | None]:
         """Return (shift, factor) with xi_ancestor = shift + factor xi; (None, None) for the ancestor itself.
 
         Raises:
-            LatentError: If no ancestor has that name.
+            LatentError: If no ancestor has that name and rank.
         """
         shift: Tensor | None = None
         factor: Tensor | None = None
         latent: Latent | None = self
-        while latent is not None and latent.id != ancestor:
+        while latent is not None and latent.id != ancestor.id:
             if latent.parent is None or latent.shift is None or latent.factor is None:
                 latent = None
                 break
             shift = latent.shift if shift is None else latent.shift + latent.factor @ shift
             factor = latent.factor if factor is None else latent.factor @ factor
             latent = latent.parent
-        if latent is None:
+        if latent is None or latent.rank != ancestor.rank:
             raise LatentError(
                 expected=f"a latent that was conditioned from {ancestor!r}",
-                got=repr(self.id),
+                got=repr(self),
                 remedy="use fields predicted by one and the same predictor",
             )
         return shift, factor

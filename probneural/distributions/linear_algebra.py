@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +11,11 @@ from torch import Tensor
 
 from probneural.errors import ConstraintError
 
-RANK_TOLERANCE = 1e-11
-"""Singular values of row-normalised matrices below this share of the largest count as zero."""
-ATTAINED_TOLERANCE = 1e-6
-"""An exact observation is met if its standardised residual falls below this share of what it was before."""
+RANK_TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-6}
+"""Singular values of row-normalised matrices below this share of the largest count as zero, by the field's dtype."""
+ATTAINED_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
+"""An exact observation is met if it is missed by less than this share of the standardised residuals."""
+LOG_TWO_PI = math.log(2.0 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,9 @@ class LatentUpdate:
     chi2: Float64[Tensor, "..."]
 
 
-def observe(root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"], noise: Float64[Tensor, "... m"]) -> LatentUpdate:
+def observe(
+    root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"], noise: Float64[Tensor, "... m"]
+) -> LatentUpdate:
     """Condition xi ~ N(0, I) on residual = root xi + N(0, diag(noise)) with noise > 0.
 
     With R = diag(noise)^(-1/2) root = U S V^T, the posterior has mean V S/(1+S^2) U^T r and the symmetric square root
@@ -42,32 +46,48 @@ def observe(root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"]
     return LatentUpdate(shift=shift, factor=_shrink(right, gain.rsqrt()), chi2=chi2 / residual.shape[-1])
 
 
-def fulfil(root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"]) -> LatentUpdate:
+def fulfil(
+    root: Float64[Tensor, "... m k"],
+    residual: Float64[Tensor, "... m"],
+    *,
+    rounding: Float64[Tensor, "... m"],
+    dtype: torch.dtype,
+) -> LatentUpdate:
     """Condition xi ~ N(0, I) on residual = root xi exactly.
+
+    Args:
+        root: Rows of the observed numbers.
+        residual: What they still lack.
+        rounding: How large a row, or a residual, may be by rounding alone; smaller ones count as zero. Without it, what an
+            earlier observation left of a row, some 1e-16, would pass for a direction of its own.
+        dtype: Dtype that the numbers were computed in.
 
     Raises:
         ConstraintError: If some combination of the observations has no variance left to meet it: more independent
             observations than the rank, a functional the distribution is already certain of, or a contradiction.
     """
     size = root.norm(dim=-1)
-    largest = size.amax(-1, keepdim=True) if size.shape[-1] else size
-    scale = torch.where(size > RANK_TOLERANCE * largest, size, torch.ones_like(size))
-    left, values, right = torch.linalg.svd(root / scale[..., None], full_matrices=False)
-    keep = values > RANK_TOLERANCE * values.amax(-1, keepdim=True)
+    free = size > rounding
+    scale = torch.where(free, size, torch.ones_like(size))
+    rows = torch.where(free[..., None], root / scale[..., None], torch.zeros_like(root))
+    left, values, right = torch.linalg.svd(rows, full_matrices=False)
+    keep = values > RANK_TOLERANCE[dtype] * values[..., :1]
     inverse = torch.where(keep, 1.0 / torch.where(keep, values, torch.ones_like(values)), torch.zeros_like(values))
-    wanted = residual / scale
+    wanted = torch.where(free, residual / scale, torch.zeros_like(residual))
     along = (left.mT @ wanted[..., None])[..., 0] * keep
-    unmet = (wanted - (left @ along[..., None])[..., 0]).norm(dim=-1)
-    if bool((unmet > ATTAINED_TOLERANCE * wanted.norm(dim=-1) + torch.finfo(root.dtype).tiny).any()):
+    unmet = (wanted - (left @ along[..., None])[..., 0]) * scale
+    missed = torch.where(free, unmet, residual).abs()
+    allowed = rounding + torch.where(free, ATTAINED_TOLERANCE[dtype] * scale * wanted.norm(dim=-1, keepdim=True), 0.0)
+    if bool((missed > allowed).any()):
         raise ConstraintError(
             expected="exact observations that the distribution has the freedom to meet",
-            got=f"{root.shape[-2]} observations of numerical rank {int(keep.sum(-1).min())} that leave a share "
-            f"{float((unmet / wanted.norm(dim=-1).clamp_min(1e-300)).max()):.1e} of the residual unmet",
+            got=f"{root.shape[-2]} observations of numerical rank {int(keep.sum(-1).min())}, "
+            f"{int((missed > allowed).sum())} of which stay unmet by up to {float(missed.max()):.1e}",
             remedy="drop repeated or contradicting observations, or give them noise > 0 with condition(..., noise=...)",
         )
     standardised = along * inverse
     shift = (right.mT @ standardised[..., None])[..., 0]
-    chi2 = standardised.square().sum(-1) / max(residual.shape[-1], 1)
+    chi2 = standardised.square().sum(-1) / keep.sum(-1).clamp_min(1)
     return LatentUpdate(shift=shift, factor=_shrink(right, (~keep).to(root)), chi2=chi2)
 
 
@@ -83,8 +103,19 @@ def log_density(
     gain = values.square() + 1.0
     quadratic = (along.square() / gain).sum(-1) + rest.square().sum(-1)
     log_determinant = gain.log().sum(-1) + noise.log().sum(-1)
-    normaliser = residual.shape[-1] * torch.log(torch.tensor(2.0 * torch.pi, dtype=torch.float64))
-    return -0.5 * (quadratic + log_determinant + normaliser)
+    return -0.5 * (quadratic + log_determinant + residual.shape[-1] * LOG_TWO_PI)
+
+
+def log_density_without_noise(
+    root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"], *, dtype: torch.dtype
+) -> Float64[Tensor, "..."]:
+    """Log density of residual under N(0, root root^T), natural units; NaN unless the numerical rank of root is m."""
+    if root.shape[-1] < root.shape[-2]:
+        return torch.full_like(residual.sum(-1), math.nan)
+    left, values, _ = torch.linalg.svd(root, full_matrices=False)
+    quadratic = ((left.mT @ residual[..., None])[..., 0] / values).square().sum(-1)
+    density = -0.5 * (quadratic + 2.0 * values.log().sum(-1) + residual.shape[-1] * LOG_TWO_PI)
+    return torch.where(values[..., -1] > RANK_TOLERANCE[dtype] * values[..., 0], density, math.nan)
 
 
 def _shrink(right: Tensor, factors: Tensor) -> Tensor:

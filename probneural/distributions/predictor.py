@@ -63,7 +63,9 @@ class Predictor(ABC):
             )
         if inputs.channels != self.in_channels:
             raise ShapeError(
-                expected=f"inputs of {self.in_channels} channels", got=str(inputs.channels), remedy="use the training inputs' layout"
+                expected=f"inputs of {self.in_channels} channels",
+                got=str(inputs.channels),
+                remedy="use the training inputs' layout",
             )
         check_finite(inputs.values, "inputs")
         return self._predict(Field(inputs.values.to(self.device, self.dtype), inputs.grid), query)
@@ -99,7 +101,8 @@ class FunctionDraw(nn.Module):
         Returns:
             `(n, c', *query.shape)`.
         """
-        where = self.predictor.domain.resized(tuple(values.shape[2:])) if grid is None else grid
+        domain, shape = self.predictor.domain, tuple(values.shape[2:])
+        where = grid if grid is not None else domain if domain.shape == shape else domain.resized(shape)
         field = self.predictor(Field(values, where), query)
         if isinstance(field, EmpiricalField):
             generator = torch.Generator().manual_seed(self.seed)

@@ -213,7 +213,7 @@ class FeatureRoot(Root):
     def row_squares(self) -> Float[Tensor, "n c p"]:
         """Row sums of squares, formed for a few inputs at a time."""
         inputs, channels, points, rank = self.shape
-        step = max(1, _CHUNK_ELEMENTS // (channels * points * rank))
+        step = max(1, _CHUNK_ELEMENTS // max(1, channels * points * rank))
         pieces = [self.select(slice(start, start + step)).dense().square().sum(-1) for start in range(0, inputs, step)]
         return torch.cat(pieces) if pieces else self.features.new_zeros(0, channels, points)
 
@@ -233,8 +233,7 @@ class FeatureRoot(Root):
     def select(self, index: slice | Tensor) -> Root:
         """Select inputs."""
         factor = self.factor if self.factor.shape[0] == 1 else self.factor[index]
-        features = self.features[index]
-        return FeatureRoot(features, factor[: features.shape[0]] if features.shape[0] == 0 else factor)
+        return FeatureRoot(self.features[index], factor)
 
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root."""

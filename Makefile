@@ -1,0 +1,92 @@
+# `make test` and `make bench` work in a fresh clone; `make help` lists the rest.
+
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+PEERS_VENV := .venv-peers
+PIP_FLAGS := --quiet --disable-pip-version-check
+FAST := not slow and not bad_input and not gpu
+PYTEST := $(BIN)/python -m pytest
+CHECKED := $(PYTEST) -n $(WORKERS) --dist worksteal --jaxtyping-packages=probneural,beartype.beartype
+
+# Two single-threaded workers beat one process with two threads.
+unit unit-all bad-input doctests examples: export OMP_NUM_THREADS := 1
+unit unit-all bad-input doctests examples: export MPLBACKEND := Agg
+docs: export NO_MKDOCS_2_WARNING := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help venv test test-all unit unit-all bad-input doctests bench bench-full lint format types contracts docs examples \
+        peers clean distclean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(VENV)/.installed  ## Make .venv with the versions in constraints.txt
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[all]'
+	@touch $@
+
+# Cheap gates first; the last lines of the log are the test suite's summary.
+test: lint types contracts docs doctests examples bad-input unit  ## Every gate, without the slow tests
+
+test-all: lint types contracts docs doctests examples bad-input unit-all  ## Every gate, slow tests included
+
+unit: venv  ## The fast tests, with shapes checked at run time
+	$(CHECKED) -m "$(FAST)"
+
+unit-all: venv  ## All tests, with shapes checked at run time
+	$(CHECKED) -m "not bad_input"
+
+bad-input: venv  ## Tests of error messages, which the run-time checks would pre-empt
+	$(PYTEST) -q -m bad_input
+
+doctests: venv  ## The examples in docstrings
+	$(PYTEST) -q --doctest-modules probneural
+
+bench: venv  ## The main benchmark: a table and an HTML report
+	$(BIN)/python -m benchmarks exact
+
+bench-full: venv  ## Every benchmark at full size
+	$(BIN)/python -m benchmarks all --full
+
+lint: venv  ## Style and formatting
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check .
+
+format: venv  ## Mend what can be mended by machine
+	$(BIN)/ruff check --quiet --fix-only .
+	$(BIN)/ruff format --quiet .
+
+types: venv  ## Type check the package
+	$(BIN)/mypy
+
+contracts: venv  ## Who may import whom (setup.cfg)
+	$(BIN)/lint-imports --no-logo
+
+docs: venv  ## Build the documentation into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+examples: venv  ## Run every example at its small size
+	@set -e; for script in $(sort $(wildcard examples/*.py)); do echo "$$script --small"; $(BIN)/python "$$script" --small; done
+
+peers: $(PEERS_VENV)/.installed  ## Make .venv-peers: this package beside the libraries it is compared with
+
+# Some of them pull torchvision, which breaks importing laplace beside a CPU build of PyTorch.
+$(PEERS_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[all]' neuraloperator==2.0.0 laplace-torch==0.3 \
+	    curvlinops-for-pytorch==3.0.1 backpack-for-pytorch==1.7.1 deepxde==1.15.0
+	$(PEERS_VENV)/bin/python -m pip uninstall $(PIP_FLAGS) --yes torchvision
+	@touch $@
+
+clean:  ## Remove caches and what was built
+	rm -rf build dist site *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find probneural benchmarks tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## Remove the environments too
+	rm -rf $(VENV) $(PEERS_VENV)

@@ -1,0 +1,291 @@
+"""BoTorch posteriors over functionals of fields: one Gaussian, one of ensemble members.
+
+Both answer the same question: what are the m numbers that a functional reads from q designs, jointly? Their draws are draws
+of the operator, so that the same base sample is the same function at every design, in every t-batch and in every call.
+"""
+
+from __future__ import annotations
+
+import torch
+from botorch.posteriors.posterior import Posterior
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.errors import ArgumentError, ShapeError, UnsupportedError
+
+_ONE_DRAW = torch.Size([1])
+_NO_DRAWS = torch.Size()
+
+WEIGHT_TOLERANCE = 1e-6
+"""Members whose weights differ by less than this share of their mean count as equally probable."""
+
+
+class FieldPosterior(Posterior):
+    """The Gaussian y = mean + root xi over q x m numbers per t-batch, with one xi ~ N(0, I_k) for all of them.
+
+    BoTorch's own Gaussian posteriors take a base sample per number and map it through a Cholesky factor, which fails where
+    designs repeat or a variance is zero. Here the base sample is xi itself, of the one shape `(k,)`, whatever b, q and m are:
+    nothing is factorised, nothing is jittered, no variance is clamped, and equal designs have equal draws.
+
+    Args:
+        mean: `b x q x m`, in the functional's units.
+        root: `b x q x m x k`, in the functional's units.
+
+    Raises:
+        ShapeError: If the two do not fit together.
+
+    Examples:
+        >>> root = torch.tensor([[[3.0, 4.0]]], dtype=torch.double)
+        >>> posterior = FieldPosterior(torch.zeros(1, 1, dtype=torch.double), root)
+        >>> posterior.variance.item(), posterior.base_sample_shape
+        (25.0, torch.Size([2]))
+    """
+
+    def __init__(self, mean: Float[Tensor, "..."], root: Float[Tensor, "..."]) -> None:
+        if mean.ndim < 2 or root.ndim != mean.ndim + 1 or root.shape[:-1] != mean.shape:
+            raise ShapeError(
+                expected="a mean of shape b x q x m and a root of shape b x q x m x k",
+                got=f"{tuple(mean.shape)} and {tuple(root.shape)}",
+                remedy="append the latent axis to the mean's shape",
+            )
+        self._mean = mean
+        self.root = root
+
+    @property
+    def mean(self) -> Float[Tensor, "*b q m"]:
+        """The mean, `b x q x m`, in the functional's units."""
+        return self._mean
+
+    @property
+    def variance(self) -> Float[Tensor, "*b q m"]:
+        """The marginal variances, `b x q x m`, in the functional's units squared; zero is legal and stays zero."""
+        return self.root.square().sum(-1)
+
+    @property
+    def covariance(self) -> Float[Tensor, "*b qm qm"]:
+        """The joint covariance, `b x (q m) x (q m)`, design by design and output by output within a design."""
+        flat = self.root.flatten(-3, -2)
+        return flat @ flat.mT
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The t-batch shape b."""
+        return self._mean.shape[:-2]
+
+    @property
+    def base_sample_shape(self) -> torch.Size:
+        """`(k,)`, whatever b, q and m are."""
+        return self.root.shape[-1:]
+
+    @property
+    def batch_range(self) -> tuple[int, int]:
+        """`(0, 0)`: base samples have no t-batch axes that a sampler would have to collapse."""
+        return (0, 0)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the mean."""
+        return self._mean.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the mean."""
+        return self._mean.dtype
+
+    def _extended_shape(self, sample_shape: torch.Size = _NO_DRAWS) -> torch.Size:
+        return sample_shape + self._mean.shape
+
+    def rsample(
+        self, sample_shape: torch.Size | None = None, *, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "... q m"]:
+        """Draw, differentiably in the designs.
+
+        Args:
+            sample_shape: Shape of the draws; one draw by default, as BoTorch has it.
+            generator: Source of the draws; torch's global one by default, because BoTorch's users seed that.
+
+        Returns:
+            `sample_shape x b x q x m`.
+        """
+        shape = _ONE_DRAW if sample_shape is None else sample_shape
+        device = self.device if generator is None else generator.device
+        base_samples = torch.randn(shape + self.base_sample_shape, generator=generator, dtype=self.dtype, device=device)
+        return self.rsample_from_base_samples(shape, base_samples)
+
+    def rsample_from_base_samples(
+        self, sample_shape: torch.Size, base_samples: Float[Tensor, "..."]
+    ) -> Float[Tensor, "... q m"]:
+        """Map latent vectors to draws.
+
+        Args:
+            sample_shape: Shape of the draws.
+            base_samples: xi, `sample_shape x k`, dimensionless.
+
+        Returns:
+            `sample_shape x b x q x m`.
+
+        Raises:
+            ShapeError: If the base samples have another shape.
+        """
+        if base_samples.shape != sample_shape + self.base_sample_shape:
+            raise ShapeError(
+                expected=f"base samples of shape {tuple(sample_shape + self.base_sample_shape)}",
+                got=str(tuple(base_samples.shape)),
+                remedy="one latent vector per draw serves all designs; take the sampler that botorch's get_sampler returns",
+            )
+        return self._mean + torch.tensordot(base_samples.to(self.root), self.root, dims=([-1], [-1]))
+
+    def select(self, outputs: list[int]) -> FieldPosterior:
+        """Return the posterior of some of the outputs."""
+        return FieldPosterior(self._mean[..., outputs], self.root[..., outputs, :])
+
+    def scalarize(self, weights: Float[Tensor, " m"], *, offset: float = 0.0) -> FieldPosterior:
+        """Return the exact posterior of offset + weights . y, of one output.
+
+        Raises:
+            ShapeError: If there is not one weight per output.
+        """
+        factors = _check_weights(weights, self._mean)
+        mean = offset + (self._mean @ factors)[..., None]
+        return FieldPosterior(mean, torch.einsum("...mk,m->...k", self.root, factors)[..., None, :])
+
+
+class MemberPosterior(Posterior):
+    """The distribution that takes one of s members with equal probability, for ensembles.
+
+    Base samples are member numbers. The sampler that belongs to it takes every member once, so that expectations over the
+    posterior are exact sums and equal designs score equally. Mean and variance are the distribution's own, without a
+    small-sample correction.
+
+    Args:
+        values: `s x b x q x m`, in the functional's units; member i is one operator at all designs.
+        weights: `(s,)`, dimensionless; they must be equal.
+
+    Raises:
+        ShapeError: If the shapes do not fit together.
+        UnsupportedError: If the weights differ.
+
+    Examples:
+        >>> posterior = MemberPosterior(torch.tensor([0.0, 2.0]).reshape(2, 1, 1))
+        >>> posterior.mean.item(), posterior.variance.item()
+        (1.0, 1.0)
+    """
+
+    def __init__(self, values: Float[Tensor, "..."], weights: Float[Tensor, " s"] | None = None) -> None:
+        if values.ndim < 3 or values.shape[0] == 0 or (weights is not None and weights.shape != values.shape[:1]):
+            raise ShapeError(
+                expected="values of shape s x b x q x m, s >= 1, with s weights or none",
+                got=f"{tuple(values.shape)}" + ("" if weights is None else f" and {tuple(weights.shape)}"),
+                remedy="stack the members in front",
+            )
+        if weights is not None and bool(((weights - weights.mean()).abs() > WEIGHT_TOLERANCE * weights.mean().abs()).any()):
+            raise UnsupportedError(
+                expected="members of equal weight, because Monte Carlo acquisition functions average draws with equal weights",
+                got=f"weights from {float(weights.min()):.4g} to {float(weights.max()):.4g}",
+                remedy="resample the members by their weights first, or use EmpiricalField.moment_matched()",
+            )
+        self.values = values
+
+    @property
+    def members(self) -> int:
+        """Number of members s."""
+        return self.values.shape[0]
+
+    @property
+    def mean(self) -> Float[Tensor, "*b q m"]:
+        """The mean over members, `b x q x m`, in the functional's units."""
+        return self.values.mean(0)
+
+    @property
+    def variance(self) -> Float[Tensor, "*b q m"]:
+        """The variance over members, `b x q x m`, in the functional's units squared."""
+        return (self.values - self.mean).square().mean(0)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The t-batch shape b."""
+        return self.values.shape[1:-2]
+
+    @property
+    def base_sample_shape(self) -> torch.Size:
+        """`()`: the base sample of a draw is the number of a member."""
+        return torch.Size()
+
+    @property
+    def batch_range(self) -> tuple[int, int]:
+        """`(0, 0)`: base samples have no t-batch axes that a sampler would have to collapse."""
+        return (0, 0)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the values."""
+        return self.values.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the values."""
+        return self.values.dtype
+
+    def _extended_shape(self, sample_shape: torch.Size = _NO_DRAWS) -> torch.Size:
+        return sample_shape + self.values.shape[1:]
+
+    def rsample(
+        self, sample_shape: torch.Size | None = None, *, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "... q m"]:
+        """Draw members with replacement, differentiably in the designs.
+
+        Args:
+            sample_shape: Shape of the draws; one draw by default, as BoTorch has it.
+            generator: Source of the draws; torch's global one by default, because BoTorch's users seed that.
+
+        Returns:
+            `sample_shape x b x q x m`.
+        """
+        shape = _ONE_DRAW if sample_shape is None else sample_shape
+        device = self.device if generator is None else generator.device
+        return self.rsample_from_base_samples(shape, torch.randint(self.members, shape, generator=generator, device=device))
+
+    def rsample_from_base_samples(self, sample_shape: torch.Size, base_samples: Tensor) -> Float[Tensor, "... q m"]:
+        """Look members up.
+
+        Args:
+            sample_shape: Shape of the draws.
+            base_samples: Member numbers, integers of shape `sample_shape`.
+
+        Returns:
+            `sample_shape x b x q x m`.
+
+        Raises:
+            ArgumentError: If the base samples are no member numbers, or have another shape.
+        """
+        whole = not base_samples.is_floating_point() and base_samples.shape == sample_shape
+        if not whole or not bool(((base_samples >= 0) & (base_samples < self.members)).all()):
+            raise ArgumentError(
+                expected=f"member numbers from 0 to {self.members - 1} of shape {tuple(sample_shape)}",
+                got=f"{base_samples.dtype} of shape {tuple(base_samples.shape)}",
+                remedy="give the acquisition function no sampler: the one that enumerates the members is then chosen",
+            )
+        return self.values[base_samples.to(self.device)]
+
+    def select(self, outputs: list[int]) -> MemberPosterior:
+        """Return the posterior of some of the outputs."""
+        return MemberPosterior(self.values[..., outputs])
+
+    def scalarize(self, weights: Float[Tensor, " m"], *, offset: float = 0.0) -> MemberPosterior:
+        """Return the posterior of offset + weights . y, of one output.
+
+        Raises:
+            ShapeError: If there is not one weight per output.
+        """
+        return MemberPosterior(offset + (self.values @ _check_weights(weights, self.values))[..., None])
+
+
+def _check_weights(weights: Tensor, values: Tensor) -> Tensor:
+    """Return the weights of a posterior transform in the values' dtype, or raise a ShapeError."""
+    if weights.shape != values.shape[-1:]:
+        raise ShapeError(
+            expected=f"one weight for each of {values.shape[-1]} outputs",
+            got=f"shape {tuple(weights.shape)}",
+            remedy="the outputs are the functional's values, channel by channel",
+        )
+    return weights.to(values)

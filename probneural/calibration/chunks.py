@@ -1,0 +1,92 @@
+"""Predictions for a calibration set, a few functions at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.distributions.base import FieldDistribution, noise_variance
+from probneural.distributions.predictor import Predictor
+from probneural.errors import DataError, ShapeError
+from probneural.fields import Field, FieldPairs, Grid, check_finite
+
+CHUNK_VALUES = 2**18
+"""Output values predicted at once; heads keep up to some hundred numbers for each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Mean and predictive variance of n functions, float64.
+
+    Args:
+        mean: `(n, c, *grid)`, in physical units.
+        variance: Variance of the field plus that of the noise, `(n, c, *grid)`, in physical units squared.
+        epsilon: Relative spacing of numbers in the dtype the two came in.
+    """
+
+    mean: Float64[Tensor, "n c *grid"]
+    variance: Float64[Tensor, "n c *grid"]
+    epsilon: float
+
+
+def moments(u: FieldDistribution, noise: float | Tensor) -> Moments:
+    """Read mean and predictive variance off a distribution, detached.
+
+    Raises:
+        DataError: If either is not finite.
+    """
+    raw = u.mean.detach()
+    mean = raw.to(torch.float64)
+    variance = u.variance.detach().to(torch.float64)
+    check_finite(mean, "predicted means")
+    check_finite(variance, "predicted variances")
+    observed = noise_variance(noise, tuple(mean.shape), mean).detach()
+    return Moments(mean=mean, variance=variance + observed, epsilon=torch.finfo(raw.dtype).eps)
+
+
+def predictions(predict: Predictor, pairs: FieldPairs) -> Iterator[tuple[Moments, Float64[Tensor, "n c *grid"]]]:
+    """Predict the outputs of a data set on their own grid, in chunks of bounded memory.
+
+    Yields:
+        Moments and the observed outputs of some functions at a time, in the order of the data, on the predictor's device.
+
+    Raises:
+        DataError: If `pairs` is not a `FieldPairs`, or a value is not finite.
+        ShapeError: If the outputs do not have the predictor's channels.
+    """
+    check_pairs(predict, pairs)
+    grid = pairs.outputs.grid
+    step = max(1, CHUNK_VALUES // (predict.out_channels * grid.size))
+    for start in range(0, len(pairs), step):
+        part = pairs[start : start + step]
+        found = moments(predict(Field(part.inputs.values.detach(), part.inputs.grid), grid), predict.noise)
+        yield found, part.outputs.values.detach().to(found.mean)
+
+
+def check_pairs(predict: Predictor, pairs: FieldPairs) -> None:
+    """Raise unless the predictor can be held against these pairs.
+
+    Raises:
+        DataError: If `pairs` is not a `FieldPairs`, or an output is not finite.
+        ShapeError: If the outputs do not have the predictor's channels.
+    """
+    if not isinstance(pairs, FieldPairs):
+        raise DataError(expected="FieldPairs", got=str(type(pairs)), remedy="wrap them: pn.FieldPairs(inputs, outputs)")
+    if pairs.outputs.channels != predict.out_channels:
+        raise ShapeError(
+            expected=f"outputs of {predict.out_channels} channels, as predicted",
+            got=str(pairs.outputs.channels),
+            remedy="calibrate with data of the same problem",
+        )
+    check_finite(pairs.outputs.values, "calibration outputs")
+
+
+def domain_average(values: Float64[Tensor, "n c *grid"], grid: Grid) -> Float64[Tensor, "n c"]:
+    """Average over the domain by the grid's quadrature; points of weight zero are left out even where infinite."""
+    share = (grid.weights / grid.volume).to(values)
+    flat = values.flatten(2)
+    return torch.where(share > 0, flat, torch.zeros_like(flat)) @ share

@@ -1,0 +1,166 @@
+"""Split conformal prediction for whole functions: scores once, quantiles as often as wanted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.calibration.chunks import domain_average, predictions
+from probneural.distributions.base import check_values
+from probneural.distributions.predictor import Predictor
+from probneural.errors import ArgumentError, CalibrationError
+from probneural.fields import FieldPairs, Grid
+
+Modulation = Literal["deviation", "constant"]
+FLOOR = 0.1
+"""Default floor of a band's local scale, as a share of its root mean square over the domain."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConformalScores:
+    """How far each function strays from its prediction, in units of the band's local scale.
+
+    Args:
+        values: sup over channels and points of |y - mean| / scale, `(n,)`.
+        scale: The local scale averaged over the domain, `(n, c)`; a band with quantile q has mean width 2 q scale.
+
+    Raises:
+        ShapeError: If the two do not describe the same functions.
+    """
+
+    values: Float64[Tensor, " n"]
+    scale: Float64[Tensor, "n c"]
+
+    def __post_init__(self) -> None:
+        """Check that the two fit together."""
+        check_values(self.scale, (len(self.values), *self.scale.shape[1:]), "scale")
+
+    def quantile(self, level: float) -> float:
+        """Return the ⌈(n + 1) level⌉-th smallest score: a band of that half width covers a new function with P >= level.
+
+        The probability is over calibration and new function together; without ties it is below level + 1/(n + 1).
+
+        Args:
+            level: Nominal coverage, between 0 and 1.
+
+        Raises:
+            ArgumentError: If the level is not between 0 and 1.
+            CalibrationError: If there are too few functions for the level, or the score of that rank is infinite.
+
+        Examples:
+            >>> scores = ConformalScores(torch.arange(1.0, 10.0).double(), torch.ones(9, 1).double())
+            >>> scores.quantile(0.9), scores.quantile(0.5)
+            (9.0, 5.0)
+        """
+        check_level(level)
+        rank, count = _rank(len(self), level), len(self)
+        if rank > count:
+            raise CalibrationError(
+                expected=f"at least {math.ceil(level / (1.0 - level) - 1e-9)} calibration fields for a band at level {level:g}",
+                got=str(count),
+                remedy="hold out more fields, or lower the level",
+            )
+        found = float(self.values.sort().values[rank - 1])
+        if not math.isfinite(found):
+            raise CalibrationError(
+                expected=f"a finite score of rank {rank} among {count}",
+                got="infinite scores: errors in functions that have no predictive variance at all",
+                remedy="use modulation='constant', or a predictor with noise > 0",
+            )
+        return found
+
+    def __len__(self) -> int:
+        """Number of functions n."""
+        return self.values.shape[0]
+
+    def __getitem__(self, index: slice | Tensor | Sequence[int]) -> ConformalScores:
+        """Select functions, for another split without another prediction."""
+        rows = index if isinstance(index, (slice, Tensor)) else torch.as_tensor(index)
+        return ConformalScores(self.values[rows], self.scale[rows])
+
+
+def conformal_scores(
+    predict: Predictor, pairs: FieldPairs, *, modulation: Modulation = "deviation", floor: float = FLOOR
+) -> ConformalScores:
+    """Score every pair: the supremum over channels and grid points of |y - mean| / scale.
+
+    Scores of exchangeable pairs are exchangeable, since the scale is a function of one input and the predictor only. So one
+    call serves any number of splits: `scores[first].quantile(level)` calibrates, `scores[second].values <= quantile` tests.
+
+    Args:
+        predict: Fitted without these pairs.
+        pairs: Inputs and outputs; the grids may differ.
+        modulation: "deviation" for a local scale max(sd, floor * rms of sd over the domain), sd being the predictive standard
+            deviation; "constant" for a scale that is the same everywhere (see `SimultaneousBand`).
+        floor: Dimensionless, from 0 to 1.
+
+    Returns:
+        The scores of the n functions, on the predictor's device.
+
+    Raises:
+        ArgumentError: If the modulation or the floor does not exist.
+        CalibrationError: If a constant scale is asked of several channels without noise.
+        DataError: If a value is not finite.
+        ShapeError: If the outputs do not have the predictor's channels.
+
+    Reference:
+        Diquigiovanni, Fontana and Vantini (2022), Conformal prediction bands for multivariate functional data, section 2.
+    """
+    check_modulation(modulation, floor)
+    values, scales = [], []
+    for found, truth in predictions(predict, pairs):
+        scale = local_scale(found.variance, predict, pairs.outputs.grid, modulation=modulation, floor=floor)
+        residual = (truth - found.mean).abs()
+        # 0 / 0 is a value predicted with certainty, and right; a positive residual over 0 stays infinite.
+        ratio = torch.where(residual > 0, residual / scale, torch.zeros_like(residual))
+        values.append(ratio.flatten(1).amax(-1))
+        scales.append(domain_average(scale, pairs.outputs.grid))
+    if not values:
+        raise CalibrationError(expected="at least one pair", got="none", remedy="hold out some fields")
+    return ConformalScores(torch.cat(values), torch.cat(scales))
+
+
+def local_scale(
+    variance: Float64[Tensor, "n c *grid"], predict: Predictor, grid: Grid, *, modulation: Modulation, floor: float
+) -> Float64[Tensor, "n c *grid"]:
+    """The scale a band's half width is proportional to at each point, a function of one input and the predictor only."""
+    ones = (1,) * (variance.ndim - 2)
+    if modulation == "deviation":
+        least = floor * domain_average(variance, grid).sqrt()
+        return torch.maximum(variance.sqrt(), least.reshape(*least.shape, *ones))
+    channels = variance.shape[1]
+    unit = predict.noise.detach().to(variance).sqrt() if channels > 1 else variance.new_ones(1)
+    if not bool((unit > 0).all()):
+        raise CalibrationError(
+            expected="a positive noise variance in every channel, whose roots are the units of a constant band",
+            got=str(predict.noise.tolist()),
+            remedy="use modulation='deviation', or a predictor with noise > 0",
+        )
+    return unit.reshape(1, -1, *ones).expand(variance.shape)
+
+
+def check_level(level: float) -> None:
+    """Raise an ArgumentError unless the level lies strictly between 0 and 1."""
+    if not 0.0 < level < 1.0:
+        raise ArgumentError(expected="a level between 0 and 1", got=str(level), remedy="0.9 asks for 90 % coverage")
+
+
+def check_modulation(modulation: str, floor: float) -> None:
+    """Raise an ArgumentError unless the modulation exists and the floor lies between 0 and 1."""
+    if modulation not in ("deviation", "constant"):
+        raise ArgumentError(
+            expected="modulation 'deviation' or 'constant'", got=repr(modulation), remedy="'deviation' follows the predicted sd"
+        )
+    if not 0.0 <= floor <= 1.0:
+        raise ArgumentError(expected="a floor from 0 to 1", got=str(floor), remedy=f"the default is {FLOOR}")
+
+
+def _rank(count: int, level: float) -> int:
+    """⌈(n + 1) level⌉, safe against products such as 10 * 0.7 that land just above an integer."""
+    return math.ceil((count + 1) * level - 1e-9)

@@ -1,0 +1,118 @@
+"""A distribution beside the truth: what every score starts from, validated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+from probneural.distributions.base import FieldDistribution, check_values, noise_variance
+from probneural.errors import DataError, GridError
+from probneural.fields import Field, Grid, check_finite
+
+ROUNDING = 8.0
+"""Units in the last place, of a function's largest value, up to which errors and deviations count as none."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """Predicted and true functions in float64, from [`compare`][probneural.metrics.comparison.compare].
+
+    Attributes:
+        distribution: What was predicted, without observation noise.
+        mean: Its mean, `(n, c, *grid)`, in physical units.
+        truth: The true functions, `(n, c, *grid)`, in physical units.
+        noise: Variance of the observation noise, `(n, c, *grid)`, in physical units squared.
+        variance: Predictive variance, that of the distribution plus `noise`, in physical units squared.
+        rounding: Per function and channel, `(n, c, 1, ...)`, the size below which an error or a standard deviation is
+            indistinguishable from zero in the dtype the values came in; in physical units.
+    """
+
+    distribution: FieldDistribution
+    mean: Float64[Tensor, "n c *grid"]
+    truth: Float64[Tensor, "n c *grid"]
+    noise: Float64[Tensor, "n c *grid"]
+    variance: Float64[Tensor, "n c *grid"]
+    rounding: Float64[Tensor, "n c *ones"]
+
+    @property
+    def grid(self) -> Grid:
+        """Where the functions live."""
+        return self.distribution.grid
+
+    @property
+    def residual(self) -> Float64[Tensor, "n c *grid"]:
+        """Truth minus mean, in physical units."""
+        return self.truth - self.mean
+
+    @property
+    def certain(self) -> Bool[Tensor, "n c *grid"]:
+        """Where the predictive variance is zero up to rounding."""
+        return self.variance <= self.rounding.square()
+
+    def standardise(self, deviation: Float64[Tensor, "..."], *, index: slice = slice(None)) -> Float64[Tensor, "..."]:
+        """Divide deviations from the mean by the predictive standard deviation; dimensionless.
+
+        Where the standard deviation is zero, the limit is taken: 0 for a deviation that is zero up to rounding (a value that a
+        constraint prescribes, and that is right), infinite with the deviation's sign otherwise.
+
+        Args:
+            deviation: `(..., n, c, *grid)`, in physical units.
+            index: Which of the n functions the deviations belong to.
+        """
+        variance, rounding = self.variance[index], self.rounding[index]
+        none = (deviation.abs() <= rounding) & (variance <= rounding.square())
+        return torch.where(none, torch.zeros_like(deviation), deviation / variance.sqrt())
+
+    def average(self, values: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c"]:
+        """Average over the domain by quadrature, so that it does not depend on the resolution; keeps the unit."""
+        return domain_average(values, self.grid)
+
+
+def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) -> Comparison:
+    """Put a distribution beside the true functions, in float64 on the distribution's device.
+
+    Args:
+        u: The distribution, of n functions with c channels.
+        truth: The true or observed functions, on the same grid.
+        noise: Variance of the observation noise in `truth`, in physical units squared: a number, or one per channel `(c,)`.
+
+    Returns:
+        What the scores take. It is detached: nothing is differentiated through a comparison.
+
+    Raises:
+        DataError: If `truth` is not a `Field`, if there are no functions, or if a mean, variance or truth is not finite.
+        GridError: If the grids differ.
+        ShapeError: If the numbers of functions or channels differ; nothing is broadcast.
+        ArgumentError: If the noise is negative, not finite, or of another shape.
+    """
+    if not isinstance(truth, Field):
+        raise DataError(expected="a Field of true functions", got=str(type(truth)), remedy="wrap it: pn.Field(values, grid)")
+    if truth.grid != u.grid:
+        raise GridError(
+            expected=f"the truth on the distribution's grid {u.grid!r}",
+            got=repr(truth.grid),
+            remedy="predict with query=truth.grid",
+        )
+    raw = u.mean.detach()
+    check_values(truth.values, tuple(raw.shape), "truth")
+    if truth.values.numel() == 0:
+        raise DataError(expected="at least one function", got=f"truth of shape {tuple(raw.shape)}", remedy="score some data")
+    mean, variance = raw.to(torch.float64), u.variance.detach().to(torch.float64)
+    values = truth.values.detach().to(mean)
+    for tensor, name in ((mean, "predicted means"), (variance, "predicted variances"), (values, "true values")):
+        check_finite(tensor, name)
+    observed = noise_variance(noise, tuple(mean.shape), mean).detach()
+    unit = ROUNDING * max(torch.finfo(raw.dtype).eps, torch.finfo(truth.dtype).eps)
+    axes = tuple(range(2, mean.ndim))
+    rounding = unit * torch.maximum(mean.abs(), values.abs()).amax(axes, keepdim=True)
+    return Comparison(distribution=u, mean=mean, truth=values, noise=observed, variance=variance + observed, rounding=rounding)
+
+
+def domain_average(values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c"]:
+    """Average over the domain by the grid's quadrature; points of weight zero are left out even where infinite."""
+    share = (grid.weights / grid.volume).to(values)
+    flat = values.flatten(2)
+    return torch.where(share > 0, flat, torch.zeros_like(flat)) @ share

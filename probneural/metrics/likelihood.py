@@ -1,0 +1,85 @@
+"""Negative log likelihoods: of each value by itself, and of whole functions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.distributions.base import check_values
+from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.gaussian import GaussianField
+from probneural.errors import ArgumentError, UnsupportedError
+from probneural.metrics.comparison import Comparison
+
+
+def nll(comparison: Comparison) -> Float64[Tensor, "n c"]:
+    """The negative log density of each value under the Gaussian of the same mean and predictive variance.
+
+    It is averaged over the domain by quadrature. For an empirical field this is the moment-matched Gaussian at each point.
+
+    Returns:
+        `(n, c)`, in nats per value; the density's unit is 1 / physical unit, so it depends on the units (lower is better).
+
+    Raises:
+        ArgumentError: If the predictive variance is zero somewhere, up to rounding: there is no density there.
+
+    Reference:
+        Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.1 (the logarithmic score). Moment matching of
+        ensembles: Lakshminarayanan, Pritzel and Blundell (2017), section 2.4.
+    """
+    none = int(comparison.certain.sum())
+    if none:
+        raise ArgumentError(
+            expected="a positive predictive variance at every value",
+            got=f"none at {none} of {comparison.truth.numel()} values",
+            remedy="pass the observation variance as noise > 0",
+        )
+    return comparison.average(gaussian_nll(comparison.residual, comparison.variance))
+
+
+def joint_nll(comparison: Comparison) -> Float64[Tensor, " n"]:
+    """The negative log density of each whole function (all channels and points jointly), divided by its number of values.
+
+    Unlike the marginal score it rewards the right correlations. It counts grid points, so compare it at one resolution only.
+    An empirical field enters through the Gaussian field of the same mean and covariance.
+
+    Returns:
+        `(n,)`, in nats per value.
+
+    Raises:
+        ArgumentError: If some direction has no variance: without noise, a field of low rank has no density.
+        UnsupportedError: If the distribution is neither Gaussian nor empirical.
+
+    Reference:
+        Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.1; Rasmussen and Williams (2006), Gaussian
+        Processes for Machine Learning, equation 2.30.
+    """
+    u = comparison.distribution
+    field = u.moment_matched() if isinstance(u, EmpiricalField) else u
+    if not isinstance(field, GaussianField):
+        raise UnsupportedError(
+            expected="a Gaussian or an empirical field", got=type(u).__name__, remedy="read the marginal score"
+        )
+    values_each = comparison.truth[0].numel()
+    return -field.log_prob(comparison.truth, noise=comparison.noise).detach() / values_each
+
+
+def gaussian_nll(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*points"]) -> Float[Tensor, "*points"]:
+    """1/2 (residual²/variance + log(2 π variance)), pointwise, in nats; differentiable.
+
+    Args:
+        residual: Truth minus mean, in physical units.
+        variance: In physical units squared, positive.
+
+    Raises:
+        ShapeError: If the shapes differ.
+
+    Examples:
+        >>> gaussian_nll(torch.ones(1), torch.ones(1)).item()  # 1/2 + log(2 π)/2
+        1.4189...
+    """
+    check_values(variance, tuple(residual.shape), "variance")
+    return 0.5 * (residual.square() / variance + torch.log(2.0 * math.pi * variance))

@@ -1,0 +1,189 @@
+"""Whether stated uncertainty is the uncertainty there is: chi², coverage of intervals and bands, calibration error, PIT."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.gaussian import GaussianField
+from probneural.errors import ArgumentError, UnsupportedError
+from probneural.metrics.comparison import Comparison
+
+DRAWS = 512
+"""Draws behind a sup-quantile: its coverage then has a standard error of 0.013 at level 0.9."""
+LEVELS = tuple(step / 20 for step in range(1, 20))
+"""Nominal levels .05, .10, ..., .95 of the calibration error."""
+_CHUNK_ELEMENTS = 2**19
+"""Values drawn at once (4 MiB in float64): larger pieces leave the cache and are three times slower."""
+
+
+def chi2(comparison: Comparison) -> Float64[Tensor, "n c"]:
+    """The mean over the domain of residual² / predictive variance: 1 if errors are as large as stated.
+
+    Where the variance is zero, a residual of zero (up to rounding) contributes 0, and any other makes the score infinite.
+
+    Returns:
+        `(n, c)`, dimensionless; above 1 is over-confident.
+
+    Examples:
+        >>> from probneural import metrics, fields, distributions
+        >>> grid = fields.Grid.uniform((4,))
+        >>> u = distributions.EmpiricalField(torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 1, 1, 4), grid=grid)
+        >>> chi2(metrics.compare(u, fields.Field(torch.full((1, 1, 4), 2.0), grid))).item()
+        4.0
+    """
+    return comparison.average(comparison.standardise(comparison.residual).square())
+
+
+def pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
+    """The probability integral transform F(y) of every value: uniform on [0, 1] if the marginals are right.
+
+    F is the predictive distribution function itself: Gaussian, or of the weighted members, blurred by the noise. Where it
+    jumps (members without noise, or no variance at all), the middle of the jump is taken.
+
+    Returns:
+        `(n, c, *grid)`, dimensionless. Values of one function are dependent: a histogram needs many functions.
+
+    Raises:
+        UnsupportedError: If the distribution is neither Gaussian nor empirical.
+
+    Reference:
+        Gneiting, Balabdaoui and Raftery (2007), Probabilistic forecasts, calibration and sharpness, section 3.1. Deviation:
+        the mid-distribution function at jumps, which needs no random numbers, in place of a randomised transform.
+    """
+    u = comparison.distribution
+    if isinstance(u, GaussianField):
+        return torch.special.ndtr(comparison.standardise(comparison.residual))
+    if not isinstance(u, EmpiricalField):
+        raise UnsupportedError(
+            expected="a Gaussian or an empirical field",
+            got=type(u).__name__,
+            remedy="wrap its samples as an EmpiricalField",
+        )
+    total = torch.zeros_like(comparison.truth)
+    for weight, member in zip(u.weights, u.samples.detach(), strict=True):
+        gap = comparison.truth - member.to(comparison.truth)
+        z = torch.where(gap == 0, torch.zeros_like(gap), gap / comparison.noise.sqrt())
+        total += weight * torch.special.ndtr(z)
+    return total
+
+
+def coverage(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "n c"]:
+    """The share of the domain where the truth lies in the central interval mean ± z sd of the level.
+
+    The interval is that of the Gaussian with the predictive mean and variance, for empirical fields too (a handful of members
+    has no 90 % interval of its own).
+
+    Args:
+        comparison: Prediction and truth.
+        level: Nominal coverage, between 0 and 1; dimensionless.
+
+    Returns:
+        `(n, c)`, dimensionless; its average should be `level`.
+
+    Raises:
+        ArgumentError: If the level is not between 0 and 1.
+    """
+    inside = comparison.standardise(comparison.residual).abs() <= _central(level)
+    return comparison.average(inside.to(comparison.truth))
+
+
+def interval_width(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "n c"]:
+    """The width 2 z sd of the central intervals that `coverage` counts, averaged over the domain by quadrature.
+
+    Args:
+        comparison: Prediction and truth.
+        level: Nominal coverage, between 0 and 1; dimensionless.
+
+    Returns:
+        `(n, c)`, in physical units. Of two calibrated predictions the sharper one is better.
+
+    Raises:
+        ArgumentError: If the level is not between 0 and 1.
+    """
+    return 2.0 * _central(level) * comparison.average(comparison.variance.sqrt())
+
+
+def calibration_error(comparison: Comparison) -> Float64[Tensor, " c"]:
+    """The mean over the levels .05, .10, ..., .95 of |coverage - level|, coverage being over all functions and the domain.
+
+    Returns:
+        `(c,)`, dimensionless, between 0 and 1/2. A value that is stated with certainty, and right, lies in every interval.
+
+    Reference:
+        Kuleshov, Fenner and Ermon (2018), Accurate uncertainties for deep learning using calibrated regression (the
+        calibration error among its diagnostic tools). Deviation: central intervals in place of one-sided ones, and absolute
+        in place of squared differences, so that the result is an average miss in coverage.
+    """
+    size = comparison.standardise(comparison.residual).abs()
+    misses = [(comparison.average((size <= _central(level)).to(size)).mean(0) - level).abs() for level in LEVELS]
+    return torch.stack(misses).mean(0)
+
+
+def simultaneous_coverage(
+    comparison: Comparison, *, level: float = 0.9, draws: int = DRAWS, seed: int = 0
+) -> Float64[Tensor, " n"]:
+    """Which functions lie wholly inside mean ± q sd, with q the level's quantile of sup |draw - mean| / sd.
+
+    The supremum runs over channels and grid points. Draws are the distribution's own, with independent observation noise
+    added at every point; each function has its own q, the ⌈(draws + 1) level⌉-th smallest supremum, at most the largest.
+
+    Args:
+        comparison: Prediction and truth.
+        level: Nominal coverage, between 0 and 1; dimensionless.
+        draws: Number of draws; the quantile's standard error in coverage is √(level (1 - level) / draws).
+        seed: Makes the draws repeatable; all functions see the same draws.
+
+    Returns:
+        `(n,)`, 1 inside and 0 outside; its average should be `level`. Independent noise has a supremum that grows with the
+        number of points, so with much noise the bands (not their coverage) depend on the resolution.
+
+    Raises:
+        ArgumentError: If the level is not between 0 and 1, or there are no draws.
+
+    Reference:
+        Montiel Olea and Plagborg-Møller (2019), Simultaneous confidence bands, section 2 (the sup-t band).
+    """
+    _central(level)
+    if draws < 1:
+        raise ArgumentError(expected="at least one draw", got=str(draws), remedy=f"the default is {DRAWS}")
+    each = comparison.truth[0].numel()
+    batch = min(draws, max(1, _CHUNK_ELEMENTS // each))
+    functions = max(1, _CHUNK_ELEMENTS // (batch * each))
+    suprema = []
+    for number, start in enumerate(range(0, draws, batch)):
+        count = min(batch, draws - start)
+        suprema.append(_suprema(comparison, count=count, functions=functions, seed=seed + number))
+    rank = min(draws, math.ceil((draws + 1) * level - 1e-9))
+    quantile = torch.cat(suprema).sort(0).values[rank - 1]
+    worst = comparison.standardise(comparison.residual).abs().flatten(1).amax(-1)
+    return (worst <= quantile).to(worst)
+
+
+def _suprema(comparison: Comparison, *, count: int, functions: int, seed: int) -> Tensor:
+    """Suprema of standardised draws, `(count, n)`, a few functions at a time."""
+    noisy = bool((comparison.noise > 0).any())
+    generator = torch.Generator().manual_seed(seed)
+    # One noise draw serves all functions: each one's supremum has the right law, and that is all that is used.
+    shape = (count, 1, *comparison.truth.shape[1:])
+    white = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(comparison.truth) if noisy else None
+    suprema = []
+    for start in range(0, comparison.truth.shape[0], functions):
+        part = slice(start, start + functions)
+        drawn = comparison.distribution[part].rsample(torch.Size([count]), seed=seed).detach()
+        deviation = drawn.to(comparison.truth) - comparison.mean[part]
+        if white is not None:
+            deviation += comparison.noise[part].sqrt() * white
+        suprema.append(comparison.standardise(deviation, index=part).abs().flatten(2).amax(-1))
+    return torch.cat(suprema, dim=1)
+
+
+def _central(level: float) -> float:
+    """The z with P(|N(0, 1)| <= z) = level."""
+    if not 0.0 < level < 1.0:
+        raise ArgumentError(expected="a level between 0 and 1", got=str(level), remedy="0.9 asks for 90 % coverage")
+    return float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64, device="cpu")))

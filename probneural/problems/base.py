@@ -1,0 +1,272 @@
+"""What every exactly solvable problem offers: a law over inputs, an exact solution operator, a design space."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.errors import DataError, GridError, ResolutionError, ShapeError
+from probneural.fields import Field, FieldPairs, Grid, check_finite
+from probneural.problems.random_fields import GaussianRandomField
+
+_CHUNK_ELEMENTS = 2**22
+"""Grid values solved at once when sampling (32 MiB in float64)."""
+
+_CORNER_TAIL = 1e-3
+"""Probability that `encode` keeps between a face of the cube and infinity: coefficients reach ±3.09 standard deviations,
+and the slope of the map stays below 300 there (with 1e-6 it would be 2e5, which ruins gradient-based acquisition)."""
+
+_CUBE_SLACK = 1e-9
+"""How far outside the closed unit cube a design may lie: rounding of the optimiser that proposed it."""
+
+
+class Problem(ABC):
+    """An operator between functions on the unit cube whose values are known exactly, with a law over its inputs.
+
+    Inputs and outputs live on one grid. A problem draws *coefficients*, so one seed is the same functions on every grid; a
+    resolution that cannot hold the law's K modes (below 2K + 1 points on an axis) is refused. Solutions are computed in
+    float64 and then rounded to the dtype asked for. Everything is dimensionless.
+
+    Attributes:
+        in_channels: Channels of an input.
+        out_channels: Channels of an output.
+        design_dim: Number d of coordinates of the design space, see [`encode`][probneural.problems.Problem.encode].
+    """
+
+    in_channels: ClassVar[int] = 1
+    out_channels: ClassVar[int] = 1
+    design_dim: int
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What tables call the problem, with the parameter of its equation."""
+
+    @property
+    @abstractmethod
+    def law(self) -> GaussianRandomField:
+        """The law of the inputs."""
+
+    @abstractmethod
+    def shifts(self) -> dict[str, Problem]:
+        """Out-of-distribution versions by name: the same operator under another law of inputs.
+
+        Returns:
+            `"amplitude"` (larger inputs) and `"roughness"` (less smooth inputs of the same mean variance), at least.
+        """
+
+    @abstractmethod
+    def _solve(self, values: Tensor, grid: Grid) -> Tensor:
+        """Map float64 inputs `(n, in_channels, *grid)` to outputs `(n, out_channels, *grid)`, differentiably."""
+
+    @abstractmethod
+    def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
+        """Map float64 inputs and directions `(n, in_channels, *grid)` to the derivative `(n, out_channels, *grid)`."""
+
+    def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        """Map coefficients `(n, law.size)` to outputs; override where nodal values do not determine the input exactly."""
+        return self._solve(self.law.evaluate(coefficients, grid)[:, None], grid)
+
+    @property
+    def periodic(self) -> bool:
+        """Whether the grid's axes are periodic; otherwise they include both end points."""
+        return self.law.boundary == "periodic"
+
+    def grid(self, resolution: int | Sequence[int]) -> Grid:
+        """Return the grid of some resolution.
+
+        Args:
+            resolution: Points per axis, end points included; one number stands for all axes.
+
+        Returns:
+            A uniform grid of the unit cube.
+
+        Raises:
+            ResolutionError: If an axis has fewer than 2K + 1 points.
+            ShapeError: If a sequence does not name every axis.
+            ArgumentError: If a resolution is not an integer.
+        """
+        dimension = self.law.dimension
+        sizes = tuple(resolution) if isinstance(resolution, Sequence) else (resolution,) * dimension
+        if len(sizes) != dimension:
+            raise ShapeError(
+                expected=f"a resolution for each of {dimension} axes",
+                got=repr(resolution),
+                remedy="give one number, or one per axis",
+            )
+        self._check_resolution(sizes)
+        return Grid.uniform(sizes, periodic=self.periodic)
+
+    def sample(self, n: int, *, resolution: int | Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> FieldPairs:
+        """Draw inputs from the law and solve for each.
+
+        Args:
+            n: Number of pairs.
+            resolution: Points per axis.
+            seed: Seed of the draw; the same seed and n are the same functions at every resolution.
+            dtype: Of the values returned; the arithmetic is float64.
+
+        Returns:
+            Pairs on one grid, on the CPU.
+
+        Raises:
+            ArgumentError: If n is less than 1.
+            ResolutionError: If an axis has fewer than 2K + 1 points.
+        """
+        grid = self.grid(resolution)
+        coefficients = self.law.draw(n, seed)
+        inputs, outputs = [], []
+        for part in coefficients.split(max(1, _CHUNK_ELEMENTS // grid.size)):
+            inputs.append(self.law.evaluate(part, grid, dtype=dtype)[:, None])
+            outputs.append(self._solve_coefficients(part, grid).to(dtype))
+        return FieldPairs(Field(torch.cat(inputs), grid), Field(torch.cat(outputs), grid))
+
+    def solve(self, inputs: Field) -> Field:
+        """Apply the solution operator to inputs of your own, as the grid's interpolant defines them between the points.
+
+        Differentiable by autograd with respect to `inputs.values`. Any number of points will do: the 2K + 1 rule is about
+        the law, not about the operator.
+
+        Args:
+            inputs: `(n, in_channels, *grid)` on a uniform grid of the kind that `grid` returns.
+
+        Returns:
+            `(n, out_channels, *grid)` on the inputs' grid, in their dtype.
+
+        Raises:
+            GridError: If the grid is not of that kind.
+            ShapeError: If the number of channels is another, or there are no fields.
+            DataError: If a value is not finite.
+        """
+        self._check_field(inputs, "inputs")
+        return Field(self._solve(inputs.values.double(), inputs.grid).to(inputs.dtype), inputs.grid)
+
+    def derivative(self, inputs: Field, direction: Field) -> Field:
+        """The Fréchet derivative of the solution operator at `inputs`, applied to `direction`, in closed form.
+
+        Args:
+            inputs: Where to differentiate, as in `solve`.
+            direction: Perturbation of the inputs, of the same shape on the same grid.
+
+        Returns:
+            `(n, out_channels, *grid)`, linear in `direction`, in the inputs' dtype.
+
+        Raises:
+            GridError: If the grids differ, or are not of the problem's kind.
+            ShapeError: If the shapes differ, the number of channels is another, or there are no fields.
+            DataError: If a value is not finite.
+        """
+        self._check_field(inputs, "inputs")
+        self._check_field(direction, "direction")
+        if inputs.grid != direction.grid:
+            raise GridError(
+                expected=f"a direction on the inputs' grid, {inputs.grid!r}",
+                got=repr(direction.grid),
+                remedy="use direction.resample(inputs.grid)",
+            )
+        if len(inputs) != len(direction):
+            raise ShapeError(
+                expected=f"{len(inputs)} directions, one per input", got=str(len(direction)), remedy="pair them one to one"
+            )
+        moved = self._differentiate(inputs.values.double(), direction.values.double(), inputs.grid)
+        return Field(moved.to(inputs.dtype), inputs.grid)
+
+    def encode(self, design: Float[Tensor, "*batch d"], *, grid: Grid) -> Field:
+        """Map points of the closed unit cube to input functions, differentiably.
+
+        Coordinate i sets the i-th leading coefficient of the law to √λ_i Φ⁻¹(ε + (1 − 2ε) u_i) with ε = 10⁻³ and Φ the
+        normal distribution function; the other coefficients are zero. Uniform designs are thus draws of the leading modes,
+        with tails cut at 3.09 standard deviations, and the corners of the cube are finite.
+
+        Args:
+            design: `(..., design_dim)` in [0, 1], float32 or float64.
+            grid: A grid of the kind that `grid` returns.
+
+        Returns:
+            Functions `(n, in_channels, *grid)` in the design's dtype, where n is the product of the leading axes (1 if
+            there are none).
+
+        Raises:
+            ShapeError: If the last axis does not have length `design_dim`.
+            DataError: If a coordinate is outside [0, 1] by more than 1e-9, NaN, or not a floating point number.
+            GridError: If the grid is not of the problem's kind (a ResolutionError if it is too coarse).
+
+        Examples:
+            >>> from probneural.problems import Burgers
+            >>> problem = Burgers(design_dim=2)
+            >>> problem.encode(torch.full((4, 3, 2), 0.5), grid=problem.grid(64)).values.abs().max().item()
+            0.0
+        """
+        if design.ndim < 1 or design.shape[-1] != self.design_dim:
+            raise ShapeError(
+                expected=f"a design of shape (..., {self.design_dim})",
+                got=str(tuple(design.shape)),
+                remedy="design_dim of the problem is the last axis",
+            )
+        if design.dtype not in (torch.float32, torch.float64):
+            raise DataError(expected="a float32 or float64 design", got=str(design.dtype), remedy="convert with .double()")
+        where = design.detach()
+        outside = ~((where >= -_CUBE_SLACK) & (where <= 1.0 + _CUBE_SLACK))  # so written, NaN is outside too
+        if bool(outside.any()):
+            raise DataError(
+                expected="a design in the closed unit cube",
+                got=f"{int(outside.sum())} coordinates outside, the first {float(where[outside][0]):g}",
+                remedy="scale designs to [0, 1], for instance with botorch.utils.transforms.normalize",
+            )
+        self._check_grid(grid)
+        self._check_resolution(grid.shape)
+        flat = design.reshape(-1, self.design_dim)
+        scores = torch.special.ndtri(_CORNER_TAIL + (1.0 - 2.0 * _CORNER_TAIL) * flat)
+        leading = scores * self.law.eigenvalues[: self.design_dim].sqrt().to(scores)
+        rest = leading.new_zeros(leading.shape[0], self.law.size - self.design_dim)
+        return Field(self.law.evaluate(torch.cat([leading, rest], dim=1), grid)[:, None], grid)
+
+    def _check_resolution(self, sizes: Sequence[int]) -> None:
+        least = self.law.minimum_resolution
+        if min(sizes) < least:
+            raise ResolutionError(
+                expected=f"at least {least} points per axis, which is what {self.law.modes} modes need",
+                got=str(tuple(sizes)),
+                remedy="raise the resolution, or give the problem fewer modes",
+            )
+
+    def _check_grid(self, grid: Grid) -> None:
+        dimension = self.law.dimension
+        if not grid.is_uniform or grid.dimension != dimension or grid != Grid.uniform(grid.shape, periodic=self.periodic):
+            ends = "without its right end points" if self.periodic else "with both end points"
+            raise GridError(
+                expected=f"a uniform grid of the unit cube in {dimension} dimensions, periodic={self.periodic}, {ends}",
+                got=repr(grid),
+                remedy="make it with problem.grid(resolution) or Grid.uniform(shape, periodic=...)",
+            )
+        if not self.periodic and min(grid.shape) < 3:
+            raise ResolutionError(
+                expected="at least 3 points per axis", got=str(grid.shape), remedy="two of them are the end points"
+            )
+
+    def _check_field(self, field: Field, name: str) -> None:
+        self._check_grid(field.grid)
+        if field.channels != self.in_channels:
+            raise ShapeError(
+                expected=f"{name} with {self.in_channels} channels",
+                got=str(field.channels),
+                remedy="channels are the second axis of the values",
+            )
+        if not len(field):
+            raise ShapeError(expected=f"at least one field as {name}", got="none", remedy="skip empty batches")
+        check_finite(field.values, name)
+
+
+def shifted_laws(law: GaussianRandomField, *, amplitude: float) -> dict[str, GaussianRandomField]:
+    """The shifts that problems share: inputs `amplitude` times as large, and inputs with α reduced by a quarter (2 to 1.5).
+
+    Examples:
+        >>> {name: other.alpha for name, other in shifted_laws(GaussianRandomField(1, 4), amplitude=2.0).items()}
+        {'amplitude': 2.0, 'roughness': 1.5}
+    """
+    return {"amplitude": law.amplified(amplitude), "roughness": law.roughened(4.0 / 3.0)}

@@ -1,0 +1,116 @@
+"""Small predictors with exact features, and designs that encode into their inputs.
+
+The input of design x is u(s) = sum_j x_j phi_j(s); the output field is a smooth nonlinear function of u(s) with random
+weights, pointwise in s, so that it can be evaluated on any grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Predictor
+from probneural.errors import ShapeError
+from probneural.fields import Field, Grid
+from probneural.functionals import Functional, integral, sensors, stack
+
+DIMENSION = 2
+FEATURES = 9
+RANK = 7
+INPUT_GRID = Grid.uniform((16,))
+FINE_GRID = Grid.uniform((24,))
+
+
+def encode(designs: Tensor) -> Field:
+    """The input functions of designs in [0, 1]^2, `(..., 2)`."""
+    if designs.shape[-1] != DIMENSION:
+        raise ShapeError(
+            expected=f"designs (..., {DIMENSION})", got=str(tuple(designs.shape)), remedy="one number per mode of the input"
+        )
+    angle = 2 * torch.pi * INPUT_GRID.points[:, 0].to(designs)
+    return Field((designs @ torch.stack([angle.sin() + 0.5, angle.cos()]))[:, None], INPUT_GRID)
+
+
+class FeaturePredictor(Predictor):
+    """Bayesian regression on fixed features sin(a_f u(s) + b_f); what it returns is up to `output`."""
+
+    in_channels = 1
+
+    def __init__(
+        self,
+        output: Callable[[Tensor, Tensor, Grid], FieldDistribution],
+        *,
+        out_channels: int = 1,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        generator = torch.Generator().manual_seed(20)
+        self.output = output
+        self.out_channels = out_channels
+        self.noise = torch.full((out_channels,), 1e-2)
+        self.domain = INPUT_GRID
+        self._dtype = dtype
+        draw = {"generator": generator, "dtype": torch.float64}
+        self.slopes = (1.5 * torch.randn(FEATURES, **draw)).to(dtype)
+        self.shifts = (3.0 * torch.rand(FEATURES, **draw)).to(dtype)
+        self.weights = torch.randn(out_channels, FEATURES, **draw).to(dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def features(self, inputs: Field, grid: Grid) -> Tensor:
+        values = inputs.resample(grid).values[:, 0]
+        return torch.sin(values[..., None] * self.slopes + self.shifts)
+
+    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        grid = query or inputs.grid
+        features = self.features(inputs, grid)
+        return self.output(features, torch.einsum("npf,cf->ncp", features, self.weights), grid)
+
+
+def factor(channels: int, *, rank: int = RANK) -> Tensor:
+    """One factor per channel, `(1, c, f, k)`: the channels are correlated through the common latent."""
+    generator = torch.Generator().manual_seed(21)
+    return 0.4 * torch.randn(1, channels, FEATURES, rank, generator=generator, dtype=torch.float64)
+
+
+def feature_root(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
+    return GaussianField(mean, FeatureRoot(features, factor(mean.shape[1])), latent="weights", grid=grid)
+
+
+def dense_root(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
+    matrix = features[:, None] @ factor(mean.shape[1]).to(features)
+    return GaussianField(mean, DenseRoot(matrix), latent="weights", grid=grid)
+
+
+def certain(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
+    """A Gaussian field without any variance, as exact constraints leave it."""
+    return GaussianField(mean, DenseRoot(torch.zeros(*mean.shape, 3).to(mean)), latent="nothing", grid=grid)
+
+
+def members(features: Tensor, mean: Tensor, grid: Grid) -> EmpiricalField:
+    """Twelve equally probable draws of the Gaussian predictor."""
+    base = torch.randn(12, RANK, generator=torch.Generator().manual_seed(22), dtype=torch.float64)
+    return EmpiricalField(feature_root(features, mean, grid).rsample((12,), base_samples=base), grid=grid)
+
+
+def weighted_members(features: Tensor, mean: Tensor, grid: Grid) -> EmpiricalField:
+    return EmpiricalField(members(features, mean, grid).samples, torch.arange(1.0, 13.0), grid=grid)
+
+
+KINDS = {"feature root": feature_root, "dense root": dense_root, "members": members}
+GAUSSIAN = {"feature root": feature_root, "dense root": dense_root}
+
+
+def one_number(grid: Grid = INPUT_GRID) -> Functional:
+    return integral(grid)
+
+
+def three_numbers(grid: Grid = INPUT_GRID) -> Functional:
+    return stack([integral(grid), sensors(grid, [[0.1], [0.6]])])

@@ -1,0 +1,67 @@
+"""Predictors with a known mistake, and data they can be calibrated on."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor
+from probneural.fields import Field, FieldPairs, Grid
+
+GRID = Grid.uniform((16,))
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def basis(grid: Grid) -> Tensor:
+    """Three functions, the first of which vanishes at the left end and at the centre: `(p, 3)`."""
+    x = 2 * math.pi * grid.points[:, 0]
+    return torch.stack([torch.sin(x), torch.cos(2 * x) - 1.0, torch.sin(3 * x)], dim=-1)
+
+
+class Synthetic(Predictor):
+    """Predicts each output channel as its input, with sd in proportion to the input's size; frozen otherwise."""
+
+    def __init__(self, *, sd: float = 1.0, noise: float = 0.1, channels: int = 1, dtype: torch.dtype = torch.float64) -> None:
+        self.in_channels = self.out_channels = channels
+        self.sd, self.domain = sd, GRID
+        self.noise = torch.full((channels,), noise, dtype=dtype)
+        self.calls: list[tuple[int, Grid | None]] = []
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.noise.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.noise.device
+
+    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        self.calls.append((len(inputs), query))
+        where = inputs.grid if query is None else query
+        mean = inputs.resample(where).values
+        size = self.sd * inputs.mean_square().sqrt()
+        root = size[:, :, None, None] * basis(where).to(size)
+        return GaussianField(mean, DenseRoot(root), latent="synthetic", grid=where)
+
+
+class Members(Synthetic):
+    """The same as an ensemble of four."""
+
+    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        u = super()._predict(inputs, query)
+        return EmpiricalField(u.rsample(torch.Size([4]), seed=3), torch.tensor([1.0, 2.0, 2.0, 1.0]), grid=u.grid)
+
+
+def pairs(n: int, *, channels: int = 1, errors: float = 0.5, seed: int = 0, grid: Grid = GRID) -> FieldPairs:
+    """Inputs of random size, and outputs that stray from them by `errors` times what `Synthetic()` states, and by noise."""
+    weights = normal(n, channels, 3, seed=seed) * (0.5 + normal(n, channels, 1, seed=seed + 1).abs())
+    inputs = Field((weights @ basis(GRID).mT), GRID)
+    size = inputs.mean_square().sqrt()[..., None]
+    drawn = errors * size * (normal(n, channels, 3, seed=seed + 2) @ basis(grid).mT)
+    spread = errors * math.sqrt(0.1) * normal(n, channels, grid.size, seed=seed + 3)
+    return FieldPairs(inputs, Field(weights @ basis(grid).mT + drawn + spread, grid))

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import math
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+
+from probneural.calibration import BandField, SimultaneousBand, VarianceScale
+from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
+from probneural.fields import Field, FieldPairs, Grid
+from tests.calibration.synthetic import GRID, Members, Synthetic, pairs
+
+
+@pytest.mark.parametrize("kind", [Synthetic, Members])
+@pytest.mark.parametrize("modulation", ["deviation", "constant"])
+def test_a_band_is_mean_and_quantile_times_scale(kind: type[Synthetic], modulation: str) -> None:
+    predict, data, new = kind(channels=2), pairs(40, channels=2), pairs(7, channels=2, seed=50)
+    band = SimultaneousBand(0.8, modulation=modulation, floor=0.0).fit(predict, data)
+    found = band(new.inputs)
+    u = predict(new.inputs)
+    scale = (u.variance + 0.1).sqrt() if modulation == "deviation" else torch.full_like(u.variance, math.sqrt(0.1))
+    torch.testing.assert_close(found.mean, u.mean)
+    torch.testing.assert_close(found.upper, u.mean + band.quantile * scale)
+    torch.testing.assert_close(found.lower, u.mean - band.quantile * scale)
+    torch.testing.assert_close(found.width(), 2 * band.quantile * (scale * GRID.weights).sum(-1))
+    assert (len(found), found.grid, band.level) == (7, GRID, 0.8)
+    inside = ((new.outputs.values >= found.lower) & (new.outputs.values <= found.upper)).all(-1).all(-1)
+    assert found.contains(new.outputs).tolist() == inside.tolist()
+    assert band.coverage(new) == pytest.approx(inside.double().mean().item())
+    assert "0.8" in repr(band)
+    assert "7 x 2" in repr(found)
+
+
+@pytest.mark.parametrize("modulation", ["deviation", "constant"])
+def test_coverage_holds_for_whole_functions_and_a_wrong_predictor(modulation: str) -> None:
+    """Pointwise intervals at the same level cover far fewer whole functions."""
+    data, new = pairs(999, channels=2), pairs(3000, channels=2, seed=50)
+    band = SimultaneousBand(0.9, modulation=modulation).fit(Synthetic(sd=0.2, channels=2), data)
+    found = band.coverage(new)
+    # Given one calibration set, coverage is Beta(900, 100); the new set adds its own binomial error.
+    assert abs(found - 0.9) < 4 * math.sqrt(0.09 / 1000 + 0.09 / 3000)
+    assert band(new.inputs).contains(new.outputs).double().mean().item() == pytest.approx(found, abs=1e-3)
+
+
+def test_a_local_scale_is_narrower_where_sizes_differ() -> None:
+    data, new = pairs(200), pairs(50, seed=50)
+    local, constant = (
+        SimultaneousBand(0.9, modulation=modulation).fit(Synthetic(), data)(new.inputs).width().mean()
+        for modulation in ("deviation", "constant")
+    )
+    assert local < 0.85 * constant
+
+
+def test_the_calibration_fields_themselves_are_covered_as_counted() -> None:
+    data = pairs(29)
+    band = SimultaneousBand(0.9).fit(Synthetic(), data)
+    assert band.coverage(data) == pytest.approx(27 / 29)  # ⌈30 * 0.9⌉ = 27
+
+
+@pytest.mark.parametrize("modulation", ["deviation", "constant"])
+def test_one_channel_does_not_feel_a_variance_scale_fitted_on_the_same_fields(modulation: str) -> None:
+    predict, data = Synthetic(), pairs(30)
+    scaled = VarianceScale().fit(predict, data)
+    plain, after = (SimultaneousBand(modulation=modulation).fit(p, data)(data.inputs) for p in (predict, scaled))
+    torch.testing.assert_close(after.half_width, plain.half_width)
+
+
+def test_the_floor_keeps_certain_points_from_deciding_the_width() -> None:
+    predict, data = Synthetic(noise=0.0), pairs(30)  # stated deviation 0 at the left end, and errors there
+    bare = SimultaneousBand(floor=0.1).fit(predict, data)(data.inputs)
+    low = SimultaneousBand(floor=0.001).fit(predict, data)(data.inputs)
+    assert (bare.half_width > 0).all()
+    assert bare.width().mean() < 0.1 * low.width().mean()
+    with pytest.raises(CalibrationError, match="infinite scores"):
+        SimultaneousBand(floor=0.0).fit(predict, data)
+
+
+def test_outputs_and_queries_on_other_grids() -> None:
+    fine = GRID.resized((48,))
+    predict, data = Synthetic(), pairs(30, grid=fine)
+    band = SimultaneousBand().fit(predict, data)
+    assert predict.calls[-1] == (30, fine)
+    on_fine, on_coarse = band(data.inputs, fine), band(data.inputs)
+    assert on_fine.grid == fine
+    assert on_coarse.grid == GRID
+    torch.testing.assert_close(on_fine.mean[..., ::3], on_coarse.mean)
+    torch.testing.assert_close(on_fine.half_width[..., ::3], on_coarse.half_width)
+    loose = Grid.scattered(fine.points[5:20], torch.linspace(0.0, 1.0, 15))
+    found = SimultaneousBand().fit(predict, pairs(30, grid=loose))(data.inputs, loose)
+    torch.testing.assert_close(found.width(), 2 * found.half_width @ torch.linspace(0.0, 1.0, 15).double() / 7.5)
+
+
+def test_float32_predictions_give_float64_bands() -> None:
+    predict, data = Synthetic(dtype=torch.float32), pairs(30).to(torch.float32)
+    band = SimultaneousBand().fit(predict, data)
+    found = band(data.inputs)
+    assert found.half_width.dtype == found.mean.dtype == torch.float64
+    reference = SimultaneousBand().fit(Synthetic(), pairs(30))
+    assert band.quantile == pytest.approx(reference.quantile, rel=1e-5)
+
+
+def test_bands_are_frozen() -> None:
+    band = SimultaneousBand().fit(Synthetic(), pairs(12))
+    with pytest.raises(FrozenInstanceError):
+        band.quantile = 0.0
+    with pytest.raises(FrozenInstanceError):
+        SimultaneousBand().level = 0.5
+
+
+@pytest.mark.bad_input
+def test_errors() -> None:
+    data = pairs(12)
+    for level, needed in ((0.95, 19), (0.99, 99)):
+        with pytest.raises(CalibrationError, match=f"at least {needed} calibration fields for a band at level {level}; got 12"):
+            SimultaneousBand(level).fit(Synthetic(), data)
+    SimultaneousBand(0.9).fit(Synthetic(), data[:9])
+    with pytest.raises(CalibrationError, match="at least 9"):
+        SimultaneousBand(0.9).fit(Synthetic(), data[:8])
+    with pytest.raises(ArgumentError, match="level between 0 and 1"):
+        SimultaneousBand(90)
+    with pytest.raises(ArgumentError, match="modulation"):
+        SimultaneousBand(modulation="none")
+    with pytest.raises(ArgumentError, match="floor"):
+        SimultaneousBand(floor=2.0)
+    band = SimultaneousBand().fit(Synthetic(), data)
+    found = band(data.inputs)
+    with pytest.raises(GridError, match=r"query=truth\.grid"):
+        found.contains(pairs(12, grid=GRID.resized((20,))).outputs)
+    with pytest.raises(ShapeError, match="truth of shape"):
+        found.contains(data.outputs[:1])
+    with pytest.raises(DataError, match="true values"):
+        found.contains(Field(data.outputs.values * math.nan, GRID))
+    with pytest.raises(CalibrationError, match="at least one pair"):
+        band.coverage(data[:0])
+    with pytest.raises(DataError, match="inputs"):
+        band(Field(data.inputs.values * math.nan, GRID))
+    with pytest.raises(ShapeError, match="half width of shape"):
+        BandField(found.mean, half_width=found.half_width[:1], grid=GRID)
+    with pytest.raises(ShapeError, match="mean of shape"):
+        BandField(found.mean, half_width=found.half_width, grid=GRID.resized((8,)))
+    with pytest.raises(ShapeError, match="outputs of 1 channels"):
+        band.coverage(FieldPairs(data.inputs, pairs(12, channels=2).outputs))

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from probneural.calibration import ConformalScores, SimultaneousBand, chunks, conformal_scores
+from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
+from probneural.fields import Field, FieldPairs, Grid
+from tests.calibration.synthetic import GRID, Members, Synthetic, pairs
+
+
+def scores_of(values: torch.Tensor) -> ConformalScores:
+    return ConformalScores(values.double(), torch.ones(len(values), 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("floor", [0.0, 0.4])
+def test_scores_are_suprema_of_standardised_errors(channels: int, floor: float) -> None:
+    predict, data = Synthetic(channels=channels), pairs(6, channels=channels)
+    found = conformal_scores(predict, data, floor=floor)
+    u = predict(data.inputs)
+    for field in range(6):
+        worst, widths = 0.0, []
+        for channel in range(channels):
+            sd = (u.variance[field, channel] + 0.1).sqrt()
+            scale = sd.clamp_min(floor * float((sd.square() * GRID.weights).sum().sqrt()))
+            error = (data.outputs.values - u.mean)[field, channel].abs()
+            worst = max(worst, float((error / scale).max()))
+            widths.append(float((scale * GRID.weights).sum()))
+        assert found.values[field].item() == pytest.approx(worst, rel=1e-12)
+        assert found.scale[field].tolist() == pytest.approx(widths, rel=1e-12)
+
+
+def test_constant_scores_are_errors_in_units_of_the_noise() -> None:
+    data = pairs(6)
+    error = (data.outputs.values - data.inputs.values).abs().flatten(1).amax(-1)
+    torch.testing.assert_close(conformal_scores(Synthetic(noise=0.0), data, modulation="constant").values, error)
+    predict, data = Synthetic(channels=2), pairs(6, channels=2)
+    predict.noise = torch.tensor([0.04, 0.25]).double()
+    error = (data.outputs.values - data.inputs.values).abs().amax(-1) / torch.tensor([0.2, 0.5]).double()
+    found = conformal_scores(predict, data, modulation="constant")
+    torch.testing.assert_close(found.values, error.amax(-1))
+    torch.testing.assert_close(found.scale, torch.tensor([0.2, 0.5]).double().expand(6, 2))
+
+
+@example(n=19, percent=55)  # in floating point, 20 * 0.55 lies above 11
+@given(n=st.integers(1, 60), percent=st.integers(1, 99))
+def test_the_quantile_has_the_rank_of_the_definition(n: int, percent: int) -> None:
+    scores = scores_of(torch.randperm(n, generator=torch.Generator().manual_seed(n)) + 1)
+    rank = -(-(n + 1) * percent // 100)  # in whole numbers
+    if rank <= n:
+        assert scores.quantile(percent / 100) == rank
+    else:
+        needed = -(-percent // (100 - percent))
+        assert needed > n
+        with pytest.raises(CalibrationError, match=f"at least {needed} calibration fields.*got {n};"):
+            scores.quantile(percent / 100)
+
+
+@pytest.mark.parametrize(("n", "level"), [(12, 0.8), (19, 0.9), (9, 0.5), (30, 0.93)])
+@pytest.mark.parametrize("modulation", ["deviation", "constant"])
+def test_coverage_of_a_new_function_is_what_finite_samples_promise(n: int, level: float, modulation: str) -> None:
+    """4000 calibration sets of n fields, each with a new field, for a predictor that is wrong in size and in shape."""
+    count = 4000
+    small = Grid.uniform((8,))
+    data = pairs(count * (n + 1), grid=small, seed=7 * n)
+    skewed = Field(data.outputs.values + 0.3 * data.outputs.values.square(), small)
+    scores = conformal_scores(Synthetic(sd=0.3), FieldPairs(data.inputs, skewed), modulation=modulation)
+    blocks = scores.values.reshape(count, n + 1)
+    covered = [float(block[n]) <= scores_of(block[:n]).quantile(level) for block in blocks]
+    rate = sum(covered) / count
+    exact = math.ceil((n + 1) * level - 1e-9) / (n + 1)
+    error = 4.0 * math.sqrt(exact * (1 - exact) / count)
+    assert level <= exact < level + 1 / (n + 1)
+    assert abs(rate - exact) < error
+
+
+def test_resplitting_scores_is_the_same_as_predicting_again() -> None:
+    predict, data = Synthetic(channels=2), pairs(40, channels=2)
+    scores = conformal_scores(predict, data)
+    for seed in range(5):
+        order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
+        first, second = order[:25], order[25:]
+        band = SimultaneousBand(0.8).fit(predict, data[first])
+        assert scores[first].quantile(0.8) == pytest.approx(band.quantile, rel=1e-12)
+        inside = scores[second].values <= band.quantile
+        assert band.coverage(data[second]) == inside.double().mean().item()
+        torch.testing.assert_close(2 * band.quantile * scores[second].scale, band(data.inputs[second]).width())
+
+
+@pytest.mark.parametrize("kind", [Synthetic, Members])
+def test_chunks_do_not_change_the_scores(kind: type[Synthetic], monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pairs(11)
+    whole = conformal_scores(kind(), data)
+    monkeypatch.setattr(chunks, "CHUNK_VALUES", 16 * 3)
+    predict = kind()
+    parts = conformal_scores(predict, data)
+    torch.testing.assert_close(parts.values, whole.values)
+    torch.testing.assert_close(parts.scale, whole.scale)
+    assert [count for count, _ in predict.calls] == [3, 3, 3, 2]
+
+
+def test_selection_takes_slices_and_lists() -> None:
+    scores = scores_of(torch.arange(5))
+    assert len(scores[1:3]) == 2
+    assert scores[[4, 0]].values.tolist() == [4.0, 0.0]
+    assert scores[[4, 0]].scale.shape == (2, 1)
+
+
+def test_certainty_that_is_right_scores_zero() -> None:
+    data = pairs(4)
+    found = conformal_scores(Synthetic(sd=0.0, noise=0.0), FieldPairs(data.inputs, data.inputs))  # 0/0
+    assert found.values.tolist() == [0.0] * 4
+
+
+@pytest.mark.bad_input
+def test_errors() -> None:
+    data = pairs(12)
+    for level in (0.0, 1.0, math.nan):
+        with pytest.raises(ArgumentError, match="level between 0 and 1"):
+            scores_of(torch.arange(5)).quantile(level)
+    with pytest.raises(CalibrationError, match="infinite scores"):
+        conformal_scores(Synthetic(sd=0.0, noise=0.0), data).quantile(0.5)
+    with pytest.raises(CalibrationError, match="noise variance in every channel"):
+        conformal_scores(Synthetic(channels=2, noise=0.0), pairs(3, channels=2), modulation="constant")
+    with pytest.raises(CalibrationError, match="at least one pair"):
+        conformal_scores(Synthetic(), data[:0])
+    with pytest.raises(ArgumentError, match="'deviation' or 'constant'"):
+        conformal_scores(Synthetic(), data, modulation="local")
+    for floor in (-0.1, 1.1, math.nan):
+        with pytest.raises(ArgumentError, match="floor from 0 to 1"):
+            conformal_scores(Synthetic(), data, floor=floor)
+    with pytest.raises(ShapeError, match="scale of shape"):
+        ConformalScores(torch.ones(3).double(), torch.ones(2, 1).double())
+    broken = Field(torch.full((12, 1, 16), math.inf).double(), GRID)
+    with pytest.raises(DataError, match="calibration outputs"):
+        conformal_scores(Synthetic(), FieldPairs(data.inputs, broken))
+    with pytest.raises(ShapeError, match="outputs of 2 channels"):
+        conformal_scores(Synthetic(channels=2), FieldPairs(pairs(12, channels=2).inputs, data.outputs))

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from probneural import functionals, metrics
+from probneural.calibration import ScaledPredictor, VarianceScale, chunks
+from probneural.distributions import EmpiricalField, Predictor
+from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
+from probneural.fields import Field, FieldPairs, Grid
+from tests.calibration.synthetic import GRID, Members, Synthetic, pairs
+
+
+def chi2(predict: Predictor, data: FieldPairs) -> Tensor:
+    """Per channel, by the scores' own route."""
+    u = predict(data.inputs, data.outputs.grid)
+    return metrics.chi2(metrics.compare(u, data.outputs, noise=predict.noise)).mean(0)
+
+
+@pytest.mark.parametrize("kind", [Synthetic, Members])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_chi2_on_the_calibration_fields_is_one_in_every_channel(kind: type[Synthetic], channels: int) -> None:
+    predict, data = kind(channels=channels), pairs(30, channels=channels)
+    before = chi2(predict, data)
+    found = VarianceScale().fit(predict, data)
+    torch.testing.assert_close(found.scale, before)
+    torch.testing.assert_close(chi2(found, data), torch.ones(channels, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+def test_in_float32_to_rounding() -> None:
+    predict, data = Synthetic(dtype=torch.float32), pairs(30)
+    found = VarianceScale().fit(predict, data.to(torch.float32))
+    assert found.noise.dtype == found(data.inputs).mean.dtype == torch.float32
+    assert chi2(found, data.to(torch.float32)).item() == pytest.approx(1.0, rel=1e-5)
+
+
+def test_the_scale_is_the_mistake_that_was_made() -> None:
+    found = VarianceScale().fit(Synthetic(), pairs(4000, errors=0.5))
+    assert found.scale.item() == pytest.approx(0.25, rel=0.03)
+
+
+@given(sd=st.floats(0.01, 100.0))
+def test_a_common_factor_of_the_stated_variances_drops_out(sd: float) -> None:
+    data = pairs(12, channels=2)
+    reference = VarianceScale().fit(Synthetic(channels=2), data)(data.inputs)
+    other = VarianceScale().fit(Synthetic(channels=2, sd=sd, noise=0.1 * sd**2), data)
+    torch.testing.assert_close(other(data.inputs).variance, reference.variance)
+    torch.testing.assert_close(other.noise, VarianceScale().fit(Synthetic(channels=2), data).noise)
+
+
+def test_it_maximises_the_marginal_likelihood() -> None:
+    data = pairs(20)
+    found = VarianceScale().fit(Synthetic(), data)
+
+    def nll(scale: Tensor) -> float:
+        predict = ScaledPredictor(Synthetic(), scale)
+        return metrics.nll(metrics.compare(predict(data.inputs), data.outputs, noise=predict.noise)).mean().item()
+
+    assert nll(found.scale) < min(nll(found.scale * 0.99), nll(found.scale * 1.01))
+
+
+def test_the_result_is_a_predictor_with_the_same_mean_and_coherent_draws() -> None:
+    inner, data = Synthetic(channels=2), pairs(5, channels=2)
+    found = VarianceScale().fit(inner, data)
+    assert (found.in_channels, found.out_channels, found.domain) == (2, 2, GRID)
+    assert (found.dtype, found.device) == (inner.dtype, inner.device)
+    u, v = inner(data.inputs), found(data.inputs)
+    assert torch.equal(u.mean, v.mean)
+    torch.testing.assert_close(v.variance, u.variance * found.scale[:, None])
+    torch.testing.assert_close(found.noise, inner.noise * found.scale)
+    deviation = (u.rsample(seed=1) - u.mean) * found.scale.sqrt()[:, None]
+    torch.testing.assert_close(v.rsample(seed=1) - v.mean, deviation)
+    fine = GRID.resized((32,))
+    assert torch.equal(found.draw(4)(data.inputs.values), found(data.inputs).rsample(seed=4))
+    torch.testing.assert_close(found.draw(4)(data.inputs.values, query=fine)[..., ::2], found.draw(4)(data.inputs.values))
+    total = functionals.integral(GRID)
+    measured = v[:2].condition(total, total(v.mean[:2]), noise=0.1)
+    assert (v.under(measured.latent).variance <= v.variance + 1e-12).all()
+    with pytest.raises(FrozenInstanceError):
+        found.noise = inner.noise
+    assert "ScaledPredictor" in repr(found)
+
+
+def test_scaling_twice_multiplies() -> None:
+    data = pairs(10)
+    once = VarianceScale().fit(Synthetic(), data)
+    twice = VarianceScale().fit(once, data)
+    assert twice.scale.item() == pytest.approx(1.0, rel=1e-12)
+    assert twice(data.inputs).latent.id != once(data.inputs).latent.id
+
+
+FINE = GRID.resized((40,))
+LOOSE = Grid.scattered(FINE.points[3:30], torch.linspace(0.0, 1.0, 27))
+
+
+@pytest.mark.parametrize("grid", [FINE, LOOSE], ids=["finer", "scattered"])
+def test_outputs_may_live_on_another_grid(grid: Grid) -> None:
+    predict, data = Synthetic(), pairs(12, grid=grid)
+    found = VarianceScale().fit(predict, data)
+    assert chi2(found, data).item() == pytest.approx(1.0, rel=1e-12)
+    assert predict.calls[-1] == (12, grid)
+
+
+def test_fields_are_predicted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pairs(23, channels=2)
+    whole = VarianceScale().fit(Synthetic(channels=2), data)
+    monkeypatch.setattr(chunks, "CHUNK_VALUES", 2 * 16 * 5 + 3)
+    predict = Synthetic(channels=2)
+    torch.testing.assert_close(VarianceScale().fit(predict, data).scale, whole.scale)
+    assert [count for count, _ in predict.calls] == [5, 5, 5, 5, 3]
+
+
+def test_values_known_exactly_and_predicted_right_count_nothing() -> None:
+    data = pairs(10, errors=0.0)  # at the left end, the stated deviation is zero
+    moved = data.outputs.values + 0.3 * data.inputs.values
+    found = VarianceScale().fit(Synthetic(noise=0.0), FieldPairs(data.inputs, Field(moved, GRID)))
+    assert torch.isfinite(found.scale).all()
+    assert chi2(found, FieldPairs(data.inputs, Field(moved, GRID))).item() == pytest.approx(1.0, rel=1e-12)
+
+
+@pytest.mark.bad_input
+def test_errors() -> None:
+    data = pairs(5)
+    with pytest.raises(CalibrationError, match="at least 2 calibration fields; got 1"):
+        VarianceScale().fit(Synthetic(), data[:1])
+    with pytest.raises(CalibrationError, match="zero everywhere"):
+        VarianceScale().fit(Synthetic(sd=0.0, noise=0.0), data)
+    with pytest.raises(CalibrationError, match="inf"):  # the basis vanishes at some points, the errors do not
+        VarianceScale().fit(Synthetic(noise=0.0), data)
+    with pytest.raises(CalibrationError, match="nothing to calibrate"):
+        VarianceScale().fit(Synthetic(), FieldPairs(data.inputs, data.inputs))
+    with pytest.raises(ShapeError, match="outputs of 1 channels"):
+        VarianceScale().fit(Synthetic(), FieldPairs(data.inputs, pairs(5, channels=2).outputs))
+    with pytest.raises(DataError, match="FieldPairs"):
+        VarianceScale().fit(Synthetic(), [1, 2])
+    broken = data.outputs.values.clone()
+    broken[2, 0, 1] = torch.nan
+    with pytest.raises(DataError, match="calibration outputs"):
+        VarianceScale().fit(Synthetic(), FieldPairs(data.inputs, Field(broken, GRID)))
+    for scale in (torch.tensor([0.0]), torch.tensor([torch.inf]), torch.ones(2)):
+        with pytest.raises(ArgumentError, match="positive finite scales"):
+            ScaledPredictor(Synthetic(), scale.double())
+
+
+@pytest.mark.bad_input
+def test_predictions_that_are_not_finite_are_named() -> None:
+    class Diverged(Synthetic):
+        def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
+            values = inputs.values[None].expand(2, *inputs.values.shape).clone()
+            values[self.bad] = torch.tensor(self.sizes, dtype=torch.float64)
+            return EmpiricalField(values, grid=inputs.grid)
+
+        bad: object = (slice(None), 0, 0, 0)
+        sizes: tuple[float, ...] = (torch.nan, torch.nan)
+
+    with pytest.raises(DataError, match="predicted means"):
+        VarianceScale().fit(Diverged(), pairs(3))
+    Diverged.sizes = (1e200, -1e200)
+    with pytest.raises(DataError, match="predicted variances"):
+        VarianceScale().fit(Diverged(), pairs(3))

@@ -1,0 +1,38 @@
+"""What every test runs under: one thread, its own seeds, and a reason where CUDA is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+# Examples of a property are the same on every run, and a slow machine is not a failure.
+settings.register_profile("gates", deadline=None, derandomize=True, max_examples=25)
+settings.load_profile("gates")
+
+torch.set_num_threads(1)  # worker processes share the cores, see the Makefile
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+
+
+@pytest.fixture(autouse=True)
+def global_state_is_left_alone() -> Iterator[None]:
+    """Start every test from one global seed, and fail the one that leaves another default dtype behind.
+
+    Tests draw from generators of their own; the seed is for layers that initialise from the global one.
+    """
+    dtype = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+    left = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    assert left == dtype, f"the default dtype was {dtype} and is now {left}"

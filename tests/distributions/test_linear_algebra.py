@@ -1,0 +1,110 @@
+"""Latent updates and densities against dense algebra, in batches, with more and with fewer observations than latents."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from probneural.distributions.linear_algebra import fulfil, log_density, log_density_without_noise, observe
+from probneural.errors import ConstraintError
+from tests.distributions.cases import normal
+
+SHAPES = [(3, 5), (5, 3), (4, 4), (1, 6), (6, 1)]
+
+
+def problem(observations: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Roots, residuals and noises of two independent problems."""
+    noise = 0.1 + normal("noise", 2, observations).square()
+    return normal("root", 2, observations, rank), normal("residual", 2, observations), noise
+
+
+@pytest.mark.parametrize(("observations", "rank"), SHAPES)
+class TestObserve:
+    def test_is_bayes_rule(self, observations: int, rank: int) -> None:
+        root, residual, noise = problem(observations, rank)
+        update = observe(root, residual, noise)
+        precision = torch.eye(rank, dtype=torch.float64) + root.mT @ (root / noise[..., None])
+        shift = torch.linalg.solve(precision, (root.mT @ (residual / noise)[..., None])[..., 0])
+        gram = root @ root.mT + torch.diag_embed(noise)
+        chi2 = (residual * torch.linalg.solve(gram, residual)).mean(-1)
+        assert torch.allclose(update.shift, shift, rtol=1e-11, atol=1e-12)
+        assert torch.allclose(update.factor @ update.factor.mT, torch.linalg.inv(precision), rtol=1e-11, atol=1e-12)
+        assert torch.allclose(update.factor, update.factor.mT, rtol=0, atol=1e-14)  # the symmetric root
+        assert torch.allclose(update.chi2, chi2, rtol=1e-11)
+
+    def test_keeps_its_precision_from_no_noise_to_much(self, observations: int, rank: int) -> None:
+        """The posterior variance of a single latent direction is noise / (noise + prior)."""
+        for noise in (1e-12, 1e-6, 1.0, 1e12):
+            root = torch.zeros(observations, rank, dtype=torch.float64)
+            root[0, 0] = 2.0
+            update = observe(root, torch.ones(observations, dtype=torch.float64), torch.full((observations,), noise).double())
+            assert update.factor[0, 0].square().item() == pytest.approx(noise / (noise + 4.0), rel=1e-3)
+            assert update.shift[0].item() == pytest.approx(2.0 / (noise + 4.0), rel=1e-9)
+
+
+def exactly(root: Tensor, residual: Tensor, rounding: float = 1e-13) -> tuple[Tensor, Tensor, Tensor]:
+    update = fulfil(root, residual, rounding=torch.full_like(residual, rounding), dtype=torch.float64)
+    return update.shift, update.factor, update.chi2
+
+
+class TestFulfil:
+    @pytest.mark.parametrize(("observations", "rank"), [(3, 5), (4, 4), (1, 6)])
+    def test_is_the_limit_of_no_noise(self, observations: int, rank: int) -> None:
+        root, residual, noise = problem(observations, rank)
+        shift, factor, chi2 = exactly(root, residual)
+        limit = observe(root, residual, 1e-14 * noise)
+        assert torch.allclose(root @ shift[..., None], residual[..., None], rtol=0, atol=1e-12)
+        assert torch.allclose(shift, limit.shift, rtol=0, atol=1e-9)
+        assert torch.allclose(factor, limit.factor, rtol=0, atol=1e-5)
+        assert torch.allclose(factor @ factor, factor, rtol=0, atol=1e-13)  # a projection
+        assert torch.allclose(chi2, limit.chi2, rtol=1e-8)
+
+    @pytest.mark.parametrize("scale", [1e-9, 1e9])
+    def test_does_not_depend_on_units(self, scale: float) -> None:
+        root, residual, _ = problem(3, 5)
+        units = torch.tensor([1.0, scale, 1.0], dtype=torch.float64)
+        expected, actual = exactly(root, residual), exactly(root * units[:, None], residual * units, rounding=1e-30)
+        for one, other in zip(expected, actual, strict=True):
+            assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+    def test_rows_of_rounding_size_are_no_directions(self) -> None:
+        root, residual, _ = problem(1, 4)
+        blurred, zero = torch.cat([root, 1e-15 * normal("blur", 2, 1, 4)], dim=1), torch.zeros(2, 1, dtype=torch.float64)
+        expected = exactly(root, residual)
+        for one, other in zip(expected, exactly(blurred, torch.cat([residual, 1e-14 + zero], dim=1)), strict=True):
+            assert torch.allclose(one, other, rtol=1e-12, atol=1e-13)
+
+    @pytest.mark.bad_input
+    def test_what_cannot_be_met_is_refused(self) -> None:
+        root, residual, _ = problem(5, 3)
+        with pytest.raises(ConstraintError, match=r"5 observations of numerical rank 3, 10 of which stay unmet"):
+            exactly(root, residual)
+        attainable = (root @ normal("latent", 3))[0]
+        exactly(root[0], attainable)
+        with pytest.raises(ConstraintError, match="drop repeated or contradicting observations"):
+            exactly(root[0], attainable + 1e-4)
+
+
+@pytest.mark.parametrize(("observations", "rank"), SHAPES)
+class TestLogDensity:
+    def law(self, root: Tensor, noise: Tensor) -> torch.distributions.MultivariateNormal:
+        covariance = root @ root.mT + torch.diag_embed(noise)
+        return torch.distributions.MultivariateNormal(torch.zeros_like(noise), covariance)
+
+    def test_with_noise(self, observations: int, rank: int) -> None:
+        root, residual, noise = problem(observations, rank)
+        assert torch.allclose(log_density(root, residual, noise), self.law(root, noise).log_prob(residual), rtol=1e-11)
+
+    def test_without_noise(self, observations: int, rank: int) -> None:
+        root, residual, noise = problem(observations, rank)
+        density = log_density_without_noise(root, residual, dtype=torch.float64)
+        if observations > rank:
+            assert density.isnan().all()
+        else:
+            assert torch.allclose(density, self.law(root, 0 * noise).log_prob(residual), rtol=1e-9)
+
+    def test_without_noise_of_a_deficient_root(self, observations: int, rank: int) -> None:
+        root, residual, _ = problem(observations, rank)
+        root[..., -1, :] = root.sum(-2) - root[..., -1, :] if observations > 1 else 0.0
+        assert log_density_without_noise(root, residual, dtype=torch.float64).isnan().all()

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from probneural.errors import DataError, GridError, ShapeError
+from probneural.fields import Field, Grid
+from probneural.metrics import relative_l2, rmse
+from tests.metrics.cases import GRIDS, normal, shares
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_both_errors_are_weighted_sums_over_the_grid(grid: Grid) -> None:
+    guess, true = normal(4, 2, *grid.shape, seed=1), normal(4, 2, *grid.shape, seed=2)
+    for field in range(4):
+        for channel in range(2):
+            squares = [
+                sum(float(w) * float(v) ** 2 for w, v in zip(grid.weights, values.flatten(), strict=True))
+                for values in (guess[field, channel] - true[field, channel], true[field, channel])
+            ]
+            found = relative_l2(Field(guess, grid), Field(true, grid))[field, channel]
+            assert float(found) == pytest.approx(math.sqrt(squares[0] / squares[1]), rel=1e-12)
+    expected = ((guess - true).square().flatten(2) * shares(grid)).sum(-1).mean(0).sqrt()
+    torch.testing.assert_close(rmse(Field(guess, grid), Field(true, grid)), expected)
+
+
+def test_resolution_does_not_matter_for_band_limited_fields() -> None:
+    coarse = Grid.uniform((24,), lengths=2.0)
+    x = coarse.points[:, 0] * math.pi
+    true = Field((torch.sin(x) + 0.3 * torch.cos(5 * x))[None, None], coarse)
+    guess = Field((1.1 * torch.sin(x) + 0.1 * torch.sin(4 * x))[None, None], coarse)
+    fine = coarse.resized((51,))
+    for error in (relative_l2, rmse):
+        torch.testing.assert_close(error(guess, true), error(guess.resample(fine), true.resample(fine)), rtol=1e-12, atol=0)
+
+
+def test_channels_count_alike_whatever_their_units() -> None:
+    grid = Grid.uniform((8,))
+    true = torch.ones(1, 2, 8, dtype=torch.float64)
+    guess = true * torch.tensor([1.1, 1.3], dtype=torch.float64)[:, None]
+    units = torch.tensor([1.0, 1e6], dtype=torch.float64)[:, None]
+    found = relative_l2(Field(guess * units, grid), Field(true * units, grid))
+    torch.testing.assert_close(found, torch.tensor([[0.1, 0.3]], dtype=torch.float64))
+
+
+def test_float32_is_scored_in_float64() -> None:
+    grid = Grid.uniform((8,))
+    true = torch.full((1, 1, 8), 3e20)  # its square overflows in float32
+    assert relative_l2(Field(true * 1.5, grid), Field(true, grid)).item() == pytest.approx(0.5, rel=1e-6)
+    assert rmse(Field(true * 1.5, grid), Field(true, grid)).dtype == torch.float64
+
+
+@pytest.mark.bad_input
+def test_errors() -> None:
+    grid = Grid.uniform((4,))
+    ones, zeros = Field(torch.ones(2, 1, 4), grid), Field(torch.zeros(2, 1, 4), grid)
+    with pytest.raises(DataError, match=r"2 of 2 \(function, channel\) pairs"):
+        relative_l2(ones, zeros)
+    assert rmse(ones, zeros).item() == 1.0
+    with pytest.raises(GridError, match=r"query=truth\.grid"):
+        rmse(ones, Field(torch.ones(2, 1, 5), Grid.uniform((5,))))
+    with pytest.raises(ShapeError, match="predictions of shape"):
+        rmse(ones, Field(torch.ones(1, 1, 4), grid))
+    for pair in ((ones, Field(torch.full((2, 1, 4), math.nan), grid)), (Field(torch.full((2, 1, 4), math.inf), grid), ones)):
+        with pytest.raises(DataError, match="NaN or infinite"):
+            relative_l2(*pair)

@@ -1,0 +1,243 @@
+"""Burgers' equation against a pseudo-spectral solver, closed forms, limits and invariances."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.integrate import solve_ivp
+
+from probneural.errors import ArgumentError, DataError
+from probneural.fields import Field, Grid
+from probneural.problems import Burgers, GaussianRandomField, Heat
+
+
+def pseudo_spectral(initial: torch.Tensor, *, viscosity: float, time: float) -> torch.Tensor:
+    """Integrate one initial state `(N,)` with Fourier modes, dealiased by the 2/3 rule, and an explicit order 8 method."""
+    size = len(initial)
+    wavenumbers = numpy.arange(size // 2 + 1)
+    slope, diffusion = 2j * math.pi * wavenumbers, -viscosity * (2 * math.pi * wavenumbers) ** 2
+    kept = wavenumbers < size / 3
+
+    def right_hand_side(_: float, packed: numpy.ndarray) -> numpy.ndarray:
+        spectrum = packed.view(numpy.complex128)
+        square = numpy.fft.rfft(numpy.fft.irfft(spectrum, size) ** 2)
+        return (diffusion * spectrum - 0.5 * slope * kept * square).view(numpy.float64)
+
+    start = numpy.fft.rfft(initial.numpy()).view(numpy.float64)
+    solution = solve_ivp(right_hand_side, (0.0, time), start, method="DOP853", rtol=1e-11, atol=1e-11 * size)
+    assert solution.success
+    return torch.from_numpy(numpy.fft.irfft(numpy.ascontiguousarray(solution.y[:, -1]).view(numpy.complex128), size))
+
+
+@pytest.mark.parametrize(
+    ("viscosity", "time", "size", "mean"),
+    [
+        (0.1, 1.0, 128, 0.0),
+        (0.01, 1.0, 256, 0.0),
+        (0.01, 1.0, 256, 0.7),
+        (0.002, 0.6, 1024, 0.0),
+        pytest.param(0.002, 1.0, 1280, -0.3, marks=pytest.mark.slow),
+        pytest.param(0.001, 1.0, 2048, 0.0, marks=pytest.mark.slow),
+    ],
+)
+def test_against_a_pseudo_spectral_solver(viscosity: float, time: float, size: int, mean: float) -> None:
+    problem = Burgers(viscosity, time=time)
+    inputs = problem.sample(1, resolution=size, seed=0, dtype=torch.float64).inputs
+    initial = inputs.values + mean
+    expected = pseudo_spectral(initial[0, 0], viscosity=viscosity, time=time)
+    solved = problem.solve(Field(initial, inputs.grid)).values[0, 0]
+    # The integrator's tolerance is 1e-11 a step, and the sizes above resolve the front, of width 4ν, to 5e-10 (the error at
+    # ν = .002 falls from 6e-8 to 4e-10 to 8e-11 for 768, 1024, 1280 points: it is the reference's).
+    assert (solved - expected).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("viscosity", [0.5, 0.02])
+@pytest.mark.parametrize("size", [96, 97])
+def test_a_solution_in_closed_form(viscosity: float, size: int) -> None:
+    # Cole-Hopf of φ = 1 + a e^(-νκ²t) cos κx, κ = 2π: u = -2ν φ'/φ.
+    def state(time: float) -> torch.Tensor:
+        wave = 2 * math.pi
+        height = 0.4 * math.exp(-viscosity * wave**2 * time)
+        x = Grid.uniform((size,)).points[:, 0]
+        return 2 * viscosity * wave * height * torch.sin(wave * x) / (1 + height * torch.cos(wave * x))
+
+    initial = Field(state(0.0)[None, None], Grid.uniform((size,)))
+    for time in (0.01, 0.3, 2.0):
+        solved = Burgers(viscosity, time=time).solve(initial).values[0, 0]
+        # The initial state's coefficients decay like .21^k, below rounding at k = 24.
+        torch.testing.assert_close(solved, state(time), atol=1e-13, rtol=0)
+
+
+def test_characteristics_are_the_limit_of_no_viscosity() -> None:
+    # Before the first shock u(x, t) = u₀(x - u t); the error of a viscous solution is ν t times smooth terms: order 1.
+    x, time = Grid.uniform((128,)).points[:, 0], 0.08
+
+    def initial(y: torch.Tensor) -> torch.Tensor:
+        return torch.sin(2 * math.pi * y) + 0.3 * torch.cos(4 * math.pi * y)
+
+    inviscid = initial(x)
+    for _ in range(60):  # Newton on u - u₀(x - u t) = 0
+        foot = x - inviscid * time
+        slope = 2 * math.pi * torch.cos(2 * math.pi * foot) - 1.2 * math.pi * torch.sin(4 * math.pi * foot)
+        inviscid = inviscid - (inviscid - initial(foot)) / (1 + time * slope)
+    assert (inviscid - initial(x - inviscid * time)).abs().max() < 1e-14
+    errors = []
+    for viscosity in (4e-5, 2e-5, 1e-5):
+        solved = Burgers(viscosity, time=time).solve(Field(initial(x)[None, None], Grid.uniform((128,)))).values[0, 0]
+        errors.append((solved - inviscid).abs().max().item())
+    assert errors[-1] < 2e-3
+    orders = [math.log2(errors[0] / errors[1]), math.log2(errors[1] / errors[2])]
+    assert orders == pytest.approx([1.0, 1.0], abs=0.1)
+
+
+def test_small_states_obey_the_heat_equation() -> None:
+    problem, heat = Burgers(0.02, time=0.4), Heat(0.02, time=0.4, dimension=1)
+    inputs = problem.sample(3, resolution=64, seed=0, dtype=torch.float64).inputs
+    errors = []
+    for scale in (1e-3, 1e-4):
+        small = Field(scale * inputs.values, inputs.grid)
+        errors.append((problem.solve(small).values - heat.solve(small).values).abs().max().item() / scale)
+    assert errors[0] / errors[1] == pytest.approx(10.0, rel=0.02)  # the nonlinear term is quadratic
+    assert errors[1] < 1e-3
+
+
+@pytest.mark.parametrize("viscosity", [0.1, 0.001])
+def test_maximum_principle_mean_and_energy(viscosity: float) -> None:
+    problem = Burgers(viscosity)
+    pairs = problem.sample(50, resolution=512, seed=0, dtype=torch.float64)
+    lowest, highest = pairs.inputs.values.amin(-1), pairs.inputs.values.amax(-1)
+    # Extremes between the nodes are missed by at most max|u₀''| h²/8, a thousandth here.
+    assert bool((pairs.outputs.values.amin(-1) >= lowest - 1e-3).all())
+    assert bool((pairs.outputs.values.amax(-1) <= highest + 1e-3).all())
+    # A front of half height a < .7 has poles πν/a off the axis: the mean by quadrature is good to e^(-2π²νN/a) = 5e-7.
+    tolerance = 1e-13 if viscosity == 0.1 else 1e-6
+    assert (pairs.outputs.values @ pairs.outputs.grid.weights).abs().max() < tolerance
+    assert bool((pairs.outputs.mean_square() < pairs.inputs.mean_square()).all())
+
+
+@pytest.mark.parametrize("viscosity", [0.1, 0.002])
+def test_galilean_invariance(viscosity: float) -> None:
+    # Adding m moves the solution by m t: here 5 and -64 - 3 grid points, so that the shift needs no interpolation.
+    problem = Burgers(viscosity, time=0.5)
+    pairs = problem.sample(4, resolution=64, seed=0, dtype=torch.float64)
+    for places in (5, -67):
+        mean = places / 64 / problem.time
+        moved = problem.solve(Field(pairs.inputs.values + mean, pairs.inputs.grid)).values
+        expected = pairs.outputs.values.roll(places, dims=-1) + mean
+        torch.testing.assert_close(moved, expected, atol=1e-12, rtol=0)
+
+
+def test_translations_and_reflections_commute_with_the_solution() -> None:
+    problem = Burgers(0.01)
+    pairs = problem.sample(4, resolution=65, seed=0, dtype=torch.float64)
+    translated = problem.solve(Field(pairs.inputs.values.roll(17, dims=-1), pairs.inputs.grid)).values
+    torch.testing.assert_close(translated, pairs.outputs.values.roll(17, dims=-1), atol=1e-12, rtol=0)
+    reflected = problem.solve(Field(-pairs.inputs.values.flip(-1), pairs.inputs.grid)).values
+    torch.testing.assert_close(reflected, -pairs.outputs.values.flip(-1), atol=1e-12, rtol=0)
+
+
+@given(first=st.floats(0.05, 1.0), second=st.floats(0.05, 1.0), mean=st.floats(-2.0, 2.0))
+def test_times_add_up(first: float, second: float, mean: float) -> None:
+    initial = Burgers(0.05, modes=12).sample(2, resolution=128, seed=0, dtype=torch.float64).inputs
+    initial = Field(initial.values + mean, initial.grid)
+    in_two_steps = Burgers(0.05, time=second).solve(Burgers(0.05, time=first).solve(initial))
+    # 128 points hold the state in between to rounding: its coefficients decay at least like e^(-k²/40).
+    torch.testing.assert_close(
+        in_two_steps.values, Burgers(0.05, time=first + second).solve(initial).values, atol=1e-12, rtol=0
+    )
+
+
+@pytest.mark.parametrize("name", [None, "amplitude", "roughness"])
+@pytest.mark.parametrize(
+    ("viscosity", "time"), [(0.1, 10.0), (0.1, 0.01), (0.01, 1.0), (0.001, 1.0), (0.001, 0.05), (0.001, 1e-4)]
+)
+def test_quadrature_has_converged(viscosity: float, time: float, name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Burgers(viscosity, time=time)
+    problem = problem.shifts()[name] if name else problem
+    usual = problem.sample(32, resolution=64, seed=0, dtype=torch.float64).outputs.values
+    monkeypatch.setattr("probneural.problems.burgers._POINTS_PER_WIDTH", 6.3)
+    monkeypatch.setattr("probneural.problems.burgers._LEAST_POINTS", 700)
+    finer = problem.sample(32, resolution=64, seed=0, dtype=torch.float64).outputs.values
+    assert (usual - finer).abs().max() < 5e-13  # rounding, amplified by slopes up to 100
+
+
+def test_no_viscosity_down_to_a_thousandth_overflows() -> None:
+    # The exponents -Φ/2ν span 540 here, beyond what a product of exponentials can carry in float64 together with e^(-d²/4νt).
+    problem = Burgers(0.001, time=0.05).shifts()["amplitude"]
+    outputs = problem.sample(200, resolution=64, seed=0).outputs.values
+    assert bool(torch.isfinite(outputs).all())
+
+
+def test_chunks_of_weights_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Burgers(0.01)
+    inputs = problem.sample(5, resolution=64, seed=0, dtype=torch.float64).inputs
+    direction = Field(inputs.values.flip(0), inputs.grid)
+
+    def everything() -> list[torch.Tensor]:
+        fields = (problem.solve(inputs), problem.derivative(inputs, direction), problem.viscosity_derivative(inputs))
+        return [field.values for field in fields]
+
+    whole = everything()
+    monkeypatch.setattr("probneural.problems.burgers._CHUNK_ELEMENTS", 2 * 64 * 512)
+    for one, other in zip(whole, everything(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("viscosity", [0.1, 0.01, 0.002])
+def test_viscosity_derivative_is_the_limit_of_differences(viscosity: float) -> None:
+    inputs = Burgers(viscosity).sample(3, resolution=64, seed=0, dtype=torch.float64).inputs
+    inputs = Field(inputs.values + 0.4, inputs.grid)
+    exact = Burgers(viscosity).viscosity_derivative(inputs)
+    assert exact.grid == inputs.grid
+
+    def difference(step: float) -> torch.Tensor:
+        ahead, behind = (Burgers(viscosity + sign * step).solve(inputs).values for sign in (1, -1))
+        return (ahead - behind) / (2 * step)
+
+    limit = (4 * difference(5e-4 * viscosity) - difference(1e-3 * viscosity)) / 3
+    assert (limit - exact.values).abs().max() < 1e-8 * exact.values.abs().max()
+    assert Burgers(viscosity).viscosity_derivative(inputs.to(torch.float32)).dtype == torch.float32
+
+
+def test_the_output_grid_need_not_hold_the_front() -> None:
+    # A coarse grid carries exact values of a solution it could not have integrated.
+    problem = Burgers(0.001)
+    coarse = problem.sample(4, resolution=64, seed=0, dtype=torch.float64).outputs.values
+    fine = problem.sample(4, resolution=512, seed=0, dtype=torch.float64).outputs.values
+    torch.testing.assert_close(coarse, fine[..., ::8], atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_tiny_grids(size: int) -> None:
+    constant = Field(torch.full((1, 1, size), 0.25), Grid.uniform((size,)))
+    assert torch.equal(Burgers().solve(constant).values, constant.values)
+
+
+def test_law_and_name() -> None:
+    problem = Burgers(0.01)
+    assert problem.law == GaussianRandomField(1, 31, sigma=25.0, tau=5.0, alpha=2.0)
+    assert problem.name == "Burgers, viscosity 0.01"
+    assert problem.shifts()["roughness"].law.alpha == pytest.approx(1.5)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("arguments", [{"viscosity": 0.0}, {"viscosity": -0.1}, {"time": 0.0}, {"time": math.inf}], ids=str)
+def test_bad_arguments(arguments: dict[str, float]) -> None:
+    with pytest.raises(ArgumentError, match=f"positive finite {next(iter(arguments))}"):
+        Burgers(**arguments)
+
+
+@pytest.mark.bad_input
+def test_states_too_steep_to_resolve() -> None:
+    with pytest.raises(DataError, match="65536 quadrature points"):
+        Burgers(0.001, time=1e-9).sample(1, resolution=64, seed=0)
+    steep = Field(torch.tensor([1e7, -1e7, 0.0])[None, None], Grid.uniform((3,)))
+    with pytest.raises(DataError, match="raise the viscosity"):
+        Burgers(0.001).solve(steep)
+    with pytest.raises(DataError, match="finite inputs"):
+        Burgers().viscosity_derivative(Field(torch.full((1, 1, 8), math.nan), Grid.uniform((8,))))

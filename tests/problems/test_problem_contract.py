@@ -1,0 +1,376 @@
+"""What every problem promises, checked on every problem: add an instance to CASES and the suite runs on it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
+from probneural.fields import Field, Grid
+from probneural.problems import Burgers, Darcy1D, Heat, Problem
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, a resolution at which `solve` is compared with `sample`, and the relative error documented for it."""
+
+    problem: Problem
+    resolution: int
+    solve_error: float
+    difference_error: float = 1e-8
+
+    @property
+    def id(self) -> str:
+        return f"{self.problem.name}-{self.resolution}"
+
+    def grid(self) -> Grid:
+        return self.problem.grid(self.resolution)
+
+    def inputs(self, seed: int = 3, n: int = 3) -> Field:
+        return self.problem.sample(n, resolution=self.resolution, seed=seed, dtype=torch.float64).inputs
+
+
+CASES = [
+    Case(Burgers(0.1), 63, 1e-12),
+    Case(Burgers(0.01, time=0.5, modes=12), 40, 1e-12),
+    Case(Burgers(0.001, design_dim=3), 96, 1e-11, 1e-6),
+    Case(Darcy1D(), 513, 3e-8),
+    Case(Darcy1D(modes=6, design_dim=2).shifts()["amplitude"], 129, 1e-7),
+    Case(Heat(0.1, dimension=1, modes=15), 31, 1e-12),
+    Case(Heat(0.05, dimension=1, boundary="dirichlet"), 24, 1e-12),
+    Case(Heat(), 18, 1e-12),
+    Case(Heat(0.02, dimension=2, boundary="dirichlet", modes=4), 12, 1e-12),
+    Case(Heat(0.02, dimension=3, modes=3, design_dim=12), 8, 1e-12),
+]
+cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+
+
+def relative(error: torch.Tensor, reference: torch.Tensor) -> float:
+    """Largest error over the largest value."""
+    return (error.abs().max() / reference.abs().max()).item()
+
+
+@cases
+def test_sample_has_the_promised_form(case: Case) -> None:
+    problem = case.problem
+    pairs = problem.sample(5, resolution=case.resolution, seed=0)
+    for field, channels in ((pairs.inputs, problem.in_channels), (pairs.outputs, problem.out_channels)):
+        assert field.values.shape == (5, channels, *(case.resolution,) * problem.law.dimension)
+        assert field.dtype == torch.float32
+        assert field.grid == case.grid()
+        assert bool(torch.isfinite(field.values).all())
+    assert pairs.outputs.values.std() > 1e-4
+    assert problem.name
+    assert problem.name.isprintable()
+
+
+@cases
+def test_dtypes_differ_by_rounding_only(case: Case) -> None:
+    single = case.problem.sample(3, resolution=case.resolution, seed=0)
+    double = case.problem.sample(3, resolution=case.resolution, seed=0, dtype=torch.float64)
+    assert torch.equal(single.inputs.values, double.inputs.values.float())
+    assert torch.equal(single.outputs.values, double.outputs.values.float())
+
+
+@cases
+def test_sampling_repeats_and_leaves_the_global_state_alone(case: Case) -> None:
+    state = torch.get_rng_state()
+    first, again, other = (case.problem.sample(3, resolution=case.resolution, seed=seed) for seed in (7, 7, 8))
+    assert torch.equal(first.inputs.values, again.inputs.values)
+    assert torch.equal(first.outputs.values, again.outputs.values)
+    assert not torch.equal(first.inputs.values, other.inputs.values)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@cases
+def test_one_seed_is_the_same_pairs_at_every_resolution(case: Case) -> None:
+    problem = case.problem
+    least = problem.law.minimum_resolution
+    twice = 2 * least if problem.periodic else 2 * least - 1
+    coarse = problem.sample(3, resolution=least, seed=1, dtype=torch.float64)
+    fine = problem.sample(3, resolution=twice, seed=1, dtype=torch.float64)
+    nested = (slice(None), slice(None), *(slice(None, None, 2),) * problem.law.dimension)
+    torch.testing.assert_close(coarse.inputs.values, fine.inputs.values[nested], atol=1e-13, rtol=0)
+    # Darcy's pressure at amplitude 2.5 has values of order 1; rounding is all that may differ.
+    torch.testing.assert_close(coarse.outputs.values, fine.outputs.values[nested], atol=5e-14, rtol=0)
+
+
+@cases
+def test_sample_is_solve(case: Case) -> None:
+    pairs = case.problem.sample(8, resolution=case.resolution, seed=2, dtype=torch.float64)
+    solved = case.problem.solve(pairs.inputs)
+    assert solved.grid == pairs.inputs.grid
+    assert relative(solved.values - pairs.outputs.values, pairs.outputs.values) < case.solve_error
+
+
+@pytest.mark.parametrize("size", [8, 9])
+@pytest.mark.parametrize("problem", [Burgers(0.05), Heat(0.005, dimension=1), Heat(0.005)], ids=lambda problem: problem.name)
+def test_periodic_values_stand_for_their_trigonometric_interpolant(problem: Problem, size: int) -> None:
+    # Noise has all frequencies, the Nyquist frequency of an even size among them, and a mean.
+    shape = (size,) * problem.law.dimension
+    noise = torch.randn(2, 1, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    inputs = Field(noise, Grid.uniform(shape))
+    finer = problem.solve(inputs.resample(inputs.grid.resized(tuple(3 * side for side in shape)))).values
+    nested = (slice(None), slice(None), *(slice(None, None, 3),) * problem.law.dimension)
+    torch.testing.assert_close(problem.solve(inputs).values, finer[nested], atol=1e-13, rtol=0)
+
+
+@cases
+def test_chunks_do_not_show(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = case.problem.sample(5, resolution=case.resolution, seed=0, dtype=torch.float64)
+    monkeypatch.setattr("probneural.problems.base._CHUNK_ELEMENTS", 2 * case.grid().size)
+    parts = case.problem.sample(5, resolution=case.resolution, seed=0, dtype=torch.float64)
+    # Matrix products of other sizes may round differently.
+    torch.testing.assert_close(parts.inputs.values, whole.inputs.values, atol=1e-13, rtol=0)
+    torch.testing.assert_close(parts.outputs.values, whole.outputs.values, atol=1e-13, rtol=0)
+
+
+@cases
+def test_solve_keeps_the_dtype_and_computes_in_double(case: Case) -> None:
+    inputs = case.inputs().to(torch.float32)
+    single, double = case.problem.solve(inputs), case.problem.solve(inputs.to(torch.float64))
+    assert single.dtype == torch.float32
+    assert torch.equal(single.values, double.values.float())
+
+
+@cases
+def test_solve_changes_nothing_of_its_input(case: Case) -> None:
+    inputs = case.inputs()
+    before = inputs.values.clone()
+    case.problem.solve(inputs)
+    assert torch.equal(before, inputs.values)
+
+
+@cases
+def test_derivative_is_the_limit_of_differences(case: Case) -> None:
+    inputs, direction = case.inputs(), Field(case.inputs(seed=4).values + 0.3, case.grid())  # the direction has a mean
+
+    def difference(step: float) -> torch.Tensor:
+        ahead, behind = (Field(inputs.values + sign * step * direction.values, inputs.grid) for sign in (1, -1))
+        return (case.problem.solve(ahead).values - case.problem.solve(behind).values) / (2 * step)
+
+    exact = case.problem.derivative(inputs, direction).values
+    # Two steps of a central difference extrapolated: error O(step^4), rounding O(1e-15 / step).
+    limit = (4 * difference(5e-5) - difference(1e-4)) / 3
+    assert relative(limit - exact, exact) < case.difference_error
+
+
+@cases
+def test_derivative_is_that_of_autograd(case: Case) -> None:
+    inputs, direction = case.inputs(), Field(case.inputs(seed=4).values - 0.2, case.grid())
+
+    def values(at: torch.Tensor) -> torch.Tensor:
+        return case.problem.solve(Field(at, inputs.grid)).values
+
+    output, product = torch.autograd.functional.jvp(values, inputs.values, direction.values)
+    exact = case.problem.derivative(inputs, direction)
+    assert relative(product - exact.values, exact.values) < 1e-10
+    forward_output, forward_product = torch.func.jvp(values, (inputs.values,), (direction.values,))
+    assert relative(forward_product - exact.values, exact.values) < 1e-10
+    torch.testing.assert_close(output, forward_output, atol=1e-14, rtol=0)
+
+
+@cases
+def test_derivative_is_linear_in_its_direction(case: Case) -> None:
+    inputs, first, second = case.inputs(), case.inputs(seed=4), case.inputs(seed=5)
+    combined = case.problem.derivative(inputs, Field(2.0 * first.values - second.values, inputs.grid)).values
+    parts = [case.problem.derivative(inputs, direction).values for direction in (first, second)]
+    assert relative(combined - (2.0 * parts[0] - parts[1]), combined) < 1e-11
+    assert case.problem.derivative(inputs.to(torch.float32), first.to(torch.float32)).dtype == torch.float32
+
+
+@cases
+def test_encode_is_finite_at_the_corners_and_batched(case: Case) -> None:
+    problem, grid, d = case.problem, case.grid(), case.problem.design_dim
+    corners = torch.tensor(list(itertools.product([0.0, 1.0], repeat=min(d, 4))), dtype=torch.float64)
+    corners = torch.cat([corners, torch.full((len(corners), d - corners.shape[1]), 1.0).double()], dim=1)
+    encoded = problem.encode(corners, grid=grid)
+    assert bool(torch.isfinite(encoded.values).all())
+    assert bool(torch.isfinite(problem.solve(encoded).values).all())
+    centre = torch.full((d,), 0.5)
+    assert problem.encode(centre, grid=grid).values.shape == (1, problem.in_channels, *grid.shape)
+    assert problem.encode(centre, grid=grid).values.abs().max() < 1e-6
+    design = torch.rand(2, 3, d, dtype=torch.float64)
+    batched = problem.encode(design, grid=grid)
+    assert batched.values.shape == (6, problem.in_channels, *grid.shape)
+    assert batched.dtype == torch.float64
+    one_by_one = torch.cat([problem.encode(point, grid=grid).values for point in design.flatten(0, 1)])
+    torch.testing.assert_close(batched.values, one_by_one, atol=1e-14, rtol=0)
+    assert problem.encode(design.float(), grid=grid).dtype == torch.float32
+    assert len(problem.encode(design[:0], grid=grid)) == 0
+    problem.encode(torch.tensor([-5e-10, 1 + 5e-10] * d, dtype=torch.float64)[:d], grid=grid)  # rounding is forgiven
+
+
+@cases
+def test_encode_draws_leading_modes_of_the_law(case: Case) -> None:
+    problem, d = case.problem, case.problem.design_dim
+    normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
+    design = torch.rand(4, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    coefficients = torch.zeros(4, problem.law.size, dtype=torch.float64)
+    coefficients[:, :d] = normal.icdf(1e-3 + 0.998 * design) * problem.law.eigenvalues[:d].sqrt()
+    expected = problem.law.evaluate(coefficients, case.grid())[:, None]
+    torch.testing.assert_close(problem.encode(design, grid=case.grid()).values, expected, atol=1e-13, rtol=0)
+
+
+@cases
+def test_encode_and_solve_differentiate(case: Case) -> None:
+    problem, grid = case.problem, case.grid()
+
+    def objective(design: torch.Tensor) -> torch.Tensor:
+        return problem.solve(problem.encode(design, grid=grid)).values[..., 1::7].square().mean()
+
+    design = torch.full((problem.design_dim,), 0.4, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(objective(design), design)
+    step = 1e-5 * torch.eye(problem.design_dim, dtype=torch.float64)
+    differences = torch.stack([objective(design + row) - objective(design - row) for row in step]) / 2e-5
+    assert relative(gradient - differences.detach(), differences.detach()) < 1e-6
+    corner = torch.zeros(problem.design_dim, dtype=torch.float64, requires_grad=True)
+    (at_corner,) = torch.autograd.grad(objective(corner), corner)
+    assert bool(torch.isfinite(at_corner).all())
+    assert at_corner.abs().max() > 0
+
+
+@cases
+def test_shifts_change_the_law_and_nothing_else(case: Case) -> None:
+    problem, shifts = case.problem, case.problem.shifts()
+    assert {"amplitude", "roughness"} <= set(shifts)
+    inputs = case.inputs()
+    for shifted in shifts.values():
+        assert type(shifted) is type(problem)
+        assert shifted.law != problem.law
+        assert shifted.grid(case.resolution) == case.grid()
+        torch.testing.assert_close(shifted.solve(inputs).values, problem.solve(inputs).values, atol=1e-12, rtol=0)
+        moved = shifted.sample(3, resolution=case.resolution, seed=3, dtype=torch.float64)
+        assert relative(moved.inputs.values - inputs.values, inputs.values) > 0.05
+    assert shifts["amplitude"].law.mean_variance >= 3.9 * problem.law.mean_variance
+    assert shifts["roughness"].law.mean_variance == pytest.approx(problem.law.mean_variance, rel=1e-12)
+
+
+@cases
+def test_problems_are_values(case: Case) -> None:
+    assert copy.deepcopy(case.problem) == case.problem
+    assert pickle.loads(pickle.dumps(case.problem)) == case.problem  # noqa: S301  (our own bytes, of this line)
+    assert hash(copy.copy(case.problem)) == hash(case.problem)
+
+
+@pytest.mark.gpu
+@cases
+def test_cuda_agrees_with_the_cpu(case: Case) -> None:
+    problem, inputs, direction = case.problem, case.inputs(), case.inputs(seed=4)
+    on_device, direction_on_device = inputs.to("cuda"), direction.to("cuda")
+    design = torch.full((2, problem.design_dim), 0.3, dtype=torch.float64)
+    pairs = [
+        (problem.solve(inputs), problem.solve(on_device)),
+        (problem.derivative(inputs, direction), problem.derivative(on_device, direction_on_device)),
+        (problem.encode(design, grid=case.grid()), problem.encode(design.cuda(), grid=case.grid())),
+    ]
+    if isinstance(problem, Burgers):
+        pairs.append((problem.viscosity_derivative(inputs), problem.viscosity_derivative(on_device)))
+    if isinstance(problem, Heat):
+        pairs.append((problem.diffusivity_derivative(inputs), problem.diffusivity_derivative(on_device)))
+    for here, there in pairs:
+        assert there.device.type == "cuda"
+        assert relative(there.values.cpu() - here.values, here.values) < 1e-11
+
+
+@pytest.mark.bad_input
+@cases
+def test_resolutions_that_cannot_hold_the_modes(case: Case) -> None:
+    problem, least = case.problem, case.problem.law.minimum_resolution
+    dimension = problem.law.dimension
+    assert least == 2 * problem.law.modes + 1
+    assert problem.grid(least).shape == problem.grid((least,) * dimension).shape == (least,) * dimension
+    with pytest.raises(ResolutionError, match=f"at least {least} points"):
+        problem.grid(least - 1)
+    with pytest.raises(ResolutionError, match=f"at least {least} points"):
+        problem.sample(2, resolution=least - 1, seed=0)
+    with pytest.raises(ShapeError, match="each of"):
+        problem.grid((least,) * (dimension + 1))
+    with pytest.raises(ArgumentError, match="integer"):
+        problem.grid(least + 0.5)
+    coarse = Grid.uniform((least - 1,) * dimension, periodic=problem.periodic)
+    with pytest.raises(ResolutionError, match=f"at least {least} points"):
+        problem.encode(torch.full((problem.design_dim,), 0.5), grid=coarse)
+
+
+@pytest.mark.bad_input
+@cases
+def test_bad_fields(case: Case) -> None:
+    problem, inputs, grid = case.problem, case.inputs(), case.grid()
+    dimension = problem.law.dimension
+    others = [
+        Grid.uniform(grid.shape, periodic=not problem.periodic),
+        Grid.uniform(grid.shape, periodic=problem.periodic, lengths=2.0),
+        Grid.uniform(grid.shape, periodic=problem.periodic, origin=0.5),
+        Grid.uniform(grid.shape, periodic=False, endpoint=False),
+    ]
+    for other in others:
+        with pytest.raises(GridError, match=f"uniform grid of the unit cube in {dimension}"):
+            problem.solve(Field(inputs.values, other))
+        with pytest.raises(GridError, match="uniform grid of the unit cube"):
+            problem.encode(torch.full((problem.design_dim,), 0.5), grid=other)
+    scattered = Grid.scattered([[0.5] * dimension], [1.0])
+    with pytest.raises(GridError, match="uniform grid of the unit cube"):
+        problem.solve(Field(torch.zeros(1, 1, 1), scattered))
+    with pytest.raises(ShapeError, match="1 channels"):
+        problem.solve(Field(inputs.values.repeat_interleave(2, dim=1), grid))
+    with pytest.raises(ShapeError, match="at least one field"):
+        problem.solve(inputs[:0])
+    broken = inputs.values.clone()
+    broken.view(-1)[1] = float("nan")
+    with pytest.raises(DataError, match="finite inputs"):
+        problem.solve(Field(broken, grid))
+    with pytest.raises(DataError, match="finite direction"):
+        problem.derivative(inputs, Field(broken, grid))
+    with pytest.raises(ShapeError, match="directions, one per input"):
+        problem.derivative(inputs, inputs[:1])
+    bigger = problem.sample(3, resolution=case.resolution + 2, seed=0).inputs
+    with pytest.raises(GridError, match="inputs' grid"):
+        problem.derivative(inputs, bigger)
+    with pytest.raises(ArgumentError, match="integer n"):
+        problem.sample(0, resolution=case.resolution, seed=0)
+    if not problem.periodic:
+        with pytest.raises(ResolutionError, match="at least 3 points"):
+            problem.solve(Field(torch.zeros(1, 1, *(2,) * dimension), Grid.uniform((2,) * dimension, periodic=False)))
+
+
+@pytest.mark.bad_input
+@cases
+def test_bad_designs(case: Case) -> None:
+    problem, grid, d = case.problem, case.grid(), case.problem.design_dim
+    inside = torch.full((2, d), 0.5, dtype=torch.float64)
+    with pytest.raises(ShapeError, match=rf"\(\.\.\., {d}\)"):
+        problem.encode(inside[:, :-1], grid=grid)
+    with pytest.raises(ShapeError, match="last axis"):
+        problem.encode(torch.tensor(0.5), grid=grid)
+    with pytest.raises(DataError, match="float32 or float64"):
+        problem.encode(torch.ones(d, dtype=torch.int64), grid=grid)
+    for bad in (-1e-6, 1 + 1e-6, float("nan"), float("inf")):
+        outside = inside.clone()
+        outside[1, 0] = bad
+        with pytest.raises(DataError, match="closed unit cube"):
+            problem.encode(outside, grid=grid)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("kind", [Burgers, Darcy1D, Heat])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"modes": 0}, {"sigma": 0.0}, {"tau": -1.0}, {"alpha": 0.0}, {"design_dim": 0}, {"design_dim": 10**6}],
+    ids=str,
+)
+def test_bad_arguments(kind: type[Problem], arguments: dict[str, float]) -> None:
+    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
+        kind(**arguments)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("kind", [Burgers, Heat])
+def test_only_the_equation_is_positional(kind: type[Problem]) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        kind(0.1, 1.0)

@@ -1,0 +1,26 @@
+"""`import probneural` stays light: what only some users need is loaded when they need it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LIST_MODULES = "import sys, probneural; print(*{name.partition('.')[0] for name in sys.modules})"
+
+
+@pytest.fixture(scope="module")
+def loaded() -> set[str]:
+    finished = subprocess.run([sys.executable, "-c", LIST_MODULES], capture_output=True, text=True, check=True)
+    return set(finished.stdout.split())
+
+
+def test_the_listing_sees_what_an_import_pulls(loaded: set[str]) -> None:
+    assert {"probneural", "torch", "jaxtyping"} <= loaded
+
+
+# gpytorch belongs here because it imports pyro wherever pyro is installed; linear_operator is cheap and may be loaded.
+@pytest.mark.parametrize("package", ["botorch", "gpytorch", "matplotlib", "pyro", "torchdiffeq", "xarray", "pandas", "sklearn"])
+def test_import_leaves_out(package: str, loaded: set[str]) -> None:
+    assert package not in loaded
