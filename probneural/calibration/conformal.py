@@ -162,5 +162,5 @@ def check_modulation(modulation: str, floor: float) -> None:
 
 
 def _rank(count: int, level: float) -> int:
-    """⌈(n + 1) level⌉, safe against products such as 10 * 0.7 that land just above an integer."""
+    """⌈(n + 1) level⌉, safe against products such as 25 * 0.56 that land just above an integer."""
     return math.ceil((count + 1) * level - 1e-9)

@@ -233,7 +233,7 @@ class GaussianField(FieldDistribution):
         """
         check_values(values, tuple(self._mean.shape), "values")
         check_finite(values, "values")
-        residual = (values - self._mean).to(torch.float64)
+        residual = values.to(self._mean.device, torch.float64) - self._mean.to(torch.float64)
         variance = noise_variance(noise, tuple(residual.shape), residual)
         if not joint:
             total = self.variance.to(torch.float64) + variance

@@ -63,8 +63,8 @@ class Latent:
             if latent.parent is None or latent.shift is None or latent.factor is None:
                 latent = None
                 break
-            shift = latent.shift if shift is None else latent.shift + latent.factor @ shift
-            factor = latent.factor if factor is None else latent.factor @ factor
+            shift = latent.shift if shift is None else latent.shift.to(shift) + latent.factor.to(shift) @ shift
+            factor = latent.factor if factor is None else latent.factor.to(factor) @ factor
             latent = latent.parent
         if latent is None or latent.rank != ancestor.rank:
             raise LatentError(

@@ -198,7 +198,7 @@ class FeatureRoot(Root):
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
         """Map s latent vectors to s coherent draws."""
         weights = torch.einsum("ncfk,sk->sncf", self.factor, latents.to(self.factor))
-        return torch.einsum("npf,sncf->sncp", self.features, weights.expand(-1, self.shape[0], -1, -1).to(self.features))
+        return torch.einsum("npf,sncf->sncp", self.features, weights.to(self.features))
 
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
         """Map one latent vector per input."""

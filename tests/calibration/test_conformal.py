@@ -47,7 +47,7 @@ def test_constant_scores_are_errors_in_units_of_the_noise() -> None:
     torch.testing.assert_close(found.scale, torch.tensor([0.2, 0.5]).double().expand(6, 2))
 
 
-@example(n=19, percent=55)  # in floating point, 20 * 0.55 lies above 11
+@example(n=24, percent=56)  # in floating point, 25 * 0.56 lies above 14
 @given(n=st.integers(1, 60), percent=st.integers(1, 99))
 def test_the_quantile_has_the_rank_of_the_definition(n: int, percent: int) -> None:
     scores = scores_of(torch.randperm(n, generator=torch.Generator().manual_seed(n)) + 1)

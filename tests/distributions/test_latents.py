@@ -58,6 +58,11 @@ class TestChain:
         xi = normal("xi", 2)
         assert torch.allclose(shift + factor @ xi, FIRST.shift + FIRST.factor @ (SECOND.shift + SECOND.factor @ xi))
 
+    def test_the_chain_is_brought_to_the_device_of_its_end(self) -> None:
+        end = Latent(id="end", rank=2, parent=FIRST, shift=SECOND.shift.to("meta"), factor=SECOND.factor.to("meta"))
+        shift, factor = end.relative_to(ROOT)
+        assert (shift.device.type, factor.device.type, factor.shape) == ("meta", "meta", (3, 2))
+
     def test_describes_itself(self) -> None:
         assert repr(ROOT) == "Latent('xi', rank=3)"
         assert (SECOND.rank, SECOND.chi2, SECOND.parent) == (2, 0.5, FIRST)

@@ -1,0 +1,139 @@
+"""The Fourier neural operator in one, two and three dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from probneural.errors import ArgumentError
+from probneural.fields import FieldPairs, Grid, resample
+from probneural.operators.base import Operator, check_grid, check_input
+from probneural.operators.layers import (
+    ChannelNormalizer,
+    PointwiseLinear,
+    SpectralConv,
+    position_channels,
+    position_embedding,
+)
+
+
+class FNO(Operator):
+    """Lift, `depth` blocks h -> gelu(Kh + Wh + b) with spectral convolutions K, and a two-layer pointwise projection.
+
+    The last block has no activation. The output is evaluated anywhere by interpolating the last hidden state, which is
+    exact where the grid resolves it, and projecting it there. Without a position embedding and on periodic axes the operator
+    commutes with translations.
+
+    Args:
+        in_channels: Channels of the inputs.
+        out_channels: Channels of the outputs.
+        modes: Frequencies |k| < m kept per axis; their number sets the dimension, 1 to 3.
+        width: Channels of the hidden states.
+        depth: Number of blocks.
+        projection: Channels between the two projection layers, which a last-layer posterior has as features.
+        periodic: Whether each axis is periodic; others are continued evenly (see `SpectralConv`).
+        embeds_position: Whether coordinates are added as input channels. Off by default; problems with walls need it.
+
+    Raises:
+        ArgumentError: If a size is not positive, or the dimension is not 1, 2 or 3.
+
+    Reference:
+        Li et al. (2021), Fourier neural operator for parametric partial differential equations.
+
+    Examples:
+        >>> operator = FNO(in_channels=1, out_channels=2, modes=(4, 4), width=8, depth=2)
+        >>> operator(torch.zeros(3, 1, 16, 16)).shape
+        torch.Size([3, 2, 16, 16])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        modes: Sequence[int],
+        width: int = 32,
+        depth: int = 4,
+        projection: int = 64,
+        periodic: bool | Sequence[bool] = True,
+        embeds_position: bool = False,
+    ) -> None:
+        super().__init__()
+        sizes = (in_channels, out_channels, width, depth, projection, *modes)
+        if min(sizes) < 1 or not 1 <= len(modes) <= 3:
+            raise ArgumentError(
+                expected="positive sizes and modes for 1 to 3 axes", got=f"{sizes}", remedy="give e.g. modes=(16,), width=32"
+            )
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.modes = tuple(modes)
+        self.periodic = (periodic,) * len(modes) if isinstance(periodic, bool) else tuple(periodic)
+        if len(self.periodic) != len(modes):
+            raise ArgumentError(expected="one periodic flag per axis", got=repr(periodic), remedy="give one bool per mode")
+        self.embeds_position = embeds_position
+        extra = position_channels(self.periodic) if embeds_position else 0
+        self.input_normalizer = ChannelNormalizer(in_channels)
+        self.output_normalizer = ChannelNormalizer(out_channels)
+        self.lift = PointwiseLinear(in_channels + extra, width)
+        self.spectral = nn.ModuleList(
+            SpectralConv(width, width, modes=self.modes, periodic=self.periodic) for _ in range(depth)
+        )
+        self.pointwise = nn.ModuleList(PointwiseLinear(width, width) for _ in range(depth))
+        self.projection = PointwiseLinear(width, projection)
+        self.readout = PointwiseLinear(projection, out_channels)
+
+    def forward(
+        self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None
+    ) -> Float[Tensor, "n c2 *query"]:
+        """Evaluate; see the base class.
+
+        Raises:
+            ShapeError: If the values are not `(n, in_channels, *grid)`.
+            GridError: If the grid does not fit the values or the operator's periodicity.
+            ResolutionError: If an axis has fewer than 2m - 1 points.
+        """
+        check_input(values, channels=self.in_channels, dimension=len(self.modes))
+        where = Grid.uniform(tuple(values.shape[2:]), periodic=self.periodic) if grid is None else grid
+        check_grid(where, values, periodic=self.periodic)
+        hidden = self.input_normalizer(values)
+        if self.embeds_position:
+            position = position_embedding(where, hidden)
+            hidden = torch.cat([hidden, position.expand(len(hidden), *position.shape[1:])], dim=1)
+        hidden = self.lift(hidden)
+        last = len(self.spectral) - 1
+        for number, (spectral, pointwise) in enumerate(zip(self.spectral, self.pointwise, strict=True)):
+            hidden = spectral(hidden, endpoint=where.endpoint) + pointwise(hidden)
+            if number < last:
+                hidden = nn.functional.gelu(hidden)
+        if query is not None:
+            hidden = resample(hidden, where, query)
+        features = nn.functional.gelu(self.projection(hidden))
+        return self.output_normalizer.inverse(self.readout(features))
+
+    def configuration(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            "in_channels": self.in_channels,
+            "out_channels": self.out_channels,
+            "modes": list(self.modes),
+            "width": self.lift.out_channels,
+            "depth": len(self.spectral),
+            "projection": self.projection.out_channels,
+            "periodic": list(self.periodic),
+            "embeds_position": self.embeds_position,
+        }
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew from their initial distributions; normalisers keep their units."""
+        for module in self.modules():
+            if isinstance(module, (SpectralConv, PointwiseLinear)):
+                module.reset_parameters()
+
+    def fit_normalizers(self, train: FieldPairs) -> None:
+        """Take means and scales from training data."""
+        self.input_normalizer.fit(train.inputs)
+        self.output_normalizer.fit(train.outputs)

@@ -1,0 +1,60 @@
+"""Units: one mean and one scale per channel, fitted once on training data and part of every derivative."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from probneural.errors import DataError
+from probneural.fields import Field
+
+
+class ChannelNormalizer(nn.Module):
+    """An affine map per channel between physical units and units of the training data's spread.
+
+    A channel that does not vary keeps scale 1.
+
+    Args:
+        channels: Number of channels.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("scale", torch.ones(channels))
+
+    @torch.no_grad()
+    def fit(self, fields: Field) -> None:
+        """Set mean and scale to the quadrature mean and standard deviation of the fields, per channel.
+
+        Raises:
+            DataError: If the fields have another number of channels.
+        """
+        if fields.channels != self.mean.shape[0]:
+            raise DataError(
+                expected=f"fields of {self.mean.shape[0]} channels", got=str(fields.channels), remedy="build the operator for them"
+            )
+        share = fields.grid.weights.to(fields.device) / fields.grid.volume
+        values = fields.values.to(torch.float64).flatten(2)
+        mean = (values @ share).mean(0)
+        variance = ((values - mean[:, None]).square() @ share).mean(0)
+        level = torch.finfo(fields.dtype).eps * mean.abs()
+        scale = torch.where(variance.sqrt() > level, variance.sqrt(), torch.ones_like(variance))
+        self.mean.copy_(mean)
+        self.scale.copy_(scale)
+
+    def forward(self, values: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *grid"]:
+        """Map physical values to dimensionless ones."""
+        return (values - self._spread(self.mean, values)) / self._spread(self.scale, values)
+
+    def inverse(self, values: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *grid"]:
+        """Map dimensionless values to physical ones."""
+        return values * self._spread(self.scale, values) + self._spread(self.mean, values)
+
+    @staticmethod
+    def _spread(numbers: Tensor, values: Tensor) -> Tensor:
+        return numbers.reshape(-1, *(1,) * (values.ndim - 2))

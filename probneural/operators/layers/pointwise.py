@@ -1,0 +1,45 @@
+"""A linear layer over channels at every grid point."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class PointwiseLinear(nn.Module):
+    """y_o(x) = sum over i of W_oi u_i(x) + b_o, on any grid, as one matrix product.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+
+    Examples:
+        >>> PointwiseLinear(2, 3)(torch.ones(5, 2, 4, 4)).shape
+        torch.Size([5, 3, 4, 4])
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels))
+        self.bias = nn.Parameter(torch.empty(out_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weights uniform in +-1/sqrt(in_channels), as `nn.Linear` does."""
+        bound = 1.0 / math.sqrt(self.in_channels)
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, values: Float[Tensor, "n in *grid"]) -> Float[Tensor, "n out *grid"]:
+        """Map `(n, in_channels, *grid)` to `(n, out_channels, *grid)`."""
+        flat = torch.matmul(self.weight, values.flatten(2)) + self.bias[:, None]
+        return flat.unflatten(-1, values.shape[2:])
+
+    def extra_repr(self) -> str:
+        """Channels, for printing."""
+        return f"{self.in_channels}, {self.out_channels}"

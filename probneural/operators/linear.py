@@ -1,0 +1,144 @@
+"""Linear regression between functions: the baseline to fear."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.errors import ArgumentError, DataError, GridError
+from probneural.fields import Axis, FieldPairs, Grid, check_finite, resample
+from probneural.operators.base import Operator, check_input
+from probneural.operators.layers import PointwiseLinear
+
+
+class LinearRegression(Operator):
+    """The least-squares linear map from input values to output values, of smallest norm, on the training grids.
+
+    Inputs on other grids are interpolated to the training grid, outputs from it. The prediction is split into the principal
+    components of the training outputs, which a pointwise read-out with unit weights adds up again; so a last-layer posterior
+    on it says how uncertain the magnitude of each component is.
+
+    Solves linear problems exactly (heat, advection), and nonlinear ones as badly as they deserve.
+
+    Args:
+        in_channels: Channels of the inputs.
+        out_channels: Channels of the outputs.
+        in_grid: Uniform training grid of the inputs.
+        out_grid: Uniform training grid of the outputs.
+        components: Number of principal components per output channel; one more feature holds the rest.
+
+    Raises:
+        GridError: If a grid is scattered.
+        ArgumentError: If a size is not positive.
+    """
+
+    matrix: Tensor
+    offset: Tensor
+    basis: Tensor
+
+    def __init__(self, in_channels: int, out_channels: int, *, in_grid: Grid, out_grid: Grid, components: int = 32) -> None:
+        super().__init__()
+        if min(in_channels, out_channels, components) < 1:
+            raise ArgumentError(expected="positive sizes", got=f"{in_channels, out_channels, components}", remedy="give some")
+        if not (in_grid.is_uniform and out_grid.is_uniform):
+            raise GridError(expected="uniform grids", got=f"{in_grid}, {out_grid}", remedy="regrid the data first")
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.in_grid = in_grid
+        self.out_grid = out_grid
+        self.components = components
+        self.register_buffer("matrix", torch.zeros(in_channels * in_grid.size, out_channels * out_grid.size))
+        self.register_buffer("offset", torch.zeros(out_channels * out_grid.size))
+        self.register_buffer("basis", torch.zeros(out_channels, components, out_grid.size))
+        features = components + 1
+        self.readout = PointwiseLinear(out_channels * features, out_channels)
+        with torch.no_grad():
+            self.readout.weight.copy_(torch.block_diag(*[torch.ones(1, features)] * out_channels))
+            self.readout.bias.zero_()
+
+    @classmethod
+    @torch.no_grad()
+    def fitted(cls, train: FieldPairs, *, components: int = 32) -> LinearRegression:
+        """Solve the least-squares problem on training data.
+
+        Args:
+            train: Pairs on uniform grids.
+            components: See the class; at most the number of pairs.
+
+        Returns:
+            The regression, in the dtype of the data.
+
+        Raises:
+            DataError: If there are fewer than two pairs, or values are not finite.
+        """
+        if len(train) < 2:
+            raise DataError(expected="at least two pairs", got=str(len(train)), remedy="give more data")
+        check_finite(train.inputs.values, "training inputs")
+        check_finite(train.outputs.values, "training outputs")
+        count = min(components, len(train), train.outputs.grid.size)
+        model = cls(
+            train.inputs.channels,
+            train.outputs.channels,
+            in_grid=train.inputs.grid,
+            out_grid=train.outputs.grid,
+            components=count,
+        ).to(train.inputs.device, train.inputs.dtype)
+        inputs = train.inputs.values.to(torch.float64).flatten(1)
+        outputs = train.outputs.values.to(torch.float64).flatten(1)
+        centre, offset = inputs.mean(0), outputs.mean(0)
+        # Directions below the rounding of the data carry no information, and inverting them would amplify it.
+        cutoff = 10.0 * torch.finfo(train.inputs.dtype).eps
+        matrix = torch.linalg.pinv(inputs - centre, rtol=cutoff) @ (outputs - offset)
+        model.matrix.copy_(matrix)
+        model.offset.copy_(offset - centre @ matrix)
+        channelwise = (outputs - offset).unflatten(1, (train.outputs.channels, -1))
+        for channel in range(train.outputs.channels):
+            right = torch.linalg.svd(channelwise[:, channel], full_matrices=False)[2]
+            model.basis[channel].copy_(right[:count])
+        return model
+
+    def forward(
+        self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None
+    ) -> Float[Tensor, "n c2 *query"]:
+        """Evaluate; see the base class. Without `query` the output appears on the grid of the inputs.
+
+        Raises:
+            ShapeError: If the values are not `(n, in_channels, *grid)`.
+            GridError: If the grid lies in another domain.
+        """
+        check_input(values, channels=self.in_channels, dimension=self.in_grid.dimension)
+        where = self.in_grid.resized(tuple(values.shape[2:])) if grid is None else grid
+        flat = resample(values, where, self.in_grid).flatten(1)
+        outputs = (flat @ self.matrix + self.offset).unflatten(1, (self.out_channels, -1))
+        weights = torch.einsum("ncp,crp->ncr", outputs, self.basis)
+        parts = weights[..., None] * self.basis
+        rest = outputs - parts.sum(2)
+        features = torch.cat([parts, rest[:, :, None]], dim=2).flatten(1, 2).unflatten(-1, self.out_grid.shape)
+        return self.readout(resample(features, self.out_grid, where if query is None else query))
+
+    def configuration(self) -> dict[str, Any]:
+        """The constructor's arguments, with grids as lists of axes."""
+        return {
+            "in_channels": self.in_channels,
+            "out_channels": self.out_channels,
+            "in_grid": [dataclasses.asdict(axis) for axis in self.in_grid.axes],
+            "out_grid": [dataclasses.asdict(axis) for axis in self.out_grid.axes],
+            "components": self.components,
+        }
+
+    @classmethod
+    def from_configuration(cls, configuration: dict[str, Any]) -> LinearRegression:
+        """Rebuild from what [`configuration`][probneural.operators.LinearRegression.configuration] returned."""
+        grids = {}
+        for key in ("in_grid", "out_grid"):
+            axes = tuple(Axis(**axis) for axis in configuration[key])
+            grids[key] = Grid(shape=tuple(axis.size for axis in axes), axes=axes)
+        rest = {key: value for key, value in configuration.items() if key not in grids}
+        return cls(**rest, **grids)
+
+    def fit_normalizers(self, train: FieldPairs) -> None:
+        """Nothing to do: the least-squares map is in physical units."""

@@ -1,0 +1,96 @@
+"""On CUDA the core gives what it gives on the CPU, and takes arguments from either."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, GaussianField, Root
+from probneural.fields import Field, FieldPairs, Grid
+from probneural.functionals import derivative, integral, sensors, stack
+from tests.distributions.cases import (
+    EmpiricalCase,
+    GaussianCase,
+    assert_close,
+    functionals,
+    normal,
+    observed,
+    on_every_empirical,
+    on_every_gaussian,
+)
+
+pytestmark = pytest.mark.gpu
+
+
+def root_on_cuda(root: Root) -> Root:
+    if isinstance(root, DenseRoot):
+        return DenseRoot(root.matrix.cuda())
+    assert isinstance(root, FeatureRoot)
+    return FeatureRoot(root.features.cuda(), root.factor.cuda())
+
+
+def on_cuda(field: GaussianField) -> GaussianField:
+    return GaussianField(field.mean.cuda(), root_on_cuda(field.root), latent=field.latent, grid=field.grid)
+
+
+def check(there: Tensor, here: Tensor, tolerance: float) -> None:
+    assert there.device.type == "cuda"
+    assert there.dtype == here.dtype
+    assert_close(there.cpu(), here, tolerance)
+
+
+@on_every_gaussian
+def test_gaussian_fields(case: GaussianCase) -> None:
+    here, there, tolerance = case.field, on_cuda(case.field), 100 * case.tolerance
+    functional = observed(here.grid, 2)
+    values = functional(here.rsample(seed=2))
+    laws = [lambda u: u, *(lambda u, f=f: u.apply(f) for f in functionals(here.grid))]
+    laws += [lambda u: u.constrain(functional, values), lambda u: u.condition(functional, values, noise=0.1)]
+    laws += [
+        lambda u: u[:1].condition(functional, values[:1]),
+        lambda u: u[[-1, 0]],
+        lambda u: u.scale(torch.ones(values.shape[1])),
+    ]
+    learned = here.condition(functional, values, noise=0.1).latent
+    laws += [lambda u: u.under(learned), lambda u: u.under(u.under(learned).condition(functional, values, noise=0.2).latent)]
+    for law in laws:
+        check(law(there).mean, law(here).mean, tolerance)
+        check(law(there).variance, law(here).variance, tolerance)
+        check(law(there).rsample((3,), seed=0), law(here).rsample((3,), seed=0), tolerance)
+    draw = here.rsample(seed=5)
+    for options in ({"noise": 0.3}, {"noise": torch.full(draw.shape, 0.3)}, {"noise": 0.1, "joint": False}):
+        check(there.log_prob(draw, **options), here.log_prob(draw, **options), tolerance)
+    check(there.apply(functional).log_prob(values), here.apply(functional).log_prob(values), tolerance)
+    check(there.cross_covariance(there), here.cross_covariance(here), tolerance)
+
+
+@on_every_empirical
+def test_empirical_fields(case: EmpiricalCase) -> None:
+    here = case.field
+    there = EmpiricalField(here.samples.cuda(), case.weights, grid=here.grid)
+    for f in functionals(here.grid):
+        check(there.apply(f).variance, here.apply(f).variance, case.tolerance)
+    check(there.rsample((9,), seed=0), here.rsample((9,), seed=0), 0.0)
+    check(there.moment_matched().variance, here.moment_matched().variance, 10 * case.tolerance)
+    check(
+        there.scale(torch.full((here.mean.shape[1],), 2.0))[[0, -1]].variance, 4 * here[[0, -1]].variance, 10 * case.tolerance
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fields_and_functionals(dtype: torch.dtype) -> None:
+    grid, tolerance = Grid.uniform((6, 7), periodic=(True, False)), 1e-5 if dtype == torch.float32 else 1e-12
+    here = Field(normal("field", 3, 2, 6, 7, dtype=dtype), grid)
+    there = here.to("cuda")
+    check(there.norm(), here.norm(), tolerance)
+    check(there.resample(grid.resized((9, 8))).values, here.resample(grid.resized((9, 8))).values, tolerance)
+    check(there[[2, 0]].values, here[[2, 0]].values, 0.0)
+    check(
+        FieldPairs(there, there).split(2, seed=0)[0].inputs.values,
+        FieldPairs(here, here).split(2, seed=0)[0].inputs.values,
+        0.0,
+    )
+    functional = stack([integral(grid), sensors(grid, [[0.3, 0.4]]), derivative(grid, axis=1)])
+    check(functional(there.values), functional(here.values), 10 * tolerance)
+    check(functional.adjoint(functional(there.values)), functional.adjoint(functional(here.values)), 100 * tolerance)
