@@ -1,0 +1,69 @@
+"""Posteriors over functions for neural operators.
+
+The path through the library: a problem or your own arrays give `FieldPairs`; `fit` trains an operator; a head turns it into a
+`Predictor`; calibrators keep it honest; what it predicts is a `FieldDistribution` to score, draw from, constrain, condition
+and optimise.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from probneural import (
+    calibration,
+    curvature,
+    distributions,
+    errors,
+    fields,
+    functionals,
+    heads,
+    metrics,
+    operators,
+    problems,
+    training,
+)
+from probneural.fields import Field, FieldPairs, Grid
+from probneural.training import fit, load, save
+
+if TYPE_CHECKING:
+    from probneural import active, plots
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Field",
+    "FieldPairs",
+    "Grid",
+    "active",
+    "calibration",
+    "curvature",
+    "distributions",
+    "errors",
+    "fields",
+    "fit",
+    "functionals",
+    "heads",
+    "load",
+    "metrics",
+    "operators",
+    "plots",
+    "problems",
+    "save",
+    "training",
+]
+
+_LAZY = ("active", "plots")
+"""Subpackages that need BoTorch or Matplotlib, imported when first used."""
+
+
+def __getattr__(name: str) -> object:
+    """Import a lazy subpackage on first use."""
+    if name in _LAZY:
+        return importlib.import_module(f"probneural.{name}")
+    raise AttributeError(f"module 'probneural' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """All public names, the lazy ones included."""
+    return __all__

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.errors import GridError, ShapeError
 from probneural.fields import FieldPairs, Grid
 
 
@@ -39,27 +38,11 @@ class Operator(nn.Module, ABC):
     def configuration(self) -> dict[str, Any]:
         """The constructor's arguments, in types that JSON knows."""
 
+    @classmethod
+    def from_configuration(cls, configuration: dict[str, Any]) -> Self:
+        """Build an untrained operator from what `configuration` returned."""
+        return cls(**configuration)
+
     @abstractmethod
     def fit_normalizers(self, train: FieldPairs) -> None:
         """Take the units from training data; called once, by `pn.fit`, before the first step."""
-
-
-def check_input(values: Tensor, *, channels: int, dimension: int) -> None:
-    """Raise a ShapeError unless values are `(n, channels, *grid)` with `dimension` grid axes."""
-    if values.ndim != 2 + dimension or values.shape[1] != channels:
-        axes = ", ".join(["points"] * dimension)
-        raise ShapeError(
-            expected=f"values of shape (n, {channels}, {axes})",
-            got=str(tuple(values.shape)),
-            remedy="channels come second, grid axes last",
-        )
-
-
-def check_grid(grid: Grid, values: Tensor, *, periodic: tuple[bool, ...]) -> None:
-    """Raise a GridError unless the grid is uniform, carries the values, and is periodic where the operator is."""
-    if not grid.is_uniform or grid.shape != tuple(values.shape[2:]) or grid.periodic != periodic:
-        raise GridError(
-            expected=f"a uniform grid of shape {tuple(values.shape[2:])} with periodic={periodic}",
-            got=repr(grid),
-            remedy="build the operator with the periodic= of its data, and pass the values' own grid",
-        )

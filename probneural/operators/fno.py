@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.errors import ArgumentError
 from probneural.fields import FieldPairs, Grid, resample
-from probneural.operators.base import Operator, check_grid, check_input
+from probneural.operators.base import Operator
+from probneural.operators.checks import check_grid, check_input, check_modes, check_periodic, check_sizes
 from probneural.operators.layers import (
     ChannelNormalizer,
     PointwiseLinear,
@@ -39,7 +39,7 @@ class FNO(Operator):
         embeds_position: Whether coordinates are added as input channels. Off by default; problems with walls need it.
 
     Raises:
-        ArgumentError: If a size is not positive, or the dimension is not 1, 2 or 3.
+        ArgumentError: If a size is not a positive integer, or the dimension is not 1, 2 or 3.
 
     Reference:
         Li et al. (2021), Fourier neural operator for parametric partial differential equations.
@@ -63,17 +63,11 @@ class FNO(Operator):
         embeds_position: bool = False,
     ) -> None:
         super().__init__()
-        sizes = (in_channels, out_channels, width, depth, projection, *modes)
-        if min(sizes) < 1 or not 1 <= len(modes) <= 3:
-            raise ArgumentError(
-                expected="positive sizes and modes for 1 to 3 axes", got=f"{sizes}", remedy="give e.g. modes=(16,), width=32"
-            )
+        check_sizes(in_channels=in_channels, out_channels=out_channels, width=width, depth=depth, projection=projection)
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.modes = tuple(modes)
-        self.periodic = (periodic,) * len(modes) if isinstance(periodic, bool) else tuple(periodic)
-        if len(self.periodic) != len(modes):
-            raise ArgumentError(expected="one periodic flag per axis", got=repr(periodic), remedy="give one bool per mode")
+        self.modes = check_modes(modes)
+        self.periodic = check_periodic(periodic, len(self.modes))
         self.embeds_position = embeds_position
         extra = position_channels(self.periodic) if embeds_position else 0
         self.input_normalizer = ChannelNormalizer(in_channels)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.errors import ArgumentError, DataError, GridError
+from probneural.errors import DataError, GridError
 from probneural.fields import Axis, FieldPairs, Grid, check_finite, resample
-from probneural.operators.base import Operator, check_input
+from probneural.operators.base import Operator
+from probneural.operators.checks import check_input, check_sizes
 from probneural.operators.layers import PointwiseLinear
 
 
@@ -33,7 +34,7 @@ class LinearRegression(Operator):
 
     Raises:
         GridError: If a grid is scattered.
-        ArgumentError: If a size is not positive.
+        ArgumentError: If a size is not a positive integer.
     """
 
     matrix: Tensor
@@ -42,8 +43,7 @@ class LinearRegression(Operator):
 
     def __init__(self, in_channels: int, out_channels: int, *, in_grid: Grid, out_grid: Grid, components: int = 32) -> None:
         super().__init__()
-        if min(in_channels, out_channels, components) < 1:
-            raise ArgumentError(expected="positive sizes", got=f"{in_channels, out_channels, components}", remedy="give some")
+        check_sizes(in_channels=in_channels, out_channels=out_channels, components=components)
         if not (in_grid.is_uniform and out_grid.is_uniform):
             raise GridError(expected="uniform grids", got=f"{in_grid}, {out_grid}", remedy="regrid the data first")
         self.in_channels = in_channels
@@ -131,14 +131,13 @@ class LinearRegression(Operator):
         }
 
     @classmethod
-    def from_configuration(cls, configuration: dict[str, Any]) -> LinearRegression:
-        """Rebuild from what [`configuration`][probneural.operators.LinearRegression.configuration] returned."""
+    def from_configuration(cls, configuration: dict[str, Any]) -> Self:
+        """Build from what [`configuration`][probneural.operators.LinearRegression.configuration] returned."""
         grids = {}
         for key in ("in_grid", "out_grid"):
             axes = tuple(Axis(**axis) for axis in configuration[key])
             grids[key] = Grid(shape=tuple(axis.size for axis in axes), axes=axes)
-        rest = {key: value for key, value in configuration.items() if key not in grids}
-        return cls(**rest, **grids)
+        return cls(**{**configuration, **grids})
 
     def fit_normalizers(self, train: FieldPairs) -> None:
         """Nothing to do: the least-squares map is in physical units."""

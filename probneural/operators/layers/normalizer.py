@@ -36,12 +36,17 @@ class ChannelNormalizer(nn.Module):
         """
         if fields.channels != self.mean.shape[0]:
             raise DataError(
-                expected=f"fields of {self.mean.shape[0]} channels", got=str(fields.channels), remedy="build the operator for them"
+                expected=f"fields of {self.mean.shape[0]} channels",
+                got=str(fields.channels),
+                remedy="build the operator for them",
             )
         share = fields.grid.weights.to(fields.device) / fields.grid.volume
         values = fields.values.to(torch.float64).flatten(2)
+        origin = values[0, :, 0]  # a channel that does not vary is then zero, and the rounding of its mean no spread
+        values = values - origin[:, None]
         mean = (values @ share).mean(0)
         variance = ((values - mean[:, None]).square() @ share).mean(0)
+        mean = mean + origin
         level = torch.finfo(fields.dtype).eps * mean.abs()
         scale = torch.where(variance.sqrt() > level, variance.sqrt(), torch.ones_like(variance))
         self.mean.copy_(mean)

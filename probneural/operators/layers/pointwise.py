@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probneural.operators.checks import check_sizes
+
 
 class PointwiseLinear(nn.Module):
     """y_o(x) = sum over i of W_oi u_i(x) + b_o, on any grid, as one matrix product.
@@ -16,6 +18,9 @@ class PointwiseLinear(nn.Module):
         in_channels: Channels of the input.
         out_channels: Channels of the output.
 
+    Raises:
+        ArgumentError: If a number of channels is not a positive integer.
+
     Examples:
         >>> PointwiseLinear(2, 3)(torch.ones(5, 2, 4, 4)).shape
         torch.Size([5, 3, 4, 4])
@@ -23,6 +28,7 @@ class PointwiseLinear(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
+        check_sizes(in_channels=in_channels, out_channels=out_channels)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels))

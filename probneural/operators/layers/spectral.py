@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.errors import ArgumentError, ResolutionError
+from probneural.errors import ResolutionError
+from probneural.operators.checks import check_input, check_modes, check_periodic, check_sizes
 
 
 class SpectralConv(nn.Module):
@@ -33,7 +34,7 @@ class SpectralConv(nn.Module):
             each other axis k = 0 ... m - 1, -(m - 1) ... -1; the imaginary part at k = 0 of a real field has no effect.
 
     Raises:
-        ArgumentError: If a number of modes is not positive.
+        ArgumentError: If a size is not a positive integer, or there is not one periodic flag per axis.
 
     Reference:
         Li et al. (2021), Fourier neural operator for parametric partial differential equations, section 4. Deviations: real
@@ -44,12 +45,11 @@ class SpectralConv(nn.Module):
         self, in_channels: int, out_channels: int, *, modes: Sequence[int], periodic: Sequence[bool] | bool = True
     ) -> None:
         super().__init__()
-        if not modes or any(mode < 1 for mode in modes):
-            raise ArgumentError(expected="a positive number of modes per axis", got=repr(modes), remedy="give e.g. (16,)")
+        check_sizes(in_channels=in_channels, out_channels=out_channels)
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.modes = tuple(modes)
-        self.periodic = (periodic,) * len(self.modes) if isinstance(periodic, bool) else tuple(periodic)
+        self.modes = check_modes(modes)
+        self.periodic = check_periodic(periodic, len(self.modes))
         retained = (*(2 * mode - 1 for mode in self.modes[:-1]), self.modes[-1])
         self.weight = nn.Parameter(torch.empty(*retained, in_channels, out_channels, 2))
         self.reset_parameters()
@@ -71,8 +71,10 @@ class SpectralConv(nn.Module):
             `(n, out_channels, *grid)`.
 
         Raises:
+            ShapeError: If the values do not have that shape.
             ResolutionError: If an axis has fewer than 2m - 1 points (after its even continuation).
         """
+        check_input(values, channels=self.in_channels, dimension=len(self.modes))
         sizes = values.shape[2:]
         has_end = tuple(not flag for flag in self.periodic) if endpoint is None else tuple(endpoint)
         extended = values

@@ -1,0 +1,98 @@
+"""Jacobians of operators with respect to their parameters, and the Gauss-Newton matrices built from them."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+from torch.func import functional_call, jacfwd, jacrev
+
+from probneural.curvature.parameters import ParameterVector
+from probneural.errors import ShapeError
+from probneural.fields import Field, Grid, evaluate
+
+
+class _Evaluator(nn.Module):
+    """Evaluation on fields as a module's forward, so that parameters can be swapped from outside."""
+
+    def __init__(self, operator: nn.Module) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, inputs: Field, query: Grid | None) -> Tensor:
+        return evaluate(self.operator, inputs, query)
+
+
+def evaluate_at(
+    operator: nn.Module, layout: ParameterVector, vector: Float[Tensor, " P"], inputs: Field, query: Grid | None = None
+) -> Float[Tensor, "n c *grid"]:
+    """Evaluate an operator with its chosen parameters replaced: the pure function that derivatives are taken of."""
+    replaced = {f"operator.{name}": value for name, value in layout.unflatten(vector).items()}
+    values: Tensor = functional_call(_Evaluator(operator), replaced, (inputs, query))
+    return values
+
+
+def jacobian(
+    operator: nn.Module,
+    layout: ParameterVector,
+    inputs: Field,
+    *,
+    query: Grid | None = None,
+    chunk: int = 64,
+) -> Float[Tensor, "n c p P"]:
+    """Form the Jacobian of the output values in the parameters, differentiable in the inputs.
+
+    Takes forward or reverse mode, whichever needs fewer passes; `chunk` of them run at once.
+
+    Args:
+        operator: Any module from fields to fields.
+        layout: Which parameters.
+        inputs: n input functions.
+        query: Where to evaluate; the inputs' grid by default.
+        chunk: How many tangents or cotangents to push at once.
+
+    Returns:
+        `(n, c, p, P)`, in output units per unit of each parameter.
+    """
+    vector = layout.flatten(dict(operator.named_parameters()))
+    pieces = []
+    for index in range(len(inputs)):  # one function at a time: n of them in one pass would cost n^2
+        single = inputs[index]
+
+        def outputs(parameters: Tensor, single: Field = single) -> Tensor:
+            return evaluate_at(operator, layout, parameters, single, query)[0].flatten(1)
+
+        where = single.grid if query is None else query
+        forward = layout.size <= 2 * where.size
+        pieces.append((jacfwd(outputs, chunk_size=chunk) if forward else jacrev(outputs, chunk_size=chunk))(vector))
+    return torch.stack(pieces)
+
+
+def gauss_newton(jacobian: Float[Tensor, "n c p P"], *, grid: Grid, precision: Float[Tensor, " c"]) -> Float64[Tensor, "P P"]:
+    """Sum over functions of the Gauss-Newton matrices of the quadrature likelihood, in float64.
+
+    G = sum over i, c of precision_c / |D| * integral of J_ic^T J_ic: weighted by quadrature, so it does not grow with the
+    number of grid points.
+
+    Args:
+        jacobian: `(n, c, p, P)`.
+        grid: Where the p points lie.
+        precision: One number per channel: effective observations over noise variance.
+
+    Returns:
+        `(P, P)`.
+
+    Raises:
+        ShapeError: If the points are not the grid's.
+
+    Examples:
+        >>> ones = torch.ones(2, 1, 4, 1)
+        >>> gauss_newton(ones, grid=Grid.uniform((4,)), precision=torch.tensor([3.0])).item()
+        6.0
+    """
+    if jacobian.shape[2] != grid.size:
+        raise ShapeError(expected=f"{grid.size} points", got=str(jacobian.shape[2]), remedy="pass the Jacobian's own grid")
+    share = (grid.weights / grid.volume).to(jacobian.device)
+    weight = (precision.to(share)[:, None] * share).sqrt()
+    rows = (jacobian.to(torch.float64) * weight[:, :, None]).flatten(0, 2)
+    return rows.mT @ rows

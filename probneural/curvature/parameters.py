@@ -1,0 +1,91 @@
+"""Parameters of any module as one real vector, complex ones included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from probneural.errors import ArgumentError, ShapeError
+
+
+@dataclass(frozen=True)
+class ParameterVector:
+    """The layout of chosen parameters in one real vector; complex ones are laid out as (real, imaginary) pairs.
+
+    A linear map of complex parameters that is only real-linear is not Hermitian in complex coordinates, so everything
+    downstream works in this real space.
+
+    Attributes:
+        names: Parameter names, in the module's order.
+        shapes: Their shapes as real tensors; a complex parameter has a last axis of 2.
+        is_complex: Which of them are complex.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    is_complex: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module, chosen: Sequence[str] | None = None) -> ParameterVector:
+        """Lay out a module's parameters, or those chosen.
+
+        Args:
+            module: Any module.
+            chosen: Names of parameters, or of submodules, which stand for all parameters below them; all by default.
+
+        Raises:
+            ArgumentError: If a name fits no parameter, or there is none at all.
+        """
+        named = dict(module.named_parameters())
+        if chosen is None:
+            kept = list(named)
+        else:
+            for name in chosen:
+                if not any(known == name or known.startswith(f"{name}.") for known in named):
+                    raise ArgumentError(
+                        expected=f"names among {', '.join(named)}", got=repr(name), remedy="see dict(operator.named_parameters())"
+                    )
+            kept = [known for known in named if any(known == name or known.startswith(f"{name}.") for name in chosen)]
+        if not kept:
+            raise ArgumentError(expected="a module with parameters", got="none", remedy="choose some")
+        flags = tuple(named[name].is_complex() for name in kept)
+        shapes = tuple(
+            torch.view_as_real(named[name]).shape if flag else named[name].shape for name, flag in zip(kept, flags, strict=True)
+        )
+        return cls(names=tuple(kept), shapes=shapes, is_complex=flags)
+
+    @property
+    def size(self) -> int:
+        """Number of real coordinates P."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Float[Tensor, " P"]:
+        """Gather tensors by name into one real vector.
+
+        Raises:
+            ShapeError: If a tensor has neither the parameter's shape nor that of its real pairs.
+        """
+        pieces = []
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            tensor = tensors[name]
+            real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+            if real.shape != shape:
+                raise ShapeError(expected=f"{name} of shape {tuple(shape)}", got=str(tuple(real.shape)), remedy="see named_parameters")
+            pieces.append(real.reshape(-1))
+        return torch.cat(pieces)
+
+    def unflatten(self, vector: Float[Tensor, " P"]) -> dict[str, Tensor]:
+        """Spread a real vector into tensors by name, complex where the parameters are."""
+        tensors = {}
+        start = 0
+        for name, shape, flag in zip(self.names, self.shapes, self.is_complex, strict=True):
+            count = math.prod(shape)
+            piece = vector[start : start + count].reshape(shape)
+            tensors[name] = torch.complex(piece[..., 0], piece[..., 1]) if flag else piece
+            start += count
+        return tensors

@@ -1,0 +1,120 @@
+"""The evidence of a Gaussian approximation in noise and prior precision, in closed form from one eigendecomposition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from scipy.optimize import brentq, minimize_scalar
+from torch import Tensor
+
+from probneural.errors import EvidenceError
+
+_SPAN = (-46.0, 46.0)
+"""Logarithms of hyper-parameters, relative to their natural scale, between which maxima are sought."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Laplace evidence of weights w with Gaussian prior N(0, 1/tau) and Gaussian noise of variance s2.
+
+        log p(y) = -(N/2) log(2 pi s2) - E/(2 s2) - tau W/2 + (k/2) log tau - (1/2) sum over j of log(g_j/s2 + tau)
+
+    Exact where the model is linear in w and the weights are the posterior mean; elsewhere the Laplace approximation around
+    the trained weights.
+
+    Args:
+        eigenvalues: g_j, of the curvature at unit noise variance, `(k,)`, float64, >= 0.
+        observations: N, the number of effective observations in all.
+        energy: E, the sum of squared residuals at unit noise variance.
+        squared_norm: W, of the trained weights.
+
+    Reference:
+        MacKay (1992), Bayesian interpolation, section 4. Deviation: noise and prior are found together, on the ratio
+        tau s2, for which the best s2 is known in closed form.
+    """
+
+    eigenvalues: Float64[Tensor, " k"]
+    observations: float
+    energy: float
+    squared_norm: float
+
+    def value(self, *, noise: float, prior: float) -> float:
+        """The log evidence in nats, at noise variance s2 and prior precision tau."""
+        count = self.eigenvalues.shape[0]
+        fit = self.observations * math.log(2 * math.pi * noise) + self.energy / noise
+        penalty = prior * self.squared_norm - count * math.log(prior)
+        return -0.5 * (fit + penalty + float((self.eigenvalues / noise + prior).log().sum()))
+
+    def maximise(self, *, noise: float | None = None, prior: float | None = None) -> tuple[float, float]:
+        """Return (noise, prior) of largest evidence, keeping whichever is given.
+
+        Raises:
+            EvidenceError: If the evidence has no maximum: residuals that vanish, weights that vanish, or no curvature.
+        """
+        if noise is not None and prior is not None:
+            return noise, prior
+        if noise is None:
+            self._need(self.energy > 0, "residuals that are not all zero", "give noise=, the observation variance")
+        if prior is None:
+            self._need(self.squared_norm > 0, "weights that are not all zero", "give prior_precision=")
+            self._need(float(self.eigenvalues.max()) > 0, "curvature that is not zero", "give prior_precision=")
+        if prior is not None:
+            return self._noise(prior), prior
+        if noise is not None:
+            return noise, self._prior(noise)
+        ratio = self._ratio()
+        best = (self.energy + ratio * self.squared_norm) / self.observations
+        return best, ratio / best
+
+    def _ratio(self) -> float:
+        """The tau s2 of largest evidence once s2 = (E + tau s2 W)/N is put in."""
+        centre = math.log(float(self.eigenvalues.max()))
+
+        def loss(log_ratio: float) -> float:
+            ratio = math.exp(log_ratio)
+            shrink = -torch.log1p(self.eigenvalues / ratio).sum()
+            return 0.5 * (self.observations * math.log(self.energy + ratio * self.squared_norm) - float(shrink))
+
+        grid = torch.linspace(centre + _SPAN[0], centre + _SPAN[1], 185, dtype=torch.float64).tolist()
+        losses = [loss(point) for point in grid]
+        best = min(range(len(grid)), key=losses.__getitem__)
+        self._need(0 < best < len(grid) - 1, "an interior maximum of the evidence", "give prior_precision= or noise=")
+        found = minimize_scalar(
+            loss, bracket=(grid[best - 1], grid[best], grid[best + 1]), method="brent", options={"xtol": 1e-12}
+        )
+        return math.exp(float(found.x))
+
+    def _prior(self, noise: float) -> float:
+        """Solve tau W = gamma(tau), the number of directions the data determine; one side rises, the other falls."""
+        scaled = self.eigenvalues / noise
+
+        def excess(log_prior: float) -> float:
+            prior = math.exp(log_prior)
+            return prior * self.squared_norm - float((scaled / (scaled + prior)).sum())
+
+        return self._root(excess, math.log(self.eigenvalues.shape[0] / self.squared_norm))
+
+    def _noise(self, prior: float) -> float:
+        """Solve E/s2 = N - gamma(s2)."""
+
+        def excess(log_noise: float) -> float:
+            noise = math.exp(log_noise)
+            determined = float((self.eigenvalues / (self.eigenvalues + prior * noise)).sum())
+            return noise * (self.observations - determined) - self.energy
+
+        return self._root(excess, math.log(self.energy / self.observations))
+
+    def _root(self, function: Callable[[float], float], centre: float) -> float:
+        low, high = centre + _SPAN[0], centre + _SPAN[1]
+        remedy = "give both noise= and prior_precision="
+        self._need(function(low) < 0 < function(high), "an interior maximum of the evidence", remedy)
+        return math.exp(brentq(function, low, high, xtol=1e-13))
+
+    @staticmethod
+    def _need(holds: bool, expected: str, remedy: str) -> None:
+        if not holds:
+            raise EvidenceError(expected=expected, got="an evidence without a maximum", remedy=remedy)

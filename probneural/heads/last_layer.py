@@ -1,0 +1,231 @@
+"""The exact posterior of the last layer: the default head, and the reference for all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from probneural.distributions import FeatureRoot, GaussianField, Latent, Predictor
+from probneural.distributions.latents import digest
+from probneural.errors import ArgumentError, ShapeError
+from probneural.fields import Field, FieldPairs, Grid
+from probneural.heads.evidence import Evidence
+from probneural.heads.readout import Readout, find_readout
+from probneural.heads.residuals import check_pairs, effective_observations, given_per_channel, output_units
+
+_BATCH_ELEMENTS = 2**23
+"""Feature values evaluated at once (32 MiB in float32)."""
+
+
+@dataclass(frozen=True)
+class LastLayerLaplace:
+    """The Gaussian posterior of a pointwise affine last layer, exact given the features.
+
+    u_c(x) = sum over j of w_cj phi_j(x). With m_c effective observations per field, noise variance s_c^2 and prior precision
+    tau_c, the weights of channel c have covariance (m_c G / s_c^2 + tau_c)^-1 around the trained ones, where
+    G = sum over i of 1/|D| * integral of phi_i phi_i^T. The predictive mean is the operator's own output. Noise and prior maximise the
+    evidence, in units of the training outputs' scale, unless given. It cannot see uncertainty in the features themselves.
+
+    Args:
+        readout: Name of the last layer; found by itself where it can be.
+        noise: Observation variance, in physical units squared: one number or one per channel.
+        prior_precision: Precision of the weights, per physical unit squared of the output: one number, one per feature
+            `(f,)`, or one per channel and feature `(c, f)`, the bias last (its prior is centred at the mean
+            training output); infinity fixes a weight.
+        effective_observations: m, dimensionless, one number or one per channel; by default from the training residuals.
+
+    Reference:
+        Kristiadi, Hein & Hennig (2020), Being Bayesian, even just a bit, fixes overconfidence in ReLU networks. Deviations:
+        quadrature instead of sums over points, effective observations, several outputs, any module.
+    """
+
+    readout: str | None = None
+    noise: float | Tensor | None = None
+    prior_precision: float | Tensor | None = None
+    effective_observations: float | Tensor | None = None
+
+    @torch.no_grad()
+    def fit(self, operator: nn.Module, data: FieldPairs) -> LastLayerPredictor:
+        """Fit the posterior.
+
+        Args:
+            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed.
+            data: Training pairs.
+
+        Returns:
+            A predictor with its own copy of the operator.
+
+        Raises:
+            ReadoutError: If the last layer is not pointwise and affine.
+            EvidenceError: If the evidence determines no noise or prior.
+            ArgumentError: If a setting is out of range or of a wrong shape.
+            DataError: If the data are not finite.
+        """
+        check_pairs(data)
+        example = next(iter(operator.parameters()), data.inputs.values)
+        dtype = example.real.dtype if example.is_complex() else example.dtype
+        pairs = FieldPairs(
+            Field(data.inputs.values.to(example.device, dtype), data.inputs.grid), data.outputs.to(example.device)
+        )
+        split = find_readout(operator, pairs.inputs[: min(2, len(pairs))], self.readout)
+        gram, residuals = _statistics(split, pairs)
+        mean, scale = output_units(pairs.outputs)
+        return self._solve(split, pairs, gram, residuals, mean, scale)
+
+    def _solve(
+        self, split: Readout, data: FieldPairs, gram: Tensor, residuals: Tensor, mean: Tensor, scale: Tensor
+    ) -> LastLayerPredictor:
+        channels, features = split.weight.shape
+        device = gram.device
+        counts = given_per_channel(self.effective_observations, channels, name="effective_observations")
+        if counts is None:
+            counts = effective_observations(residuals, grid=data.outputs.grid).cpu()
+        noises = given_per_channel(self.noise, channels, name="noise")
+        priors = self._priors(channels, features)
+        share = (data.outputs.grid.weights / data.outputs.grid.volume).to(device)
+        energies = (residuals.square().flatten(2) @ share).sum(0) / scale.square()
+        centre = split.weight.to(device) / scale[:, None]
+        if split.has_bias:
+            centre[:, -1] -= mean / scale
+        blocks, evidence, found_noise, found_prior = [], 0.0, [], []
+        for channel in range(channels):
+            unit = float(scale[channel])
+            given = None if priors is None else priors[channel].to(device) * unit**2
+            spread = torch.ones(features, dtype=torch.float64, device=device) if given is None else given.rsqrt()
+            count = float(counts[channel])
+            whitened = spread[:, None] * gram * spread * count
+            values, vectors = torch.linalg.eigh(whitened)
+            values = values.clamp_min(0.0)  # a Gram matrix: what is negative is rounding
+            free = spread > 0
+            weights = centre[channel][free] / spread[free]
+            model = Evidence(
+                eigenvalues=values[len(values) - int(free.sum()) :].cpu(),
+                observations=count * len(data),
+                energy=count * float(energies[channel]),
+                squared_norm=float(weights.square().sum()),
+            )
+            noise, prior = model.maximise(
+                noise=None if noises is None else float(noises[channel]) / unit**2, prior=None if given is None else 1.0
+            )
+            evidence += model.value(noise=noise, prior=prior) - count * len(data) * float(scale[channel].log())
+            blocks.append(unit * spread[:, None] * vectors * (values / noise + prior).rsqrt())
+            found_noise.append(noise * unit**2)
+            found_prior.append(torch.full((features,), prior / unit**2) if priors is None else priors[channel])
+        factor = torch.zeros(1, channels, features, channels * features, dtype=torch.float64, device=device)
+        for channel, block in enumerate(blocks):
+            factor[0, channel, :, channel * features : (channel + 1) * features] = block
+        return LastLayerPredictor(
+            readout=split,
+            factor=factor,
+            noise=torch.tensor(found_noise, dtype=torch.float64, device=device),
+            prior_precision=torch.stack([row.to(torch.float64).cpu() for row in found_prior]),
+            effective_observations=counts,
+            log_evidence=evidence,
+            domain=data.inputs.grid,
+            in_channels=data.inputs.channels,
+        )
+
+    def _priors(self, channels: int, features: int) -> Float64[Tensor, "c f"] | None:
+        if self.prior_precision is None:
+            return None
+        prior = torch.as_tensor(self.prior_precision, dtype=torch.float64).detach().cpu()
+        if tuple(prior.shape) not in ((), (features,), (channels, features)):
+            raise ShapeError(
+                expected=f"prior_precision as a number, ({features},) or ({channels}, {features})",
+                got=str(tuple(prior.shape)),
+                remedy="the bias, if there is one, comes last",
+            )
+        if not bool((prior > 0).all()):
+            raise ArgumentError(expected="prior_precision > 0", got=str(float(prior.min())), remedy="a flat prior is improper")
+        return prior.expand(channels, features)
+
+
+@torch.no_grad()
+def _statistics(split: Readout, data: FieldPairs) -> tuple[Float64[Tensor, "f f"], Float64[Tensor, "n c *grid"]]:
+    """Gram matrix of the features by quadrature, and all residuals, both in float64."""
+    grid = data.outputs.grid
+    query = None if grid == data.inputs.grid else grid
+    features = split.weight.shape[1]
+    share = (grid.weights / grid.volume).to(data.outputs.device)
+    gram = torch.zeros(features, features, dtype=torch.float64, device=data.outputs.device)
+    residuals = []
+    step = max(1, _BATCH_ELEMENTS // (grid.size * features))
+    for start in range(0, len(data), step):
+        batch = data[start : start + step]
+        values, rows = split.evaluate(batch.inputs, query)
+        if values.shape != batch.outputs.values.shape:
+            raise ShapeError(
+                expected=f"an operator with outputs {tuple(batch.outputs.values.shape)}", got=str(tuple(values.shape)), remedy="check its channels"
+            )
+        residuals.append(batch.outputs.values.to(torch.float64) - values.to(torch.float64))
+        flat = rows.to(torch.float64)
+        gram += ((flat * share[:, None]).flatten(0, 1)).mT @ flat.flatten(0, 1)
+    return gram, torch.cat(residuals)
+
+
+class LastLayerPredictor(Predictor):
+    """What `LastLayerLaplace` fits.
+
+    Attributes:
+        noise: Observation variance per channel, `(c,)`, in physical units squared.
+        prior_precision: Precision of each weight, `(c, f)`, per physical unit squared of the output.
+        effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
+        log_evidence: In nats, of the training outputs in physical units.
+        latent: The name of the weights' randomness.
+    """
+
+    def __init__(
+        self,
+        *,
+        readout: Readout,
+        factor: Float64[Tensor, "1 c f k"],
+        noise: Float64[Tensor, " c"],
+        prior_precision: Float64[Tensor, "c f"],
+        effective_observations: Float64[Tensor, " c"],
+        log_evidence: float,
+        domain: Grid,
+        in_channels: int,
+    ) -> None:
+        self._readout = readout
+        self._factor = factor
+        self.noise = noise
+        self.prior_precision = prior_precision
+        self.effective_observations = effective_observations
+        self.log_evidence = log_evidence
+        self.domain = domain
+        self.in_channels = in_channels
+        self.out_channels = factor.shape[1]
+        self.latent = Latent(id=f"last-layer-{digest(readout.weight, factor)}", rank=factor.shape[3])
+
+    @property
+    def operator(self) -> nn.Module:
+        """The predictor's own copy of the operator."""
+        return self._readout.operator
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The operator's dtype."""
+        example = next(self.operator.parameters())
+        return example.real.dtype if example.is_complex() else example.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The operator's device."""
+        return next(self.operator.parameters()).device
+
+    @property
+    def weight_covariance(self) -> Float64[Tensor, "k k"]:
+        """Covariance of all weights, channel-major, in physical units squared; float64."""
+        rows = self._factor[0].flatten(0, 1)
+        return rows @ rows.mT
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        where = inputs.grid if query is None else query
+        step = max(1, _BATCH_ELEMENTS // (where.size * self._factor.shape[2]))
+        parts = [self._readout.evaluate(inputs[start : start + step], query) for start in range(0, len(inputs), step)]
+        mean = torch.cat([values for values, _ in parts])
+        features: Float[Tensor, "n p f"] = torch.cat([rows for _, rows in parts])
+        return GaussianField(mean, FeatureRoot(features, self._factor), latent=self.latent, grid=where)

@@ -1,0 +1,48 @@
+"""Losses that do not depend on the resolution."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.errors import ShapeError
+from probneural.fields import Grid
+
+
+def relative_l2(
+    predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c *grid"], *, grid: Grid
+) -> Float[Tensor, "n c"]:
+    """Relative L2 error ||predicted - target|| / ||target|| by quadrature, per function and channel, dimensionless.
+
+    A target that is zero everywhere makes the ratio infinite or undefined; then the error is measured against the mean
+    norm of that channel's targets, or in absolute terms if all are zero.
+
+    Args:
+        predicted: `(n, c, *grid.shape)`.
+        target: The same shape: nothing is broadcast.
+        grid: Where both live.
+
+    Returns:
+        `(n, c)`; average it over channels first, then over functions.
+
+    Raises:
+        ShapeError: If the shapes differ.
+
+    Examples:
+        >>> grid = Grid.uniform((4,))
+        >>> relative_l2(torch.full((1, 1, 4), 3.0), torch.full((1, 1, 4), 2.0), grid=grid).item()
+        0.5
+    """
+    if predicted.shape != target.shape:
+        raise ShapeError(
+            expected=f"predictions shaped like the targets {tuple(target.shape)}",
+            got=str(tuple(predicted.shape)),
+            remedy="check the operator's out_channels; shapes are not broadcast",
+        )
+    share = (grid.weights / grid.volume).to(target)
+    error = ((predicted - target).flatten(2).square() @ share).clamp_min(torch.finfo(target.dtype).tiny).sqrt()
+    norm = (target.flatten(2).square() @ share).sqrt()
+    fallback = norm.mean(0, keepdim=True)
+    fallback = torch.where(fallback > 0, fallback, torch.ones_like(fallback))
+    return error / torch.where(norm > 0, norm, fallback)

@@ -1,0 +1,365 @@
+"""Training: plain PyTorch, resumable bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from probneural.errors import ArgumentError, DataError, FileError, TrainingError
+from probneural.fields import FieldPairs, Grid, check_finite, evaluate
+from probneural.operators import Operator
+from probneural.training import files
+from probneural.training.history import History
+from probneural.training.losses import relative_l2
+
+Loss = Callable[[Tensor, Tensor, Grid], Tensor]
+"""Maps predictions and targets `(n, c, *grid)` and their grid to one number."""
+
+
+def fit(
+    operator: nn.Module,
+    train: FieldPairs,
+    *,
+    epochs: int = 50,
+    seed: int = 0,
+    batch_size: int = 20,
+    learning_rate: float = 3e-3,
+    weight_decay: float = 0.0,
+    validation: float = 0.1,
+    loss: Loss | None = None,
+    device: str | torch.device | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    show_progress: bool = True,
+) -> History:
+    """Train an operator in place, with AdamW under a one-cycle schedule.
+
+    The last weights are kept: the validation split (taken from the training data) is for watching only, so nothing is
+    chosen by it. Operators of this library first take their units from the training part. The mode (train or eval) of every
+    submodule and the global random state are left as they were.
+
+    Args:
+        operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`.
+        train: Training pairs.
+        epochs: Passes over the training part.
+        seed: Names the split and the order of the batches; the same seed, data and thread count give the same bits.
+        batch_size: Pairs a step.
+        learning_rate: The cycle's peak.
+        weight_decay: AdamW's decay, dimensionless.
+        validation: Share of the pairs that is only watched; 0 trains on all.
+        loss: Loss of a batch; by default the relative L2 error by quadrature, averaged over channels and functions.
+        device: Where to train: a device, `"auto"` (CUDA, MPS or CPU), or by default the operator's own.
+        checkpoint: File to write after every epoch and to resume from, at the same bits, if it exists. It knows the run by
+            its data, its settings and the shapes of the weights; that `loss` is the same one is the caller's to see to.
+        show_progress: Whether to show a progress bar.
+
+    Returns:
+        The losses by epoch.
+
+    Raises:
+        ArgumentError: If a setting is out of range.
+        DataError: If the data are empty or not finite.
+        TrainingError: If a loss or a weight becomes NaN or infinite; the operator has the weights from before that epoch.
+        FileError: If the checkpoint is damaged, or belongs to other settings or data.
+
+    Examples:
+        >>> from probneural.fields import Field
+        >>> from probneural.operators import FNO
+        >>> fields = Field(torch.randn(20, 1, 16, generator=torch.Generator().manual_seed(0)), Grid.uniform((16,)))
+        >>> operator = FNO(1, 1, modes=(4,), width=4, depth=1, projection=4)
+        >>> fit(operator, FieldPairs(fields, fields), epochs=2, show_progress=False).epochs
+        2
+    """
+    _validate(epochs, seed, batch_size, learning_rate, weight_decay, validation, train)
+    where = _resolve(device, operator)
+    operator.to(where)
+    first, second = _split(train, validation, seed)
+    objective = loss or _relative_l2
+    run = _Run(
+        operator=operator,
+        train=first.to(where),
+        validation=None if second is None else second.to(where),
+        loss=objective,
+        epochs=epochs,
+        batch_size=min(batch_size, len(first)),
+        seed=seed,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+    )
+    modes = {module: module.training for module in operator.modules()}
+    path = None if checkpoint is None else Path(checkpoint)
+    try:
+        with _own_random_state(where):
+            if path is not None and path.exists():
+                run.resume(path)
+            elif isinstance(operator, Operator):
+                operator.fit_normalizers(run.train)
+            with tqdm(total=epochs, initial=len(run.losses), desc="training", unit="epoch", disable=not show_progress) as bar:
+                while len(run.losses) < epochs:
+                    run.epoch()
+                    bar.update()
+                    bar.set_postfix(run.latest())
+                    if path is not None:
+                        run.save(path)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return History(train=tuple(run.losses), validation=tuple(run.watched), seconds=tuple(run.seconds))
+
+
+def _relative_l2(predicted: Tensor, target: Tensor, grid: Grid) -> Tensor:
+    return relative_l2(predicted, target, grid=grid).mean()
+
+
+@dataclass
+class _Run:
+    """The state of one training run: everything a checkpoint must hold, and how an epoch goes."""
+
+    operator: nn.Module
+    train: FieldPairs
+    validation: FieldPairs | None
+    loss: Loss
+    epochs: int
+    batch_size: int
+    seed: int
+    learning_rate: float
+    weight_decay: float
+    losses: list[float] = field(default_factory=list)
+    watched: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.steps = -(-len(self.train) // self.batch_size)
+        parameters = [parameter for parameter in self.operator.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise ArgumentError(expected="an operator with parameters to train", got="none", remedy="unfreeze some")
+        self.optimizer = torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimizer, self.learning_rate, total_steps=max(self.epochs * self.steps, 2)
+        )
+
+    def epoch(self) -> None:
+        """Train on every pair once, in an order named by seed and epoch."""
+        start = time.perf_counter()
+        number = len(self.losses)
+        before = copy.deepcopy(self.operator.state_dict())
+        device = self.train.inputs.device
+        _seed((self.seed + 1) * 1_000_003 + number, device)  # dropout and the like; the caller's state is forked
+        order = torch.randperm(
+            len(self.train), generator=torch.Generator().manual_seed(self.seed * 1_000_003 + number), device="cpu"
+        )
+        self.operator.train()
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
+        for rows in order.split(self.batch_size):
+            batch = self.train[rows.to(device)]
+            self.optimizer.zero_grad(set_to_none=True)
+            value = self.loss(self._evaluate(batch), batch.outputs.values, batch.outputs.grid)
+            value.backward()
+            self.optimizer.step()
+            self.schedule.step()
+            total += value.detach().to("cpu", torch.float64) * len(batch)
+        mean = float(total) / len(self.train)
+        # The loss of the last step is from before its update, so the weights are looked at too.
+        finite = all(bool(torch.isfinite(parameter).all()) for parameter in self.operator.parameters())
+        if not (finite and bool(torch.isfinite(total))):
+            self.operator.load_state_dict(before)
+            raise TrainingError(
+                expected="a finite loss and finite weights",
+                got=f"a mean loss of {mean} in epoch {number}, weights {'finite' if finite else 'not finite'} after it",
+                remedy="lower learning_rate, or check the data's scale; the operator is as it was before this epoch",
+            )
+        watched = None if self.validation is None else self._watch(self.validation)
+        self.losses.append(mean)
+        if watched is not None:
+            self.watched.append(watched)
+        self.seconds.append(time.perf_counter() - start)
+
+    @torch.no_grad()
+    def _watch(self, pairs: FieldPairs) -> float:
+        self.operator.eval()
+        total = 0.0
+        for start in range(0, len(pairs), self.batch_size):
+            batch = pairs[start : start + self.batch_size]
+            total += float(self.loss(self._evaluate(batch), batch.outputs.values, batch.outputs.grid)) * len(batch)
+        return total / len(pairs)
+
+    def _evaluate(self, batch: FieldPairs) -> Tensor:
+        query = None if batch.outputs.grid == batch.inputs.grid else batch.outputs.grid
+        return evaluate(self.operator, batch.inputs, query)
+
+    def latest(self) -> dict[str, str]:
+        """The last losses, for the progress bar."""
+        shown = {"train": f"{self.losses[-1]:.2e}"}
+        if self.watched:
+            shown["validation"] = f"{self.watched[-1]:.2e}"
+        return shown
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What must agree for a checkpoint to be resumed: data and settings."""
+        settings = [self.epochs, self.batch_size, self.seed, self.learning_rate, self.weight_decay]
+        total = hashlib.sha256(json.dumps(settings).encode())
+        for pairs in (self.train, self.validation):
+            for side in () if pairs is None else (pairs.inputs, pairs.outputs):
+                total.update(f"{side!r}{side.grid.axes}".encode())
+                for tensor in (side.values, side.grid.points, side.grid.weights):
+                    total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return total.hexdigest()
+
+    def structure(self) -> list[list[Any]]:
+        """Names, shapes and dtypes of the weights, and which of them are trained, in types that JSON knows."""
+        trained = {name for name, parameter in self.operator.named_parameters() if parameter.requires_grad}
+        state = self.operator.state_dict()
+        return [[name, list(value.shape), str(value.dtype), name in trained] for name, value in state.items()]
+
+    def save(self, path: Path) -> None:
+        """Write weights, optimiser, schedule and history in one atomic file."""
+        tensors = {f"model.{name}": value for name, value in _real_state(self.operator.state_dict()).items()}
+        state = self.optimizer.state_dict()
+        for number, moments in state["state"].items():
+            tensors |= {f"optimizer.{number}.{name}": value for name, value in _real_state(moments).items()}
+        metadata: dict[str, Any] = {
+            "kind": "checkpoint",
+            "fingerprint": self.fingerprint,
+            "structure": self.structure(),
+            "groups": state["param_groups"],
+            "schedule": {name: value for name, value in self.schedule.state_dict().items() if _is_json(value)},
+            "losses": self.losses,
+            "watched": self.watched,
+            "seconds": self.seconds,
+        }
+        files.write(path, tensors, metadata)
+
+    def resume(self, path: Path) -> None:
+        """Continue from a checkpoint of the same run."""
+        tensors, metadata = files.read(path)
+        if metadata.get("kind") != "checkpoint" or metadata.get("fingerprint") != self.fingerprint:
+            raise FileError(
+                expected="a checkpoint of this run: same data, epochs, batch size, seed and rates",
+                got=f"another one in {path}",
+                remedy="remove the file to start anew, or name another",
+            )
+        if metadata["structure"] != self.structure():
+            raise FileError(
+                expected=f"a checkpoint of this {type(self.operator).__name__}",
+                got=f"one with other weights in {path}",
+                remedy="build the operator with the same arguments and freeze the same parameters, or name another file",
+            )
+        weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+        current = self.operator.state_dict()
+        self.operator.load_state_dict({name: _like(value, current[name]) for name, value in weights.items()})
+        parameters = self.optimizer.param_groups[0]["params"]
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimizer."):
+                _, number, key = name.split(".", 2)
+                moments.setdefault(int(number), {})[key] = value if key == "step" else _like(value, parameters[int(number)])
+        self.optimizer.load_state_dict({"state": moments, "param_groups": metadata["groups"]})
+        self.schedule.load_state_dict({**self.schedule.state_dict(), **metadata["schedule"]})
+        self.losses, self.watched = list(metadata["losses"]), list(metadata["watched"])
+        self.seconds = list(metadata["seconds"])
+
+
+def _real_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """View complex tensors as real pairs, which every file format holds."""
+    return {name: torch.view_as_real(value) if value.is_complex() else value for name, value in state.items()}
+
+
+def _like(value: Tensor, like: Tensor) -> Tensor:
+    return torch.view_as_complex(value) if like.is_complex() else value
+
+
+def _is_json(value: object) -> bool:
+    return isinstance(value, (bool, int, float, str, list))
+
+
+@contextlib.contextmanager
+def _own_random_state(device: torch.device) -> Iterator[None]:
+    """Give back the global random state of the CPU and of the training device afterwards."""
+    accelerator = {"cuda": torch.cuda, "mps": torch.mps}.get(device.type)
+    ours = contextlib.nullcontext() if device.type != "cuda" else torch.cuda.device(device)
+    with ours:
+        states = torch.get_rng_state(), None if accelerator is None else accelerator.get_rng_state()
+        try:
+            yield
+        finally:
+            torch.set_rng_state(states[0])
+            if accelerator is not None:
+                accelerator.set_rng_state(states[1])
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every other device too
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
+def _split(train: FieldPairs, share: float, seed: int) -> tuple[FieldPairs, FieldPairs | None]:
+    count = round(share * len(train))
+    if count == 0:
+        return train, None
+    if count == len(train):
+        raise ArgumentError(
+            expected="a validation share that leaves pairs to train on",
+            got=f"validation={share} of {len(train)} pairs",
+            remedy="lower it, or give more data",
+        )
+    second, first = train.split(count, seed=seed)
+    return first, second
+
+
+def _resolve(device: str | torch.device | None, operator: nn.Module) -> torch.device:
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if device is not None:
+        try:
+            return torch.device(device)
+        except RuntimeError as error:
+            raise ArgumentError(expected="a device", got=repr(device), remedy='give e.g. "cpu", "cuda:0" or "auto"') from error
+    return next((parameter.device for parameter in operator.parameters()), torch.device("cpu"))
+
+
+def _validate(
+    epochs: int,
+    seed: int,
+    batch_size: int,
+    learning_rate: float,
+    weight_decay: float,
+    validation: float,
+    train: FieldPairs,
+) -> None:
+    if not isinstance(train, FieldPairs):
+        raise DataError(expected="FieldPairs", got=str(type(train)), remedy="pair them: pn.FieldPairs(inputs, outputs)")
+    checks = (
+        ("epochs", epochs, "an integer of at least 1", Integral, lambda: epochs >= 1),
+        ("seed", seed, "an integer from 0 to 2^40", Integral, lambda: 0 <= seed <= 2**40),
+        ("batch_size", batch_size, "an integer of at least 1", Integral, lambda: batch_size >= 1),
+        ("learning_rate", learning_rate, "a positive finite number", Real, lambda: 0 < learning_rate < math.inf),
+        ("weight_decay", weight_decay, "a finite number of at least 0", Real, lambda: 0 <= weight_decay < math.inf),
+        ("validation", validation, "a share in [0, 1)", Real, lambda: 0 <= validation < 1),
+    )
+    for name, value, rule, kind, holds in checks:
+        if not isinstance(value, kind) or not holds():
+            raise ArgumentError(expected=f"{rule} as {name}", got=repr(value), remedy="see the arguments of pn.fit")
+    if len(train) < 2:
+        raise DataError(expected="at least two training pairs", got=str(len(train)), remedy="give more data")
+    check_finite(train.inputs.values, "training inputs")
+    check_finite(train.outputs.values, "training outputs")
