@@ -51,8 +51,8 @@ doctests: venv  ## The examples in docstrings
 bench: venv  ## The main benchmark: a table and an HTML report
 	$(BIN)/python -m benchmarks exact
 
-bench-full: venv  ## Every benchmark at full size
-	$(BIN)/python -m benchmarks all --full
+bench-full: venv  ## The main benchmark with three seeds
+	$(BIN)/python -m benchmarks exact --full
 
 lint: venv  ## Style and formatting
 	$(BIN)/ruff check --quiet .

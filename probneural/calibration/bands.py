@@ -66,8 +66,9 @@ class SimultaneousBand:
     def fit(self, predict: Predictor, calibration: FieldPairs) -> Band:
         """Find the band's quantile on fields that training has not used.
 
-        A `VarianceScale` fitted on the same fields does no harm to a band of one channel, which does not depend on the scale;
-        with several channels, fit it on other fields.
+        A common `VarianceScale` fitted on the same fields does no harm to a band of one channel, which does not depend on the
+        scale. Separate scales, or several channels, let the band lean on two or more numbers that these fields have
+        chosen: the guarantee then holds exactly only with fields of the band's own, and in practice nearly so.
 
         Args:
             predict: What any head or calibrator returned.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
-from torch.func import functional_call, jacfwd, jacrev
+from torch.func import functional_call, jacrev, jvp, vmap
 
 from probneural.curvature.parameters import ParameterVector
 from probneural.errors import ShapeError
@@ -64,8 +66,20 @@ def jacobian(
 
         where = single.grid if query is None else query
         forward = layout.size <= 2 * where.size
-        pieces.append((jacfwd(outputs, chunk_size=chunk) if forward else jacrev(outputs, chunk_size=chunk))(vector))
+        pieces.append(_forward_jacobian(outputs, vector, chunk) if forward else jacrev(outputs, chunk_size=chunk)(vector))
     return torch.stack(pieces)
+
+
+def _forward_jacobian(function: Callable[[Tensor], Tensor], vector: Tensor, chunk: int) -> Tensor:
+    """What `torch.func.jacfwd` returns, some columns at a time; jacfwd itself takes them all at once."""
+
+    def column(tangent: Tensor) -> Tensor:
+        derivative: Tensor = jvp(function, (vector,), (tangent,))[1]
+        return derivative
+
+    unit = torch.eye(len(vector), dtype=vector.dtype, device=vector.device)
+    columns: Tensor = vmap(column, out_dims=-1, chunk_size=chunk)(unit)
+    return columns
 
 
 def gauss_newton(jacobian: Float[Tensor, "n c p P"], *, grid: Grid, precision: Float[Tensor, " c"]) -> Float64[Tensor, "P P"]:

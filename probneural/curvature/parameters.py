@@ -48,7 +48,7 @@ class ParameterVector:
             for name in chosen:
                 if not any(known == name or known.startswith(f"{name}.") for known in named):
                     raise ArgumentError(
-                        expected=f"names among {', '.join(named)}", got=repr(name), remedy="see dict(operator.named_parameters())"
+                        expected=f"names among {', '.join(named)}", got=repr(name), remedy="see operator.named_parameters()"
                     )
             kept = [known for known in named if any(known == name or known.startswith(f"{name}.") for name in chosen)]
         if not kept:
@@ -69,18 +69,29 @@ class ParameterVector:
 
         Raises:
             ShapeError: If a tensor has neither the parameter's shape nor that of its real pairs.
+            ArgumentError: If a tensor is missing.
         """
         pieces = []
         for name, shape in zip(self.names, self.shapes, strict=True):
+            if name not in tensors:
+                raise ArgumentError(expected=f"a tensor for {name}", got=f"{', '.join(tensors)}", remedy="name all of them")
             tensor = tensors[name]
             real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
             if real.shape != shape:
-                raise ShapeError(expected=f"{name} of shape {tuple(shape)}", got=str(tuple(real.shape)), remedy="see named_parameters")
+                raise ShapeError(
+                    expected=f"{name} of shape {tuple(shape)}", got=str(tuple(real.shape)), remedy="see named_parameters"
+                )
             pieces.append(real.reshape(-1))
         return torch.cat(pieces)
 
     def unflatten(self, vector: Float[Tensor, " P"]) -> dict[str, Tensor]:
-        """Spread a real vector into tensors by name, complex where the parameters are."""
+        """Spread a real vector into tensors by name, complex where the parameters are.
+
+        Raises:
+            ShapeError: If the vector does not have one entry per real coordinate.
+        """
+        if tuple(vector.shape) != (self.size,):
+            raise ShapeError(expected=f"a vector ({self.size},)", got=str(tuple(vector.shape)), remedy="flatten makes one")
         tensors = {}
         start = 0
         for name, shape, flag in zip(self.names, self.shapes, self.is_complex, strict=True):

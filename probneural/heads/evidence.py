@@ -79,13 +79,14 @@ class Evidence:
             shrink = -torch.log1p(self.eigenvalues / ratio).sum()
             return 0.5 * (self.observations * math.log(self.energy + ratio * self.squared_norm) - float(shrink))
 
-        grid = torch.linspace(centre + _SPAN[0], centre + _SPAN[1], 185, dtype=torch.float64).tolist()
+        # Below E/W the ratio no longer matters to the fit: an operator that interpolates its data has its maximum near there.
+        low = min(centre + _SPAN[0], math.log(self.energy) - math.log(self.squared_norm) - 10.0)
+        count = round(2 * (centre + _SPAN[1] - low)) + 1
+        grid = torch.linspace(low, centre + _SPAN[1], count, dtype=torch.float64).tolist()
         losses = [loss(point) for point in grid]
         best = min(range(len(grid)), key=losses.__getitem__)
         self._need(0 < best < len(grid) - 1, "an interior maximum of the evidence", "give prior_precision= or noise=")
-        found = minimize_scalar(
-            loss, bracket=(grid[best - 1], grid[best], grid[best + 1]), method="brent", options={"xtol": 1e-12}
-        )
+        found = minimize_scalar(loss, bounds=(grid[best - 1], grid[best + 1]), method="bounded", options={"xatol": 1e-12})
         return math.exp(float(found.x))
 
     def _prior(self, noise: float) -> float:

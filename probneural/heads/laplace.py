@@ -88,8 +88,8 @@ class Laplace:
                 remedy="choose parameters=, or use LastLayerLaplace",
             )
         vector = layout.flatten(dict(own.named_parameters()))
-        inputs = Field(data.inputs.values.to(vector), data.inputs.grid)
-        outputs = data.outputs.to(vector.device)
+        inputs = Field(data.inputs.values.detach().to(vector), data.inputs.grid)
+        outputs = Field(data.outputs.values.detach().to(vector.device), data.outputs.grid)
         grid = outputs.grid
         query = None if grid == inputs.grid else grid
         with torch.no_grad():
@@ -146,14 +146,18 @@ class Laplace:
             missing = set(layout.names) ^ set(self.prior_precision)
             if missing:
                 raise ArgumentError(
-                    expected=f"a prior precision for each of {', '.join(layout.names)}", got=f"a mismatch in {missing}", remedy="name all"
+                    expected=f"a prior precision for each of {', '.join(layout.names)}",
+                    got=f"a mismatch in {missing}",
+                    remedy="name all",
                 )
             prior = layout.flatten(self.prior_precision).to(torch.float64)
         else:
             prior = torch.as_tensor(self.prior_precision, dtype=torch.float64).detach().cpu()
         if tuple(prior.shape) not in ((), (layout.size,)):
             raise ShapeError(
-                expected=f"prior_precision as a number or ({layout.size},)", got=str(tuple(prior.shape)), remedy="one per real parameter"
+                expected=f"prior_precision as a number or ({layout.size},)",
+                got=str(tuple(prior.shape)),
+                remedy="one per real parameter",
             )
         if not bool((prior > 0).all()):
             raise ArgumentError(expected="prior_precision > 0", got=str(float(prior.min())), remedy="a flat prior is improper")

@@ -26,8 +26,9 @@ class LastLayerLaplace:
 
     u_c(x) = sum over j of w_cj phi_j(x). With m_c effective observations per field, noise variance s_c^2 and prior precision
     tau_c, the weights of channel c have covariance (m_c G / s_c^2 + tau_c)^-1 around the trained ones, where
-    G = sum over i of 1/|D| * integral of phi_i phi_i^T. The predictive mean is the operator's own output. Noise and prior maximise the
-    evidence, in units of the training outputs' scale, unless given. It cannot see uncertainty in the features themselves.
+    G = sum over i of 1/|D| * integral of phi_i phi_i^T. The predictive mean is the operator's own output. Noise and prior
+    maximise the evidence, in units of the training outputs' scale, unless given. It cannot see uncertainty in the features
+    themselves.
 
     Args:
         readout: Name of the last layer; found by itself where it can be.
@@ -113,7 +114,9 @@ class LastLayerLaplace:
             evidence += model.value(noise=noise, prior=prior) - count * len(data) * float(scale[channel].log())
             blocks.append(unit * spread[:, None] * vectors * (values / noise + prior).rsqrt())
             found_noise.append(noise * unit**2)
-            found_prior.append(torch.full((features,), prior / unit**2) if priors is None else priors[channel])
+            found_prior.append(
+                torch.full((features,), prior / unit**2, dtype=torch.float64) if priors is None else priors[channel]
+            )
         factor = torch.zeros(1, channels, features, channels * features, dtype=torch.float64, device=device)
         for channel, block in enumerate(blocks):
             factor[0, channel, :, channel * features : (channel + 1) * features] = block
@@ -158,7 +161,9 @@ def _statistics(split: Readout, data: FieldPairs) -> tuple[Float64[Tensor, "f f"
         values, rows = split.evaluate(batch.inputs, query)
         if values.shape != batch.outputs.values.shape:
             raise ShapeError(
-                expected=f"an operator with outputs {tuple(batch.outputs.values.shape)}", got=str(tuple(values.shape)), remedy="check its channels"
+                expected=f"an operator with outputs {tuple(batch.outputs.values.shape)}",
+                got=str(tuple(values.shape)),
+                remedy="check its channels",
             )
         residuals.append(batch.outputs.values.to(torch.float64) - values.to(torch.float64))
         flat = rows.to(torch.float64)

@@ -76,10 +76,7 @@ def find_readout(operator: nn.Module, inputs: Field, name: str | None) -> Readou
         return _verify(own, inputs, "readout")
     order: list[str] = []
     leaves = [key for key, module in own.named_modules() if key and not list(module.children()) and list(module.parameters())]
-    handles = [
-        own.get_submodule(key).register_forward_hook(lambda *_, key=key: order.append(key))  # type: ignore[misc]
-        for key in leaves
-    ]
+    handles = [own.get_submodule(key).register_forward_hook(lambda *_, key=key: order.append(key)) for key in leaves]
     try:
         with torch.no_grad():
             evaluate(own, inputs)
@@ -105,7 +102,9 @@ def _verify(operator: nn.Module, inputs: Field, name: str) -> Readout:
         module = operator.get_submodule(name)
     except AttributeError as error:
         names = [key for key, _ in operator.named_modules() if key]
-        raise ReadoutError(expected=f"a submodule among {', '.join(names)}", got=repr(name), remedy="see named_modules()") from error
+        raise ReadoutError(
+            expected=f"a submodule among {', '.join(names)}", got=repr(name), remedy="see named_modules()"
+        ) from error
     seen: list[tuple[Any, Any]] = []
     with _hooked(operator, name, lambda module, arguments, output: seen.append((arguments[0], output))):
         values = evaluate(operator, inputs)
@@ -121,7 +120,7 @@ def _verify(operator: nn.Module, inputs: Field, name: str) -> Readout:
             outer = _outer_map(operator, inputs, name, axis, output)
             if outer is None or not _agrees(*outer, parts[1], values):
                 raise _not_a_readout(name, "what follows it is not pointwise and affine")
-            if outer[0].shape[0] != outer[0].shape[1] or float(torch.linalg.cond(outer[0])) > 1e8:
+            if not _is_invertible(outer[0]):
                 raise _not_a_readout(name, "the output channels are not free combinations of its own")
             weight, bias = outer[0] @ inner[0], outer[0] @ inner[1] + outer[1]
             has_bias = _has_bias(module, parts[0], axis)
@@ -171,8 +170,16 @@ def _agrees(matrix: Tensor, offset: Tensor, inputs: Tensor, outputs: Tensor) -> 
         return False
     expected = torch.einsum("oi,nip->nop", matrix, inputs.flatten(2).to(torch.float64)) + offset[:, None]
     actual = outputs.flatten(2).to(torch.float64)
-    size = matrix.abs().max() * inputs.abs().max().to(torch.float64) + offset.abs().max() + torch.finfo(torch.float64).tiny
-    return bool((expected - actual).abs().max() <= _TOLERANCE[inputs.dtype] * size)
+    size = matrix.abs().amax(1) * inputs.abs().max().to(torch.float64) + offset.abs()  # channels may differ in their units
+    return bool(((expected - actual).abs().amax((0, 2)) <= _TOLERANCE[inputs.dtype] * size).all())
+
+
+def _is_invertible(matrix: Tensor) -> bool:
+    """Whether a map between channels is square and regular, in whatever units its outputs are."""
+    norms = matrix.norm(dim=1, keepdim=True)
+    if matrix.shape[0] != matrix.shape[1] or not bool((norms > 0).all()):
+        return False
+    return float(torch.linalg.cond(matrix / norms)) < 1e8
 
 
 def _has_bias(module: nn.Module, features: Tensor, axis: int) -> bool:

@@ -17,8 +17,11 @@ def output_units(outputs: Field) -> tuple[Float64[Tensor, " c"], Float64[Tensor,
     """
     share = (outputs.grid.weights / outputs.grid.volume).to(outputs.device)
     values = outputs.values.detach().to(torch.float64).flatten(2)
+    origin = values[0, :, 0]  # a channel that does not vary is then zero, and the rounding of its mean no spread
+    values = values - origin[:, None]
     mean = (values @ share).mean(0)
     scale = ((values - mean[:, None]).square() @ share).mean(0).sqrt()
+    mean = mean + origin
     flat = scale <= torch.finfo(outputs.dtype).eps * mean.abs()
     return mean, torch.where(flat, torch.ones_like(scale), scale)
 
@@ -54,9 +57,9 @@ def effective_observations(residuals: Float64[Tensor, "n c *grid"], *, grid: Gri
         largest = rows.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
         gram = (rows / largest) @ (rows / largest).mT
         squares = gram.diagonal()
-        independent = squares.sum().square() - squares.square().sum()
-        alike = gram.square().sum() - squares.square().sum()
-        counts.append(torch.where(alike > 0, independent / alike, torch.ones_like(alike)))
+        independent = torch.outer(squares, squares).fill_diagonal_(0.0).sum()
+        alike = gram.square().fill_diagonal_(0.0).sum().clamp_min(torch.finfo(torch.float64).tiny)
+        counts.append(torch.where(independent > 0, independent / alike, torch.ones_like(alike)))
     return torch.stack(counts).clamp(1.0, float(grid.size))
 
 

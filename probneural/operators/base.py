@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ class Operator(nn.Module, ABC):
         """The constructor's arguments, in types that JSON knows."""
 
     @classmethod
-    def from_configuration(cls, configuration: dict[str, Any]) -> Self:
+    def from_configuration(cls, configuration: dict[str, Any]) -> Operator:
         """Build an untrained operator from what `configuration` returned."""
         return cls(**configuration)
 

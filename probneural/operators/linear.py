@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -90,9 +90,9 @@ class LinearRegression(Operator):
         inputs = train.inputs.values.to(torch.float64).flatten(1)
         outputs = train.outputs.values.to(torch.float64).flatten(1)
         centre, offset = inputs.mean(0), outputs.mean(0)
-        # Directions below the rounding of the data carry no information, and inverting them would amplify it.
-        cutoff = 10.0 * torch.finfo(train.inputs.dtype).eps
-        matrix = torch.linalg.pinv(inputs - centre, rtol=cutoff) @ (outputs - offset)
+        # Directions below the rounding of the data, their mean included, carry no information; inverting them would amplify it.
+        cutoff = 10.0 * torch.finfo(train.inputs.dtype).eps * torch.linalg.matrix_norm(inputs, ord=2)
+        matrix = torch.linalg.pinv(inputs - centre, atol=cutoff, rtol=0.0) @ (outputs - offset)
         model.matrix.copy_(matrix)
         model.offset.copy_(offset - centre @ matrix)
         channelwise = (outputs - offset).unflatten(1, (train.outputs.channels, -1))
@@ -131,7 +131,7 @@ class LinearRegression(Operator):
         }
 
     @classmethod
-    def from_configuration(cls, configuration: dict[str, Any]) -> Self:
+    def from_configuration(cls, configuration: dict[str, Any]) -> LinearRegression:
         """Build from what [`configuration`][probneural.operators.LinearRegression.configuration] returned."""
         grids = {}
         for key in ("in_grid", "out_grid"):

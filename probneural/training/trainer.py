@@ -45,6 +45,7 @@ def fit(
     device: str | torch.device | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     show_progress: bool = True,
+    on_epoch: Callable[[int, dict[str, float]], None] | None = None,
 ) -> History:
     """Train an operator in place, with AdamW under a one-cycle schedule.
 
@@ -66,6 +67,7 @@ def fit(
         checkpoint: File to write after every epoch and to resume from, at the same bits, if it exists. It knows the run by
             its data, its settings and the shapes of the weights; that `loss` is the same one is the caller's to see to.
         show_progress: Whether to show a progress bar.
+        on_epoch: Called after each epoch with its number, from 1, and its losses by name.
 
     Returns:
         The losses by epoch.
@@ -112,9 +114,11 @@ def fit(
                 while len(run.losses) < epochs:
                     run.epoch()
                     bar.update()
-                    bar.set_postfix(run.latest())
+                    bar.set_postfix({name: f"{value:.2e}" for name, value in run.latest().items()})
                     if path is not None:
                         run.save(path)
+                    if on_epoch is not None:
+                        on_epoch(len(run.losses), run.latest())
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -201,11 +205,11 @@ class _Run:
         query = None if batch.outputs.grid == batch.inputs.grid else batch.outputs.grid
         return evaluate(self.operator, batch.inputs, query)
 
-    def latest(self) -> dict[str, str]:
-        """The last losses, for the progress bar."""
-        shown = {"train": f"{self.losses[-1]:.2e}"}
+    def latest(self) -> dict[str, float]:
+        """The last losses by name."""
+        shown = {"train": self.losses[-1]}
         if self.watched:
-            shown["validation"] = f"{self.watched[-1]:.2e}"
+            shown["validation"] = self.watched[-1]
         return shown
 
     @cached_property
@@ -348,16 +352,16 @@ def _validate(
 ) -> None:
     if not isinstance(train, FieldPairs):
         raise DataError(expected="FieldPairs", got=str(type(train)), remedy="pair them: pn.FieldPairs(inputs, outputs)")
-    checks = (
-        ("epochs", epochs, "an integer of at least 1", Integral, lambda: epochs >= 1),
-        ("seed", seed, "an integer from 0 to 2^40", Integral, lambda: 0 <= seed <= 2**40),
-        ("batch_size", batch_size, "an integer of at least 1", Integral, lambda: batch_size >= 1),
-        ("learning_rate", learning_rate, "a positive finite number", Real, lambda: 0 < learning_rate < math.inf),
-        ("weight_decay", weight_decay, "a finite number of at least 0", Real, lambda: 0 <= weight_decay < math.inf),
-        ("validation", validation, "a share in [0, 1)", Real, lambda: 0 <= validation < 1),
+    checks: tuple[tuple[str, Any, str, type, Callable[[Any], bool]], ...] = (
+        ("epochs", epochs, "an integer of at least 1", Integral, lambda value: value >= 1),
+        ("seed", seed, "an integer from 0 to 2^40", Integral, lambda value: 0 <= value <= 2**40),
+        ("batch_size", batch_size, "an integer of at least 1", Integral, lambda value: value >= 1),
+        ("learning_rate", learning_rate, "a positive finite number", Real, lambda value: 0 < value < math.inf),
+        ("weight_decay", weight_decay, "a finite number of at least 0", Real, lambda value: 0 <= value < math.inf),
+        ("validation", validation, "a share in [0, 1)", Real, lambda value: 0 <= value < 1),
     )
     for name, value, rule, kind, holds in checks:
-        if not isinstance(value, kind) or not holds():
+        if not isinstance(value, kind) or not holds(value):
             raise ArgumentError(expected=f"{rule} as {name}", got=repr(value), remedy="see the arguments of pn.fit")
     if len(train) < 2:
         raise DataError(expected="at least two training pairs", got=str(len(train)), remedy="give more data")

@@ -61,7 +61,7 @@ def test_the_calibration_fields_themselves_are_covered_as_counted() -> None:
 @pytest.mark.parametrize("modulation", ["deviation", "constant"])
 def test_one_channel_does_not_feel_a_variance_scale_fitted_on_the_same_fields(modulation: str) -> None:
     predict, data = Synthetic(), pairs(30)
-    scaled = VarianceScale().fit(predict, data)
+    scaled = VarianceScale(separate=False).fit(predict, data)
     plain, after = (SimultaneousBand(modulation=modulation).fit(p, data)(data.inputs) for p in (predict, scaled))
     torch.testing.assert_close(after.half_width, plain.half_width)
 

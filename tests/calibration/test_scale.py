@@ -10,10 +10,11 @@ from torch import Tensor
 
 from probneural import functionals, metrics
 from probneural.calibration import ScaledPredictor, VarianceScale, chunks
+from probneural.calibration.scale import SHARES
 from probneural.distributions import EmpiricalField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
 from probneural.fields import Field, FieldPairs, Grid
-from tests.calibration.synthetic import GRID, Members, Synthetic, pairs
+from tests.calibration.synthetic import GRID, Members, Synthetic, normal, pairs
 
 
 def chi2(predict: Predictor, data: FieldPairs) -> Tensor:
@@ -27,35 +28,35 @@ def chi2(predict: Predictor, data: FieldPairs) -> Tensor:
 def test_chi2_on_the_calibration_fields_is_one_in_every_channel(kind: type[Synthetic], channels: int) -> None:
     predict, data = kind(channels=channels), pairs(30, channels=channels)
     before = chi2(predict, data)
-    found = VarianceScale().fit(predict, data)
+    found = VarianceScale(separate=False).fit(predict, data)
     torch.testing.assert_close(found.scale, before)
     torch.testing.assert_close(chi2(found, data), torch.ones(channels, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
 def test_in_float32_to_rounding() -> None:
     predict, data = Synthetic(dtype=torch.float32), pairs(30)
-    found = VarianceScale().fit(predict, data.to(torch.float32))
+    found = VarianceScale(separate=False).fit(predict, data.to(torch.float32))
     assert found.noise.dtype == found(data.inputs).mean.dtype == torch.float32
     assert chi2(found, data.to(torch.float32)).item() == pytest.approx(1.0, rel=1e-5)
 
 
 def test_the_scale_is_the_mistake_that_was_made() -> None:
-    found = VarianceScale().fit(Synthetic(), pairs(4000, errors=0.5))
+    found = VarianceScale(separate=False).fit(Synthetic(), pairs(4000, errors=0.5))
     assert found.scale.item() == pytest.approx(0.25, rel=0.03)
 
 
 @given(sd=st.floats(0.01, 100.0))
 def test_a_common_factor_of_the_stated_variances_drops_out(sd: float) -> None:
     data = pairs(12, channels=2)
-    reference = VarianceScale().fit(Synthetic(channels=2), data)(data.inputs)
-    other = VarianceScale().fit(Synthetic(channels=2, sd=sd, noise=0.1 * sd**2), data)
+    reference = VarianceScale(separate=False).fit(Synthetic(channels=2), data)(data.inputs)
+    other = VarianceScale(separate=False).fit(Synthetic(channels=2, sd=sd, noise=0.1 * sd**2), data)
     torch.testing.assert_close(other(data.inputs).variance, reference.variance)
-    torch.testing.assert_close(other.noise, VarianceScale().fit(Synthetic(channels=2), data).noise)
+    torch.testing.assert_close(other.noise, VarianceScale(separate=False).fit(Synthetic(channels=2), data).noise)
 
 
 def test_it_maximises_the_marginal_likelihood() -> None:
     data = pairs(20)
-    found = VarianceScale().fit(Synthetic(), data)
+    found = VarianceScale(separate=False).fit(Synthetic(), data)
 
     def nll(scale: Tensor) -> float:
         predict = ScaledPredictor(Synthetic(), scale)
@@ -66,7 +67,7 @@ def test_it_maximises_the_marginal_likelihood() -> None:
 
 def test_the_result_is_a_predictor_with_the_same_mean_and_coherent_draws() -> None:
     inner, data = Synthetic(channels=2), pairs(5, channels=2)
-    found = VarianceScale().fit(inner, data)
+    found = VarianceScale(separate=False).fit(inner, data)
     assert (found.in_channels, found.out_channels, found.domain) == (2, 2, GRID)
     assert (found.dtype, found.device) == (inner.dtype, inner.device)
     u, v = inner(data.inputs), found(data.inputs)
@@ -88,8 +89,8 @@ def test_the_result_is_a_predictor_with_the_same_mean_and_coherent_draws() -> No
 
 def test_scaling_twice_multiplies() -> None:
     data = pairs(10)
-    once = VarianceScale().fit(Synthetic(), data)
-    twice = VarianceScale().fit(once, data)
+    once = VarianceScale(separate=False).fit(Synthetic(), data)
+    twice = VarianceScale(separate=False).fit(once, data)
     assert twice.scale.item() == pytest.approx(1.0, rel=1e-12)
     assert twice(data.inputs).latent.id != once(data.inputs).latent.id
 
@@ -101,47 +102,94 @@ LOOSE = Grid.scattered(FINE.points[3:30], torch.linspace(0.0, 1.0, 27))
 @pytest.mark.parametrize("grid", [FINE, LOOSE], ids=["finer", "scattered"])
 def test_outputs_may_live_on_another_grid(grid: Grid) -> None:
     predict, data = Synthetic(), pairs(12, grid=grid)
-    found = VarianceScale().fit(predict, data)
+    found = VarianceScale(separate=False).fit(predict, data)
     assert chi2(found, data).item() == pytest.approx(1.0, rel=1e-12)
     assert predict.calls[-1] == (12, grid)
 
 
 def test_fields_are_predicted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pairs(23, channels=2)
-    whole = VarianceScale().fit(Synthetic(channels=2), data)
+    whole = VarianceScale(separate=False).fit(Synthetic(channels=2), data)
     monkeypatch.setattr(chunks, "CHUNK_VALUES", 2 * 16 * 5 + 3)
     predict = Synthetic(channels=2)
-    torch.testing.assert_close(VarianceScale().fit(predict, data).scale, whole.scale)
-    assert [count for count, _ in predict.calls] == [5, 5, 5, 5, 3]
+    torch.testing.assert_close(VarianceScale(separate=False).fit(predict, data).scale, whole.scale)
+    assert [count for count, _ in predict.calls] == 2 * [5, 5, 5, 5, 3]  # once for the shares, once for the errors
 
 
 def test_values_known_exactly_and_predicted_right_count_nothing() -> None:
     data = pairs(10, errors=0.0)  # at the left end, the stated deviation is zero
     moved = data.outputs.values + 0.3 * data.inputs.values
-    found = VarianceScale().fit(Synthetic(noise=0.0), FieldPairs(data.inputs, Field(moved, GRID)))
+    found = VarianceScale(separate=False).fit(Synthetic(noise=0.0), FieldPairs(data.inputs, Field(moved, GRID)))
     assert torch.isfinite(found.scale).all()
     assert chi2(found, FieldPairs(data.inputs, Field(moved, GRID))).item() == pytest.approx(1.0, rel=1e-12)
+
+
+class TestSeparateScales:
+    """Covariance and noise scaled each by its own number."""
+
+    @pytest.mark.parametrize("kind", [Synthetic, Members])
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_chi2_is_one(self, kind: type[Synthetic], channels: int) -> None:
+        data = pairs(30, channels=channels)
+        found = VarianceScale().fit(kind(channels=channels), data)
+        torch.testing.assert_close(chi2(found, data), torch.ones(channels, dtype=torch.float64), rtol=1e-12, atol=0)
+
+    def test_finds_both_mistakes(self) -> None:
+        data = pairs(4000, errors=0.5)  # a quarter of the variances that Synthetic() states
+        noisy = data.outputs.values + normal(*data.outputs.values.shape, seed=9)
+        found = VarianceScale().fit(Synthetic(sd=0.25, noise=8.0), FieldPairs(data.inputs, Field(noisy, GRID)))
+        assert found.scale.item() == pytest.approx(4.0, rel=0.05)  # 1 % steps of the share, and 12,000 directions
+        assert found.noise.item() == pytest.approx(1.025, rel=0.05)
+
+    def test_is_at_least_as_likely_as_a_common_scale(self) -> None:
+        data = pairs(20)
+
+        def nll(predict: Predictor) -> float:
+            return metrics.nll(metrics.compare(predict(data.inputs), data.outputs, noise=predict.noise)).mean().item()
+
+        wrong = Synthetic(noise=10.0)
+        assert nll(VarianceScale().fit(wrong, data)) < nll(VarianceScale(separate=False).fit(wrong, data)) - 0.1
+
+    def test_twice_is_once(self) -> None:
+        data = pairs(20)
+        once = VarianceScale().fit(Synthetic(noise=1e-6), data)
+        twice = VarianceScale().fit(once, data)
+        torch.testing.assert_close(twice.scale, torch.ones(1, dtype=torch.float64), rtol=1e-9, atol=0)
+        torch.testing.assert_close(twice.noise, once.noise, rtol=1e-9, atol=0)
+
+    def test_the_noise_keeps_a_share(self) -> None:
+        data = pairs(50)
+        for noise in (1e-9, 1e9):
+            found = VarianceScale().fit(Synthetic(noise=noise), data)
+            own = found(data.inputs).variance.mean().item()
+            share = found.noise.item() / (found.noise.item() + own)
+            assert SHARES[0] - 1e-9 <= share <= SHARES[1] + 1e-9
+
+    def test_a_part_that_is_zero_leaves_one_scale(self) -> None:
+        data = pairs(10)
+        found = VarianceScale().fit(Synthetic(sd=0.0), data)
+        torch.testing.assert_close(found.noise, VarianceScale(separate=False).fit(Synthetic(sd=0.0), data).noise)
 
 
 @pytest.mark.bad_input
 def test_errors() -> None:
     data = pairs(5)
     with pytest.raises(CalibrationError, match="at least 2 calibration fields; got 1"):
-        VarianceScale().fit(Synthetic(), data[:1])
+        VarianceScale(separate=False).fit(Synthetic(), data[:1])
     with pytest.raises(CalibrationError, match="zero everywhere"):
-        VarianceScale().fit(Synthetic(sd=0.0, noise=0.0), data)
+        VarianceScale(separate=False).fit(Synthetic(sd=0.0, noise=0.0), data)
     with pytest.raises(CalibrationError, match="inf"):  # the basis vanishes at some points, the errors do not
-        VarianceScale().fit(Synthetic(noise=0.0), data)
+        VarianceScale(separate=False).fit(Synthetic(noise=0.0), data)
     with pytest.raises(CalibrationError, match="nothing to calibrate"):
-        VarianceScale().fit(Synthetic(), FieldPairs(data.inputs, data.inputs))
+        VarianceScale(separate=False).fit(Synthetic(), FieldPairs(data.inputs, data.inputs))
     with pytest.raises(ShapeError, match="outputs of 1 channels"):
-        VarianceScale().fit(Synthetic(), FieldPairs(data.inputs, pairs(5, channels=2).outputs))
+        VarianceScale(separate=False).fit(Synthetic(), FieldPairs(data.inputs, pairs(5, channels=2).outputs))
     with pytest.raises(DataError, match="FieldPairs"):
-        VarianceScale().fit(Synthetic(), [1, 2])
+        VarianceScale(separate=False).fit(Synthetic(), [1, 2])
     broken = data.outputs.values.clone()
     broken[2, 0, 1] = torch.nan
     with pytest.raises(DataError, match="calibration outputs"):
-        VarianceScale().fit(Synthetic(), FieldPairs(data.inputs, Field(broken, GRID)))
+        VarianceScale(separate=False).fit(Synthetic(), FieldPairs(data.inputs, Field(broken, GRID)))
     for scale in (torch.tensor([0.0]), torch.tensor([torch.inf]), torch.ones(2)):
         with pytest.raises(ArgumentError, match="positive finite scales"):
             ScaledPredictor(Synthetic(), scale.double())
@@ -159,7 +207,7 @@ def test_predictions_that_are_not_finite_are_named() -> None:
         sizes: tuple[float, ...] = (torch.nan, torch.nan)
 
     with pytest.raises(DataError, match="predicted means"):
-        VarianceScale().fit(Diverged(), pairs(3))
+        VarianceScale(separate=False).fit(Diverged(), pairs(3))
     Diverged.sizes = (1e200, -1e200)
     with pytest.raises(DataError, match="predicted variances"):
-        VarianceScale().fit(Diverged(), pairs(3))
+        VarianceScale(separate=False).fit(Diverged(), pairs(3))

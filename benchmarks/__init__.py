@@ -1,0 +1,1 @@
+"""Benchmarks, one module per claim; `python -m benchmarks` lists them."""

@@ -1,0 +1,32 @@
+"""Command line: `python -m benchmarks NAME [--full | --small]`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks import exact, tables
+
+LOCAL = Path(__file__).parent / "results" / "local"
+
+
+def main() -> None:
+    """Run one benchmark, or regenerate the tables in the documents."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of probneural.")
+    commands = parser.add_subparsers(dest="name", required=True)
+    run = commands.add_parser("exact", help="operators and posteriors against exact solutions (what `make bench` runs)")
+    size = run.add_mutually_exclusive_group()
+    size.add_argument("--full", dest="mode", action="store_const", const="full", help="three seeds; about 15 minutes")
+    size.add_argument("--small", dest="mode", action="store_const", const="small", help="seconds; the numbers mean nothing")
+    run.add_argument("--output", type=Path, default=LOCAL, help="folder for results.json and report.html")
+    run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
+    commands.add_parser("tables", help="write the tables of README and docs anew from the committed results")
+    options = parser.parse_args()
+    if options.name == "tables":
+        tables.update()
+    else:
+        exact.main(mode=options.mode or "default", output=options.output, workers=options.workers)
+
+
+if __name__ == "__main__":
+    main()

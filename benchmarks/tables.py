@@ -1,0 +1,42 @@
+"""Tables in documents, generated from committed results: between `<!-- table: NAME -->` and `<!-- end -->`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from benchmarks import environment, report
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+RESULTS = Path(__file__).parent / "results"
+_MARK = re.compile(r"(<!-- table: ([a-z-]+)(?: on ([a-z ]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def update() -> None:
+    """Write every table of every document anew."""
+    for path in DOCUMENTS:
+        environment.write_text(rendered(path.read_text(encoding="utf-8")), path)
+
+
+def rendered(text: str) -> str:
+    """Return a document with its tables generated from the committed results.
+
+    A mark `<!-- table: exact -->` stands for all rows of `results/exact.json`, `<!-- table: exact on finer grid -->` for those
+    evaluated there.
+    """
+    return _MARK.sub(_table, text)
+
+
+def _table(match: re.Match[str]) -> str:
+    opening, name, place, closing = match.groups()
+    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    rows = [row for row in report.rows(results) if place is None or row["on"] == place]
+    facts = results["machine"]
+    source = (
+        f"`{results['command']}` on {facts['cores']} cores ({facts['processor']}), torch {results['versions']['torch']}, "
+        f"commit {results['commit']}, {results['wall_seconds'] / 60:.1f} minutes."
+    )
+    return f"{opening}{report.markdown_table(rows)}\n\n{source}\n{closing}"

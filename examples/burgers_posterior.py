@@ -1,0 +1,33 @@
+"""Learn the Burgers operator, give it a posterior, and score both against the exact solution.
+
+Run it with `python examples/burgers_posterior.py`; `--small` makes it quick and meaningless.
+"""
+
+import sys
+
+import torch
+
+import probneural as pn
+
+small = "--small" in sys.argv
+burgers = pn.problems.Burgers(viscosity=0.01)
+train = burgers.sample(32 if small else 512, resolution=128, seed=0)
+calibration = burgers.sample(100, resolution=128, seed=1)
+test = burgers.sample(64, resolution=256, seed=2)  # the same law, on a finer grid
+
+torch.manual_seed(0)  # the operator's initial weights
+operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=8 if small else 32)
+history = pn.fit(operator, train, epochs=2 if small else 60, seed=0)
+print(f"validation error {history.validation[-1]:.4f}, undertrained: {history.is_undertrained}")
+
+predict = pn.heads.LastLayerLaplace().fit(operator, train)
+predict = pn.calibration.VarianceScale().fit(predict, calibration)
+u = predict(test.inputs)
+print(pn.metrics.score(u, test.outputs, noise=predict.noise))
+
+band = pn.calibration.SimultaneousBand(level=0.9).fit(predict, calibration)
+print(f"whole fields inside the 90 % band: {float(band.coverage(test)):.3f}")
+
+figure = pn.plots.field(u, test.outputs, index=0, noise=predict.noise)
+figure.savefig("burgers_posterior.png", dpi=120)
+print("wrote burgers_posterior.png")

@@ -1,0 +1,32 @@
+"""A posterior for a model that knows nothing of this library: naming its last layer is all that is asked."""
+
+import sys
+
+import torch
+from torch import nn
+
+import probneural as pn
+
+small = "--small" in sys.argv
+heat = pn.problems.Heat(dimension=1, diffusivity=0.01, modes=15)
+train = heat.sample(200, resolution=64, seed=0)
+calibration = heat.sample(100, resolution=64, seed=1)
+test = heat.sample(50, resolution=64, seed=2)
+
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Conv1d(1, 32, 15, padding="same", padding_mode="circular"),
+    nn.GELU(),
+    nn.Conv1d(32, 32, 15, padding="same", padding_mode="circular"),
+    nn.GELU(),
+    nn.Conv1d(32, 1, 1),
+)
+optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+for _ in range(5 if small else 500):  # any training loop will do
+    optimiser.zero_grad()
+    nn.functional.mse_loss(model(train.inputs.values), train.outputs.values).backward()
+    optimiser.step()
+
+predict = pn.heads.LastLayerLaplace(readout="4").fit(model, train)  # "4" is the name nn.Sequential gives its last layer
+predict = pn.calibration.VarianceScale().fit(predict, calibration)
+print(pn.metrics.score(predict(test.inputs), test.outputs, noise=predict.noise))

@@ -1,0 +1,438 @@
+"""Figures of predicted fields, of their calibration, and of training; needs Matplotlib, the extra `plots`.
+
+Every function returns a `matplotlib.figure.Figure` of its own. None of them touches `pyplot` or the user's style: save a figure
+with `figure.savefig(path)`, or turn it into bytes with [`png`][probneural.plots.png].
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Literal
+
+import matplotlib
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probneural.calibration.bands import BandField
+from probneural.distributions.base import FieldDistribution, check_values, noise_variance
+from probneural.errors import ArgumentError, DataError, GridError
+from probneural.fields import Field, Grid, check_finite
+from probneural.metrics.comparison import Comparison, compare
+from probneural.metrics.reliability import LEVELS, calibration_error, coverage, pit
+from probneural.training.history import History
+
+# The colours of Okabe and Ito, which stay apart for every kind of colour vision; maps that are monotone in lightness.
+_BLUE, _SKY, _ORANGE, _VERMILION = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
+_VALUE_MAP, _ERROR_MAP = "viridis", "cividis"
+_WIDTH = 6.4
+"""Inches: a figure fills a column of text at 9 points."""
+_BINS = 20
+
+
+def field(
+    u: FieldDistribution,
+    truth: Field | None = None,
+    *,
+    index: int = 0,
+    channel: int = 0,
+    draws: int = 3,
+    seed: int = 0,
+    noise: float | Float[Tensor, "..."] = 0.0,
+    level: float = 0.9,
+    label: str = "value",
+    axes: Sequence[str] = ("x", "y"),
+) -> Figure:
+    """Draw one predicted function.
+
+    On a line: truth, mean, central interval and draws, and below them the same as deviations from the mean. In a plane: maps of
+    truth, mean and one draw on one colour scale, and of |truth - mean| and the standard deviation on another. Draws are of the
+    function; interval and standard deviation are of what is observed, √(variance + noise), as in
+    [`coverage`][probneural.metrics.reliability.coverage].
+
+    Args:
+        u: The distribution, of n functions with c channels, without observation noise.
+        truth: The true functions, `(n, c, *grid)`, on the distribution's grid.
+        index: Which of the n functions; negative numbers count from the end.
+        channel: Which of the c channels.
+        draws: Number of draws on a line; a plane shows the first of them.
+        seed: Makes the draws repeatable.
+        noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
+        level: Nominal level of the interval, between 0 and 1.
+        label: What the values are, with their unit: "velocity (m/s)".
+        axes: What the coordinates are, with their units: "x (m)", "t (s)".
+
+    Returns:
+        The figure.
+
+    Raises:
+        ArgumentError: If index or channel is out of range, `draws` is negative, the level is not between 0 and 1, `axes` has
+            fewer names than the grid dimensions, or the noise is negative or of another shape.
+        GridError: If the grid has neither one nor two dimensions, or the truth lives on another.
+        ShapeError: If the truth has other numbers of functions or channels.
+        DataError: If `u` is not a distribution, `truth` is not a `Field`, or a value is not finite.
+    """
+    if not isinstance(u, FieldDistribution):
+        raise DataError(expected="a FieldDistribution", got=str(type(u)), remedy="plot what a predictor returns")
+    _check_dimension(u.grid, (1, 2), axes)
+    shape = tuple(u.mean.shape)
+    row, channel = _position(index, shape[0], "index"), _position(channel, shape[1], "channel")
+    if not _is_integer(draws) or draws < 0:
+        raise ArgumentError(expected="a number of draws >= 0", got=repr(draws), remedy="3 shows how draws differ")
+    if not 0.0 < level < 1.0:
+        raise ArgumentError(expected="a level between 0 and 1", got=str(level), remedy="0.9 asks for a 90 % interval")
+    true = None if truth is None else _one(_checked_truth(truth, u.grid, shape), row, channel)
+    one = u[row]
+    observed = noise_variance(noise, shape, u.mean.detach())[row : row + 1]
+    mean = _one(one.mean, 0, channel)
+    sd = _one(one.variance.detach().double() + observed, 0, channel).sqrt()
+    drawn = one.rsample(torch.Size([draws]), seed=seed)[:, 0, channel].detach().cpu().double()
+    for values, name in ((mean, "predicted means"), (sd, "predicted variances")):
+        check_finite(values, name)
+    noisy = bool((observed[:, channel] > 0).any())
+    if u.grid.dimension == 2:
+        return _planes(u.grid, true, mean, sd, drawn[:1], noisy=noisy, label=label, axes=axes)
+    half = float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64))) * sd
+    name = f"{100 * level:g} % interval" + (" with noise" if noisy else "")
+    return _curves(u.grid, true, mean, half, drawn, name=name, label=label, axis=axes[0])
+
+
+def band(
+    bands: BandField,
+    truth: Field | None = None,
+    *,
+    index: int = 0,
+    channel: int = 0,
+    label: str = "value",
+    axes: Sequence[str] = ("x",),
+) -> Figure:
+    """Draw one simultaneous band on a line, and mark where the truth leaves it.
+
+    Args:
+        bands: What a calibrated [`Band`][probneural.calibration.bands.Band] returned for n functions.
+        truth: The true functions, `(n, c, *grid)`, on the bands' grid.
+        index: Which of the n functions; negative numbers count from the end.
+        channel: Which of the c channels. A function is inside its band only if all its channels are.
+        label: What the values are, with their unit: "velocity (m/s)".
+        axes: What the coordinate is, with its unit: "x (m)".
+
+    Returns:
+        The figure.
+
+    Raises:
+        ArgumentError: If index or channel is out of range, or `axes` is empty.
+        GridError: If the grid has more than one dimension, or the truth lives on another.
+        ShapeError: If the truth has other numbers of functions or channels.
+        DataError: If `bands` is not a `BandField`, `truth` is not a `Field`, or a value is not finite.
+    """
+    if not isinstance(bands, BandField):
+        raise DataError(expected="a BandField", got=str(type(bands)), remedy="call a fitted band: band(inputs)")
+    _check_dimension(bands.grid, (1,), axes)
+    shape = tuple(bands.mean.shape)
+    row, channel = _position(index, shape[0], "index"), _position(channel, shape[1], "channel")
+    true = None if truth is None else _one(_checked_truth(truth, bands.grid, shape), row, channel)
+    mean, half = _one(bands.mean, row, channel), _one(bands.half_width, row, channel)
+    for values, name in ((mean, "predicted means"), (half, "half widths")):
+        check_finite(values, name)
+    none = mean.new_zeros(0, *mean.shape)
+    return _curves(bands.grid, true, mean, half, none, name="simultaneous band", label=label, axis=axes[0], marks_outside=True)
+
+
+def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tensor, "..."] = 0.0) -> Figure:
+    """Draw the coverage of central intervals against their level, beside a histogram of the probability integral transform.
+
+    Both average over functions, channels and, by quadrature, the domain; what is shaded, and the bars' whiskers, are two
+    standard errors over the functions (values within one function are dependent). A calibrated prediction lies on the diagonal
+    and has a flat histogram; an over-confident one lies below it, with a histogram that is high at both ends.
+
+    Args:
+        u: The distribution, of n functions with c channels, without observation noise.
+        truth: The true functions, `(n, c, *grid)`, on the distribution's grid.
+        noise: Variance of the observation noise in `truth`, in physical units squared: a number, or one per channel `(c,)`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: If `u` is not a distribution, `truth` is not a `Field`, there are no functions, or a value is not finite.
+        GridError: If the grids differ.
+        ShapeError: If the numbers of functions or channels differ.
+        ArgumentError: If the noise is negative, not finite, or of another shape.
+        UnsupportedError: If the distribution is neither Gaussian nor empirical.
+    """
+    if not isinstance(u, FieldDistribution):
+        raise DataError(expected="a FieldDistribution", got=str(type(u)), remedy="plot what a predictor returns")
+    comparison = compare(u, truth, noise=noise)
+    figure = _figure(_WIDTH, 3.1)
+    left, right = figure.subplots(1, 2)
+    _reliability(left, comparison)
+    _transform(right, comparison)
+    return figure
+
+
+def training(history: History) -> Figure:
+    """Draw losses by epoch on a logarithmic axis, with the last fifth of training marked.
+
+    Args:
+        history: What [`fit`][probneural.training.trainer.fit] returned.
+
+    Returns:
+        The figure. A loss that is not positive and finite leaves a gap.
+
+    Raises:
+        DataError: If `history` is not a `History`, or holds no epoch.
+    """
+    if not isinstance(history, History):
+        raise DataError(expected="a History", got=str(type(history)), remedy="plot what pn.fit returned")
+    if not history.train:
+        raise DataError(expected="at least one epoch", got="none", remedy="train first")
+    figure = _figure(_WIDTH, 3.0)
+    axes = figure.subplots()
+    axes.set_yscale("log", nonpositive="mask")
+    for losses, colour, name in ((history.train, _BLUE, "training"), (history.validation, _VERMILION, "validation")):
+        if losses:
+            marker = "o" if len(losses) < 5 else None
+            axes.plot(range(1, len(losses) + 1), losses, color=colour, linewidth=1.5, marker=marker, markersize=4, label=name)
+    fifth = history.epochs // 5
+    if fifth:
+        change = f"{'fell' if history.last_fall >= 0 else 'rose'} by {100 * abs(history.last_fall):.0f} %"
+        axes.axvspan(
+            history.epochs - fifth + 0.5,
+            history.epochs + 0.5,
+            color=_ORANGE,
+            alpha=0.2,
+            linewidth=0,
+            label=f"last fifth: {'validation' if history.validation else 'training'} {change}",
+        )
+    axes.set(xlim=(0.5, history.epochs + 0.5), xlabel="epoch", ylabel="loss")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    _legend(figure, axes)
+    return figure
+
+
+def png(figure: Figure, *, dpi: float = 200.0) -> bytes:
+    """Render a figure; the same figure gives the same bytes.
+
+    Args:
+        figure: Any Matplotlib figure.
+        dpi: Pixels per inch; 200 stays sharp at twice its size on the page.
+
+    Returns:
+        A PNG image.
+
+    Raises:
+        ArgumentError: If `dpi` is not positive.
+    """
+    if not dpi > 0:
+        raise ArgumentError(expected="dpi > 0", got=str(dpi), remedy="200 suits a report")
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None})
+    return stream.getvalue()
+
+
+def _check_dimension(grid: Grid, allowed: tuple[int, ...], axes: Sequence[str]) -> None:
+    if grid.dimension not in allowed:
+        raise GridError(
+            expected=f"a grid of dimension {' or '.join(map(str, allowed))}",
+            got=repr(grid),
+            remedy="evaluate on a slice of it: query=pn.Grid.scattered(points, weights)",
+        )
+    if len(axes) < grid.dimension:
+        raise ArgumentError(expected=f"{grid.dimension} axis names", got=repr(axes), remedy="name every coordinate")
+
+
+def _is_integer(number: object) -> bool:
+    return isinstance(number, Integral)
+
+
+def _position(number: int, count: int, name: str) -> int:
+    if not _is_integer(number) or not -count <= number < count:
+        raise ArgumentError(
+            expected=f"{name} to be an integer from {-count} to {count - 1}", got=repr(number), remedy="count from zero"
+        )
+    return int(number) % count
+
+
+def _checked_truth(truth: Field, grid: Grid, shape: tuple[int, ...]) -> Tensor:
+    if not isinstance(truth, Field):
+        raise DataError(expected="a Field of true functions", got=str(type(truth)), remedy="wrap it: pn.Field(values, grid)")
+    if truth.grid != grid:
+        raise GridError(
+            expected=f"the truth on the prediction's grid {grid!r}", got=repr(truth.grid), remedy="use query=truth.grid"
+        )
+    check_values(truth.values, shape, "truth")
+    check_finite(truth.values, "true values")
+    return truth.values
+
+
+def _one(values: Float[Tensor, "n c *grid"], row: int, channel: int) -> Float64[Tensor, "*grid"]:
+    """One channel of one function, detached, on the CPU."""
+    return values[row, channel].detach().cpu().double()
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _ink() -> str:
+    """The colour of text in the user's style, so that black curves do not vanish on a dark background."""
+    return str(matplotlib.rcParams["text.color"])
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Put the legend above everything, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=9, columnspacing=1.2)
+
+
+def _curves(
+    grid: Grid,
+    truth: Float64[Tensor, "*grid"] | None,
+    mean: Float64[Tensor, "*grid"],
+    half: Float64[Tensor, "*grid"],
+    draws: Float64[Tensor, "s *grid"],
+    *,
+    name: str,
+    label: str,
+    axis: str,
+    marks_outside: bool = False,
+) -> Figure:
+    """Curves on a line above their deviations from the mean, with mean ± half shaded in both."""
+    order = grid.points[:, 0].argsort(stable=True)
+    x = grid.points[order, 0].numpy()
+    figure = _figure(_WIDTH, 4.8)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    for axes, centre in ((above, torch.zeros_like(mean)), (below, mean)):
+        lower, upper = (mean - half - centre)[order], (mean + half - centre)[order]
+        axes.fill_between(x, lower.numpy(), upper.numpy(), color=_SKY, alpha=0.35, linewidth=0, label=name)
+        for number, draw in enumerate(draws):
+            shown = None if number else "draws" if len(draws) > 1 else "draw"
+            axes.plot(x, (draw - centre)[order].numpy(), color=_ORANGE, linewidth=0.9, label=shown)
+        axes.plot(x, (mean - centre)[order].numpy(), color=_BLUE, linewidth=1.6, label="mean")
+        if truth is None:
+            continue
+        axes.plot(x, (truth - centre)[order].numpy(), color=_ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
+        outside = ((truth - mean).abs() > half)[order]
+        if marks_outside and bool(outside.any()):
+            where = (truth - centre)[order][outside].numpy()
+            shown = f"outside at {int(outside.sum())} of {outside.numel()} points"
+            axes.plot(x[outside.numpy()], where, ".", color=_VERMILION, markersize=6, label=shown)
+    above.set_ylabel(label)
+    below.set(xlabel=axis, ylabel="deviation\nfrom the mean")
+    if x[0] < x[-1]:
+        below.set_xlim(x[0], x[-1])
+    for axes in (above, below):
+        axes.ticklabel_format(axis="y", scilimits=(-3, 4))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=4))
+    _legend(figure, above)
+    return figure
+
+
+def _planes(
+    grid: Grid,
+    truth: Float64[Tensor, "*grid"] | None,
+    mean: Float64[Tensor, "*grid"],
+    sd: Float64[Tensor, "*grid"],
+    draws: Float64[Tensor, "s *grid"],
+    *,
+    noisy: bool,
+    label: str,
+    axes: Sequence[str],
+) -> Figure:
+    """Maps in two rows: values above, errors below, one colour scale a row."""
+    values = {} if truth is None else {"truth": truth}
+    values |= {"mean": mean} | dict(zip(["one draw"], draws, strict=False))
+    errors = {} if truth is None else {"|truth - mean|": (truth - mean).abs()}
+    errors["sd with noise" if noisy else "sd"] = sd
+    columns = max(len(values), len(errors))
+    figure = _figure(max(_WIDTH, 2.7 * columns), 5.2)
+    panels = figure.subplots(2, columns, squeeze=False)
+    rows = (
+        (panels[0], values, _VALUE_MAP, _limits(values), label),
+        (panels[1], errors, _ERROR_MAP, Normalize(0.0, max(float(part.max()) for part in errors.values()) or 1.0), label),
+    )
+    for row, maps, colours, limits, name in rows:
+        used = row[: len(maps)]
+        for panel, (title, part) in zip(used, maps.items(), strict=True):
+            image = _map(panel, grid, part.numpy(), colours, limits)
+            panel.set_title(title, fontsize=10)
+            panel.set_xlabel(axes[0])
+        for panel in used[1:]:
+            panel.tick_params(labelleft=False)
+        used[0].set_ylabel(axes[1])
+        scale = used[-1].inset_axes((1.04, 0.0, 0.06, 1.0))  # as tall as the map, which a colour bar of its own is not
+        scale.set_in_layout(len(used) == columns)  # beside an empty cell there is room already
+        figure.colorbar(image, cax=scale, label=name)
+        for panel in row[len(maps) :]:
+            panel.remove()
+    return figure
+
+
+def _limits(maps: dict[str, Float64[Tensor, "*grid"]]) -> Normalize:
+    low, high = min(float(part.min()) for part in maps.values()), max(float(part.max()) for part in maps.values())
+    return Normalize(low, high) if low < high else Normalize(low - 0.5, low + 0.5)
+
+
+def _map(axes: Axes, grid: Grid, values: NDArray[np.float64], colours: str, limits: Normalize) -> ScalarMappable:
+    """Values in a plane: cells centred on the points of a uniform grid, dots at scattered points."""
+    if not grid.is_uniform:
+        x, y = grid.points.numpy().T
+        axes.set_aspect(_aspect(np.ptp(x), np.ptp(y)))
+        return axes.scatter(x, y, c=values, cmap=colours, norm=limits, s=12, linewidths=0)
+    edges: list[float] = []
+    for axis in grid.axes:
+        points = axis.coordinates
+        half = 0.5 * float(points[1] - points[0] if axis.size > 1 else axis.length)
+        edges += [float(points[0]) - half, float(points[-1]) + half]
+    left, right, bottom, top = edges
+    aspect = _aspect(right - left, top - bottom)
+    return axes.imshow(values.T, origin="lower", extent=(left, right, bottom, top), aspect=aspect, cmap=colours, norm=limits)
+
+
+def _aspect(width: float, height: float) -> Literal["equal", "auto"]:
+    """Equal units along both axes unless that would make a sliver, as space-time domains can."""
+    return "equal" if 1.0 <= 3.0 * width / max(height, 1e-300) <= 9.0 else "auto"
+
+
+def _reliability(axes: Axes, comparison: Comparison) -> None:
+    shares = torch.stack([coverage(comparison, level=level).mean(1) for level in LEVELS]).cpu()  # (levels, n)
+    observed, spread = _mean_and_error(shares)
+    error = float(calibration_error(comparison).mean())
+    axes.plot([0, 1], [0, 1], color=_ink(), linewidth=0.9, linestyle=(0, (4, 2)), label="calibrated")
+    axes.fill_between(LEVELS, observed - spread, observed + spread, color=_SKY, alpha=0.35, linewidth=0, label="±2 s.e.")
+    axes.plot(LEVELS, observed, color=_BLUE, linewidth=1.5, marker="o", markersize=3, label="observed")
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="level of central interval", ylabel="share inside")
+    axes.set_title(f"calibration error {error:.2g}", fontsize=10)
+    axes.legend(loc="upper left", frameon=False, fontsize=8)
+
+
+def _transform(axes: Axes, comparison: Comparison) -> None:
+    values = pit(comparison)
+    bins = (values * _BINS).long().clamp(max=_BINS - 1)
+    shares = torch.stack([comparison.average((bins == number).to(values)).mean(1) for number in range(_BINS)]).cpu()
+    density, spread = _mean_and_error(_BINS * shares)
+    centres = (np.arange(_BINS) + 0.5) / _BINS
+    axes.bar(centres, density, width=1 / _BINS, color=_SKY, edgecolor=_BLUE, linewidth=0.6)
+    axes.errorbar(centres, density, yerr=spread, fmt="none", ecolor=_BLUE, elinewidth=1.0)
+    axes.axhline(1.0, color=_ink(), linewidth=0.9, linestyle=(0, (4, 2)))
+    axes.set(xlim=(0, 1), ylim=(0, None), xlabel="probability integral transform", ylabel="density")
+    axes.set_title("flat if calibrated", fontsize=10)
+
+
+def _mean_and_error(shares: Float64[Tensor, "k n"]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean over the functions and two standard errors of it; none for a single function."""
+    count = shares.shape[1]
+    error = 2.0 * shares.std(1) / count**0.5 if count > 1 else torch.zeros_like(shares[:, 0])
+    return shares.mean(1).numpy(), error.numpy()

@@ -1,0 +1,200 @@
+"""The lists of cases: put a head or an operator in here, and the contract suite runs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from probneural.fields import Field, FieldPairs, Grid, evaluate
+from probneural.heads import Laplace, LastLayerLaplace
+from probneural.operators import FNO, LinearRegression
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def fields(grid: Grid, count: int, channels: int, *, seed: int, waves: int = 3) -> Field:
+    """Smooth random functions, the same ones on every grid of the domain, float64."""
+    basis = torch.ones(1, grid.size, dtype=torch.float64)
+    for axis, periodic in enumerate(grid.periodic):
+        turn = 2 * torch.pi * grid.points[:, axis] * (1.0 if periodic else 0.5)
+        along = [torch.cos(k * turn) for k in range(waves)]
+        along += [torch.sin(k * turn) for k in range(1, waves)] if periodic else []
+        basis = (basis[:, None] * torch.stack(along)).flatten(0, 1)
+    coefficients = torch.randn(count, channels, basis.shape[0], generator=generator(seed), dtype=torch.float64)
+    return Field((coefficients @ basis / basis.shape[0] ** 0.5).unflatten(-1, grid.shape), grid)
+
+
+def data_for(operator: nn.Module, inputs: Field, *, query: Grid | None = None, seed: int = 7, noise: float = 0.1) -> FieldPairs:
+    """Pairs whose outputs are smooth perturbations of the operator's own, so that nothing needs training."""
+    with torch.no_grad():
+        values = evaluate(operator, inputs, query)
+    grid = inputs.grid if query is None else query
+    return FieldPairs(inputs, Field(values + noise * fields(grid, len(inputs), values.shape[1], seed=seed).values, grid))
+
+
+class ConvStack(nn.Module):
+    """An ordinary convolutional network, in training mode, with everything that fitting might disturb."""
+
+    def __init__(self, *, bias: bool = True) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(1, 4, 3, padding=1, padding_mode="circular")
+        self.norm = nn.BatchNorm1d(4)
+        self.dropout = nn.Dropout(0.5)
+        self.last = nn.Conv1d(4, 1, 1, bias=bias)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.last(self.dropout(torch.tanh(self.norm(self.first(values)))))
+
+
+class ChannelsLast(nn.Module):
+    """A network that keeps its channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 2))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.layers(values.movedim(1, -1)).movedim(-1, 1)
+
+
+class ComplexSpectral(nn.Module):
+    """A spectral layer as other libraries have it, with complex weights."""
+
+    def __init__(self, modes: int = 3, width: int = 4) -> None:
+        super().__init__()
+        self.spectral = nn.Parameter(torch.randn(1, width, modes, dtype=torch.complex128, generator=generator(3)))
+        self.head = nn.Conv1d(width, 1, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(values, norm="forward")[..., : self.spectral.shape[-1]]
+        mixed = torch.einsum("nik,iok->nok", spectrum, self.spectral.to(spectrum))
+        hidden = torch.fft.irfft(mixed, n=values.shape[-1], norm="forward")
+        return self.head(torch.tanh(hidden))
+
+
+class Denormalised(nn.Module):
+    """A network with its output's units, very different ones, after the read-out."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Conv1d(1, 5, 3, padding=1, padding_mode="circular")
+        self.readout = nn.Conv1d(5, 2, 1)
+        self.register_buffer("mean", torch.tensor([2e4, -1e-5]))
+        self.register_buffer("scale", torch.tensor([1e3, 1e-6]))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.readout(torch.tanh(self.hidden(values))) * self.scale[:, None] + self.mean[:, None]
+
+
+class BranchTrunk(nn.Module):
+    """sum_k b_k(a) t_k(x): evaluated at any points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(8, 3)
+        self.trunk = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def forward(self, values: Tensor, *, grid: Grid, query: Grid | None = None) -> Tensor:
+        where = grid if query is None else query
+        modes = self.trunk(where.points.to(values))
+        return torch.einsum("nk,pk->np", torch.tanh(self.branch(values[:, 0])), modes)[:, None].unflatten(-1, where.shape)
+
+
+@dataclass(frozen=True)
+class OperatorCase:
+    """An operator with pairs to fit a head on."""
+
+    name: str
+    operator: nn.Module
+    data: FieldPairs
+    readout: str
+
+    @property
+    def inputs(self) -> Field:
+        """New inputs."""
+        return fields(self.data.inputs.grid, 2, self.data.inputs.channels, seed=99)
+
+
+PERIODIC = Grid.uniform(12)
+ENDS = Grid.uniform(11, periodic=False)
+PLANE = Grid.uniform((8, 7), lengths=(1.0, 2.0))
+
+
+def _built(make: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return to_dtype(make(), torch.float64)
+
+
+def to_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """What `.to(dtype)` does, but complex parameters stay complex."""
+    partner = {torch.float32: torch.complex64, torch.float64: torch.complex128}[dtype]
+    return module._apply(
+        lambda tensor: tensor.to(partner if tensor.is_complex() else dtype if tensor.is_floating_point() else tensor.dtype)
+    )
+
+
+def _case(
+    name: str, make: Callable[[], nn.Module], grid: Grid, channels: int, readout: str, *, train: bool = False
+) -> OperatorCase:
+    operator = _built(make)
+    data = data_for(operator.eval(), fields(grid, 6, channels, seed=1))
+    return OperatorCase(name, operator.train(train), data, readout)
+
+
+def small_fno(out_channels: int = 1, *, in_channels: int = 1, **settings: object) -> Callable[[], nn.Module]:
+    arguments = {"modes": (3,), "width": 4, "depth": 2, "projection": 6, **settings}
+    return lambda: FNO(in_channels, out_channels, **arguments)
+
+
+@cache
+def operator_cases() -> tuple[OperatorCase, ...]:
+    inputs = fields(PERIODIC, 20, 1, seed=4, waves=6)
+    targets = inputs.values.cumsum(-1) * inputs.values.mean(-1, keepdim=True)
+    regression = LinearRegression.fitted(FieldPairs(inputs, Field(targets, PERIODIC)), components=3)
+    denormalised = _built(Denormalised)
+    scaled = data_for(denormalised, fields(PERIODIC, 6, 1, seed=1), noise=0.0)
+    perturbed = scaled.outputs.values + 0.1 * denormalised.scale[:, None] * fields(PERIODIC, 6, 2, seed=7).values
+    return (
+        _case("fno-1d", small_fno(), PERIODIC, 1, "readout", train=True),
+        _case("fno-outputs", small_fno(2, in_channels=2), PERIODIC, 2, "readout"),
+        _case("fno-ends", small_fno(periodic=False, embeds_position=True), ENDS, 1, "readout"),
+        _case("fno-2d", small_fno(modes=(2, 2), depth=1), PLANE, 1, "readout"),
+        OperatorCase("regression", regression, data_for(regression, fields(PERIODIC, 6, 1, seed=1)), "readout"),
+        _case("conv", ConvStack, PERIODIC, 1, "last", train=True),
+        _case("no-bias", lambda: ConvStack(bias=False), PERIODIC, 1, "last"),
+        _case("channels-last", ChannelsLast, PERIODIC, 2, "layers.2"),
+        _case("complex", ComplexSpectral, PERIODIC, 1, "head"),
+        OperatorCase("denormalised", denormalised, FieldPairs(scaled.inputs, Field(perturbed, PERIODIC)), "readout"),
+    )
+
+
+HEADS = {
+    "last-layer": LastLayerLaplace(),
+    "last-layer-given": LastLayerLaplace(noise=0.01, prior_precision=2.0, effective_observations=5.0),
+    "full": Laplace(),
+    "full-given": Laplace(noise=0.01, prior_precision=2.0, effective_observations=5.0),
+}
+
+
+def operator_case(name: str) -> OperatorCase:
+    return next(case for case in operator_cases() if case.name == name)
+
+
+OPERATORS = [case.name for case in operator_cases()]
+
+
+@cache
+def fitted(head: str, operator: str):
+    """A predictor, fitted once for all tests that only read it."""
+    case = operator_case(operator)
+    return HEADS[head].fit(case.operator, case.data)

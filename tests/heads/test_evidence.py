@@ -1,0 +1,146 @@
+"""The evidence against dense Gaussians and a general optimiser."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import Tensor
+
+from probneural.errors import EvidenceError
+from probneural.heads.evidence import Evidence
+
+
+def problem(count: int = 40, features: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    design = torch.randn(count, features, generator=generator, dtype=torch.float64)
+    design *= torch.tensor([3.0, 1.0, 1.0, 0.3, 0.1], dtype=torch.float64)[:features]
+    weights = torch.randn(features, generator=generator, dtype=torch.float64)
+    return design, design @ weights + 0.5 * torch.randn(count, generator=generator, dtype=torch.float64)
+
+
+def evidence_at(design: Tensor, targets: Tensor, weights: Tensor) -> Evidence:
+    return Evidence(
+        eigenvalues=torch.linalg.eigvalsh(design.mT @ design).clamp_min(0.0),
+        observations=float(len(targets)),
+        energy=float((targets - design @ weights).square().sum()),
+        squared_norm=float(weights.square().sum()),
+    )
+
+
+def least_squares(seed: int = 0) -> Evidence:
+    design, targets = problem(seed=seed)
+    return evidence_at(design, targets, torch.linalg.lstsq(design, targets[:, None]).solution[:, 0])
+
+
+@pytest.mark.parametrize("count", [40, 3])
+@pytest.mark.parametrize(("noise", "prior"), [(0.25, 1.0), (2.0, 0.1), (1e-3, 30.0)])
+def test_value_is_the_dense_log_marginal_likelihood(count: int, noise: float, prior: float) -> None:
+    design, targets = problem(count)
+    matrix = design.mT @ design / noise + prior * torch.eye(5, dtype=torch.float64)
+    mean = torch.linalg.solve(matrix, design.mT @ targets) / noise
+    covariance = noise * torch.eye(count, dtype=torch.float64) + design @ design.mT / prior
+    exact = torch.distributions.MultivariateNormal(torch.zeros(count, dtype=torch.float64), covariance).log_prob(targets)
+    value = evidence_at(design, targets, mean).value(noise=noise, prior=prior)
+    assert value == pytest.approx(float(exact), rel=1e-10)
+
+
+def searched(evidence: Evidence, noise: float | None, prior: float | None) -> tuple[float, float]:
+    """The maximum by a general optimiser, from several starts."""
+
+    def unpack(logarithms: Tensor) -> tuple[float, float]:
+        numbers = iter(logarithms)
+        return (math.exp(next(numbers)) if noise is None else noise, math.exp(next(numbers)) if prior is None else prior)
+
+    def loss(logarithms: Tensor) -> float:
+        s2, tau = unpack(logarithms)
+        return -evidence.value(noise=s2, prior=tau)
+
+    size = (noise is None) + (prior is None)
+    runs = [
+        minimize(loss, [start] * size, method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12, "maxiter": 4000})
+        for start in (-3.0, 0.0, 2.0)
+    ]
+    return unpack(min(runs, key=lambda run: run.fun).x)
+
+
+@pytest.mark.parametrize(("noise", "prior"), [(None, None), (0.3, None), (None, 2.0), (1e-4, None), (None, 1e4)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_maximum_is_what_a_search_finds(noise: float | None, prior: float | None, seed: int) -> None:
+    evidence = least_squares(seed)
+    found = evidence.maximise(noise=noise, prior=prior)
+    assert found == pytest.approx(searched(evidence, noise, prior), rel=1e-6)
+    if noise is not None:
+        assert found[0] == noise
+    if prior is not None:
+        assert found[1] == prior
+
+
+def test_both_given_stay() -> None:
+    empty = Evidence(eigenvalues=torch.zeros(2, dtype=torch.float64), observations=3.0, energy=0.0, squared_norm=0.0)
+    assert empty.maximise(noise=0.5, prior=7.0) == (0.5, 7.0)
+
+
+SCALES = st.floats(-4.0, 4.0).map(lambda exponent: 10.0**exponent)
+
+
+@given(outputs=SCALES, features=SCALES, which=st.sampled_from(["both", "noise", "prior"]), seed=st.integers(0, 5))
+def test_maximum_follows_the_units(outputs: float, features: float, which: str, seed: int) -> None:
+    """Outputs in other units, features in other units: the same posterior in those units."""
+    evidence = least_squares(seed)
+    scaled = Evidence(
+        eigenvalues=evidence.eigenvalues * features**2,
+        observations=evidence.observations,
+        energy=evidence.energy * outputs**2,
+        squared_norm=evidence.squared_norm * (outputs / features) ** 2,
+    )
+    noise = 0.3 if which == "prior" else None
+    prior = 2.0 if which == "noise" else None
+    s2, tau = evidence.maximise(noise=noise, prior=prior)
+    t2, rho = scaled.maximise(
+        noise=None if noise is None else noise * outputs**2, prior=None if prior is None else prior * (features / outputs) ** 2
+    )
+    assert t2 / outputs**2 == pytest.approx(s2, rel=1e-6)
+    assert rho * (outputs / features) ** 2 == pytest.approx(tau, rel=1e-6)
+
+
+@given(energy=st.floats(-20, 20), norm=st.floats(-20, 20), observations=st.floats(0.5, 1e6), count=st.integers(1, 20))
+def test_maximum_is_no_lower_than_its_neighbours(energy: float, norm: float, observations: float, count: int) -> None:
+    """Over any mixture of scales: either a maximum or the named error."""
+    eigenvalues = torch.logspace(-6, 2, count, dtype=torch.float64)
+    evidence = Evidence(eigenvalues=eigenvalues, observations=observations, energy=10**energy, squared_norm=10**norm)
+    for given_noise, given_prior in ((None, None), (1.0, None), (None, 1.0)):
+        try:
+            noise, prior = evidence.maximise(noise=given_noise, prior=given_prior)
+        except EvidenceError:
+            continue
+        best = evidence.value(noise=noise, prior=prior)
+        for s, t in ((1.05, 1.0), (0.95, 1.0), (1.0, 1.05), (1.0, 0.95)):
+            if (s != 1.0 and given_noise is not None) or (t != 1.0 and given_prior is not None):
+                continue
+            assert evidence.value(noise=s * noise, prior=t * prior) <= best + 1e-9 * abs(best)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({"energy": 0.0}, {}, "residuals that are not all zero.*give noise="),
+        ({"energy": 0.0}, {"prior": 1.0}, "residuals that are not all zero"),
+        ({"squared_norm": 0.0}, {}, "weights that are not all zero.*prior_precision="),
+        ({"squared_norm": 0.0}, {"noise": 1.0}, "weights that are not all zero"),
+        ({"eigenvalues": torch.zeros(5, dtype=torch.float64)}, {}, "curvature that is not zero"),
+        ({"eigenvalues": torch.zeros(5, dtype=torch.float64)}, {"noise": 1.0}, "curvature that is not zero"),
+        ({"energy": 1e-40}, {}, "an interior maximum"),
+        ({"squared_norm": 1e-80}, {"noise": 1.0}, "an interior maximum"),
+    ],
+)
+@pytest.mark.bad_input
+def test_no_maximum(changes: dict, settings: dict, message: str) -> None:
+    evidence = least_squares()
+    arguments = {name: getattr(evidence, name) for name in ("eigenvalues", "observations", "energy", "squared_norm")}
+    with pytest.raises(EvidenceError, match=message):
+        Evidence(**{**arguments, **changes}).maximise(**settings)

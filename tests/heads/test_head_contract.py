@@ -1,0 +1,290 @@
+"""What every head promises, checked on every operator: see the lists in tests/heads/cases.py."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from probneural.distributions import GaussianField
+from probneural.errors import DataError, ShapeError
+from probneural.fields import Field, FieldPairs, Grid, evaluate
+from probneural.functionals import integral
+from probneural.heads import laplace, last_layer
+from tests.heads.cases import HEADS, OPERATORS, OperatorCase, fields, fitted, operator_case, to_dtype
+
+EVERY = pytest.mark.parametrize("operator", OPERATORS)
+HEAD = pytest.mark.parametrize("head", HEADS)
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
+    """Agreement relative to the largest entry."""
+    assert actual.shape == expected.shape
+    assert float((actual - expected).abs().max()) <= tolerance * float(expected.abs().max())
+
+
+def own_output(case: OperatorCase, inputs: Field, query: Grid | None = None) -> Tensor:
+    with torch.no_grad():
+        return evaluate(copy.deepcopy(case.operator).eval(), inputs, query)
+
+
+def finer(grid: Grid) -> Grid:
+    """The grid that has one more point between any two."""
+    return grid.resized([2 * size - int(end) for size, end in zip(grid.shape, grid.endpoint, strict=True)])
+
+
+def coarse_part(values: Tensor, grid: Grid) -> Tensor:
+    """The values at the points that the finer grid shares."""
+    return values[(..., *(slice(None, None, 2) for _ in grid.shape))]
+
+
+@HEAD
+@EVERY
+def test_mean_is_the_operators_own_output_and_variance_positive(head: str, operator: str) -> None:
+    case, predict = operator_case(operator), fitted(head, operator)
+    field = predict(case.inputs)
+    assert isinstance(field, GaussianField)
+    assert field.grid == case.inputs.grid
+    torch.testing.assert_close(field.mean, own_output(case, case.inputs), rtol=1e-13, atol=0)
+    assert bool((field.variance > 0).all())
+    assert predict.noise.shape == (predict.out_channels,)
+    assert bool((predict.noise > 0).all())
+    diagonal = torch.linalg.diagonal(field.covariance.to_dense()).reshape(field.variance.shape)
+    torch.testing.assert_close(field.variance, diagonal, rtol=1e-9, atol=0)
+
+
+@HEAD
+@EVERY
+def test_neither_operator_nor_data_changes(head: str, operator: str) -> None:
+    case = operator_case(operator)
+    module = copy.deepcopy(case.operator)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    next(module.parameters()).requires_grad_(False)
+    inputs = case.data.inputs.values.clone().requires_grad_()
+    data = FieldPairs(Field(inputs, case.data.inputs.grid), case.data.outputs)
+    before = copy.deepcopy(module)
+    values = [data.inputs.values.detach().clone(), data.outputs.values.clone()]
+    state = torch.get_rng_state()
+    predict = HEADS[head].fit(module, data)
+    predict(case.inputs).rsample((2,))
+    predict.draw(3)(case.inputs.values)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert inputs.grad is None
+    assert not predict(case.inputs).variance.requires_grad  # nothing of the training data's graph is kept
+    assert torch.equal(values[0], inputs.detach())
+    assert torch.equal(values[1], data.outputs.values)
+    for left, right in zip(module.state_dict().values(), before.state_dict().values(), strict=True):
+        assert torch.equal(left, right)
+    for left, right in zip(module.parameters(), before.parameters(), strict=True):
+        assert left.requires_grad == right.requires_grad
+        assert torch.equal(left.grad, torch.ones_like(left))
+    for left, right in zip(module.modules(), before.modules(), strict=True):
+        assert left.training == right.training
+        assert not (left._forward_hooks or left._forward_pre_hooks or left._backward_hooks)
+
+
+@HEAD
+@EVERY
+def test_later_training_does_not_reach_the_predictor(head: str, operator: str) -> None:
+    case = operator_case(operator)
+    module = copy.deepcopy(case.operator)
+    predict = HEADS[head].fit(module, case.data)
+    expected = predict(case.inputs)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(2.0)
+    again = predict(case.inputs)
+    assert torch.equal(again.mean, expected.mean)
+    assert torch.equal(again.variance, expected.variance)
+
+
+@HEAD
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("operator", ["fno-1d", "conv", "complex", "denormalised"])
+def test_dtype_is_the_operators(head: str, operator: str, dtype: torch.dtype) -> None:
+    case = operator_case(operator)
+    module = to_dtype(copy.deepcopy(case.operator), dtype)
+    other = torch.float64 if dtype == torch.float32 else torch.float32
+    predict = HEADS[head].fit(module, case.data.to(other))
+    field = predict(case.inputs.to(other))
+    assert predict.dtype == field.mean.dtype == field.variance.dtype == field.rsample().dtype == dtype
+    assert predict.noise.dtype == torch.float64
+    reference = fitted(head, operator)(case.inputs)
+    close(field.variance.double(), reference.variance, 2e-2)
+
+
+@HEAD
+@EVERY
+def test_predictions_on_other_grids_are_the_same_functions(head: str, operator: str) -> None:
+    case, predict = operator_case(operator), fitted(head, operator)
+    grid = case.inputs.grid
+    here, fine = predict(case.inputs), predict(case.inputs, finer(grid))
+    part = Grid.scattered(grid.points[1::2], torch.ones(len(grid.points[1::2])))
+    scattered = predict(case.inputs, part)
+    torch.testing.assert_close(fine.mean, own_output(case, case.inputs, finer(grid)), rtol=1e-10, atol=1e-12)
+    assert here.latent.id == fine.latent.id == scattered.latent.id
+    for get in (lambda field: field.mean, lambda field: field.variance, lambda field: field.rsample((2,), seed=5)):
+        close(coarse_part(get(fine), grid), get(here))
+        close(get(scattered), get(here).flatten(-grid.dimension)[..., 1::2])
+    # the joint covariance across resolutions, at shared points, is the covariance at one
+    shape = (*here.mean.shape, *fine.mean.shape)
+    across = coarse_part(here.cross_covariance(fine).reshape(shape), grid)
+    close(across.reshape(2 * [here.mean.numel()]), here.cross_covariance(here))
+
+
+@HEAD
+@pytest.mark.parametrize("operator", ["fno-1d", "fno-outputs", "fno-2d", "complex"])
+def test_inputs_at_another_resolution_are_the_same_functions(head: str, operator: str) -> None:
+    """Of a module that is the same operator on every grid; the nonlinearity aliases a little."""
+    case, predict = operator_case(operator), fitted(head, operator)
+    grid = case.inputs.grid
+    refined = fields(finer(grid), 2, case.inputs.channels, seed=99)
+    here, there = predict(case.inputs), predict(refined)
+    assert here.latent.id == there.latent.id
+    close(coarse_part(there.standard_deviation, grid), here.standard_deviation, 0.1)
+    close(coarse_part(there.rsample(seed=1), grid), here.rsample(seed=1), 0.1)
+    close(predict.draw(1)(refined.values), there.rsample(seed=1))
+
+
+@HEAD
+@EVERY
+def test_a_draw_is_an_operator(head: str, operator: str) -> None:
+    case, predict = operator_case(operator), fitted(head, operator)
+    draw, inputs = predict.draw(11), case.inputs
+    expected = predict(inputs).rsample(seed=11)
+    assert torch.equal(evaluate(draw, inputs), expected)
+    assert torch.equal(evaluate(draw, inputs), evaluate(predict.draw(11), inputs))
+    close(evaluate(draw, inputs[1:]), expected[1:])  # the same function of each input, alone or in company
+    assert not torch.allclose(evaluate(predict.draw(12), inputs), expected)
+    query = finer(inputs.grid)
+    close(coarse_part(evaluate(draw, inputs, query), inputs.grid), expected)
+
+
+@HEAD
+@EVERY
+def test_gradient_in_the_inputs(head: str, operator: str) -> None:
+    case, predict = operator_case(operator), fitted(head, operator)
+    grid, query = case.inputs.grid, finer(case.inputs.grid)
+    probe = integral(query)
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(case.inputs.values.shape, generator=generator, dtype=torch.float64)
+    scale = predict(case.inputs).standard_deviation.mean((0, *range(2, 2 + grid.dimension))).detach()
+
+    def value(values: Tensor) -> Tensor:
+        field = predict(Field(values, grid), query)
+        shape = (-1, *(1,) * grid.dimension)
+        total = (field.mean / scale.reshape(shape)).sin().sum() + (field.rsample(seed=1) / scale.reshape(shape)).cos().sum()
+        return total + (field.variance / scale.reshape(shape).square()).sum() + field.apply(probe).variance.sum()
+
+    values = case.inputs.values.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(value(values), values)
+    errors = []
+    for step in (1e-3, 1e-4, 1e-5, 1e-6):
+        with torch.no_grad():
+            plus, minus = value(values + step * direction), value(values - step * direction)
+        errors.append(abs(float((plus - minus) / (2 * step) - (gradient * direction).sum())))
+    assert min(errors) <= 1e-4 * float((gradient * direction).abs().sum())
+
+
+@HEAD
+@EVERY
+def test_latent_follows_from_operator_and_data(head: str, operator: str) -> None:
+    case = operator_case(operator)
+    again = HEADS[head].fit(copy.deepcopy(case.operator), case.data)
+    assert again.latent.id == fitted(head, operator).latent.id
+    assert HEADS[head].fit(case.operator, case.data[:4]).latent.id != again.latent.id
+    field = fitted(head, operator)(case.inputs)
+    assert field.cross_covariance(again(case.inputs)).shape == (field.mean.numel(), field.mean.numel())
+
+
+@HEAD
+@EVERY
+def test_a_copy_predicts_the_same(head: str, operator: str) -> None:
+    case, predict = operator_case(operator), fitted(head, operator)
+    field, again = predict(case.inputs), copy.deepcopy(predict)(case.inputs)
+    assert again.latent.id == field.latent.id
+    assert torch.equal(again.mean, field.mean)
+    assert torch.equal(again.variance, field.variance)
+
+
+@HEAD
+@EVERY
+def test_one_pair_is_enough(head: str, operator: str) -> None:
+    case = operator_case(operator)
+    predict = HEADS[head].fit(case.operator, case.data[:1])
+    assert bool((predict(case.inputs).variance > 0).all())
+    expected = 1.0 if HEADS[head].effective_observations is None else HEADS[head].effective_observations
+    assert predict.effective_observations.tolist() == [expected] * predict.out_channels
+
+
+@HEAD
+@EVERY
+def test_small_batches_change_nothing(head: str, operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, expected = operator_case(operator), fitted(head, operator)
+    monkeypatch.setattr(last_layer, "_BATCH_ELEMENTS", 1)
+    predict = HEADS[head].fit(case.operator, case.data)
+    assert predict.log_evidence == pytest.approx(expected.log_evidence, rel=1e-9)
+    close(predict.noise, expected.noise, 1e-6)
+    close(predict(case.inputs).mean, expected(case.inputs).mean)
+    close(predict(case.inputs).variance, expected(case.inputs).variance, 1e-6)
+
+
+@HEAD
+@EVERY
+def test_prediction_without_gradients(head: str, operator: str) -> None:
+    case, predict = operator_case(operator), fitted(head, operator)
+    with torch.no_grad():
+        plain = predict(case.inputs)
+    with torch.inference_mode():
+        inferred = predict(case.inputs)
+    assert torch.equal(plain.variance, predict(case.inputs).variance)
+    assert torch.equal(inferred.variance, plain.variance)
+
+
+@HEAD
+def test_outputs_may_live_on_another_grid(head: str) -> None:
+    case = operator_case("fno-1d")
+    query = finer(case.data.inputs.grid)
+    with torch.no_grad():
+        values = evaluate(case.operator, case.data.inputs, query) + 0.1 * fields(query, 6, 1, seed=7).values
+    predict = HEADS[head].fit(case.operator, FieldPairs(case.data.inputs, Field(values, query)))
+    assert predict.domain == case.data.inputs.grid
+    # smooth features and residuals: quadrature on either grid, hence the posterior, is nearly the same
+    close(predict(case.inputs).variance, fitted(head, "fno-1d")(case.inputs).variance, 0.05)
+
+
+@HEAD
+@pytest.mark.bad_input
+def test_bad_data(head: str) -> None:
+    case = operator_case("fno-1d")
+    with pytest.raises(DataError, match="FieldPairs"):
+        HEADS[head].fit(case.operator, case.data.inputs)
+    with pytest.raises(DataError, match="at least one pair"):
+        HEADS[head].fit(case.operator, case.data[:0])
+    broken = case.data.outputs.values.clone()
+    broken[2, 0, 3] = torch.nan
+    with pytest.raises(DataError, match=r"training outputs.*\(2, 0, 3\)"):
+        HEADS[head].fit(case.operator, FieldPairs(case.data.inputs, Field(broken, case.data.outputs.grid)))
+    with pytest.raises(DataError, match="training inputs"):
+        HEADS[head].fit(case.operator, FieldPairs(Field(broken, case.data.outputs.grid), case.data.outputs))
+    two = Field(case.data.outputs.values.expand(-1, 2, -1), case.data.outputs.grid)
+    with pytest.raises(ShapeError, match="check its channels"):
+        HEADS[head].fit(case.operator, FieldPairs(case.data.inputs, two))
+
+
+@pytest.mark.parametrize("kind", [last_layer.LastLayerLaplace, laplace.Laplace])
+@pytest.mark.bad_input
+def test_bad_settings(kind: type) -> None:
+    case = operator_case("fno-outputs")
+    for name in ("noise", "effective_observations"):
+        for value in (0.0, -1.0, float("nan"), float("inf"), torch.ones(3), torch.ones(1, 2)):
+            with pytest.raises(ValueError, match=f"{name} > 0"):
+                kind(**{name: value}).fit(case.operator, case.data)
+    for value in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="prior_precision > 0"):
+            kind(prior_precision=value).fit(case.operator, case.data)
+    with pytest.raises(ShapeError, match="prior_precision"):
+        kind(prior_precision=torch.ones(3)).fit(case.operator, case.data)

@@ -1,0 +1,110 @@
+"""The dense Laplace posterior against autograd Jacobians and dense algebra."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from probneural.curvature import ParameterVector
+from probneural.errors import ArgumentError, ShapeError, UnsupportedError
+from probneural.heads import Laplace, laplace
+from tests.curvature.reference import dense_jacobian
+from tests.heads.cases import operator_case
+
+CASES = ["fno-1d", "fno-outputs", "fno-ends", "fno-2d", "complex", "denormalised"]
+
+
+@pytest.mark.parametrize("operator", CASES)
+@pytest.mark.parametrize("learned", [False, True])
+def test_posterior_and_evidence_equal_dense_algebra(operator: str, learned: bool) -> None:
+    case = operator_case(operator)
+    module, data = case.operator.eval(), case.data
+    size = ParameterVector.of(module).size
+    prior = None if learned else torch.linspace(0.5, 2.0, size, dtype=torch.float64)
+    settings = (
+        {} if learned else {"noise": data.outputs.values.var() / 50, "prior_precision": prior, "effective_observations": 4.0}
+    )
+    predict = Laplace(**settings).fit(module, data)
+    grid = data.outputs.grid
+    share = grid.weights / grid.volume
+    precision = predict.effective_observations / predict.noise
+    rows = dense_jacobian(module, data.inputs)
+    curvature = torch.einsum("ncpj,c,p,ncpk->jk", rows, precision, share, rows)
+    if learned:
+        assert float(predict.prior_precision.std()) == 0.0
+        assert float((predict.noise / predict.noise[0]).log().std(correction=0)) > 0 or len(predict.noise) == 1
+    hessian = curvature + predict.prior_precision.diag()
+    expected = torch.linalg.inv(hessian)
+    assert float((predict.weight_covariance - expected).abs().max() / expected.abs().max()) <= 1e-8
+    new = dense_jacobian(module, case.inputs).flatten(0, 2)
+    field = predict(case.inputs)
+    covariance = field.cross_covariance(field)
+    reference = new @ expected @ new.mT
+    spread = reference.diagonal().sqrt()
+    assert float(((covariance - reference) / spread / spread[:, None]).abs().max()) <= 1e-9
+    with torch.no_grad():
+        residuals = (data.outputs.values - module(data.inputs.values)).flatten(2)
+    vector = predict.layout.flatten(dict(module.named_parameters()))
+    observations = predict.effective_observations * len(data)
+    value = (observations * (2 * math.pi * predict.noise).log()).sum() + ((residuals.square() @ share).sum(0) * precision).sum()
+    value = value + (predict.prior_precision * vector.square()).sum()
+    value = value + torch.linalg.slogdet(hessian)[1] - predict.prior_precision.log().sum()
+    assert predict.log_evidence == pytest.approx(-0.5 * float(value), rel=1e-9)
+
+
+def test_chosen_parameters_vary_and_the_others_stay() -> None:
+    case = operator_case("complex")
+    predict = Laplace(parameters=["spectral"], noise=0.01, prior_precision=1.0).fit(case.operator, case.data)
+    assert predict.layout.names == ("spectral",)
+    assert predict.latent.rank == 2 * case.operator.spectral.numel()
+    rows = dense_jacobian(case.operator, case.inputs)[..., : predict.latent.rank]
+    expected = torch.einsum("ncpj,jk,ncpk->ncp", rows, predict.weight_covariance, rows)
+    torch.testing.assert_close(predict(case.inputs).variance, expected, rtol=1e-9, atol=0)
+
+
+def test_priors_by_name_as_a_vector_and_as_a_number_agree() -> None:
+    case = operator_case("complex")
+    layout = ParameterVector.of(case.operator)
+    named = {name: torch.full(shape, 3.0) for name, shape in zip(layout.names, layout.shapes, strict=True)}
+    fits = [
+        Laplace(noise=0.01, prior_precision=prior).fit(case.operator, case.data)
+        for prior in (3.0, torch.full((layout.size,), 3.0), named)
+    ]
+    for other in fits[1:]:
+        assert torch.equal(other.weight_covariance, fits[0].weight_covariance)
+        assert other.latent.id == fits[0].latent.id
+
+
+def test_infinite_precision_fixes_parameters() -> None:
+    case = operator_case("fno-1d")
+    layout = ParameterVector.of(case.operator)
+    named = {name: torch.full(shape, math.inf) for name, shape in zip(layout.names, layout.shapes, strict=True)}
+    named["readout.weight"], named["readout.bias"] = torch.full((1, 6), 2.0), torch.full((1,), 2.0)
+    fixed = Laplace(noise=0.01, prior_precision=named).fit(case.operator, case.data)
+    chosen = Laplace(parameters=["readout"], noise=0.01, prior_precision=2.0).fit(case.operator, case.data)
+    torch.testing.assert_close(fixed(case.inputs).variance, chosen(case.inputs).variance, rtol=1e-10, atol=0)
+    assert fixed.log_evidence == pytest.approx(chosen.log_evidence, rel=1e-10)
+
+
+def test_chosen_parameters_must_be_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = operator_case("fno-1d")
+    monkeypatch.setattr(laplace, "_LARGEST", 10)
+    with pytest.raises(UnsupportedError, match="at most 10 parameters"):
+        Laplace().fit(case.operator, case.data)
+    assert Laplace(parameters=["readout"]).fit(case.operator, case.data).latent.rank == 7
+
+
+@pytest.mark.bad_input
+def test_errors() -> None:
+    case = operator_case("fno-1d")
+    with pytest.raises(UnsupportedError, match="a structure among full; got 'diagnoal'"):
+        Laplace(structure="diagnoal")
+    with pytest.raises(ArgumentError, match="got 'read_out'"):
+        Laplace(parameters=["read_out"]).fit(case.operator, case.data)
+    with pytest.raises(ArgumentError, match="a prior precision for each of readout.weight, readout.bias"):
+        Laplace(parameters=["readout"], prior_precision={"readout.weight": torch.ones(1, 6)}).fit(case.operator, case.data)
+    with pytest.raises(ShapeError, match="readout.weight of shape"):
+        named = {"readout.weight": torch.ones(6), "readout.bias": torch.ones(1)}
+        Laplace(parameters=["readout"], prior_precision=named).fit(case.operator, case.data)

@@ -1,0 +1,110 @@
+"""The list of cases: put an operator in here, and the contract suite runs on it."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from probneural.fields import Field, FieldPairs, Grid
+from probneural.operators import FNO, LinearRegression, Operator
+
+
+def generator(name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+
+def smooth(grid: Grid, *, count: int = 2, channels: int = 1, name: str = "smooth") -> Tensor:
+    """Random functions of a few frequencies per axis, float64: the same functions on every uniform grid of a domain."""
+    basis = torch.ones(1, grid.size, dtype=torch.float64)
+    for number, axis in enumerate(grid.axes):
+        turn = (grid.points[:, number] - axis.origin) / axis.length
+        waves = [torch.ones_like(turn)]
+        if axis.periodic:
+            waves += [wave(2.0 * math.pi * k * turn) for k in (1, 2) for wave in (torch.cos, torch.sin)]
+        else:
+            waves += [torch.cos(math.pi * k * turn) for k in (1, 2, 3)]
+        basis = (basis[:, None] * torch.stack(waves)).flatten(0, 1)
+    coefficients = torch.randn(count, channels, len(basis), generator=generator(name), dtype=torch.float64)
+    return (coefficients @ basis / math.sqrt(len(basis))).unflatten(-1, grid.shape)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator and where its inputs live.
+
+    Attributes:
+        build: Makes the operator; weights come from the global random state.
+        grid: A grid just fine enough to call it on.
+        resolved: A grid that resolves smooth inputs and hidden states.
+        difference: Bound on the relative change of the output between inputs on `resolved` and on finer grids. Where every
+            axis is periodic it stands for the frequencies that the activations add beyond `resolved`; an axis with ends has
+            second order, because hidden states have a slope there, and their even continuation a kink.
+    """
+
+    name: str
+    build: Callable[[], Operator]
+    grid: Grid
+    resolved: Grid
+    difference: float
+
+    def operator(self, dtype: torch.dtype = torch.float64) -> Operator:
+        return self.build().to(dtype)
+
+    def values(self, grid: Grid | None = None, *, count: int = 2, name: str = "smooth", **options: torch.dtype) -> Tensor:
+        channels = self.build().in_channels
+        return smooth(self.grid if grid is None else grid, count=count, channels=channels, name=name).to(**options)
+
+    @property
+    def is_translation_equivariant(self) -> bool:
+        operator = self.build()
+        return isinstance(operator, FNO) and all(operator.periodic) and not operator.embeds_position
+
+
+def fno(*modes: int, channels: tuple[int, int] = (1, 1), **options: bool | tuple[bool, ...]) -> Callable[[], Operator]:
+    return lambda: FNO(*channels, modes=modes, width=4, depth=2, projection=4, **options)  # type: ignore[arg-type]
+
+
+def regression(in_grid: Grid, out_grid: Grid, *, channels: tuple[int, int], components: int) -> Callable[[], Operator]:
+    def build() -> Operator:
+        inputs = Field(smooth(in_grid, count=12, channels=channels[0], name="inputs"), in_grid)
+        outputs = Field(smooth(out_grid, count=12, channels=channels[1], name="outputs"), out_grid)
+        return LinearRegression.fitted(FieldPairs(inputs, outputs), components=components)
+
+    return build
+
+
+LINE, PLANE = Grid.uniform(9, lengths=2.0), Grid.uniform((6, 7), lengths=(1.0, 3.0), origin=(0.5, -1.0))
+ENDS = Grid.uniform(8, periodic=False)
+CASES = [
+    Case("FNO-1-D", fno(3), LINE, Grid.uniform(64, lengths=2.0), 1e-7),
+    Case("FNO-1-D-channels", fno(4, channels=(2, 3)), LINE, Grid.uniform(63, lengths=2.0), 1e-6),
+    Case("FNO-1-D-ends", fno(3, periodic=False), ENDS, Grid.uniform(65, periodic=False), 1e-3),
+    Case("FNO-1-D-ends-embedded", fno(3, periodic=False, embeds_position=True), ENDS, Grid.uniform(65, periodic=False), 5e-3),
+    Case("FNO-1-D-embedded", fno(3, embeds_position=True), LINE, Grid.uniform(64, lengths=2.0), 1e-7),
+    Case("FNO-2-D", fno(2, 3), PLANE, PLANE.resized((32, 32)), 1e-4),
+    Case("FNO-2-D-channels-embedded", fno(3, 2, channels=(3, 2), embeds_position=True), PLANE, PLANE.resized((32, 32)), 1e-3),
+    Case(
+        "FNO-2-D-mixed",
+        fno(2, 3, periodic=(True, False)),
+        Grid.uniform((6, 5), periodic=(True, False)),
+        Grid.uniform((32, 65), periodic=(True, False)),
+        1e-3,
+    ),
+    Case("FNO-3-D", fno(2, 2, 2), Grid.uniform((4, 3, 5)), Grid.uniform((16, 16, 16)), 1e-2),
+    Case("regression-1-D", regression(LINE, LINE, channels=(1, 1), components=4), LINE, LINE.resized(16), 1e-12),
+    Case(
+        "regression-2-D-channels",
+        regression(PLANE, PLANE.resized((5, 8)), channels=(2, 3), components=3),
+        PLANE,
+        PLANE.resized((8, 9)),
+        1e-12,
+    ),
+]
+cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

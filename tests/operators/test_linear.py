@@ -1,0 +1,151 @@
+"""Linear regression between functions: exact where the map is linear, of least norm where the data leave a choice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from probneural.errors import ArgumentError, DataError, GridError
+from probneural.fields import Field, FieldPairs, Grid
+from probneural.operators import LinearRegression
+from probneural.problems import Heat
+from tests.operators.cases import generator
+
+
+def noise(name: str, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator(name), dtype=torch.float64)
+
+
+def random_pairs(count: int = 6, in_size: int = 8, out_shape: tuple[int, ...] = (7,)) -> FieldPairs:
+    """Fewer pairs than input values, so that many maps fit."""
+    inputs = Field(noise("inputs", count, 2, in_size), Grid.uniform(in_size))
+    outputs = Field(noise("outputs", count, 3, *out_shape), Grid.uniform(out_shape))
+    return FieldPairs(inputs, outputs)
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "dirichlet"])
+def test_learns_the_heat_map(boundary: str) -> None:
+    problem = Heat(0.005, dimension=1, boundary=boundary)  # type: ignore[arg-type]
+    resolution = 18
+    train = problem.sample(40, resolution=resolution, seed=0, dtype=torch.float64)
+    test = problem.sample(10, resolution=resolution, seed=1, dtype=torch.float64)
+    predicted = LinearRegression.fitted(train)(test.inputs.values, grid=test.inputs.grid)
+    error = (predicted - test.outputs.values).norm() / test.outputs.values.norm()
+    assert error < 1e-9
+
+
+def test_learns_the_heat_map_on_every_grid() -> None:
+    problem = Heat(0.005, dimension=1, modes=6)
+    operator = LinearRegression.fitted(problem.sample(40, resolution=16, seed=0, dtype=torch.float64))
+    for resolution in (13, 32, 45):
+        test = problem.sample(10, resolution=resolution, seed=1, dtype=torch.float64)
+        predicted = operator(test.inputs.values, grid=test.inputs.grid)
+        assert (predicted - test.outputs.values).norm() / test.outputs.values.norm() < 1e-9
+
+
+def test_is_the_least_norm_solution() -> None:
+    train = random_pairs()
+    operator = LinearRegression.fitted(train)
+    inputs, outputs = train.inputs.values.flatten(1), train.outputs.values.flatten(1)
+    torch.testing.assert_close(inputs @ operator.matrix + operator.offset, outputs, atol=1e-12, rtol=0)
+    # Least norm is no component outside the span of the centred inputs.
+    centred = inputs - inputs.mean(0)
+    span = torch.linalg.svd(centred, full_matrices=False)[2][:5]
+    torch.testing.assert_close(span.T @ (span @ operator.matrix), operator.matrix, atol=1e-12, rtol=0)
+
+
+def test_repeated_pairs_change_nothing() -> None:
+    train = random_pairs()
+    twice = train[[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]]
+    torch.testing.assert_close(LinearRegression.fitted(twice).matrix, LinearRegression.fitted(train).matrix, atol=1e-12, rtol=0)
+
+
+def test_is_least_squares_where_the_data_contradict() -> None:
+    count = 50
+    inputs, outputs = noise("x", count, 1, 4), noise("y", count, 1, 5)
+    operator = LinearRegression.fitted(FieldPairs(Field(inputs, Grid.uniform(4)), Field(outputs, Grid.uniform(5))))
+    design = torch.cat([inputs[:, 0], torch.ones(count, 1, dtype=torch.float64)], dim=1)
+    solution = torch.linalg.lstsq(design, outputs[:, 0]).solution
+    torch.testing.assert_close(operator.matrix, solution[:-1], atol=1e-13, rtol=0)
+    torch.testing.assert_close(operator.offset, solution[-1], atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_rounding_about_a_large_mean_is_not_fitted(dtype: torch.dtype) -> None:
+    """Degrees Kelvin: two directions vary by 0.1 about 300, and the others are rounding."""
+    grid = Grid.uniform(16)
+    waves = torch.cos(2 * torch.pi * torch.arange(1, 3).double()[:, None] * grid.points[:, 0])
+    weights = noise("weights", 60, 2)
+    inputs = 300.0 + 0.1 * (weights @ waves)[:, None]
+    outputs = (weights[:, :1] @ waves[1:])[:, None]
+    pairs = FieldPairs(Field(inputs, grid), Field(outputs, grid)).to(dtype)
+    operator = LinearRegression.fitted(pairs[:12])
+    rows = torch.linalg.svdvals(operator.matrix.double())
+    assert rows[1] < 1e-2 * rows[0]  # the map has rank one
+    error = operator(pairs[12:].inputs.values) - pairs[12:].outputs.values
+    assert error.norm() / pairs[12:].outputs.values.norm() < 100.0 * 300.0 / 0.1 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("components", [1, 3, 100])
+def test_readout_adds_up_to_the_matrix(components: int) -> None:
+    train = random_pairs(out_shape=(4, 5))
+    train = FieldPairs(Field(noise("in", 6, 2, 3, 4), Grid.uniform((3, 4))), train.outputs)
+    operator = LinearRegression.fitted(train, components=components)
+    assert operator.components == min(components, 6)
+    values = noise("new", 5, 2, 3, 4)
+    expected = (values.flatten(1) @ operator.matrix + operator.offset).reshape(5, 3, 4, 5)
+    got = operator(values, grid=train.inputs.grid, query=train.outputs.grid)
+    torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)
+    features = operator.components + 1
+    assert operator.readout.weight.shape == (3, 3 * features)
+    assert operator.readout.weight.sum() == 3 * features
+    assert not operator.readout.bias.any()
+
+
+def test_components_are_orthonormal_and_hold_the_training_outputs() -> None:
+    train = random_pairs()
+    operator = LinearRegression.fitted(train)
+    gram = torch.einsum("crp,csp->crs", operator.basis, operator.basis)
+    torch.testing.assert_close(gram, torch.eye(6, dtype=torch.float64).expand(3, 6, 6), atol=1e-13, rtol=0)
+    values = train.outputs.values - train.outputs.values.mean(0)
+    rest = values - torch.einsum("ncp,crp,crq->ncq", values, operator.basis, operator.basis)
+    assert rest.abs().max() < 1e-12
+
+
+def test_fits_in_the_dtype_of_the_data() -> None:
+    train = random_pairs()
+    single = LinearRegression.fitted(train.to(torch.float32))
+    assert {tensor.dtype for tensor in single.state_dict().values()} == {torch.float32}
+    torch.testing.assert_close(single.matrix, LinearRegression.fitted(train).matrix.float(), atol=1e-4, rtol=0)
+
+
+def test_units_are_the_maps_own() -> None:
+    operator = LinearRegression.fitted(random_pairs())
+    before = {name: tensor.clone() for name, tensor in operator.state_dict().items()}
+    operator.fit_normalizers(random_pairs())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in operator.state_dict().items())
+
+
+@pytest.mark.bad_input
+def test_bad_data_are_refused() -> None:
+    train = random_pairs()
+    with pytest.raises(DataError, match="at least two pairs; got 1"):
+        LinearRegression.fitted(train[:1])
+    for side in ("inputs", "outputs"):
+        parts = {"inputs": train.inputs, "outputs": train.outputs}
+        values = parts[side].values.clone()
+        values[2, 1, 3] = torch.nan
+        parts[side] = Field(values, parts[side].grid)
+        with pytest.raises(DataError, match=f"finite training {side}; got 1 values .* \\(2, 1, 3\\)"):
+            LinearRegression.fitted(FieldPairs(**parts))
+    points = Grid.scattered([[0.1], [0.5]], [0.5, 0.5])
+    with pytest.raises(GridError, match="uniform grids; got Grid.scattered"):
+        LinearRegression(1, 1, in_grid=points, out_grid=Grid.uniform(4))
+    with pytest.raises(GridError, match="uniform grids"):
+        LinearRegression(1, 1, in_grid=Grid.uniform(4), out_grid=points)
+    for name in ("in_channels", "out_channels", "components"):
+        sizes = {"in_channels": 1, "out_channels": 1, "components": 1, name: 0}
+        with pytest.raises(ArgumentError, match=f"{name}; got 0"):
+            LinearRegression(in_grid=Grid.uniform(4), out_grid=Grid.uniform(4), **sizes)
+    with pytest.raises(ArgumentError, match="components; got 0"):
+        LinearRegression.fitted(train, components=0)

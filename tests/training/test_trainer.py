@@ -1,0 +1,417 @@
+"""Training: it learns, repeats bit for bit, resumes bit for bit, and leaves everything else as it was."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from probneural.errors import ArgumentError, DataError, FileError, TrainingError
+from probneural.fields import Field, FieldPairs, Grid
+from probneural.operators import FNO, LinearRegression
+from probneural.training import History, files, fit, trainer
+from tests.training.cases import BUILDERS, Convolutional, built, data, same
+
+modules = pytest.mark.parametrize("name", list(BUILDERS))
+QUICK = {"epochs": 4, "batch_size": 6, "show_progress": False}
+
+
+def losses(history: History) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return history.train, history.validation
+
+
+class Killed(BaseException):
+    """What a test kills a run with; nothing catches it."""
+
+
+@modules
+def test_loss_falls_and_the_same_seed_gives_the_same_bits(name: str) -> None:
+    runs = []
+    for seed in (3, 3, 4):
+        module = built(name)
+        runs.append(
+            (
+                fit(module, data(), epochs=12, batch_size=6, learning_rate=0.03, seed=seed, show_progress=False),
+                module.state_dict(),
+            )
+        )
+    history = runs[0][0]
+    assert history.epochs == len(history.validation) == len(history.seconds) == 12
+    assert history.train[-1] < 0.95 * history.train[0]
+    assert all(second > 0 for second in history.seconds)
+    assert losses(runs[0][0]) == losses(runs[1][0])
+    assert same(runs[0][1], runs[1][1])
+    assert losses(runs[0][0]) != losses(runs[2][0])
+    assert not same(runs[0][1], runs[2][1])
+
+
+@modules
+@pytest.mark.parametrize("kill", [1, 2, 3, 4])
+def test_resumes_at_the_same_bits(name: str, kill: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = built(name)
+    expected = fit(whole, data(), seed=2, weight_decay=0.01, **QUICK)  # type: ignore[arg-type]
+
+    path = tmp_path / "checkpoint"
+    save = trainer._Run.save
+
+    def save_and_die(run: trainer._Run, path: Path) -> None:
+        save(run, path)
+        if len(run.losses) == kill:
+            raise Killed
+
+    killed = built(name)
+    monkeypatch.setattr(trainer._Run, "save", save_and_die)
+    with pytest.raises(Killed):
+        fit(killed, data(), seed=2, weight_decay=0.01, checkpoint=path, **QUICK)  # type: ignore[arg-type]
+    monkeypatch.undo()
+    # Another process: other initial weights and another global state; the checkpoint must overrule both.
+    resumed = built(name, seed=99)
+    torch.rand(7)
+    history = fit(resumed, data(), seed=2, weight_decay=0.01, checkpoint=path, **QUICK)  # type: ignore[arg-type]
+    assert losses(history) == losses(expected)
+    assert same(resumed.state_dict(), whole.state_dict())
+    # A finished run resumes to itself.
+    again = built(name, seed=98)
+    assert losses(fit(again, data(), seed=2, weight_decay=0.01, checkpoint=path, **QUICK)) == losses(expected)  # type: ignore[arg-type]
+    assert same(again.state_dict(), whole.state_dict())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
+
+
+VICTIM = """
+import sys, torch
+torch.set_num_threads(1)
+from tests.training.cases import built, data
+from probneural.training import fit
+fit(built("Convolutional"), data(), epochs=40, batch_size=6, seed=5, checkpoint=sys.argv[1], show_progress=False)
+"""
+
+
+def test_a_killed_process_is_resumed_by_another(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    child = subprocess.Popen([sys.executable, "-c", VICTIM, str(path)], env=environment)
+    deadline = time.monotonic() + 60.0
+    while not path.exists() and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert 1 <= len(files.read(path)[1]["losses"]) < 40
+    resumed, whole = built("Convolutional", seed=1), built("Convolutional")
+    settings = {"epochs": 40, "batch_size": 6, "seed": 5, "show_progress": False}
+    history = fit(resumed, data(), checkpoint=path, **settings)  # type: ignore[arg-type]
+    assert losses(history) == losses(fit(whole, data(), **settings))  # type: ignore[arg-type]
+    assert same(resumed.state_dict(), whole.state_dict())
+
+
+def test_global_state_and_modes_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    module = Convolutional().eval()
+    module.dropout.train()
+    modes = [part.training for part in module.modules()]
+    state, grad = torch.get_rng_state(), torch.is_grad_enabled()
+    fit(module, data(), **QUICK)  # type: ignore[arg-type]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.is_grad_enabled() == grad
+    assert [part.training for part in module.modules()] == modes
+    assert capsys.readouterr() == ("", "")
+    fit(module, data(), epochs=2)
+    captured = capsys.readouterr()
+    assert "training: 100%" in captured.err
+    assert "2/2" in captured.err
+    assert "validation=" in captured.err
+
+
+def test_state_is_left_alone_when_training_fails() -> None:
+    module = built("FNO").eval()
+    state = torch.get_rng_state()
+
+    def fail(predicted: Tensor, target: Tensor, grid: Grid) -> Tensor:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fit(module, data(), loss=fail, **QUICK)  # type: ignore[arg-type]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(part.training for part in module.modules())
+
+
+def test_other_devices_are_not_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.manual_seed` would seed all accelerators, whose state training on the CPU has no business with."""
+
+    def refuse(seed: int) -> None:
+        raise AssertionError("all devices were seeded")
+
+    monkeypatch.setattr(torch, "manual_seed", refuse)
+    monkeypatch.setattr(torch.random, "manual_seed", refuse)
+    module = FNO(1, 1, modes=(2,), width=2, depth=1)
+    assert fit(module, data(), **QUICK).epochs == 4  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "auto", torch.device("cpu")], ids=str)
+def test_device(device: str | torch.device | None) -> None:
+    module = built("FNO")
+    fit(module, data(), device=device, **QUICK)  # type: ignore[arg-type]
+    expected = "cpu"
+    if device == "auto":
+        expected = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    assert {parameter.device.type for parameter in module.parameters()} == {expected}
+
+
+def test_double_precision_trains_in_double_precision() -> None:
+    module = built("FNO").double()
+    history = fit(module, data(dtype=torch.float64), **QUICK)  # type: ignore[arg-type]
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.float64}
+    single = fit(built("FNO"), data(), **QUICK)  # type: ignore[arg-type]
+    assert history.train == pytest.approx(single.train, rel=1e-4)
+
+
+class Recorder(nn.Module):
+    """Remembers which inputs it saw in which mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.seen: dict[bool, list[float]] = {True: [], False: []}
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.seen[self.training] += values[:, 0, 0].tolist()
+        return values * self.scale
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.1, 2), (0.5, 10), (0.95, 19)])
+def test_validation_pairs_are_only_watched(share: float, count: int) -> None:
+    module, pairs = Recorder(), data()
+    history = fit(module, pairs, epochs=3, batch_size=4, validation=share, show_progress=False)
+    everything = set(pairs.inputs.values[:, 0, 0].tolist())
+    trained, watched = set(module.seen[True]), set(module.seen[False])
+    assert len(watched) == count
+    assert trained == everything - watched
+    assert len(module.seen[True]) == 3 * (20 - count)  # each pair once an epoch
+    assert len(module.seen[False]) == 3 * count
+    assert len(history.validation) == (3 if count else 0)
+
+
+def test_units_come_from_the_training_part_alone() -> None:
+    pairs = data()
+    rows = trainer._split(pairs, 0.5, 0)[0].outputs.values
+    module = built("FNO")
+    assert isinstance(module, FNO)
+    fit(module, pairs, validation=0.5, **QUICK)  # type: ignore[arg-type]
+    torch.testing.assert_close(module.output_normalizer.mean, rows.mean((0, 2)))
+    torch.testing.assert_close(module.output_normalizer.scale, rows.std((0, 2), correction=0))
+    assert not torch.allclose(module.output_normalizer.mean, pairs.outputs.values.mean((0, 2)), rtol=1e-3)
+
+
+def test_each_epoch_is_reported() -> None:
+    reports: list[tuple[int, dict[str, float]]] = []
+    history = fit(built("FNO"), data(), on_epoch=lambda number, latest: reports.append((number, latest)), **QUICK)  # type: ignore[arg-type]
+    expected = zip(history.train, history.validation, strict=True)
+    assert reports == [(number, {"train": a, "validation": b}) for number, (a, b) in enumerate(expected, start=1)]
+
+
+def test_losses_are_means_over_pairs() -> None:
+    """A learning rate too small to matter: the epoch's loss is that of the fixed operator, uneven batches included."""
+    module, pairs = Recorder(), data(7)
+    expected = trainer._relative_l2(pairs.inputs.values, pairs.outputs.values, pairs.outputs.grid).item()
+    history = fit(module, pairs, epochs=1, batch_size=3, learning_rate=1e-12, validation=0.0, show_progress=False)
+    assert history.train == pytest.approx((expected,), rel=1e-6)
+    watched = fit(Recorder(), pairs, epochs=1, batch_size=2, learning_rate=1e-12, validation=0.43, show_progress=False)
+    held = trainer._split(pairs, 0.43, 0)[1]
+    assert held is not None
+    assert len(held) == 3
+    expected = trainer._relative_l2(held.inputs.values, held.outputs.values, pairs.outputs.grid).item()
+    assert watched.validation == pytest.approx((expected,), rel=1e-6)
+
+
+def test_own_loss_and_other_output_grid() -> None:
+    pairs = data()
+    finer = FieldPairs(pairs.inputs, pairs.outputs.resample(Grid.uniform(24)))
+    shapes = set()
+
+    def absolute(predicted: Tensor, target: Tensor, grid: Grid) -> Tensor:
+        shapes.add((predicted.shape[1:], target.shape[1:], grid))
+        return (predicted - target).abs().mean()
+
+    history = fit(built("FNO"), finer, loss=absolute, **QUICK)  # type: ignore[arg-type]
+    assert shapes == {((1, 24), (1, 24), Grid.uniform(24))}
+    assert history.train[-1] < history.train[0]
+
+
+def test_frozen_parameters_stay() -> None:
+    module = built("Convolutional")
+    assert isinstance(module, Convolutional)
+    fit(module, data(), weight_decay=1.0, **QUICK)  # type: ignore[arg-type]
+    assert module.gain.item() == 2.0
+    assert module.gain.grad is None
+
+
+def test_regression_trains_its_readout() -> None:
+    pairs = data()
+    module = LinearRegression.fitted(pairs, components=3)
+    matrix = module.matrix.clone()
+    history = fit(module, pairs, epochs=5, show_progress=False)
+    assert torch.equal(module.matrix, matrix)
+    assert history.train[-1] <= history.train[0]
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_loss_that_is_not_finite_ends_training_with_weights_from_before(epoch: int) -> None:
+    module = built("FNO").eval()
+    calls = 0
+    kept: dict[str, Tensor] = {}
+
+    def explode(predicted: Tensor, target: Tensor, grid: Grid) -> Tensor:
+        nonlocal calls, kept
+        if calls == 3 * epoch:  # three batches of six in an epoch of eighteen
+            kept = copy.deepcopy(module.state_dict())
+        calls += torch.is_grad_enabled()
+        return (predicted - target).square().mean() * (torch.nan if calls == 3 * epoch + 2 else 1.0)
+
+    with pytest.raises(TrainingError, match=f"a mean loss of nan in epoch {epoch}.*lower learning_rate"):
+        fit(module, data(), loss=explode, **QUICK)  # type: ignore[arg-type]
+    assert kept
+    assert same(module.state_dict(), kept)
+    assert not module.training
+
+
+def test_a_gradient_that_is_not_finite_ends_training() -> None:
+    """The loss of the last step is finite, and the weights after it are not."""
+    module = built("FNO")
+
+    def steep(predicted: Tensor, target: Tensor, grid: Grid) -> Tensor:
+        return (predicted - predicted.detach()).abs().sum().sqrt() + target.square().mean()
+
+    with pytest.raises(TrainingError, match="weights not finite after it"):
+        fit(module, data(6), epochs=1, loss=steep, show_progress=False)
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in module.parameters())
+
+
+def test_large_rates_end_in_an_error_or_a_finite_operator(tmp_path: Path) -> None:
+    module = built("FNO")
+    path = tmp_path / "checkpoint"
+    with pytest.raises(TrainingError):
+        fit(module, data(), epochs=50, learning_rate=1e30, checkpoint=path, show_progress=False)
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in module.parameters())
+
+
+def change(pairs: FieldPairs, what: str) -> FieldPairs:
+    """The same pairs but for one thing that a checkpoint must notice."""
+    inputs, outputs, grid = pairs.inputs.values.clone(), pairs.outputs.values.clone(), pairs.inputs.grid
+    if what == "input":
+        inputs[5, 0, 3] += 1e-6
+    elif what == "output":
+        outputs[5, 0, 3] += 1e-6
+    elif what == "lengths":
+        grid = Grid.uniform(grid.shape, lengths=2.0)
+    elif what == "origin":
+        grid = Grid.uniform(grid.shape, origin=0.25)
+    return FieldPairs(Field(inputs, grid), Field(outputs, grid))
+
+
+@pytest.mark.parametrize("what", ["input", "output", "lengths", "origin"])
+def test_a_checkpoint_of_other_data_is_refused(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    # Whether pair 5 is trained on or watched, it belongs to the data.
+    for share in (0.0, 0.9):
+        fit(built("FNO"), data(), checkpoint=path, validation=share, **QUICK)  # type: ignore[arg-type]
+        with pytest.raises(FileError, match="same data, epochs, batch size, seed and rates; got another one in .*checkpoint"):
+            fit(built("FNO"), change(data(), what), checkpoint=path, validation=share, **QUICK)  # type: ignore[arg-type]
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("epochs", 5), ("seed", 1), ("batch_size", 5), ("learning_rate", 1e-3), ("weight_decay", 0.1), ("validation", 0.2)],
+)
+def test_a_checkpoint_of_other_settings_is_refused(name: str, value: float, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    fit(built("FNO"), data(), checkpoint=path, **QUICK)  # type: ignore[arg-type]
+    before = path.read_bytes()
+    module = built("FNO")
+    weights = copy.deepcopy(module.state_dict())
+    with pytest.raises(FileError, match="remove the file to start anew"):
+        fit(module, data(), checkpoint=path, **{**QUICK, name: value})  # type: ignore[arg-type]
+    assert same(module.state_dict(), weights)
+    assert path.read_bytes() == before
+
+
+def test_a_checkpoint_of_another_operator_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    fit(built("FNO"), data(), checkpoint=path, **QUICK)  # type: ignore[arg-type]
+    frozen = built("FNO")
+    next(frozen.parameters()).requires_grad_(False)
+    wider = FNO(1, 1, modes=(4,), width=4, depth=2, projection=5)
+    for module in (built("Convolutional"), built("FNO").double(), frozen, wider):
+        weights = copy.deepcopy(module.state_dict())
+        dtype = next(module.parameters()).dtype
+        with pytest.raises(FileError, match=f"a checkpoint of (this {type(module).__name__}|this run)"):
+            fit(module, data(dtype=dtype), checkpoint=path, **QUICK)  # type: ignore[arg-type]
+        assert same(module.state_dict(), weights)
+
+
+def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    for payload in (b"", b"garbage" * 10):
+        path.write_bytes(payload)
+        with pytest.raises(FileError):
+            fit(built("FNO"), data(), checkpoint=path, **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(FileError, match="a folder to write"):
+        fit(built("FNO"), data(), checkpoint=tmp_path / "missing" / "checkpoint", **QUICK)  # type: ignore[arg-type]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("epochs", 0, "an integer of at least 1"),
+        ("epochs", 2.5, "an integer of at least 1"),
+        ("epochs", "3", "an integer of at least 1"),
+        ("batch_size", 0, "an integer of at least 1"),
+        ("batch_size", 1.5, "an integer of at least 1"),
+        ("seed", -1, "an integer from 0 to"),
+        ("seed", 2**62, "an integer from 0 to"),
+        ("seed", 0.5, "an integer from 0 to"),
+        ("learning_rate", 0.0, "a positive finite number"),
+        ("learning_rate", -1e-3, "a positive finite number"),
+        ("learning_rate", float("nan"), "a positive finite number"),
+        ("learning_rate", float("inf"), "a positive finite number"),
+        ("weight_decay", -0.1, "a finite number of at least 0"),
+        ("weight_decay", float("inf"), "a finite number of at least 0"),
+        ("weight_decay", float("nan"), "a finite number of at least 0"),
+        ("validation", 1.0, "a share in \\[0, 1\\)"),
+        ("validation", -0.1, "a share in \\[0, 1\\)"),
+        ("validation", float("nan"), "a share in \\[0, 1\\)"),
+    ],
+)
+def test_settings_out_of_range_are_refused(name: str, value: object, rule: str) -> None:
+    module = built("FNO")
+    with pytest.raises(ArgumentError, match=f"expected {rule}.* as {name}; got {value!r}; see"):
+        fit(module, data(), **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.bad_input
+def test_unusable_arguments_are_refused() -> None:
+    module = built("FNO")
+    with pytest.raises(DataError, match="expected FieldPairs; got <class 'torch.Tensor'>"):
+        fit(module, torch.zeros(4, 1, 16))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="at least two training pairs; got 1"):
+        fit(module, data(1))
+    with pytest.raises(ArgumentError, match="leaves pairs to train on; got validation=0.9 of 4 pairs"):
+        fit(module, data(4), validation=0.9)
+    with pytest.raises(ArgumentError, match="a device; got 'toaster'"):
+        fit(module, data(), device="toaster")
+    for side in ("inputs", "outputs"):
+        pairs = data()
+        getattr(pairs, side).values[3, 0, 2] = torch.inf
+        with pytest.raises(DataError, match=f"finite training {side}"):
+            fit(module, pairs)
+    with pytest.raises(ArgumentError, match="with parameters to train; got none"):
+        fit(nn.Identity(), data())
+    with pytest.raises(ArgumentError, match="with parameters to train; got none"):
+        fit(built("FNO").requires_grad_(False), data())
