@@ -240,7 +240,8 @@ def _grid(resolution: Any) -> str | None:
 
 def _laid_out(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], list[bool]]:
     """Headings of the columns with any entry, cells as text, and which columns hold numbers."""
-    headings = list(dict.fromkeys(heading for row in rows for heading in row if row[heading] is not None))
+    known = dict.fromkeys(heading for row in rows for heading in row)
+    headings = [heading for heading in known if any(row.get(heading) is not None for row in rows)]
     cells = [[shown(row.get(heading)) for heading in headings] for row in rows]
     return headings, cells, [_is_numeric(rows, heading) for heading in headings]
 
@@ -379,8 +380,8 @@ _ABOUT = (
 _NOTES = (
     "Nothing is fitted or chosen on test functions: normalisers, weights, noise and prior come from the training pairs, the "
     "scale of the variance and the conformal bands from calibration pairs.",
-    "Averages over the domain use quadrature weights, so that a finer grid alone changes no score but the joint NLL, which "
-    "counts values.",
+    "Averages over the domain use quadrature weights, so that a finer grid alone does not move them. The joint NLL counts "
+    "values, and bands for whole functions have more points to hold at on a finer grid.",
     "A dash stands where a score does not exist, or was not computed for that row; where a reason is known, pointing at the "
     "dash shows it.",
     "The guarantee of conformal bands needs exchangeable functions on the grid they were calibrated on; it does not extend to "

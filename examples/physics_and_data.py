@@ -35,6 +35,5 @@ informed = unseen.under(measured.latent)
 print(f"chi^2 per measurement {measured.latent.chi2:.2f}")
 for name, field in (("before", unseen), ("after", informed)):
     scores = pn.metrics.score(field, test.outputs[4:], noise=predict.noise)
-    print(
-        f"unmeasured fields, {name:6s}: relative L2 {scores.relative_l2:.4f}, mean sd {float(field.standard_deviation.mean()):.1e}"
-    )
+    sd = float(field.standard_deviation.mean())
+    print(f"unmeasured fields, {name:6s}: relative L2 {scores.relative_l2:.4f}, mean sd {sd:.1e}")

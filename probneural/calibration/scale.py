@@ -28,8 +28,9 @@ _CANDIDATES = 91
 class VarianceScale:
     """Scale covariance and noise, per channel, so that stated variances are as large as the errors on held-out fields.
 
-    With separate scales a and b, the predictive variance a v + b n maximises the Gaussian marginal likelihood of the calibration
-    fields; so chi² on them is 1, and the noise no longer hides where the field's own variance v knows the errors to be large.
+    With separate scales a and b, the predictive variance a v + b n maximises the Gaussian marginal likelihood of the
+    calibration fields; so chi² on them is 1, and the noise no longer hides where the field's own variance v knows the errors
+    to be large.
     The noise keeps between 5 and 95 % of the mean predictive variance: without it, errors that no direction of the root can
     express would count as impossible in every joint statement. With one common scale, a = b = chi² in closed form.
 

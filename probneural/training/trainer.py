@@ -31,7 +31,7 @@ Loss = Callable[[Tensor, Tensor, Grid], Tensor]
 """Maps predictions and targets `(n, c, *grid)` and their grid to one number."""
 
 
-def fit(
+def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default that works)
     operator: nn.Module,
     train: FieldPairs,
     *,

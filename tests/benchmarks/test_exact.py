@@ -76,5 +76,6 @@ def test_a_table_is_generated_from_its_results() -> None:
     results = json.loads((tables.RESULTS / "exact.json").read_text())
     assert "stale" not in text
     assert text.count("finer grid") >= len(results["runs"])
-    assert text.startswith("before\n") and text.endswith("after")
+    assert text.startswith("before\n")
+    assert text.endswith("after")
     assert report.markdown_table(report.rows(results)).splitlines()[0] in tables.rendered("<!-- table: exact -->\n<!-- end -->")

@@ -12,6 +12,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from probneural.errors import EvidenceError
+from probneural.heads import evidence as module
 from probneural.heads.evidence import Evidence
 
 
@@ -134,7 +135,6 @@ def test_maximum_is_no_lower_than_its_neighbours(energy: float, norm: float, obs
         ({"squared_norm": 0.0}, {"noise": 1.0}, "weights that are not all zero"),
         ({"eigenvalues": torch.zeros(5, dtype=torch.float64)}, {}, "curvature that is not zero"),
         ({"eigenvalues": torch.zeros(5, dtype=torch.float64)}, {"noise": 1.0}, "curvature that is not zero"),
-        ({"energy": 1e-40}, {}, "an interior maximum"),
         ({"squared_norm": 1e-80}, {"noise": 1.0}, "an interior maximum"),
     ],
 )
@@ -144,3 +144,19 @@ def test_no_maximum(changes: dict, settings: dict, message: str) -> None:
     arguments = {name: getattr(evidence, name) for name in ("eigenvalues", "observations", "energy", "squared_norm")}
     with pytest.raises(EvidenceError, match=message):
         Evidence(**{**arguments, **changes}).maximise(**settings)
+
+
+@pytest.mark.bad_input
+def test_no_maximum_within_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SPAN", (-46.0, -20.0))
+    with pytest.raises(EvidenceError, match="an interior maximum.*prior_precision= or noise="):
+        least_squares().maximise()
+
+
+def test_an_operator_that_interpolates_has_a_maximum_far_down() -> None:
+    """Energies near rounding: the ratio of E and W, not the curvature, sets the scale."""
+    evidence = least_squares()
+    tiny = Evidence(eigenvalues=evidence.eigenvalues, observations=40.0, energy=1e-40, squared_norm=evidence.squared_norm)
+    noise, prior = tiny.maximise()
+    assert noise == pytest.approx(1e-40 / (40 - 5), rel=1e-5)  # N - k degrees of freedom are left
+    assert prior == pytest.approx(5 / evidence.squared_norm, rel=1e-5)

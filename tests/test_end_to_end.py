@@ -1,0 +1,107 @@
+"""Claims about the whole chain, on a real trained operator in float64: problem, operator, head, calibration, BoTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from botorch.acquisition import qLogExpectedImprovement
+from torch import Tensor
+
+import probneural as pn
+
+BURGERS = pn.problems.Burgers(viscosity=0.1, modes=12, design_dim=4)
+
+
+@pytest.fixture(scope="module")
+def predict() -> pn.distributions.Predictor:
+    train = BURGERS.sample(128, resolution=64, seed=0, dtype=torch.float64)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        operator = pn.operators.FNO(1, 1, modes=(8,), width=12, depth=2, projection=16).double()
+    pn.fit(operator, train, epochs=8, seed=0, show_progress=False)
+    fitted = pn.heads.LastLayerLaplace().fit(operator, train)
+    calibration = BURGERS.sample(64, resolution=64, seed=1, dtype=torch.float64)
+    return pn.calibration.VarianceScale().fit(fitted, calibration)
+
+
+@pytest.fixture(scope="module")
+def test_fields() -> pn.FieldPairs:
+    return BURGERS.sample(32, resolution=128, seed=2, dtype=torch.float64)
+
+
+def largest(values: Tensor) -> float:
+    return float(values.abs().max())
+
+
+class TestPhysics:
+    def test_constrained_fields_obey_their_laws_and_stay_accurate(
+        self, predict: pn.distributions.Predictor, test_fields: pn.FieldPairs
+    ) -> None:
+        grid = test_fields.outputs.grid
+        ends = pn.functionals.sensors(grid, [[0.0], [0.5]])
+        law = pn.functionals.stack([pn.functionals.integral(grid), ends])
+        truth = law(test_fields.outputs.values)
+        u = predict(test_fields.inputs)
+        v = u.constrain(law, truth)
+        assert largest(law(u.mean) - truth) > 1e-6  # there was something to mend
+        assert largest(law(v.mean) - truth) <= 1e-10
+        assert largest(law(v.rsample((100,), seed=0)) - truth) <= 1e-10
+        before = pn.metrics.score(u, test_fields.outputs, noise=predict.noise).relative_l2
+        after = pn.metrics.score(v, test_fields.outputs, noise=predict.noise).relative_l2
+        assert before is not None
+        assert after is not None
+        assert after <= 1.1 * before
+
+    def test_what_some_fields_say_about_others_is_joint_conditioning(
+        self, predict: pn.distributions.Predictor, test_fields: pn.FieldPairs
+    ) -> None:
+        probe = pn.functionals.sensors(test_fields.outputs.grid, [[0.1], [0.4], [0.8]])
+        seen, others = predict(test_fields.inputs[:4]), predict(test_fields.inputs[4:7])
+        values = probe(test_fields.outputs.values[:4])
+        noise = float(predict.noise)
+        measured = seen.condition(probe, values, noise=noise)
+        informed = others.under(measured.latent)
+        pushed = seen.apply(probe)
+        gram = pushed.cross_covariance(pushed) + noise * torch.eye(12, dtype=torch.float64)
+        cross = others.cross_covariance(pushed)
+        gain = torch.linalg.solve(gram, cross.mT).mT
+        mean = others.mean.flatten() + gain @ (values - pushed.mean).flatten()
+        covariance = others.cross_covariance(others) - gain @ cross.mT
+        assert largest(informed.mean.flatten() - mean) <= 1e-10
+        assert largest(informed.cross_covariance(informed) - covariance) <= 1e-10
+
+    def test_more_exact_observations_than_rank_are_refused(
+        self, predict: pn.distributions.Predictor, test_fields: pn.FieldPairs
+    ) -> None:
+        everywhere = pn.functionals.sensors(test_fields.outputs.grid, test_fields.outputs.grid.points[::2])
+        u = predict(test_fields.inputs)
+        with pytest.raises(pn.errors.ConstraintError, match="rank"):
+            u.condition(everywhere, everywhere(test_fields.outputs.values))
+
+
+class TestBoTorch:
+    @pytest.fixture
+    def model(self, predict: pn.distributions.Predictor) -> pn.active.OperatorModel:
+        grid = pn.Grid.uniform((64,))
+        probe = pn.functionals.sensors(grid, [[0.3]])
+        return pn.active.OperatorModel(predict, encode=lambda design: BURGERS.encode(design, grid=grid), functional=probe)
+
+    def test_the_acquisition_gradient_is_that_of_finite_differences(self, model: pn.active.OperatorModel) -> None:
+        generator = torch.Generator().manual_seed(0)
+        design = 0.2 + 0.6 * torch.rand(1, 2, 4, generator=generator, dtype=torch.double)
+        acquisition = qLogExpectedImprovement(model, best_f=float(model.posterior(design).mean.max()))
+        moving = design.clone().requires_grad_()
+        gradient = torch.autograd.grad(acquisition(moving).sum(), moving)[0]
+        step = 1e-6  # log EI bends sharply where the sd is small: the error falls as the square of the step
+        for place in [(0, 0, 0), (0, 0, 3), (0, 1, 1)]:
+            moved = torch.zeros_like(design)
+            moved[place] = step
+            with torch.no_grad():
+                slope = float((acquisition(design + moved) - acquisition(design - moved)) / (2 * step))
+            assert float(gradient[place]) == pytest.approx(slope, rel=1e-6, abs=1e-6)
+
+    def test_equal_designs_in_six_slots_score_identically(self, model: pn.active.OperatorModel) -> None:
+        design = torch.full((1, 1, 4), 0.4, dtype=torch.double)
+        acquisition = qLogExpectedImprovement(model, best_f=0.0)
+        scores = acquisition(design.expand(6, 1, 4))
+        assert float(scores.max() - scores.min()) <= 1e-12

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy import stats
+from torch import Tensor
+
+from probneural import plots
+from probneural.calibration import BandField
+from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
+from probneural.errors import ArgumentError, DataError, GridError, ProbneuralError, ShapeError
+from probneural.fields import Field, Grid
+from probneural.metrics import calibration_error, compare, coverage
+from probneural.training.history import History
+
+LINE = Grid.uniform((12,), lengths=3.0, origin=1.0)
+PLANE = Grid.uniform((6, 9), lengths=(1.0, 2.0), periodic=(True, False))
+SCATTERED_LINE = Grid.scattered([[0.9], [0.1], [0.5]], [1.0, 1.0, 1.0])
+SCATTERED_PLANE = Grid.scattered(
+    torch.rand(15, 2, generator=torch.Generator().manual_seed(0)), torch.ones(15, dtype=torch.float64)
+)
+SPACE = Grid.uniform((3, 4, 5))
+HISTORY = History(
+    train=tuple(0.8**epoch for epoch in range(10)), validation=tuple(0.9**epoch for epoch in range(10)), seconds=(1.0,) * 10
+)
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def gaussian(grid: Grid, *, n: int = 4, c: int = 2, dtype: torch.dtype = torch.float64) -> GaussianField:
+    mean, root = normal(n, c, *grid.shape, seed=0), normal(n, c, grid.size, 3, seed=1)
+    return GaussianField(mean.to(dtype), DenseRoot(root.to(dtype)), latent="plot", grid=grid)
+
+
+def empirical(grid: Grid, *, n: int = 4, c: int = 2) -> EmpiricalField:
+    return EmpiricalField(normal(5, n, c, *grid.shape, seed=2), grid=grid)
+
+
+def truth_for(u: FieldDistribution) -> Field:
+    return Field(normal(*u.mean.shape, seed=9), u.grid)
+
+
+def bands_for(grid: Grid, *, n: int = 4, c: int = 2) -> BandField:
+    return BandField(normal(n, c, *grid.shape, seed=0), normal(n, c, *grid.shape, seed=1).abs(), grid)
+
+
+def curve(axes: Axes, label: str) -> Any:
+    (found,) = [line for line in axes.lines if line.get_label() == label]
+    return found
+
+
+def rendered(figure: Figure) -> bytes:
+    """Also lays the figure out, which is where warnings would arise."""
+    return plots.png(figure, dpi=40.0)
+
+
+MAKERS: list[Callable[[], Figure]] = [
+    lambda: plots.field(gaussian(LINE), truth_for(gaussian(LINE)), noise=0.1),
+    lambda: plots.field(gaussian(PLANE), truth_for(gaussian(PLANE))),
+    lambda: plots.field(gaussian(SCATTERED_PLANE), truth_for(gaussian(SCATTERED_PLANE))),
+    lambda: plots.calibration(gaussian(PLANE), truth_for(gaussian(PLANE)), noise=0.1),
+    lambda: plots.training(HISTORY),
+    lambda: plots.band(bands_for(LINE), truth_for(gaussian(LINE))),
+]
+
+
+@pytest.mark.parametrize("make", [gaussian, empirical])
+def test_curves_are_truth_mean_interval_and_draws(make: Callable[..., FieldDistribution]) -> None:
+    u = make(LINE)
+    truth, noise = truth_for(u), torch.tensor([0.2, 0.7], dtype=torch.float64)
+    figure = plots.field(u, truth, index=2, channel=1, draws=2, seed=5, noise=noise, level=0.8, label="u (K)", axes=["x (m)"])
+    above, below = figure.axes
+    assert (above.get_ylabel(), below.get_xlabel()) == ("u (K)", "x (m)")
+    x, mean = LINE.points[:, 0].numpy(), u.mean[2, 1].numpy()
+    np.testing.assert_allclose(curve(above, "truth").get_xydata(), np.stack([x, truth.values[2, 1].numpy()], -1))
+    np.testing.assert_allclose(curve(above, "mean").get_ydata(), mean)
+    np.testing.assert_allclose(curve(below, "truth").get_ydata(), truth.values[2, 1].numpy() - mean)
+    draws = [line.get_ydata() for line in above.lines if line.get_color() == curve(above, "draws").get_color()]
+    np.testing.assert_allclose(np.stack(draws), u.rsample(torch.Size([2]), seed=5)[:, 2, 1].numpy())
+    half = stats.norm.ppf(0.9) * (u.variance[2, 1] + 0.7).sqrt().numpy()
+    for axes, centre in ((above, mean), (below, 0.0 * mean)):
+        (shade,) = axes.collections
+        assert shade.get_label() == "80 % interval with noise"
+        vertices = shade.get_paths()[0].vertices
+        for edge in (centre - half, centre + half):
+            distance = np.abs(vertices[None] - np.stack([x, edge], -1)[:, None]).sum(-1).min(1)
+            np.testing.assert_allclose(distance, 0.0, atol=1e-12)
+    assert [text.get_text() for text in figure.legends[0].texts] == ["80 % interval with noise", "draws", "mean", "truth"]
+
+
+def test_scattered_points_on_a_line_are_joined_in_order() -> None:
+    above = plots.field(gaussian(SCATTERED_LINE), draws=0).axes[0]
+    mean = gaussian(SCATTERED_LINE).mean[0, 0]
+    np.testing.assert_allclose(curve(above, "mean").get_xydata().T, [[0.1, 0.5, 0.9], mean[[1, 2, 0]].tolist()])
+    assert len(above.lines) == 1
+
+
+def test_maps_share_their_colour_scales() -> None:
+    u = gaussian(PLANE)
+    truth = truth_for(u)
+    figure = plots.field(u, truth, index=-1, channel=1, seed=3, label="T (K)", axes=("x (m)", "t (s)"))
+    maps = {axes.get_title(): axes for axes in figure.axes if axes.images}
+    assert list(maps) == ["truth", "mean", "one draw", "|truth - mean|", "sd"]
+    mean, true = u.mean[-1, 1], truth.values[-1, 1]
+    draw = u.rsample(torch.Size([3]), seed=3)[0, -1, 1]
+    expected = [true, mean, draw, (true - mean).abs(), u.standard_deviation[-1, 1]]
+    for axes, values in zip(maps.values(), expected, strict=True):
+        np.testing.assert_allclose(axes.images[0].get_array(), values.mT.numpy())
+        assert axes.get_xlabel() == "x (m)"
+        # Cells are centred on the points: a periodic axis of 6 cells, and one of 9 points with both ends.
+        np.testing.assert_allclose(axes.images[0].get_extent(), (-1 / 12, 11 / 12, -1 / 8, 2 + 1 / 8))
+    limits = [axes.images[0].get_clim() for axes in maps.values()]
+    shown = torch.stack([true, mean, draw])
+    assert set(limits[:3]) == {(float(shown.min()), float(shown.max()))}
+    assert limits[3] == limits[4] == (0.0, float(max(expected[3].max(), expected[4].max())))
+    assert maps["truth"].get_ylabel() == maps["|truth - mean|"].get_ylabel() == "t (s)"
+    bars = [bar for axes in maps.values() for bar in axes.child_axes]
+    assert [bar.get_ylabel() for bar in bars] == ["T (K)", "T (K)"]
+
+
+@pytest.mark.parametrize(
+    ("options", "titles"),
+    [({}, ["mean", "one draw", "sd"]), ({"draws": 0}, ["mean", "sd"]), ({"noise": 0.5}, ["mean", "one draw", "sd with noise"])],
+)
+def test_maps_without_truth(options: dict[str, Any], titles: list[str]) -> None:
+    figure = plots.field(gaussian(PLANE), **options)
+    assert [axes.get_title() for axes in figure.axes if axes.images] == titles
+
+
+def test_flat_certain_fields_can_be_drawn() -> None:
+    for grid in (LINE, PLANE, Grid.uniform((1, 4)), Grid.uniform((1,)), Grid.uniform((4, 64), lengths=(1.0, 50.0))):
+        flat = torch.full((1, 1, *grid.shape), 2.0)
+        u = GaussianField(flat, DenseRoot(torch.zeros(1, 1, grid.size, 1)), latent="none", grid=grid)
+        rendered(plots.field(u, Field(flat, grid)))
+
+
+def test_scattered_points_in_a_plane_are_dots() -> None:
+    figure = plots.field(gaussian(SCATTERED_PLANE))
+    dots = [axes.collections[0] for axes in figure.axes if axes.get_title()]
+    assert len(dots) == 3
+    np.testing.assert_allclose(dots[0].get_offsets(), SCATTERED_PLANE.points)
+
+
+def test_reliability_and_transform_are_those_of_the_scores() -> None:
+    u = gaussian(PLANE)
+    comparison = compare(u, truth_for(u), noise=0.3)
+    left, right = plots.calibration(u, truth_for(u), noise=0.3).axes
+    levels, observed = curve(left, "observed").get_xydata().T
+    np.testing.assert_allclose(observed, [coverage(comparison, level=level).mean() for level in levels])
+    assert np.abs(observed - levels).mean() == pytest.approx(calibration_error(comparison).mean().item(), abs=0.05)
+    assert left.get_title() == f"calibration error {calibration_error(comparison).mean().item():.2g}"
+    heights = [bar.get_height() for bar in right.patches]
+    assert len(heights) == 20
+    assert np.mean(heights) == pytest.approx(1.0)
+
+
+def test_a_calibrated_field_lies_on_the_diagonal() -> None:
+    root = normal(300, 1, 12, 3, seed=1)
+    drawn = DenseRoot(root).product_each(normal(300, 3, seed=2))
+    u = GaussianField(torch.zeros(300, 1, 12, dtype=torch.float64), DenseRoot(root), latent="plot", grid=LINE)
+    left, right = plots.calibration(u, Field(drawn, LINE)).axes
+    levels, observed = curve(left, "observed").get_xydata().T
+    np.testing.assert_allclose(observed, levels, atol=0.05)
+    np.testing.assert_allclose([bar.get_height() for bar in right.patches], 1.0, atol=0.3)
+
+
+def test_calibration_of_one_function_has_no_standard_error() -> None:
+    u = gaussian(LINE, n=1)
+    rendered(plots.calibration(u, truth_for(u)))
+
+
+def test_losses_and_the_last_fifth() -> None:
+    (axes,) = plots.training(HISTORY).axes
+    assert axes.get_yscale() == "log"
+    np.testing.assert_allclose(curve(axes, "training").get_ydata(), HISTORY.train)
+    np.testing.assert_allclose(curve(axes, "validation").get_xdata(), range(1, 11))
+    (span,) = axes.patches
+    assert (span.get_x(), span.get_width()) == (8.5, 2.0)
+    assert span.get_label() == "last fifth: validation fell by 19 %"  # 1 - 0.9²
+
+
+def test_short_and_rising_training() -> None:
+    (short,) = plots.training(History(train=(1.0,), validation=(), seconds=(1.0,))).axes
+    assert not short.patches
+    assert len(short.lines) == 1
+    (rising,) = plots.training(History(train=(1.0, 1.0, 1.0, 1.0, 1.5), validation=(), seconds=(1.0,) * 5)).axes
+    assert rising.patches[0].get_label() == "last fifth: training rose by 50 %"
+    rendered(plots.training(History(train=(0.0, float("nan"), 1.0), validation=(), seconds=(1.0,) * 3)))
+
+
+def test_band_marks_where_the_truth_leaves_it() -> None:
+    bands = bands_for(LINE)
+    shift = torch.zeros_like(bands.mean)
+    shift[1, 0, [3, 7]] = 2.0 * bands.half_width[1, 0, [3, 7]]
+    above, below = plots.band(bands, Field(bands.mean + shift, LINE), index=1, label="u", axes=("x",)).axes
+    marked = curve(above, "outside at 2 of 12 points")
+    np.testing.assert_allclose(marked.get_xdata(), LINE.points[[3, 7], 0])
+    np.testing.assert_allclose(curve(below, "truth").get_ydata(), shift[1, 0])
+    inside = plots.band(bands, Field(bands.mean, LINE)).axes[0]
+    assert [line.get_label() for line in inside.lines] == ["mean", "truth"]
+    assert len(plots.band(bands).axes[0].lines) == 1
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_matplotlib_is_left_as_it_was(make: Callable[[], Figure]) -> None:
+    before = dict(matplotlib.rcParams)
+    figure = make()
+    assert isinstance(figure, Figure)
+    assert rendered(figure).startswith(b"\x89PNG")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_pyplot_is_not_loaded() -> None:
+    program = (
+        "import sys, torch; from probneural import plots, Grid; from probneural.distributions import EmpiricalField as E\n"
+    )
+    program += "plots.png(plots.field(E(torch.randn(3, 1, 1, 8), grid=Grid.uniform((8,)))), dpi=30)\n"
+    program += "print('matplotlib.pyplot' in sys.modules)"
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert finished.stdout.strip() == "False"
+
+
+def test_truth_stays_visible_in_a_dark_style() -> None:
+    with matplotlib.rc_context({"text.color": "white"}):
+        assert curve(plots.field(gaussian(LINE), truth_for(gaussian(LINE))).axes[0], "truth").get_color() == "white"
+
+
+def test_png_is_repeatable_and_has_the_resolution_asked_for() -> None:
+    first, second = (plots.png(plots.training(HISTORY), dpi=50.0) for _ in range(2))
+    assert first == second
+    width, height = (int.from_bytes(first[start : start + 4], "big") for start in (16, 20))
+    assert (width, height) == (320, 150)
+    stream = io.BytesIO()
+    plots.training(HISTORY).savefig(stream, format="svg")
+    assert b"<svg" in stream.getvalue()
+
+
+def test_draws_with_gradients_and_in_single_precision() -> None:
+    u = gaussian(LINE, dtype=torch.float32)
+    live = GaussianField(u.mean.requires_grad_(), u.root, latent="plot", grid=LINE)
+    rendered(plots.field(live, truth_for(live)))
+    rendered(plots.calibration(live, truth_for(live)))
+
+
+LINE_CASE, PLANE_CASE, SPACE_CASE = gaussian(LINE), gaussian(PLANE), gaussian(SPACE)
+HOLED = GaussianField(torch.full((1, 1, 12), torch.nan), DenseRoot(torch.ones(1, 1, 12, 1)), latent="plot", grid=LINE)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: plots.field(LINE_CASE, index=4), ArgumentError, "index to be an integer from -4 to 3"),
+        (lambda: plots.field(LINE_CASE, index=-5), ArgumentError, "index"),
+        (lambda: plots.field(LINE_CASE, index=0.0), ArgumentError, "index"),
+        (lambda: plots.field(LINE_CASE, channel=2), ArgumentError, "channel to be an integer from -2 to 1"),
+        (lambda: plots.field(LINE_CASE, draws=-1), ArgumentError, "draws"),
+        (lambda: plots.field(LINE_CASE, draws=1.5), ArgumentError, "draws"),
+        (lambda: plots.field(LINE_CASE, level=1.0), ArgumentError, "level"),
+        (lambda: plots.field(LINE_CASE, noise=-1.0), ArgumentError, "noise"),
+        (lambda: plots.field(LINE_CASE, axes=()), ArgumentError, "1 axis names"),
+        (lambda: plots.field(PLANE_CASE, axes=("x",)), ArgumentError, "2 axis names"),
+        (lambda: plots.field(SPACE_CASE), GridError, "dimension 1 or 2"),
+        (lambda: plots.field(LINE_CASE, truth_for(PLANE_CASE)), GridError, "truth on the prediction's grid"),
+        (lambda: plots.field(LINE_CASE, truth_for(LINE_CASE)[:2]), ShapeError, "truth of shape"),
+        (lambda: plots.field(LINE_CASE, LINE_CASE.mean), DataError, "a Field of true functions"),
+        (lambda: plots.field(LINE_CASE.mean), DataError, "a FieldDistribution"),
+        (lambda: plots.field(HOLED), DataError, "finite predicted means"),
+        (lambda: plots.field(LINE_CASE, Field(torch.full((4, 2, 12), torch.inf), LINE)), DataError, "finite true values"),
+        (lambda: plots.band(LINE_CASE), DataError, "a BandField"),
+        (lambda: plots.band(bands_for(PLANE), axes=("x", "y")), GridError, "dimension 1;"),
+        (lambda: plots.band(bands_for(LINE), index=9), ArgumentError, "index"),
+        (lambda: plots.band(bands_for(LINE), channel=-3), ArgumentError, "channel"),
+        (lambda: plots.band(bands_for(LINE), axes=()), ArgumentError, "1 axis names"),
+        (lambda: plots.band(bands_for(LINE), truth_for(PLANE_CASE)), GridError, "prediction's grid"),
+        (lambda: plots.band(BandField(LINE_CASE.mean, LINE_CASE.mean * torch.nan, LINE)), DataError, "finite half widths"),
+        (lambda: plots.calibration(LINE_CASE.mean, truth_for(LINE_CASE)), DataError, "a FieldDistribution"),
+        (lambda: plots.calibration(LINE_CASE, truth_for(PLANE_CASE)), GridError, "grid"),
+        (lambda: plots.calibration(LINE_CASE, truth_for(LINE_CASE)[:2]), ShapeError, "truth"),
+        (lambda: plots.calibration(LINE_CASE, truth_for(LINE_CASE), noise=-1.0), ArgumentError, "noise"),
+        (lambda: plots.training([1.0, 0.5]), DataError, "a History"),
+        (lambda: plots.training(History(train=(), validation=(), seconds=())), DataError, "one epoch"),
+        (lambda: plots.png(plots.training(HISTORY), dpi=0.0), ArgumentError, "dpi"),
+    ],
+)
+def test_bad_input(call: Callable[[], object], kind: type[ProbneuralError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        call()
