@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -100,6 +101,10 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
     }
     environment.write_json(results, output / "results.json")
     report.write_report(results, figures, output / "report.html")
+    for problem, images in figures.items():
+        for caption, image in images.items():
+            name = re.sub(r"[^a-z0-9.]+", "-", f"{problem} {caption}".lower())
+            environment.write_bytes(image, output / "figures" / f"{name}.png")
     print(report.terminal_table(report.rows(results)))
     print(f"\n{output / 'results.json'}\n{output / 'report.html'}\n{results['wall_seconds']:.0f} s")
     return results
@@ -115,14 +120,16 @@ def _run_all(todo: list[Task], workers: int) -> tuple[list[dict[str, Any]], dict
         ticks = manager.Queue()
         listener = threading.Thread(target=_listen, args=(ticks, bar), daemon=True)
         listener.start()
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            futures = {pool.submit(run, task, ticks): number for number, task in enumerate(todo)}
-            for future in as_completed(futures):
-                done[futures[future]] = future.result()
-                task = todo[futures[future]]
-                bar.set_postfix_str(f"{task.case.problem.name}, {task.operator}: done")
-        ticks.put(None)
-        listener.join()
+        try:
+            with ProcessPoolExecutor(workers, mp_context=context) as pool:
+                futures = {pool.submit(run, task, ticks): number for number, task in enumerate(todo)}
+                for future in as_completed(futures):
+                    done[futures[future]] = future.result()
+                    task = todo[futures[future]]
+                    bar.set_postfix_str(f"{task.case.problem.name}, {task.operator}: done")
+        finally:  # the listener must end before its queue does
+            ticks.put(None)
+            listener.join()
     runs = [done[number][0] for number in range(len(todo))]
     figures: dict[str, dict[str, bytes]] = {}
     for number, task in enumerate(todo):

@@ -219,7 +219,7 @@ class _Run:
         total = hashlib.sha256(json.dumps(settings).encode())
         for pairs in (self.train, self.validation):
             for side in () if pairs is None else (pairs.inputs, pairs.outputs):
-                total.update(f"{side!r}{side.grid.axes}".encode())
+                total.update(repr(side).encode())
                 for tensor in (side.values, side.grid.points, side.grid.weights):
                     total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         return total.hexdigest()

@@ -37,7 +37,9 @@ def test_every_place_is_scored(runs: list[dict[str, object]]) -> None:
         places = [evaluation["on"] for evaluation in facts["evaluations"]]  # type: ignore[attr-defined]
         assert places == ["in distribution", "finer grid", "amplitude", "roughness"]
         for evaluation in facts["evaluations"]:  # type: ignore[attr-defined]
-            assert all(value is None or math.isfinite(value) for value in evaluation["scores"].values())
+            numbers = [value for value in evaluation["scores"].values() if isinstance(value, float)]
+            assert len(numbers) >= 10
+            assert all(map(math.isfinite, numbers))
 
 
 def test_bands_cover_over_re_splits(runs: list[dict[str, object]]) -> None:

@@ -206,7 +206,7 @@ def test_infinite_prior_precision_fixes_weights() -> None:
     kept = [0, 2, 3, 5, 6]
     reduced = Dense(dense[0].phi[..., kept], dense[0].weights[kept], dense[0].residuals, ENDS, 4.0)
     empty = Dense(dense[1].phi[..., :0], dense[1].weights[:0], dense[1].residuals, ENDS, 4.0)
-    total = reduced.evidence(20.0, prior[0, kept]) + empty.evidence(1e-6, prior[1, :0])
+    total = reduced.evidence(20.0, prior[0, kept]) + empty.evidence(float(predict.noise[1]), prior[1, :0])
     assert predict.log_evidence == pytest.approx(total, rel=1e-10)
     field = predict(data.inputs)
     expected = torch.einsum("npf,fg,npg->np", reduced.phi, reduced.covariance(20.0, prior[0, kept]), reduced.phi)

@@ -53,6 +53,9 @@ def test_leaves_one_file_with_the_users_permissions(tmp_path: Path) -> None:
     for _ in range(3):
         save(small(), tmp_path / "operator.file")
     assert [entry.name for entry in tmp_path.iterdir()] == ["operator.file"]
+    with (tmp_path / "operator.file").open("rb") as old:  # a reader keeps the file it has opened
+        save(small().double(), tmp_path / "operator.file")
+        assert safetensors.torch.load(old.read())["lift.bias"].dtype == torch.float32
     plain = tmp_path / "plain"
     plain.write_text("")
     assert (tmp_path / "operator.file").stat().st_mode == plain.stat().st_mode
@@ -104,6 +107,17 @@ def test_no_byte_can_change_unnoticed(tmp_path: Path) -> None:
         assert content == metadata
         assert same(read, {name: tensors[name] for name in read})
     assert unnoticed <= 5
+
+
+@pytest.mark.parametrize(("old", "new"), [(b'"F32"', b'"I32"'), (b"[2,1]", b"[1,2]")], ids=["dtype", "shape"])
+def test_the_digest_covers_dtypes_and_shapes(old: bytes, new: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "operator"
+    files.write(path, {"weight": torch.zeros(2, 1)}, {})
+    payload = path.read_bytes()
+    assert payload.count(old) == 1
+    path.write_bytes(payload.replace(old, new))
+    with pytest.raises(FileError, match="match their digest"):
+        files.read(path)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.999])

@@ -19,7 +19,7 @@ def test_fall_over_the_last_fifth() -> None:
 
 
 def test_ends_are_averages_over_a_twentieth() -> None:
-    losses = [2.0] * 30 + [1.0, 3.0] + [9.0] * 6 + [0.5, 1.5]
+    losses = [2.0] * 30 + [1.0, 3.0] + [9.0] * 6 + [0.25, 1.75]
     assert history(*losses).last_fall == pytest.approx(1.0 - 1.0 / 2.0)
 
 
