@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,11 +54,16 @@ def programs() -> list[str]:
     return [block for block in blocks if "burgers = pn.problems.Burgers" in block]
 
 
+def normalised(program: str) -> list[str]:
+    """Its lines without what a formatter changes: empty ones, and the alignment of comments."""
+    return [re.sub(r" +#", "  #", line) for line in program.splitlines() if line]
+
+
 def test_readme_has_the_program() -> None:
     found = programs()
     if not found:
         pytest.skip("the README does not show the program yet")
-    assert found[0] == PROGRAM
+    assert normalised(found[0]) == normalised(PROGRAM)
 
 
 def test_program_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,20 +71,13 @@ def test_program_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     monkeypatch.setenv("TQDM_DISABLE", "1")
     assert PROGRAM.count("epochs=50") == 1
     space: dict[str, object] = {}
-    state = torch.get_rng_state()
     exec(compile(PROGRAM.replace("epochs=50", "epochs=2"), "the five-minute program", "exec"), space)
     check(space)
     assert "coverage" in capsys.readouterr().out
-    torch.set_rng_state(state)
-    torch.rand(4, 2, space["burgers"].design_dim, dtype=torch.double)  # the program's only draw from the global generator
-    after = torch.get_rng_state()
-    torch.set_rng_state(state)
-    exec(compile(PROGRAM.replace("epochs=50", "epochs=1"), "the five-minute program", "exec"), {})
-    assert torch.equal(torch.get_rng_state(), after)
 
 
 def check(space: dict[str, object]) -> None:
-    get = space.__getitem__
+    get: Any = space.__getitem__
     test, u, v, w = get("test"), get("u"), get("v"), get("w")
     assert test.outputs.grid.shape == (512,)
     assert u.mean.shape == u.variance.shape == (64, 1, 512)
@@ -96,10 +95,10 @@ def check(space: dict[str, object]) -> None:
     measured = get("measured")
     probe = get("probe")
     assert float((probe(measured.mean) - probe(test.outputs.values[:4])).abs().max()) < 0.1 * scale
-    assert isinstance(get("predict"), pn.Predictor if hasattr(pn, "Predictor") else object)
+    assert isinstance(get("predict"), pn.distributions.Predictor)
     assert get("history").epochs == 2
-    lower, upper = get("band").interval(u) if hasattr(get("band"), "interval") else (u.mean, u.mean)
-    assert lower.shape == upper.shape == u.mean.shape
+    band = get("band")(test.inputs)
+    assert band.mean.shape == band.half_width.shape == u.mean.shape
     posterior = get("model").posterior(torch.full((4, 2, get("burgers").design_dim), 0.5, dtype=torch.double))
     assert posterior.mean.shape == (4, 2, 2)
     assert posterior.rsample(torch.Size([5])).shape == (5, 4, 2, 2)

@@ -6,14 +6,21 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from probneural.errors import ArgumentError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Grid
 
 
-def check_input(values: Tensor, *, channels: int, dimension: int) -> None:
-    """Raise a ShapeError unless values are `(n, channels, *grid)` with `dimension` grid axes."""
+def check_input(values: Tensor, *, channels: int, dimension: int, dtype: torch.dtype) -> None:
+    """Raise a ShapeError unless values are `(n, channels, *grid)` with `dimension` grid axes, a DataError unless of `dtype`."""
+    if values.dtype != dtype and not torch.is_autocast_enabled(values.device.type):
+        raise DataError(
+            expected=f"values of the operator's {dtype}", got=str(values.dtype), remedy="convert one: operator.to(values.dtype)"
+        )
+    if 0 in values.shape:
+        raise ShapeError(expected="at least one function", got=str(tuple(values.shape)), remedy="leave out empty batches")
     if values.ndim != 2 + dimension or values.shape[1] != channels:
         axes = ", ".join(["points"] * dimension)
         raise ShapeError(

@@ -87,10 +87,11 @@ class FNO(Operator):
 
         Raises:
             ShapeError: If the values are not `(n, in_channels, *grid)`.
+            DataError: If they are of another dtype than the operator.
             GridError: If the grid does not fit the values or the operator's periodicity.
             ResolutionError: If an axis has fewer than 2m - 1 points.
         """
-        check_input(values, channels=self.in_channels, dimension=len(self.modes))
+        check_input(values, channels=self.in_channels, dimension=len(self.modes), dtype=self.readout.weight.dtype)
         where = Grid.uniform(tuple(values.shape[2:]), periodic=self.periodic) if grid is None else grid
         check_grid(where, values, periodic=self.periodic)
         hidden = self.input_normalizer(values)

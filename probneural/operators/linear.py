@@ -108,9 +108,10 @@ class LinearRegression(Operator):
 
         Raises:
             ShapeError: If the values are not `(n, in_channels, *grid)`.
+            DataError: If they are of another dtype than the operator.
             GridError: If the grid lies in another domain.
         """
-        check_input(values, channels=self.in_channels, dimension=self.in_grid.dimension)
+        check_input(values, channels=self.in_channels, dimension=self.in_grid.dimension, dtype=self.matrix.dtype)
         where = self.in_grid.resized(tuple(values.shape[2:])) if grid is None else grid
         flat = resample(values, where, self.in_grid).flatten(1)
         outputs = (flat @ self.matrix + self.offset).unflatten(1, (self.out_channels, -1))

@@ -1,7 +1,7 @@
 """An operator-learning problem whose posterior is known in closed form, solved with the library's own layers.
 
-The unknown operator is diagonal in frequency, l_k ~ N(0, (2/k)^2) real for k = 1 ... 16, seen through 4 pairs with white noise of
-sd .05 on 64 points. Every coefficient has posterior precision 1/tau_k^2 + 2 N sum_n |x_nk|^2 / sigma^2.
+The unknown operator is diagonal in frequency, l_k ~ N(0, (2/k)^2) real for k = 1 ... 16, seen through 4 pairs with white
+noise of sd .05 on 64 points. Every coefficient has posterior precision 1/tau_k^2 + 2 N sum_n |x_nk|^2 / sigma^2.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ def test_neither_operator_nor_data_changes(head: str, operator: str) -> None:
         assert torch.equal(left.grad, torch.ones_like(left))
     for left, right in zip(module.modules(), before.modules(), strict=True):
         assert left.training == right.training
-        assert not (left._forward_hooks or left._forward_pre_hooks or left._backward_hooks)
+        for hooks in (left._forward_hooks, left._forward_pre_hooks, left._backward_hooks):
+            assert not hooks
 
 
 @HEAD

@@ -105,6 +105,6 @@ def test_errors() -> None:
         Laplace(parameters=["read_out"]).fit(case.operator, case.data)
     with pytest.raises(ArgumentError, match="a prior precision for each of readout.weight, readout.bias"):
         Laplace(parameters=["readout"], prior_precision={"readout.weight": torch.ones(1, 6)}).fit(case.operator, case.data)
+    named = {"readout.weight": torch.ones(6), "readout.bias": torch.ones(1)}
     with pytest.raises(ShapeError, match="readout.weight of shape"):
-        named = {"readout.weight": torch.ones(6), "readout.bias": torch.ones(1)}
         Laplace(parameters=["readout"], prior_precision=named).fit(case.operator, case.data)

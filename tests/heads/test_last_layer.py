@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -305,6 +306,20 @@ class BoundedSmall(nn.Module):
         return torch.cat([1e9 * both[:, :1], torch.tanh(both[:, 1:])], dim=1)
 
 
+class Clipped(nn.Module):
+    """A limit after the last layer, which outputs of the usual size never reach."""
+
+    def __init__(self, size: float, limit: float) -> None:
+        super().__init__()
+        self.readout = nn.Conv1d(1, 1, 1)
+        self.limit = limit
+        with torch.no_grad():
+            self.readout.weight.fill_(size)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.readout(values).clamp(-self.limit, self.limit)
+
+
 class Smoothed(ConvStack):
     """A convolution after the last layer."""
 
@@ -372,6 +387,8 @@ class ComplexOutput(nn.Module):
         (Bounded, "last", "what follows it is not pointwise and affine"),
         (Bounded, None, "what follows it is not pointwise and affine"),
         (BoundedSmall, None, "what follows it is not pointwise and affine"),
+        (lambda: Clipped(size=1e3, limit=50.0), None, "what follows it is not pointwise and affine"),
+        (lambda: Clipped(size=1e-3, limit=2.0), None, "what follows it is not pointwise and affine"),
         (Smoothed, "last", "what follows it is not pointwise and affine"),
         (ConvStack, "first", "not pointwise and affine"),
         (ConvStack, "lost", "a submodule among first, norm, dropout, last; got 'lost'"),
@@ -384,7 +401,7 @@ class ComplexOutput(nn.Module):
     ],
 )
 @pytest.mark.bad_input
-def test_readout_errors(make: type, name: str | None, message: str) -> None:
+def test_readout_errors(make: Callable[[], nn.Module], name: str | None, message: str) -> None:
     module = to_dtype(make(), F64)
     grid = Grid.uniform(8)
     data = data_for(module, fields(grid, 4, 1, seed=0))

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jacrev, jvp, vmap
 
-from probneural.errors import ArgumentError, GridError, ResolutionError, ShapeError
+from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field, FieldPairs, Grid, evaluate, takes_grid
 from probneural.operators import FNO, LinearRegression, Operator
+from probneural.operators.layers import ChannelNormalizer
 from probneural.training import load, save
 from tests.operators.cases import CASES, Case, cases, dtypes, generator, smooth
 
@@ -285,17 +286,17 @@ def test_units_do_not_matter(case: Case) -> None:
     torch.testing.assert_close(predict(other, other.inputs.values), expected, atol=0, rtol=1e-8)
 
 
-@cases
-def test_constant_channels_keep_scale_one(case: Case) -> None:
-    operator = case.operator()
-    if isinstance(operator, LinearRegression):
-        pytest.skip("works in physical units")
-    train = pairs(case)
-    constant = Field(torch.full_like(train.inputs.values, 0.1), case.grid)
-    operator.fit_normalizers(FieldPairs(constant, train.outputs))
-    state = operator.state_dict()
-    assert torch.equal(state["input_normalizer.scale"], torch.ones(operator.in_channels, dtype=torch.float64))
-    assert torch.equal(state["input_normalizer.mean"], torch.full((operator.in_channels,), 0.1, dtype=torch.float64))
+@pytest.mark.parametrize("constant", [0.1, 1.0 / 3.0, 1e6 + 0.7, -2.0, 0.0])
+@pytest.mark.parametrize("size", [7, 100])
+@dtypes
+def test_constant_channels_keep_scale_one(constant: float, size: int, dtype: torch.dtype) -> None:
+    normalizer = ChannelNormalizer(2).to(dtype)
+    values = torch.randn(37, 2, size, generator=generator("varying"), dtype=torch.float64)
+    values[:, 0] = constant
+    normalizer.fit(Field(values.to(dtype), Grid.uniform(size, periodic=False)))
+    assert normalizer.scale[0] == 1.0
+    assert normalizer.mean[0] == torch.tensor(constant, dtype=dtype)
+    assert 0.5 < normalizer.scale[1] < 1.5
 
 
 # Marked so because the runtime checks, which that session leaves out, have graph breaks of their own.
@@ -335,6 +336,17 @@ def test_refuses_other_shapes_and_grids(case: Case) -> None:
     elsewhere = Grid.uniform(case.grid.shape, lengths=longer, periodic=case.grid.periodic)
     with pytest.raises(GridError, match="domain"):
         operator(values, grid=case.grid, query=elsewhere)
+
+
+@pytest.mark.bad_input
+@cases
+def test_refuses_other_dtypes_and_empty_batches(case: Case) -> None:
+    operator, values = case.operator(), case.values()
+    other = torch.float32 if values.dtype == torch.float64 else torch.float64
+    with pytest.raises(DataError, match="operator's torch.float"):
+        operator(values.to(other))
+    with pytest.raises(ShapeError, match="at least one function"):
+        operator(values[:0])
 
 
 @pytest.mark.bad_input

@@ -72,9 +72,10 @@ class SpectralConv(nn.Module):
 
         Raises:
             ShapeError: If the values do not have that shape.
+            DataError: If they are of another dtype than the operator.
             ResolutionError: If an axis has fewer than 2m - 1 points (after its even continuation).
         """
-        check_input(values, channels=self.in_channels, dimension=len(self.modes))
+        check_input(values, channels=self.in_channels, dimension=len(self.modes), dtype=self.weight.dtype)
         sizes = values.shape[2:]
         has_end = tuple(not flag for flag in self.periodic) if endpoint is None else tuple(endpoint)
         extended = values
