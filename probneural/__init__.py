@@ -17,13 +17,15 @@ from probneural import (
     errors,
     fields,
     functionals,
+    grids,
     heads,
     metrics,
     operators,
     problems,
     training,
 )
-from probneural.fields import Field, FieldPairs, Grid
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
 from probneural.training import fit, load, save
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ __all__ = [
     "fields",
     "fit",
     "functionals",
+    "grids",
     "heads",
     "load",
     "metrics",

@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.fields import Grid, along_axis, check_on_grid, interpolation_matrix
+from probneural.grids import Grid, along_axis, check_on_grid, interpolation_matrix
 from probneural.interpolation import POLYNOMIAL_DEGREE
 
 _NORM_ROWS = 256

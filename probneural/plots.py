@@ -27,7 +27,8 @@ from torch import Tensor
 from probneural.calibration.bands import BandField
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.errors import ArgumentError, DataError, GridError
-from probneural.fields import Field, Grid, check_finite
+from probneural.fields import Field, check_finite
+from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import LEVELS, calibration_error, coverage, pit
 from probneural.training.history import History

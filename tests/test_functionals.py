@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.fields import Grid, resample
 from probneural.functionals import Functional, Readings, derivative, integral, sensors, stack
+from probneural.grids import Grid, resample
 
 DTYPE = torch.float64
 

@@ -19,7 +19,8 @@ from probneural import plots
 from probneural.calibration import BandField
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, ProbneuralError, ShapeError
-from probneural.fields import Field, Grid
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.metrics import calibration_error, compare, coverage
 from probneural.training.history import History
 

@@ -20,7 +20,8 @@ from probneural.calibration.conformal import (
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
 from probneural.errors import GridError
-from probneural.fields import Field, FieldPairs, Grid, check_finite
+from probneural.fields import Field, FieldPairs, check_finite
+from probneural.grids import Grid
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from torch import Tensor
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.predictor import Predictor
 from probneural.errors import DataError, ShapeError
-from probneural.fields import Field, FieldPairs, Grid, check_finite
+from probneural.fields import Field, FieldPairs, check_finite
+from probneural.grids import Grid
 
 CHUNK_VALUES = 2**18
 """Output values predicted at once; heads keep up to some hundred numbers for each."""

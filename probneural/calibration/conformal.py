@@ -15,7 +15,8 @@ from probneural.calibration.chunks import domain_average, predictions
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, CalibrationError
-from probneural.fields import FieldPairs, Grid
+from probneural.fields import FieldPairs
+from probneural.grids import Grid
 
 Modulation = Literal["deviation", "constant"]
 FLOOR = 0.1

@@ -12,7 +12,8 @@ from probneural.calibration.chunks import Moments, check_pairs, domain_average, 
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, CalibrationError
-from probneural.fields import Field, FieldPairs, Grid
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
 
 ROUNDING = 8.0
 """Units in the last place, of a function's largest value, up to which errors and deviations count as none (as in metrics)."""

@@ -11,7 +11,8 @@ from torch.func import functional_call, jacrev, jvp, vmap
 
 from probneural.curvature.parameters import ParameterVector
 from probneural.errors import ShapeError
-from probneural.fields import Field, Grid, evaluate
+from probneural.fields import Field, evaluate
+from probneural.grids import Grid
 
 
 class _Evaluator(nn.Module):

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.fields import Grid
 from probneural.functionals import Functional
+from probneural.grids import Grid
 
 
 class FieldDistribution(ABC):

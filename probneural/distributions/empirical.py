@@ -13,8 +13,9 @@ from probneural.distributions.gaussian import GaussianField, _check_factors
 from probneural.distributions.latents import digest
 from probneural.distributions.roots import DenseRoot
 from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.fields import Grid, select_rows
+from probneural.fields import select_rows
 from probneural.functionals import Functional
+from probneural.grids import Grid
 
 
 class EmpiricalField(FieldDistribution):

@@ -28,8 +28,9 @@ from probneural.distributions.linear_algebra import (
 )
 from probneural.distributions.roots import Root
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
-from probneural.fields import Grid, check_finite, select_rows
+from probneural.fields import check_finite, select_rows
 from probneural.functionals import Functional
+from probneural.grids import Grid
 
 if TYPE_CHECKING:
     from linear_operator import LinearOperator

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.errors import DataError, ShapeError, UnsupportedError
-from probneural.fields import Field, Grid, check_finite
+from probneural.fields import Field, check_finite
+from probneural.grids import Grid
 
 
 class Predictor(ABC):

@@ -14,9 +14,10 @@ from probneural.curvature import ParameterVector, gauss_newton, jacobian
 from probneural.distributions import DenseRoot, GaussianField, Latent, Predictor
 from probneural.distributions.latents import digest
 from probneural.errors import ArgumentError, ShapeError, UnsupportedError
-from probneural.fields import Field, FieldPairs, Grid, evaluate
+from probneural.fields import Field, FieldPairs, evaluate
+from probneural.grids import Grid
 from probneural.heads.evidence import Evidence
-from probneural.heads.residuals import check_pairs, effective_observations, given_per_channel, output_units
+from probneural.heads.residuals import check_pairs, check_some, effective_observations, given_per_channel, output_units
 
 _STRUCTURES = ("full",)
 _LARGEST = 5000
@@ -218,6 +219,7 @@ class LaplacePredictor(Predictor):
         return self._factor @ self._factor.mT
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        check_some(inputs)
         where = inputs.grid if query is None else query
         mean = evaluate(self.operator, inputs, query)
         rows = jacobian(self.operator, self.layout, inputs, query=query)

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from probneural.distributions import FeatureRoot, GaussianField, Latent, Predictor
 from probneural.distributions.latents import digest
 from probneural.errors import ArgumentError, ShapeError
-from probneural.fields import Field, FieldPairs, Grid
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
 from probneural.heads.evidence import Evidence
 from probneural.heads.readout import Readout, find_readout
-from probneural.heads.residuals import check_pairs, effective_observations, given_per_channel, output_units
+from probneural.heads.residuals import check_pairs, check_some, effective_observations, given_per_channel, output_units
 
 _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""
@@ -228,6 +229,7 @@ class LastLayerPredictor(Predictor):
         return rows @ rows.mT
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        check_some(inputs)
         where = inputs.grid if query is None else query
         step = max(1, _BATCH_ELEMENTS // (where.size * self._factor.shape[2]))
         parts = [self._readout.evaluate(inputs[start : start + step], query) for start in range(0, len(inputs), step)]

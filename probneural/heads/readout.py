@@ -12,7 +12,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.errors import ReadoutError
-from probneural.fields import Field, Grid, evaluate, resample, takes_grid
+from probneural.fields import Field, evaluate, takes_grid
+from probneural.grids import Grid, resample
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}
 """Relative deviation from an affine map that is still put down to rounding."""

@@ -7,7 +7,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.errors import ArgumentError, DataError
-from probneural.fields import Field, FieldPairs, Grid, check_finite
+from probneural.fields import Field, FieldPairs, check_finite
+from probneural.grids import Grid
 
 
 def output_units(outputs: Field) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
@@ -87,3 +88,9 @@ def check_pairs(data: FieldPairs) -> None:
         raise DataError(expected="FieldPairs with at least one pair", got=str(type(data)), remedy="fit(operator, train)")
     check_finite(data.inputs.values, "training inputs")
     check_finite(data.outputs.values, "training outputs")
+
+
+def check_some(inputs: Field) -> None:
+    """Raise a DataError if there is no input at all: operators cannot transform empty batches."""
+    if len(inputs) == 0:
+        raise DataError(expected="at least one input", got="none", remedy="leave out empty batches")

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.errors import DataError, GridError
-from probneural.fields import Field, Grid, check_finite
+from probneural.fields import Field, check_finite
+from probneural.grids import Grid
 
 ROUNDING = 8.0
 """Units in the last place, of a function's largest value, up to which errors and deviations count as none."""

@@ -30,13 +30,7 @@ def nll(comparison: Comparison) -> Float64[Tensor, "n c"]:
         Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.1 (the logarithmic score). Moment matching of
         ensembles: Lakshminarayanan, Pritzel and Blundell (2017), section 2.4.
     """
-    none = int(comparison.certain.sum())
-    if none:
-        raise ArgumentError(
-            expected="a positive predictive variance at every value",
-            got=f"none at {none} of {comparison.truth.numel()} values",
-            remedy="pass the observation variance as noise > 0",
-        )
+    _check_density(comparison)
     return comparison.average(gaussian_nll(comparison.residual, comparison.variance))
 
 
@@ -50,13 +44,15 @@ def joint_nll(comparison: Comparison) -> Float64[Tensor, " n"]:
         `(n,)`, in nats per value.
 
     Raises:
-        ArgumentError: If some direction has no variance: without noise, a field of low rank has no density.
+        ArgumentError: If some value, up to rounding, or some direction has no variance: without noise, a field of low rank
+            has no density.
         UnsupportedError: If the distribution is neither Gaussian nor empirical.
 
     Reference:
         Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.1; Rasmussen and Williams (2006), Gaussian
         Processes for Machine Learning, equation 2.30.
     """
+    _check_density(comparison)
     u = comparison.distribution
     field = u.moment_matched() if isinstance(u, EmpiricalField) else u
     if not isinstance(field, GaussianField):
@@ -65,6 +61,16 @@ def joint_nll(comparison: Comparison) -> Float64[Tensor, " n"]:
         )
     values_each = comparison.truth[0].numel()
     return -field.log_prob(comparison.truth, noise=comparison.noise).detach() / values_each
+
+
+def _check_density(comparison: Comparison) -> None:
+    none = int(comparison.certain.sum())
+    if none:
+        raise ArgumentError(
+            expected="a positive predictive variance at every value",
+            got=f"none at {none} of {comparison.truth.numel()} values",
+            remedy="pass the observation variance as noise > 0",
+        )
 
 
 def gaussian_nll(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*points"]) -> Float[Tensor, "*points"]:

@@ -8,7 +8,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.fields import FieldPairs, Grid
+from probneural.fields import FieldPairs
+from probneural.grids import Grid
 
 
 class Operator(nn.Module, ABC):

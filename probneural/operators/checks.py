@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.fields import Grid
+from probneural.grids import Grid
 
 
 def check_input(values: Tensor, *, channels: int, dimension: int, dtype: torch.dtype) -> None:

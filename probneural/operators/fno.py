@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.fields import FieldPairs, Grid, resample
+from probneural.fields import FieldPairs
+from probneural.grids import Grid, resample
 from probneural.operators.base import Operator
 from probneural.operators.checks import check_grid, check_input, check_modes, check_periodic, check_sizes
 from probneural.operators.layers import (

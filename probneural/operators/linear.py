@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.errors import DataError, GridError
-from probneural.fields import Axis, FieldPairs, Grid, check_finite, resample
+from probneural.fields import FieldPairs, check_finite
+from probneural.grids import Axis, Grid, resample
 from probneural.operators.base import Operator
 from probneural.operators.checks import check_input, check_sizes
 from probneural.operators.layers import PointwiseLinear

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.errors import DataError, GridError, ResolutionError, ShapeError
-from probneural.fields import Field, FieldPairs, Grid, check_finite
+from probneural.fields import Field, FieldPairs, check_finite
+from probneural.grids import Grid
 from probneural.problems.random_fields import GaussianRandomField
 
 _CHUNK_ELEMENTS = 2**22

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.fields import Axis, Field, Grid, along_axis
+from probneural.fields import Field
+from probneural.grids import Axis, Grid, along_axis
 from probneural.problems._arguments import check_count, check_positive
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.random_fields import GaussianRandomField

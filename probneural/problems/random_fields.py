@@ -13,7 +13,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.fields import Grid, along_axis
+from probneural.grids import Grid, along_axis
 from probneural.problems._arguments import check_count, check_positive
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.errors import ShapeError
-from probneural.fields import Grid
+from probneural.grids import Grid
 
 
 def relative_l2(

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from probneural.errors import ArgumentError, DataError, FileError, TrainingError
-from probneural.fields import FieldPairs, Grid, check_finite, evaluate
+from probneural.fields import FieldPairs, check_finite, evaluate
+from probneural.grids import Grid
 from probneural.operators import Operator
 from probneural.training import files
 from probneural.training.history import History

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ShapeError
-from probneural.fields import Field, Grid
+from probneural.fields import Field
 from probneural.functionals import Functional, integral, sensors, stack
+from probneural.grids import Grid
 
 DIMENSION = 2
 FEATURES = 9

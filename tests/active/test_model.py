@@ -13,7 +13,7 @@ from torch import Tensor
 from probneural.active import FieldPosterior, MemberPosterior, OperatorModel
 from probneural.distributions import FieldDistribution, GaussianField
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
-from probneural.fields import Grid
+from probneural.grids import Grid
 from tests.active.predictors import (
     FINE_GRID,
     GAUSSIAN,

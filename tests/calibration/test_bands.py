@@ -8,7 +8,8 @@ import torch
 
 from probneural.calibration import BandField, SimultaneousBand, VarianceScale
 from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
-from probneural.fields import Field, FieldPairs, Grid
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
 from tests.calibration.synthetic import GRID, Members, Synthetic, pairs
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from probneural.calibration import ConformalScores, SimultaneousBand, chunks, conformal_scores
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
-from probneural.fields import Field, FieldPairs, Grid
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
 from tests.calibration.synthetic import GRID, Members, Synthetic, pairs
 
 

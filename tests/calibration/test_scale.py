@@ -13,7 +13,8 @@ from probneural.calibration import ScaledPredictor, VarianceScale, chunks
 from probneural.calibration.scale import SHARES
 from probneural.distributions import EmpiricalField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
-from probneural.fields import Field, FieldPairs, Grid
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
 from tests.calibration.synthetic import GRID, Members, Synthetic, normal, pairs
 
 

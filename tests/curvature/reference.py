@@ -7,7 +7,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from probneural.fields import Field, Grid, evaluate
+from probneural.fields import Field, evaluate
+from probneural.grids import Grid
 
 
 def dense_jacobian(operator: nn.Module, inputs: Field, query: Grid | None = None) -> Tensor:

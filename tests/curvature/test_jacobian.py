@@ -13,7 +13,8 @@ from torch import nn
 
 from probneural.curvature import ParameterVector, evaluate_at, gauss_newton, jacobian
 from probneural.errors import ShapeError
-from probneural.fields import Field, Grid, evaluate
+from probneural.fields import Field, evaluate
+from probneural.grids import Grid
 from probneural.operators import FNO
 from tests.curvature.reference import dense_jacobian
 from tests.heads.cases import BranchTrunk, fields, operator_cases, small_fno, to_dtype

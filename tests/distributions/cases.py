@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Root
-from probneural.fields import Grid
 from probneural.functionals import Functional, Readings, derivative, integral, sensors, stack
+from probneural.grids import Grid
 from tests.distributions.reference import Dense
 
 

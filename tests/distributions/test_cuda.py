@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, GaussianField, Root
-from probneural.fields import Field, FieldPairs, Grid
+from probneural.fields import Field, FieldPairs
 from probneural.functionals import derivative, integral, sensors, stack
+from probneural.grids import Grid
 from tests.distributions.cases import (
     EmpiricalCase,
     GaussianCase,

@@ -11,8 +11,8 @@ from torch import Tensor
 from probneural.distributions import EmpiricalField, FieldDistribution
 from probneural.distributions.base import index_grid, noise_variance
 from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.fields import Grid
 from probneural.functionals import integral
+from probneural.grids import Grid
 from tests.distributions.cases import (
     GRIDS,
     Case,

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from probneural.distributions import EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError
-from probneural.fields import Grid
 from probneural.functionals import integral
+from probneural.grids import Grid
 from tests.distributions.cases import EmpiricalCase, assert_close, functionals, normal, on_every_empirical
 
 GRID = Grid.uniform(4)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, Latent
 from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, LatentError, ShapeError
-from probneural.fields import Grid, resample
 from probneural.functionals import Readings, integral, sensors, stack
+from probneural.grids import Grid, resample
 from tests.distributions.cases import (
     GRIDS,
     GaussianCase,

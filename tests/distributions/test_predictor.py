@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from probneural.distributions import EmpiricalField, FeatureRoot, FieldDistribution, FunctionDraw, GaussianField, Predictor
 from probneural.errors import DataError, ShapeError, UnsupportedError
-from probneural.fields import Field, Grid, evaluate, resample, takes_grid
+from probneural.fields import Field, evaluate, takes_grid
 from probneural.functionals import Functional
+from probneural.grids import Grid, resample
 from tests.distributions.cases import normal
 
 DOMAIN = Grid.uniform(8)

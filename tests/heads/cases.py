@@ -9,7 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from probneural.fields import Field, FieldPairs, Grid, evaluate
+from probneural.fields import Field, FieldPairs, evaluate
+from probneural.grids import Grid
 from probneural.heads import Laplace, LastLayerLaplace
 from probneural.operators import FNO, LinearRegression
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from probneural.distributions import GaussianField
-from probneural.fields import Field, FieldPairs, Grid
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
 from probneural.heads import Laplace, LastLayerLaplace
 from probneural.operators.layers import SpectralConv
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from probneural.distributions import GaussianField
 from probneural.errors import DataError, ShapeError
-from probneural.fields import Field, FieldPairs, Grid, evaluate
+from probneural.fields import Field, FieldPairs, evaluate
 from probneural.functionals import integral
+from probneural.grids import Grid
 from probneural.heads import laplace, last_layer
 from tests.heads.cases import HEADS, OPERATORS, OperatorCase, fields, fitted, operator_case, to_dtype
 
@@ -271,6 +272,8 @@ def test_bad_data(head: str) -> None:
         HEADS[head].fit(case.operator, FieldPairs(case.data.inputs, Field(broken, case.data.outputs.grid)))
     with pytest.raises(DataError, match="training inputs"):
         HEADS[head].fit(case.operator, FieldPairs(Field(broken, case.data.outputs.grid), case.data.outputs))
+    with pytest.raises(DataError, match="at least one input"):
+        fitted(head, "fno-1d")(case.inputs[:0])
     two = Field(case.data.outputs.values.expand(-1, 2, -1), case.data.outputs.grid)
     with pytest.raises(ShapeError, match="check its channels"):
         HEADS[head].fit(case.operator, FieldPairs(case.data.inputs, two))

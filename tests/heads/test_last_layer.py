@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from probneural.errors import EvidenceError, ReadoutError
-from probneural.fields import Field, FieldPairs, Grid, evaluate
+from probneural.fields import Field, FieldPairs, evaluate
+from probneural.grids import Grid
 from probneural.heads import Laplace, LastLayerLaplace
 from probneural.heads.readout import find_readout
 from probneural.operators import FNO

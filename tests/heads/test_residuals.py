@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from probneural.errors import ArgumentError
-from probneural.fields import Field, Grid
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.heads.residuals import effective_observations, given_per_channel, output_units
 from tests.heads.cases import fields
 

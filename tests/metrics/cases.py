@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
-from probneural.fields import Field, Grid
+from probneural.fields import Field
+from probneural.grids import Grid
 
 
 def normal(*shape: int, seed: int) -> Tensor:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from probneural.errors import DataError, GridError, ShapeError
-from probneural.fields import Field, Grid
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.metrics import relative_l2, rmse
 from tests.metrics.cases import GRIDS, normal, shares
 

@@ -7,7 +7,8 @@ import torch
 
 from probneural.distributions import EmpiricalField
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.fields import Field, Grid
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.metrics import compare
 from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, shares, truth_for
 

@@ -7,7 +7,8 @@ import torch
 from scipy import stats
 
 from probneural.errors import ArgumentError, ShapeError
-from probneural.fields import Field, Grid
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.metrics import compare, gaussian_nll, joint_nll, nll
 from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, normal, shares, truth_for
 

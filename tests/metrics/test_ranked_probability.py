@@ -12,7 +12,8 @@ from scipy import integrate, stats
 
 from probneural.distributions import EmpiricalField
 from probneural.errors import ShapeError
-from probneural.fields import Field, Grid
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.metrics import compare, crps, gaussian_crps, mixture_crps, ranked_probability
 from tests.metrics.cases import GRIDS, empirical, gaussian, normal, shares, truth_for
 

@@ -8,7 +8,8 @@ from scipy import stats
 
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
 from probneural.errors import ArgumentError
-from probneural.fields import Field, Grid
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.metrics import (
     calibration_error,
     chi2,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from probneural import functionals, metrics
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
-from probneural.fields import Field, Grid
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.metrics import Scores, compare, score
 from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, truth_for
 

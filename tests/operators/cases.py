@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.fields import Field, FieldPairs, Grid
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression, Operator
 
 

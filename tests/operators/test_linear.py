@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from probneural.errors import ArgumentError, DataError, GridError
-from probneural.fields import Field, FieldPairs, Grid
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
 from probneural.operators import LinearRegression
 from probneural.problems import Heat
 from tests.operators.cases import generator

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.func import functional_call, jacrev, jvp, vmap
 
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
-from probneural.fields import Field, FieldPairs, Grid, evaluate, takes_grid
+from probneural.fields import Field, FieldPairs, evaluate, takes_grid
+from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression, Operator
 from probneural.operators.layers import ChannelNormalizer
 from probneural.training import load, save

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from probneural.errors import ArgumentError, ResolutionError, ShapeError
-from probneural.fields import Grid, resample
+from probneural.grids import Grid, resample
 from probneural.operators import PointwiseLinear, SpectralConv
 from tests.operators.cases import generator
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
 from probneural.errors import ArgumentError, DataError
-from probneural.fields import Field, Grid
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.problems import Burgers, GaussianRandomField, Heat
 
 

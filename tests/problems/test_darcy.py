@@ -10,7 +10,8 @@ import pytest
 import torch
 from scipy.integrate import solve_bvp
 
-from probneural.fields import Field, Grid
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.problems import Darcy1D
 
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probneural.errors import ArgumentError
-from probneural.fields import Field, Grid, along_axis
+from probneural.fields import Field
 from probneural.functionals import derivative
+from probneural.grids import Grid, along_axis
 from probneural.problems import Heat
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
-from probneural.fields import Field, Grid
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.problems import Burgers, Darcy1D, Heat, Problem
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.fields import Grid
 from probneural.functionals import derivative
+from probneural.grids import Grid
 from probneural.problems import GaussianRandomField
 
 LAWS = [

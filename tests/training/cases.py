@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from probneural.fields import Field, FieldPairs, Grid
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
 from probneural.operators import FNO
 
 

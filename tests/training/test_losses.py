@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from probneural.errors import ShapeError
-from probneural.fields import Grid
+from probneural.grids import Grid
 from probneural.training import relative_l2
 
 

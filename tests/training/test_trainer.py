@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from probneural.errors import ArgumentError, DataError, FileError, TrainingError
-from probneural.fields import Field, FieldPairs, Grid
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression
 from probneural.training import History, files, fit, trainer
 from tests.training.cases import BUILDERS, Convolutional, built, data, same

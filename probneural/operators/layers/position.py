@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.fields import Grid
+from probneural.grids import Grid
 
 
 def position_channels(periodic: Sequence[bool]) -> int:

@@ -1,0 +1,45 @@
+"""Functions that tests of grids and fields share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from probneural.grids import Grid
+
+DTYPE = torch.float64
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=DTYPE)
+
+
+def scattered(count: int, dimension: int, *, seed: int = 0) -> Grid:
+    points = torch.rand(count, dimension, generator=generator(seed), dtype=DTYPE)
+    return Grid.scattered(points, torch.full((count,), 1.0 / count))
+
+
+class BandLimited:
+    """A random real function whose frequencies have every sign and magnitudes up to `highest` along each axis."""
+
+    def __init__(self, highest: Sequence[int], *, lengths: Sequence[float], origin: Sequence[float], seed: int = 0) -> None:
+        ranges = [range(-top, top + 1) for top in highest]
+        self.frequencies = torch.tensor(list(product(*ranges)), dtype=DTYPE)
+        count = len(self.frequencies)
+        self.cosines, self.sines = normal(2, count, seed=seed) / math.sqrt(count)
+        self.lengths, self.origin = torch.tensor(lengths, dtype=DTYPE), torch.tensor(origin, dtype=DTYPE)
+
+    def __call__(self, points: Tensor) -> Tensor:
+        angle = 2 * math.pi * ((points - self.origin) / self.lengths) @ self.frequencies.T
+        return angle.cos() @ self.cosines + angle.sin() @ self.sines
+
+    def on(self, grid: Grid) -> Tensor:
+        return self(grid.points).reshape(grid.shape)

@@ -1,0 +1,367 @@
+"""Grids and resampling: exact where they promise exactness, of measured order elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.grids import Axis, Grid, interpolation_matrix, resample
+from tests.functions import DTYPE, BandLimited, generator, normal, scattered
+
+
+class TestQuadrature:
+    AXES = (
+        pytest.param(Axis(1, 2.0, True, False), id="periodic-1"),
+        pytest.param(Axis(7, 2.0, True, False, -1.0), id="periodic-odd"),
+        pytest.param(Axis(8, 3.0, True, False), id="periodic-even"),
+        pytest.param(Axis(1, 2.0, False, True), id="ends-1"),
+        pytest.param(Axis(2, 2.0, False, True), id="ends-2"),
+        pytest.param(Axis(9, 2.0, False, True, 5.0), id="ends"),
+        pytest.param(Axis(1, 2.0, False, False), id="open-1"),
+        pytest.param(Axis(2, 2.0, False, False), id="open-2"),
+        pytest.param(Axis(3, 2.0, False, False), id="open-3"),
+        pytest.param(Axis(9, 0.5, False, False, -3.0), id="open"),
+    )
+
+    @pytest.mark.parametrize("axis", AXES)
+    def test_weights_are_not_negative_and_sum_to_the_length(self, axis: Axis) -> None:
+        assert axis.weights.shape == (axis.size,)
+        assert (axis.weights >= 0).all()
+        assert axis.weights.sum().item() == pytest.approx(axis.length, rel=1e-14)
+
+    @pytest.mark.parametrize("size", [1, 2, 5, 8])
+    def test_periodic_weights_are_exact_below_the_sampling_frequency(self, size: int) -> None:
+        axis = Axis(size, 3.0, True, False, 0.5)
+        for frequency in range(1, size):
+            angle = 2 * math.pi * frequency * (axis.coordinates - 0.5) / 3.0
+            assert abs((axis.weights * angle.cos()).sum()) <= 1e-13
+            assert abs((axis.weights * angle.sin()).sum()) <= 1e-13
+
+    @pytest.mark.parametrize("endpoint", [True, False])
+    @pytest.mark.parametrize("size", [2, 3, 4, 9])
+    def test_other_weights_are_exact_for_lines_up_to_the_right_end(self, size: int, endpoint: bool) -> None:
+        axis = Axis(size, 3.0, False, endpoint, 0.5)
+        assert (axis.weights * axis.coordinates).sum().item() == pytest.approx((3.5**2 - 0.5**2) / 2, rel=1e-14)
+
+    @pytest.mark.parametrize("endpoint", [True, False])
+    def test_other_weights_converge_at_second_order(self, endpoint: bool) -> None:
+        errors = []
+        for size in (512, 1024):
+            axis = Axis(size, 1.0, False, endpoint)
+            errors.append(abs((axis.weights * axis.coordinates.exp()).sum().item() - (math.e - 1)))
+        assert math.log2(errors[0] / errors[1]) == pytest.approx(2.0, abs=0.05)
+
+    def test_weights_of_a_grid_are_products(self) -> None:
+        grid = Grid.uniform((3, 4, 2), lengths=(1.0, 2.0, 0.5), periodic=(True, False, False), endpoint=(False, True, False))
+        expected = [a * b * c for a, b, c in product(*(axis.weights.tolist() for axis in grid.axes))]
+        assert grid.weights.tolist() == pytest.approx(expected, rel=1e-14)
+        assert grid.volume == pytest.approx(1.0, rel=1e-14)
+
+
+class TestGrid:
+    def test_points_run_with_the_last_axis_fastest(self) -> None:
+        grid = Grid.uniform((2, 3), lengths=(1.0, 3.0), origin=(10.0, 0.0))
+        assert grid.points.tolist() == [[10.0, 0.0], [10.0, 1.0], [10.0, 2.0], [10.5, 0.0], [10.5, 1.0], [10.5, 2.0]]
+
+    @pytest.mark.parametrize(
+        ("periodic", "endpoint", "last"), [(True, None, 0.75), (False, None, 1.0), (False, True, 1.0), (False, False, 0.75)]
+    )
+    def test_where_the_last_point_is(self, periodic: bool, endpoint: bool | None, last: float) -> None:
+        grid = Grid.uniform(4, periodic=periodic, endpoint=endpoint)
+        assert grid.points[-1].item() == last
+        assert grid.endpoint == (last == 1.0,)
+
+    def test_describes_itself(self) -> None:
+        grid = Grid.uniform((4, 5), lengths=(1.0, 2.0), periodic=(True, False))
+        assert (grid.size, grid.dimension, grid.lengths) == (20, 2, (1.0, 2.0))
+        assert (grid.periodic, grid.endpoint, grid.is_uniform) == ((True, False), (False, True), True)
+        assert repr(grid) == "Grid.uniform((4, 5), lengths=(1.0, 2.0), periodic=(True, False), endpoint=(False, True))"
+
+    def test_describes_scattered_points(self) -> None:
+        grid = scattered(6, 2)
+        assert (grid.size, grid.dimension, grid.lengths, grid.shape) == (6, 2, (), (6,))
+        assert (grid.periodic, grid.endpoint, grid.is_uniform) == ((False, False), (False, False), False)
+        assert repr(grid) == "Grid.scattered(6 points in 2 dimensions)"
+
+    def test_is_float64_and_keeps_nothing_of_its_arguments(self) -> None:
+        points, weights = torch.rand(3, 2, requires_grad=True), torch.ones(3)
+        grid = Grid.scattered(points, weights)
+        weights.zero_()
+        assert grid.weights.tolist() == [1.0, 1.0, 1.0]
+        assert (grid.points.dtype, grid.weights.dtype, grid.points.requires_grad) == (DTYPE, DTYPE, False)
+        assert Grid.uniform((3,)).points.dtype == Grid.uniform((3,)).weights.dtype == DTYPE
+
+    UNEQUAL = (
+        Grid.uniform((4, 4)),
+        Grid.uniform((16,)),
+        Grid.uniform((4, 5)),
+        Grid.uniform((4, 4), lengths=2.0),
+        Grid.uniform((4, 4), periodic=False),
+        Grid.uniform((4, 4), periodic=False, endpoint=False),
+        Grid.uniform((4, 4), origin=1.0),
+        Grid.scattered(Grid.uniform((4, 4)).points, Grid.uniform((4, 4)).weights),
+        Grid.scattered(Grid.uniform((4, 4)).points, 2 * Grid.uniform((4, 4)).weights),
+        Grid.scattered(Grid.uniform((4, 4)).points.flip(0), Grid.uniform((4, 4)).weights),
+    )
+
+    def test_equality_sees_every_difference(self) -> None:
+        for (i, first), (j, second) in product(enumerate(self.UNEQUAL), repeat=2):
+            assert (first == second) == (i == j)
+        assert Grid.uniform((4,)) != "Grid.uniform((4,))"
+
+    @pytest.mark.parametrize("travel", [copy.copy, copy.deepcopy, lambda grid: pickle.loads(pickle.dumps(grid))])  # noqa: S301
+    @pytest.mark.parametrize("grid", UNEQUAL)
+    def test_equal_grids_have_equal_hashes(self, grid: Grid, travel: object) -> None:
+        same = travel(grid)  # type: ignore[operator]
+        assert same == grid
+        assert hash(same) == hash(grid)
+        assert len({same, grid}) == 1
+
+    def test_zeros_of_both_signs_are_one_point(self) -> None:
+        first, second = Grid.scattered([[0.0]], [1.0]), Grid.scattered([[-0.0]], [1.0])
+        assert first == second
+        assert hash(first) == hash(second)
+        assert hash(Grid.uniform(3, origin=0.0)) == hash(Grid.uniform(3, origin=-0.0))
+
+    @pytest.mark.bad_input  # annotations say int and float
+    def test_takes_numbers_of_numpy(self) -> None:
+        grid = Grid.uniform((np.int64(4), 4), lengths=np.float64(2.0))
+        assert grid == Grid.uniform((4, 4), lengths=2.0)
+        assert repr(grid) == repr(Grid.uniform((4, 4), lengths=2.0))
+
+    def test_resized_keeps_the_domain(self) -> None:
+        grid = Grid.uniform((4, 5), lengths=(1.0, 2.0), periodic=(True, False), endpoint=(False, False), origin=(0.5, -1.0))
+        finer = grid.resized((8, 9))
+        assert finer.shape == (8, 9)
+        assert (finer.lengths, finer.periodic, finer.endpoint) == (grid.lengths, grid.periodic, grid.endpoint)
+        assert [axis.origin for axis in finer.axes] == [0.5, -1.0]
+        assert finer.resized((4, 5)) == grid
+        assert grid.resized(6).shape == (6, 6)
+
+    def test_is_on_the_cpu_under_any_default_device(self) -> None:
+        with torch.device("meta"):
+            grids = [Grid.uniform((3, 4), periodic=(True, False)), Grid.uniform(1), Grid.scattered([[0.0]], [1.0])]
+            devices = [tensor.device.type for grid in grids for tensor in (grid.points, grid.weights)]
+        assert devices == ["cpu"] * 6
+
+
+@pytest.mark.bad_input
+class TestBadGrids:
+    @pytest.mark.parametrize("shape", [(), (0,), (-1,), (4, 0), (2.0,), 0])
+    def test_shape(self, shape: object) -> None:
+        with pytest.raises(ArgumentError, match="a positive integer per axis"):
+            Grid.uniform(shape)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("length", [0.0, -1.0, math.inf, math.nan, "long", torch.ones(2)])
+    def test_length(self, length: object) -> None:
+        with pytest.raises(ArgumentError, match="positive finite lengths"):
+            Grid.uniform((4,), lengths=(length,))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("origin", [math.inf, math.nan, torch.ones(2)])
+    def test_origin(self, origin: object) -> None:
+        with pytest.raises(ArgumentError, match="a finite origin"):
+            Grid.uniform((4,), origin=origin)  # type: ignore[arg-type]
+
+    def test_periodic_with_end_point(self) -> None:
+        with pytest.raises(ArgumentError, match="drop the repeated last point"):
+            Grid.uniform((4,), endpoint=True)
+
+    @pytest.mark.parametrize("name", ["lengths", "periodic", "endpoint", "origin"])
+    def test_entries_per_axis(self, name: str) -> None:
+        with pytest.raises(ArgumentError, match=f"one entry of {name} per axis"):
+            Grid.uniform((4, 4), **{name: (1, 1, 1)})
+
+    @pytest.mark.parametrize("points", [torch.zeros(3), torch.zeros(0, 1), torch.zeros(2, 2, 2)])
+    def test_scattered_points(self, points: Tensor) -> None:
+        with pytest.raises(ShapeError, match=r"points of shape \(p, d\)"):
+            Grid.scattered(points, torch.ones(len(points)))
+
+    @pytest.mark.parametrize("weights", [torch.ones(2), torch.ones(3, 1), torch.ones(())])
+    def test_scattered_weights(self, weights: Tensor) -> None:
+        with pytest.raises(ShapeError, match=r"weights of shape \(3,\)"):
+            Grid.scattered(torch.zeros(3, 1), weights)
+
+    @pytest.mark.parametrize(("point", "weight"), [(math.nan, 1.0), (0.0, math.inf), (0.0, -1.0), (0.0, 0.0)])
+    def test_scattered_values(self, point: float, weight: float) -> None:
+        with pytest.raises(DataError, match="finite points and weights"):
+            Grid.scattered([[point]], [weight])
+
+    def test_a_scattered_grid_has_no_resolution(self) -> None:
+        with pytest.raises(GridError, match="no resolution to change"):
+            scattered(3, 1).resized(4)
+
+    def test_resized_needs_a_size_per_axis(self) -> None:
+        with pytest.raises(ArgumentError, match="one entry of shape per axis"):
+            Grid.uniform((4, 4)).resized((8,))
+
+
+# Sizes of source and target, and the highest frequency along each axis that both resolve.
+RESIZES = [
+    ((8,), (8,), (3,)),
+    ((8,), (20,), (3,)),
+    ((9,), (20,), (4,)),
+    ((9,), (21,), (4,)),
+    ((20,), (9,), (4,)),
+    ((21,), (8,), (3,)),
+    ((5, 6), (8, 9), (2, 2)),
+    ((8, 9), (5, 6), (2, 2)),
+    ((6, 9), (9, 6), (2, 2)),
+    ((3, 4, 5), (6, 5, 4), (1, 1, 1)),
+    ((5, 6, 4), (4, 3, 7), (1, 1, 1)),
+]
+
+
+class TestResampling:
+    LENGTHS, ORIGIN = (1.0, 2.5, 0.3), (0.0, -1.0, 7.0)
+
+    def domain(self, shape: tuple[int, ...]) -> Grid:
+        count = len(shape)
+        return Grid.uniform(shape, lengths=self.LENGTHS[:count], origin=self.ORIGIN[:count])
+
+    def function(self, highest: Sequence[int]) -> BandLimited:
+        return BandLimited(highest, lengths=self.LENGTHS[: len(highest)], origin=self.ORIGIN[: len(highest)])
+
+    @pytest.mark.parametrize(("coarse", "fine", "highest"), RESIZES)
+    def test_band_limited_fields_move_exactly(
+        self, coarse: tuple[int, ...], fine: tuple[int, ...], highest: tuple[int, ...]
+    ) -> None:
+        source, target, function = self.domain(coarse), self.domain(fine), self.function(highest)
+        moved = resample(function.on(source)[None, None], source, target)
+        assert (moved[0, 0] - function.on(target)).abs().max() <= 1e-12
+
+    @pytest.mark.parametrize(("shape", "target", "highest"), RESIZES)
+    def test_band_limited_fields_are_read_exactly_at_scattered_points(
+        self, shape: tuple[int, ...], target: tuple[int, ...], highest: tuple[int, ...]
+    ) -> None:
+        source, function = self.domain(shape), self.function(highest)
+        wide = 4 * torch.rand(13, len(shape), generator=generator(), dtype=DTYPE) - 2  # several periods: it wraps around
+        points = Grid.scattered(wide, torch.ones(13))
+        assert (resample(function.on(source), source, points) - function(points.points)).abs().max() <= 2e-12
+
+    def test_the_nyquist_term_is_a_cosine(self) -> None:
+        coarse, fine = Grid.uniform(8), Grid.uniform(24)
+        alternating = torch.tensor([1.0, -1.0] * 4, dtype=DTYPE)
+        expected = torch.cos(2 * math.pi * 4 * fine.points[:, 0])
+        assert (resample(alternating, coarse, fine) - expected).abs().max() <= 1e-13
+
+    @given(data=st.data(), dimension=st.integers(1, 3), seed=st.integers(0, 99))
+    def test_up_and_back_is_the_identity(self, data: st.DataObject, dimension: int, seed: int) -> None:
+        shape = tuple(data.draw(st.integers(1, 6)) for _ in range(dimension))
+        finer = tuple(size + data.draw(st.integers(1, 5)) for size in shape)
+        source, target, values = self.domain(shape), self.domain(finer), normal(2, 1, *shape, seed=seed)
+        assert (resample(resample(values, source, target), target, source) - values).abs().max() <= 1e-12
+
+    def test_resampling_the_same_grid_changes_nothing(self) -> None:
+        grid, points, values = Grid.uniform((4, 3)), scattered(5, 2), normal(1, 1, 4, 3)
+        assert resample(values, grid, Grid.uniform((4, 3))) is values
+        assert resample(normal(1, 1, 5), points, points).shape == (1, 1, 5)
+
+    def test_mixed_axes_are_exact_on_what_each_is_exact_for(self) -> None:
+        def function(points: Tensor) -> Tensor:
+            x, t = points.T
+            return torch.sin(2 * math.pi * x + 0.3) * (1 + t - 2 * t**5)
+
+        source = Grid.uniform((5, 9), periodic=(True, False))
+        targets = [
+            source.resized((8, 31)),
+            Grid.uniform((6, 12), periodic=(True, False), endpoint=(False, False)),
+            scattered(17, 2),
+        ]
+        for target in targets:
+            expected = function(target.points).reshape(target.shape)
+            assert (resample(function(source.points).reshape(5, 9), source, target) - expected).abs().max() <= 1e-12
+
+    @pytest.mark.parametrize("endpoint", [True, False])
+    def test_other_fields_converge_at_sixth_order(self, endpoint: bool) -> None:
+        errors = []
+        for size in (40, 80):
+            source = Grid.uniform(size, periodic=False, endpoint=endpoint)
+            target = Grid.uniform(4001, periodic=False)
+            moved = resample(torch.exp(3 * source.points[:, 0]), source, target)
+            errors.append((moved - torch.exp(3 * target.points[:, 0])).abs().max())
+        assert math.log2(errors[0] / errors[1]) == pytest.approx(6.0, abs=0.3)
+
+    def test_many_scattered_points_come_in_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        source, target = Grid.uniform((5, 6)), scattered(23, 2)
+        values = normal(2, 1, 5, 6)
+        at_once = resample(values, source, target)
+        monkeypatch.setattr("probneural.grids._CHUNK_ELEMENTS", 5 * 6 * 4)
+        assert torch.allclose(resample(values, source, target), at_once, rtol=0, atol=1e-14)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_keeps_dtype_and_leading_axes(self, dtype: torch.dtype) -> None:
+        values = torch.ones(2, 1, 4, 6, dtype=dtype)
+        moved = resample(values, Grid.uniform(6), Grid.uniform(9))
+        assert (moved.shape, moved.dtype) == ((2, 1, 4, 9), dtype)
+        assert torch.allclose(moved, torch.ones_like(moved))
+
+    def test_is_differentiable(self) -> None:
+        values = normal(1, 2, 6).requires_grad_()
+        assert torch.autograd.gradcheck(lambda u: resample(u, Grid.uniform(6), Grid.uniform(9)), values)
+
+    def test_a_matrix_first_used_without_autograd_serves_autograd_later(self) -> None:
+        source, target, values = Grid.uniform(6, lengths=1.25), Grid.uniform(9, lengths=1.25), normal(1, 1, 6)
+        with torch.inference_mode():
+            resample(values, source, target), source.points, source.weights
+            points = Grid.scattered(torch.rand(3, 1), torch.ones(3))
+        values.requires_grad_()
+        (resample(values, source, target).sum() + (values * source.weights * source.points[:, 0]).sum()).backward()
+        assert not any(tensor.is_inference() for tensor in (points.points, points.weights))
+        assert values.grad is not None
+
+    def test_a_trace_leaves_no_tensor_of_its_own_behind(self) -> None:
+        source, target, values = Grid.uniform(6, lengths=1.5), Grid.uniform(9, lengths=1.5), normal(1, 1, 6)
+
+        class Refine(nn.Module):
+            def forward(self, values: Tensor) -> Tensor:
+                return resample(values * source.weights + source.points[:, 0], source, target)
+
+        exported = torch.export.export(Refine(), (values,), strict=False).module()
+        after = Refine()(values)
+        assert [type(tensor) for tensor in (after, source.points, source.weights)] == [Tensor] * 3
+        assert torch.allclose(exported(values), after, rtol=0, atol=1e-14)
+
+
+@pytest.mark.bad_input
+class TestBadResampling:
+    def test_from_scattered_points(self) -> None:
+        with pytest.raises(GridError, match="a uniform grid to interpolate from"):
+            resample(torch.ones(5), scattered(5, 1), Grid.uniform(4))
+
+    def test_to_another_dimension(self) -> None:
+        with pytest.raises(GridError, match=r"points of shape \(m, 1\)"):
+            resample(torch.ones(4), Grid.uniform(4), scattered(5, 2))
+
+    @pytest.mark.parametrize(
+        "target", [Grid.uniform(8, lengths=2.0), Grid.uniform(8, periodic=False), Grid.uniform(8, origin=0.5)]
+    )
+    def test_to_another_domain(self, target: Grid) -> None:
+        with pytest.raises(GridError, match="a target on the source's domain"):
+            resample(torch.ones(4), Grid.uniform(4), target)
+
+    @pytest.mark.parametrize("values", [torch.ones(5), torch.ones(()), torch.ones(4, 1)])
+    def test_values_of_another_shape(self, values: Tensor) -> None:
+        with pytest.raises(ShapeError, match="values that end in the grid's shape"):
+            resample(values, Grid.uniform(4), Grid.uniform(8))
+
+    @pytest.mark.parametrize("place", [-0.1, 1.1, math.nan])
+    def test_outside_a_closed_axis(self, place: float) -> None:
+        grid = Grid.uniform((4, 5), periodic=(True, False))
+        with pytest.raises(GridError, match=r"points in \[0, 1\] along axis 1"):
+            interpolation_matrix(grid, torch.tensor([[0.5, place]], dtype=DTYPE))
+
+    @pytest.mark.parametrize("place", [math.nan, math.inf])
+    def test_nowhere_on_a_periodic_axis(self, place: float) -> None:
+        with pytest.raises(GridError, match="along axis 0"):
+            interpolation_matrix(Grid.uniform(4), torch.tensor([[place]], dtype=DTYPE))
