@@ -25,7 +25,7 @@ def predict() -> pn.distributions.Predictor:
 
 
 @pytest.fixture(scope="module")
-def test_fields() -> pn.FieldPairs:
+def held_out() -> pn.FieldPairs:
     return BURGERS.sample(32, resolution=128, seed=2, dtype=torch.float64)
 
 
@@ -35,29 +35,29 @@ def largest(values: Tensor) -> float:
 
 class TestPhysics:
     def test_constrained_fields_obey_their_laws_and_stay_accurate(
-        self, predict: pn.distributions.Predictor, test_fields: pn.FieldPairs
+        self, predict: pn.distributions.Predictor, held_out: pn.FieldPairs
     ) -> None:
-        grid = test_fields.outputs.grid
+        grid = held_out.outputs.grid
         ends = pn.functionals.sensors(grid, [[0.0], [0.5]])
         law = pn.functionals.stack([pn.functionals.integral(grid), ends])
-        truth = law(test_fields.outputs.values)
-        u = predict(test_fields.inputs)
+        truth = law(held_out.outputs.values)
+        u = predict(held_out.inputs)
         v = u.constrain(law, truth)
         assert largest(law(u.mean) - truth) > 1e-6  # there was something to mend
         assert largest(law(v.mean) - truth) <= 1e-10
         assert largest(law(v.rsample((100,), seed=0)) - truth) <= 1e-10
-        before = pn.metrics.score(u, test_fields.outputs, noise=predict.noise).relative_l2
-        after = pn.metrics.score(v, test_fields.outputs, noise=predict.noise).relative_l2
+        before = pn.metrics.score(u, held_out.outputs, noise=predict.noise).relative_l2
+        after = pn.metrics.score(v, held_out.outputs, noise=predict.noise).relative_l2
         assert before is not None
         assert after is not None
         assert after <= 1.1 * before
 
     def test_what_some_fields_say_about_others_is_joint_conditioning(
-        self, predict: pn.distributions.Predictor, test_fields: pn.FieldPairs
+        self, predict: pn.distributions.Predictor, held_out: pn.FieldPairs
     ) -> None:
-        probe = pn.functionals.sensors(test_fields.outputs.grid, [[0.1], [0.4], [0.8]])
-        seen, others = predict(test_fields.inputs[:4]), predict(test_fields.inputs[4:7])
-        values = probe(test_fields.outputs.values[:4])
+        probe = pn.functionals.sensors(held_out.outputs.grid, [[0.1], [0.4], [0.8]])
+        seen, others = predict(held_out.inputs[:4]), predict(held_out.inputs[4:7])
+        values = probe(held_out.outputs.values[:4])
         noise = float(predict.noise)
         measured = seen.condition(probe, values, noise=noise)
         informed = others.under(measured.latent)
@@ -71,12 +71,12 @@ class TestPhysics:
         assert largest(informed.cross_covariance(informed) - covariance) <= 1e-10
 
     def test_more_exact_observations_than_rank_are_refused(
-        self, predict: pn.distributions.Predictor, test_fields: pn.FieldPairs
+        self, predict: pn.distributions.Predictor, held_out: pn.FieldPairs
     ) -> None:
-        everywhere = pn.functionals.sensors(test_fields.outputs.grid, test_fields.outputs.grid.points[::2])
-        u = predict(test_fields.inputs)
+        everywhere = pn.functionals.sensors(held_out.outputs.grid, held_out.outputs.grid.points[::2])
+        u = predict(held_out.inputs)
         with pytest.raises(pn.errors.ConstraintError, match="rank"):
-            u.condition(everywhere, everywhere(test_fields.outputs.values))
+            u.condition(everywhere, everywhere(held_out.outputs.values))
 
 
 class TestBoTorch:

@@ -16,8 +16,8 @@ from probneural.distributions.latents import digest
 from probneural.errors import ArgumentError, ShapeError, UnsupportedError
 from probneural.fields import Field, FieldPairs, evaluate
 from probneural.grids import Grid
-from probneural.heads.evidence import Evidence
 from probneural.heads.residuals import check_pairs, check_some, effective_observations, given_per_channel, output_units
+from probneural.heads.weights import weight_posterior
 
 _STRUCTURES = ("full",)
 _LARGEST = 5000
@@ -116,27 +116,23 @@ class Laplace:
             curvature += gauss_newton(rows, grid=grid, precision=precision)
         share = (grid.weights / grid.volume).to(residuals.device)
         energy = float(((residuals.square().flatten(2) @ share).sum(0) * precision).sum())
-        prior = self._prior(layout)
-        spread = torch.ones_like(curvature[0]) if prior is None else prior.to(curvature).rsqrt()
-        values, vectors = torch.linalg.eigh(spread[:, None] * curvature * spread)
-        values = values.clamp_min(0.0)  # a Gram matrix: what is negative is rounding
-        free = spread > 0
-        model = Evidence(
-            eigenvalues=values[len(values) - int(free.sum()) :].cpu(),
+        found = weight_posterior(
+            curvature,
+            vector.to(torch.float64),
             observations=float(counts.sum()) * len(data),
             energy=energy,
-            squared_norm=float((vector.to(torch.float64)[free] / spread[free]).square().sum()),
+            noise=None if given is None else 1.0,
+            prior=self._prior(layout),
         )
-        level, scale = model.maximise(noise=None if given is None else 1.0, prior=None if prior is None else 1.0)
         offset = 0.5 * len(data) * float((counts.to(reference) * reference.log()).sum())
         return LaplacePredictor(
             operator=own,
             layout=layout,
-            factor=spread[:, None] * vectors * (values / level + scale).rsqrt(),
-            noise=level * reference,
-            prior_precision=torch.full((layout.size,), scale, dtype=torch.float64) if prior is None else prior,
+            factor=found.factor,
+            noise=found.noise * reference,
+            prior_precision=found.prior_precision.cpu(),
             effective_observations=counts,
-            log_evidence=model.value(noise=level, prior=scale) - offset,
+            log_evidence=found.log_evidence - offset,
             data=data,
         )
 

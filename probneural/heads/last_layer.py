@@ -13,9 +13,9 @@ from probneural.distributions.latents import digest
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
-from probneural.heads.evidence import Evidence
 from probneural.heads.readout import Readout, find_readout
 from probneural.heads.residuals import check_pairs, check_some, effective_observations, given_per_channel, output_units
+from probneural.heads.weights import weight_posterior
 
 _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""
@@ -92,40 +92,27 @@ class LastLayerLaplace:
         centre = split.weight.to(device) / scale[:, None]
         if split.has_bias:
             centre[:, -1] -= mean / scale
-        blocks, evidence, found_noise, found_prior = [], 0.0, [], []
+        factor = torch.zeros(1, channels, features, channels * features, dtype=torch.float64, device=device)
+        noise, prior, evidence = torch.empty_like(scale), torch.empty_like(centre), 0.0
         for channel in range(channels):
-            unit = float(scale[channel])
-            given = None if priors is None else priors[channel].to(device) * unit**2
-            spread = torch.ones(features, dtype=torch.float64, device=device) if given is None else given.rsqrt()
-            count = float(counts[channel])
-            whitened = spread[:, None] * gram * spread * count
-            values, vectors = torch.linalg.eigh(whitened)
-            values = values.clamp_min(0.0)  # a Gram matrix: what is negative is rounding
-            free = spread > 0
-            weights = centre[channel][free] / spread[free]
-            model = Evidence(
-                eigenvalues=values[len(values) - int(free.sum()) :].cpu(),
+            unit, count = float(scale[channel]), float(counts[channel])
+            found = weight_posterior(
+                gram * count,
+                centre[channel],
                 observations=count * len(data),
                 energy=count * float(energies[channel]),
-                squared_norm=float(weights.square().sum()),
+                noise=None if noises is None else float(noises[channel]) / unit**2,
+                prior=None if priors is None else priors[channel].to(device) * unit**2,
             )
-            noise, prior = model.maximise(
-                noise=None if noises is None else float(noises[channel]) / unit**2, prior=None if given is None else 1.0
-            )
-            evidence += model.value(noise=noise, prior=prior) - count * len(data) * float(scale[channel].log())
-            blocks.append(unit * spread[:, None] * vectors * (values / noise + prior).rsqrt())
-            found_noise.append(noise * unit**2)
-            found_prior.append(
-                torch.full((features,), prior / unit**2, dtype=torch.float64) if priors is None else priors[channel]
-            )
-        factor = torch.zeros(1, channels, features, channels * features, dtype=torch.float64, device=device)
-        for channel, block in enumerate(blocks):
-            factor[0, channel, :, channel * features : (channel + 1) * features] = block
+            factor[0, channel, :, channel * features : (channel + 1) * features] = unit * found.factor
+            noise[channel] = found.noise * unit**2
+            prior[channel] = found.prior_precision / unit**2
+            evidence += found.log_evidence - count * len(data) * float(scale[channel].log())
         return LastLayerPredictor(
             readout=split,
             factor=factor,
-            noise=torch.tensor(found_noise, dtype=torch.float64, device=device),
-            prior_precision=torch.stack([row.to(torch.float64).cpu() for row in found_prior]),
+            noise=noise,
+            prior_precision=prior.cpu() if priors is None else priors,
             effective_observations=counts,
             log_evidence=evidence,
             domain=data.inputs.grid,
