@@ -146,9 +146,8 @@ def run(task: Task, ticks: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
     """One operator on one case: train, fit the head, calibrate, evaluate."""
     torch.set_num_threads(1)
     case = task.case
-    sample = _sampler(case)
-    train = sample(case.problem, "train", case.pairs, case.resolution)
-    calibration = sample(case.problem, "calibration", case.fields, case.resolution)
+    train = _sample(case.problem, "train", case.pairs, case.resolution)
+    calibration = _sample(case.problem, "calibration", case.fields, case.resolution)
     operator, training, history = _train(task, train, lambda: ticks.put(1))
     start = time.perf_counter()
     raw = pn.heads.LastLayerLaplace().fit(operator, train)
@@ -165,13 +164,20 @@ def run(task: Task, ticks: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
     places += [(name, shifted, case.resolution, "shift") for name, shifted in case.problem.shifts().items()]
     figures: dict[str, bytes] = {}
     for name, problem, resolution, purpose in places:
-        pairs = sample(problem, purpose, case.fields, resolution)
+        pairs = _sample(problem, purpose, case.fields, resolution)
         u = predict(pairs.inputs)
         scores = pn.metrics.score(u, pairs.outputs, noise=predict.noise, level=LEVEL).to_dict()
         evaluations.append({"on": name, "resolution": list(resolution), "fields": len(pairs), "scores": scores})
         if task.draws_figures and name in ("in distribution", "finer grid"):
             figures |= _figures(name, u, pairs.outputs, predict.noise)
-    evaluations[0]["bands"] = _bands(predict, sample(case.problem, "bands", 2 * case.fields, case.resolution))
+        if name == "in distribution":
+            evaluations[-1]["constrained"] = _constrained(u, pairs.outputs, predict.noise)
+            common = pn.calibration.VarianceScale(separate=False).fit(raw, calibration)
+            alike = pn.metrics.score(common(pairs.inputs), pairs.outputs, noise=common.noise, level=LEVEL).to_dict()
+            evaluations[-1]["common_scale"] = {key: alike[key] for key in ("crps", "nll", "joint_nll", "calibration_error")}
+    pool = _sample(case.problem, "bands", 2 * case.fields, case.resolution)
+    evaluations[0]["bands"] = _bands(predict, pool)
+    evaluations[0]["common_scale"]["width_ratio"] = _bands(common, pool)["width_ratio"]
     if history is not None and task.draws_figures:
         figures["training of the FNO"] = pn.plots.png(pn.plots.training(history))
     return {
@@ -185,11 +191,8 @@ def run(task: Task, ticks: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
     }, figures
 
 
-def _sampler(case: Case) -> Callable[[pn.problems.Problem, str, int, tuple[int, ...]], pn.FieldPairs]:
-    def sample(problem: pn.problems.Problem, purpose: str, count: int, resolution: tuple[int, ...]) -> pn.FieldPairs:
-        return problem.sample(count, resolution=resolution, seed=SEEDS[purpose])
-
-    return sample
+def _sample(problem: pn.problems.Problem, purpose: str, count: int, resolution: tuple[int, ...]) -> pn.FieldPairs:
+    return problem.sample(count, resolution=resolution, seed=SEEDS[purpose])
 
 
 def _train(task: Task, train: pn.FieldPairs, tick: Callable[[], None]) -> tuple[Any, dict[str, Any], Any]:
@@ -214,6 +217,23 @@ def _train(task: Task, train: pn.FieldPairs, tick: Callable[[], None]) -> tuple[
         "history": {"train": list(history.train), "validation": list(history.validation)},
     }
     return operator, facts, history
+
+
+def _constrained(u: pn.distributions.GaussianField, truth: pn.Field, noise: torch.Tensor) -> dict[str, Any]:
+    """What a known law does to accuracy: the integral where the domain is periodic, the boundary values elsewhere."""
+    grid = truth.grid
+    ends = [[axis.origin for axis in grid.axes], [axis.origin + axis.length for axis in grid.axes]]
+    law = pn.functionals.integral(grid) if all(grid.periodic) else pn.functionals.sensors(grid, ends)
+    wanted = law(truth.values)
+    v = u.constrain(law, wanted)
+    before, after = (pn.metrics.score(field, truth, noise=noise, level=LEVEL).relative_l2 for field in (u, v))
+    size = wanted.abs().max().clamp_min(truth.values.abs().max())
+    return {
+        "law": "integral" if all(grid.periodic) else "boundary values",
+        "residual_before": float((law(u.mean) - wanted).abs().max() / size),
+        "residual_after": float((law(v.mean) - wanted).abs().max() / size),
+        "relative_l2_ratio": after / before if before and after else None,
+    }
 
 
 def _bands(predict: pn.distributions.Predictor, pool: pn.FieldPairs) -> dict[str, float]:
