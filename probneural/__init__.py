@@ -29,7 +29,8 @@ from probneural.grids import Grid
 from probneural.training import fit, load, save
 
 if TYPE_CHECKING:
-    from probneural import active, plots
+    from probneural import active as active
+    from probneural import plots as plots
 
 __version__ = "0.1.0"
 
@@ -37,7 +38,6 @@ __all__ = [
     "Field",
     "FieldPairs",
     "Grid",
-    "active",
     "calibration",
     "curvature",
     "distributions",
@@ -50,7 +50,6 @@ __all__ = [
     "load",
     "metrics",
     "operators",
-    "plots",
     "problems",
     "save",
     "training",
@@ -63,10 +62,13 @@ _LAZY = ("active", "plots")
 def __getattr__(name: str) -> object:
     """Import a lazy subpackage on first use."""
     if name in _LAZY:
-        return importlib.import_module(f"probneural.{name}")
+        try:
+            return importlib.import_module(f"probneural.{name}")
+        except ModuleNotFoundError as error:
+            raise ImportError(f"pn.{name} needs {error.name}: pip install 'probneural[all]'") from error
     raise AttributeError(f"module 'probneural' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """All public names, the lazy ones included."""
-    return __all__
+    return [*__all__, *_LAZY]

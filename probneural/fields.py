@@ -139,6 +139,7 @@ class FieldPairs:
 
     Raises:
         ShapeError: If the numbers of fields differ.
+        DataError: If a side is not a `Field`.
 
     Examples:
         >>> field = Field(torch.zeros(10, 1, 8), Grid.uniform((8,)))
@@ -151,7 +152,10 @@ class FieldPairs:
     outputs: Field
 
     def __post_init__(self) -> None:
-        """Check that the two sides have equally many fields."""
+        """Check that the two sides are fields, equally many."""
+        for side in (self.inputs, self.outputs):
+            if not isinstance(side, Field):
+                raise DataError(expected="two Fields", got=str(type(side)), remedy="wrap tensors: pn.Field(values, grid)")
         if len(self.inputs) != len(self.outputs):
             raise ShapeError(
                 expected="as many output fields as input fields",

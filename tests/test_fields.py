@@ -197,3 +197,9 @@ class TestEvaluate:
     def test_a_module_that_returns_something_else(self, output: object, query: Grid | None) -> None:
         with pytest.raises(ShapeError, match="an operator that returns"):
             evaluate(Fixed(output), self.INPUTS, query)
+
+
+@pytest.mark.bad_input
+def test_pairs_of_tensors_are_refused() -> None:
+    with pytest.raises(DataError, match="two Fields"):
+        FieldPairs(torch.zeros(2, 1, 4), torch.zeros(2, 1, 4))  # type: ignore[arg-type]

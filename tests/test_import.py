@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+import probneural
+
 LIST_MODULES = "import sys, probneural; print(*{name.partition('.')[0] for name in sys.modules})"
 
 
@@ -24,3 +26,17 @@ def test_the_listing_sees_what_an_import_pulls(loaded: set[str]) -> None:
 @pytest.mark.parametrize("package", ["botorch", "gpytorch", "matplotlib", "pyro", "torchdiffeq", "xarray", "pandas", "sklearn"])
 def test_import_leaves_out(package: str, loaded: set[str]) -> None:
     assert package not in loaded
+
+
+def test_star_import_needs_no_extra() -> None:
+    assert not {"active", "plots"} & set(probneural.__all__)
+    assert {"active", "plots"} <= set(dir(probneural))
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name}", name="matplotlib")
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    with pytest.raises(ImportError, match=r"pn.plots needs matplotlib: pip install 'probneural\[all\]'"):
+        probneural.__getattr__("plots")

@@ -72,9 +72,15 @@ def check_pairs(predict: Predictor, pairs: FieldPairs) -> None:
     """Raise unless the predictor can be held against these pairs.
 
     Raises:
-        DataError: If `pairs` is not a `FieldPairs`, or an output is not finite.
+        DataError: If `predict` is not a `Predictor`, `pairs` not a `FieldPairs`, or an output is not finite.
         ShapeError: If the outputs do not have the predictor's channels.
     """
+    if not isinstance(predict, Predictor):
+        raise DataError(
+            expected="a Predictor",
+            got=str(type(predict)),
+            remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)",
+        )
     if not isinstance(pairs, FieldPairs):
         raise DataError(expected="FieldPairs", got=str(type(pairs)), remedy="wrap them: pn.FieldPairs(inputs, outputs)")
     if pairs.outputs.channels != predict.out_channels:

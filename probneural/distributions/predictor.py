@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
-from probneural.errors import DataError, ShapeError, UnsupportedError
+from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_finite
 from probneural.grids import Grid
 
@@ -57,6 +57,7 @@ class Predictor(ABC):
         Raises:
             DataError: If the inputs are not a `Field` or not finite.
             ShapeError: If the number of channels is not the operator's.
+            GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
         """
         if not isinstance(inputs, Field):
             raise DataError(
@@ -68,8 +69,36 @@ class Predictor(ABC):
                 got=str(inputs.channels),
                 remedy="use the training inputs' layout",
             )
+        if query is not None and not isinstance(query, Grid):
+            raise GridError(expected="a Grid to evaluate on", got=repr(query), remedy="use inputs.grid.resized(shape)")
+        self._check_domain(inputs.grid)
         check_finite(inputs.values, "inputs")
         return self._predict(Field(inputs.values.to(self.device, self.dtype), inputs.grid), query)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set what others rely on once: predictors are frozen."""
+        if name in Predictor.__annotations__ and name in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be changed")
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        """Channels and domain."""
+        return f"{type(self).__name__}({self.in_channels} -> {self.out_channels} channels on {self.domain!r})"
+
+    def _check_domain(self, grid: Grid) -> None:
+        """Raise a GridError if a uniform grid spans another domain than the training inputs: operators cannot tell."""
+        if not (grid.is_uniform and self.domain.is_uniform):
+            return
+
+        def spans(one: Grid) -> list[tuple[float, float, bool]]:
+            return [(axis.origin, axis.length, axis.periodic) for axis in one.axes]
+
+        if spans(grid) != spans(self.domain):
+            raise GridError(
+                expected=f"inputs on the domain of the training inputs, {self.domain!r}",
+                got=repr(grid),
+                remedy="only the resolution may differ; give the grid its lengths, origin and periodicity",
+            )
 
     def draw(self, seed: int) -> FunctionDraw:
         """Return one function draw: an operator in its own right, the same at every input, grid and call."""
@@ -88,6 +117,14 @@ class FunctionDraw(nn.Module):
         super().__init__()
         self.predictor = predictor
         self.seed = seed
+
+    def _apply(self, *_: object, **__: object) -> FunctionDraw:
+        """Refuse `.to(...)` and its like, which would do nothing: a draw has no parameters of its own."""
+        raise UnsupportedError(
+            expected="a draw used in the dtype and on the device of its predictor",
+            got="a conversion",
+            remedy="convert the operator before the head is fitted, or convert the draw's outputs",
+        )
 
     def forward(
         self, values: Float[Tensor, "..."], *, grid: Grid | None = None, query: Grid | None = None

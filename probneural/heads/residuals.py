@@ -40,7 +40,8 @@ def effective_observations(residuals: Float64[Tensor, "n c *grid"], *, grid: Gri
         grid: Where they live.
 
     Returns:
-        `(c,)`, dimensionless, between 1 and the number of grid points; 1 for a single field or zero residuals.
+        `(c,)`, dimensionless, between 1 and the number of grid points; 1 for a single field or zero residuals. A few
+        fields give a rough number: below some ten, set it instead.
 
     Reference:
         The participation ratio; see docs/design.md for why it replaces the number of grid points.

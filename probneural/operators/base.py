@@ -44,6 +44,11 @@ class Operator(nn.Module, ABC):
         """Build an untrained operator from what `configuration` returned."""
         return cls(**configuration)
 
+    @property
+    @abstractmethod
+    def has_units(self) -> bool:
+        """Whether units have been taken from data already; training again keeps them."""
+
     @abstractmethod
     def fit_normalizers(self, train: FieldPairs) -> None:
         """Take the units from training data; called once, by `pn.fit`, before the first step."""

@@ -25,9 +25,9 @@ from probneural.operators.layers import (
 class FNO(Operator):
     """Lift, `depth` blocks h -> gelu(Kh + Wh + b) with spectral convolutions K, and a two-layer pointwise projection.
 
-    The last block has no activation. The output is evaluated anywhere by interpolating the last hidden state, which is
-    exact where the grid resolves it, and projecting it there. Without a position embedding and on periodic axes the operator
-    commutes with translations.
+    The last block has no activation. The output is evaluated anywhere by interpolating the last hidden state, which is exact
+    on periodic axes that resolve it, and projecting it there. Without a position embedding and on periodic axes the
+    operator commutes with translations.
 
     Args:
         in_channels: Channels of the inputs.
@@ -128,6 +128,11 @@ class FNO(Operator):
         for module in self.modules():
             if isinstance(module, (SpectralConv, PointwiseLinear)):
                 module.reset_parameters()
+
+    @property
+    def has_units(self) -> bool:
+        """Whether a normaliser has left its initial state."""
+        return self.input_normalizer.is_fitted or self.output_normalizer.is_fitted
 
     def fit_normalizers(self, train: FieldPairs) -> None:
         """Take means and scales from training data."""

@@ -141,5 +141,10 @@ class LinearRegression(Operator):
             grids[key] = Grid(shape=tuple(axis.size for axis in axes), axes=axes)
         return cls(**{**configuration, **grids})
 
+    @property
+    def has_units(self) -> bool:
+        """Always: the least-squares map is in physical units."""
+        return True
+
     def fit_normalizers(self, train: FieldPairs) -> None:
         """Nothing to do: the least-squares map is in physical units."""

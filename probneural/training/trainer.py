@@ -51,7 +51,8 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
     """Train an operator in place, with AdamW under a one-cycle schedule.
 
     The last weights are kept: the validation split (taken from the training data) is for watching only, so nothing is
-    chosen by it. Operators of this library first take their units from the training part. The mode (train or eval) of every
+    chosen by it. Operators of this library first take their units from the training part,
+    unless an earlier training gave them some. The mode (train or eval) of every
     submodule and the global random state are left as they were.
 
     Args:
@@ -109,7 +110,7 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
         with _own_random_state(where):
             if path is not None and path.exists():
                 run.resume(path)
-            elif isinstance(operator, Operator):
+            elif isinstance(operator, Operator) and not operator.has_units:
                 operator.fit_normalizers(run.train)
             with tqdm(total=epochs, initial=len(run.losses), desc="training", unit="epoch", disable=not show_progress) as bar:
                 while len(run.losses) < epochs:

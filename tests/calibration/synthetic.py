@@ -27,10 +27,12 @@ def basis(grid: Grid) -> Tensor:
 class Synthetic(Predictor):
     """Predicts each output channel as its input, with sd in proportion to the input's size; frozen otherwise."""
 
-    def __init__(self, *, sd: float = 1.0, noise: float = 0.1, channels: int = 1, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, *, sd: float = 1.0, noise: float | Tensor = 0.1, channels: int = 1, dtype: torch.dtype = torch.float64
+    ) -> None:
         self.in_channels = self.out_channels = channels
         self.sd, self.domain = sd, GRID
-        self.noise = torch.full((channels,), noise, dtype=dtype)
+        self.noise = torch.as_tensor(noise, dtype=dtype).expand(channels)
         self.calls: list[tuple[int, Grid | None]] = []
 
     @property

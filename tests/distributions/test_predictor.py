@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.distributions import EmpiricalField, FeatureRoot, FieldDistribution, FunctionDraw, GaussianField, Predictor
-from probneural.errors import DataError, ShapeError, UnsupportedError
+from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.functionals import Functional
 from probneural.grids import Grid, resample
@@ -203,3 +203,28 @@ class TestBadInput:
 
         with pytest.raises(UnsupportedError, match="a Gaussian or an empirical field; got Unheard"):
             FunctionDraw(Strange(), seed=0)(INPUTS.values)
+
+
+def test_is_frozen_and_says_what_it_is() -> None:
+    predict = WeightSpace()
+    with pytest.raises(AttributeError, match="WeightSpace is frozen: noise"):
+        predict.noise = torch.ones(2)
+    assert repr(predict).startswith("WeightSpace(1 -> 2 channels on Grid.uniform((8,)")
+
+
+@pytest.mark.bad_input
+class TestForeignGrids:
+    @pytest.mark.parametrize("changed", [{"lengths": 2.0}, {"origin": 5.0}, {"periodic": False}])
+    def test_another_domain_is_refused(self, changed: dict[str, object]) -> None:
+        grid = Grid.uniform(8, **changed)  # type: ignore[arg-type]
+        with pytest.raises(GridError, match="domain of the training inputs"):
+            WeightSpace()(Field(INPUTS.values, grid))
+
+    @pytest.mark.parametrize("query", [64, (64,), "grid"])
+    def test_a_query_is_a_grid(self, query: object) -> None:
+        with pytest.raises(GridError, match="a Grid to evaluate on"):
+            WeightSpace()(INPUTS, query)  # type: ignore[arg-type]
+
+    def test_draws_are_not_converted(self) -> None:
+        with pytest.raises(UnsupportedError, match="convert the operator before"):
+            WeightSpace().draw(0).double()

@@ -170,3 +170,16 @@ def test_draws_are_needed() -> None:
     u = gaussian(GRID)
     with pytest.raises(ArgumentError, match="at least one draw"):
         simultaneous_coverage(compare(u, truth_for(u)), draws=0)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize(("points", "rank"), [(16, 16), (16, 17)])
+def test_noise_and_field_are_drawn_independently(sign: float, points: int, rank: int) -> None:
+    """A latent as long as a function must not be met again as its noise: then one sign covers all, the other nothing."""
+    grid = Grid.uniform(points)
+    generator = torch.Generator().manual_seed(5)
+    truth = math.sqrt(2.0) * torch.randn(2000, 1, points, generator=generator, dtype=torch.float64)
+    root = sign * torch.eye(points, rank, dtype=torch.float64).expand(2000, 1, points, rank)
+    u = GaussianField(torch.zeros_like(truth), DenseRoot(root), latent="xi", grid=grid)
+    covered = float(simultaneous_coverage(compare(u, Field(truth, grid), noise=1.0)).mean())
+    assert abs(covered - 0.9) < 0.05  # quantile of 512 draws and 2000 functions: 4 sd are about .06

@@ -416,3 +416,16 @@ def test_unusable_arguments_are_refused() -> None:
         fit(nn.Identity(), data())
     with pytest.raises(ArgumentError, match="with parameters to train; got none"):
         fit(built("FNO").requires_grad_(False), data())
+
+
+def test_training_again_keeps_the_units() -> None:
+    operator = FNO(1, 1, modes=(3,), width=4, depth=1, projection=4)
+    first = data()
+    fit(operator, first, epochs=1, show_progress=False)
+    before = {name: value.clone() for name, value in operator.named_buffers()}
+    larger = FieldPairs(
+        Field(10 * first.inputs.values, first.inputs.grid), Field(10 * first.outputs.values + 3, first.outputs.grid)
+    )
+    fit(operator, larger, epochs=1, show_progress=False)
+    assert before
+    assert all(torch.equal(value, before[name]) for name, value in operator.named_buffers())

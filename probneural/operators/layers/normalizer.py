@@ -27,6 +27,11 @@ class ChannelNormalizer(nn.Module):
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("scale", torch.ones(channels))
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether mean or scale differ from 0 and 1."""
+        return bool((self.mean != 0).any() or (self.scale != 1).any())
+
     @torch.no_grad()
     def fit(self, fields: Field) -> None:
         """Set mean and scale to the quadrature mean and standard deviation of the fields, per channel.

@@ -20,8 +20,10 @@ class SpectralConv(nn.Module):
     the product is one batched matrix product. Coefficients are normalised by the number of points, so the layer is the same
     operator on every grid that resolves its input.
 
-    An axis that is not periodic is continued evenly beyond its ends (about the end point if the grid has it, else about
-    half a step beyond), which keeps a continuous function continuous; its modes then count half periods of the domain.
+    An axis that is not periodic is continued evenly beyond its ends, which keeps a continuous function continuous; its modes
+    then count half periods of the domain. On a grid with both end points the mirror stands there, on every grid alike. On
+    one without its right end it has to stand half a step beyond the outer points, so that the operator changes with the
+    grid, by the order of one step.
 
     Args:
         in_channels: Channels of the input.
