@@ -23,7 +23,7 @@ _BATCH_ELEMENTS = 2**23
 
 @dataclass(frozen=True)
 class LastLayerLaplace:
-    """The Gaussian posterior of a pointwise affine last layer: its exact covariance, given the features, at the trained weights.
+    """The Gaussian posterior of a pointwise affine last layer: exact covariance, given the features, at the trained weights.
 
     u_c(x) = sum over j of w_cj phi_j(x). With m_c effective observations per field, noise variance s_c^2 and prior precision
     tau_c, the weights of channel c have covariance (m_c G / s_c^2 + tau_c)^-1 around the trained ones, where
