@@ -67,6 +67,12 @@ COLUMNS = (
         "1",
         "share of functions inside their conformal band everywhere; at least the level",
     ),
+    Column(
+        "band ratio",
+        ("bands.width_ratio",),
+        "1",
+        "mean width of the conformal bands over that of bands of one width everywhere; below 1, the sd knows where errors are",
+    ),
     Column("band width", ("band_width", "bands.width"), "field", "mean width of the conformal bands", is_brief=False),
     Column(
         "const. width",
