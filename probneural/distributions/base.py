@@ -141,5 +141,11 @@ def noise_variance(noise: float | Tensor, shape: tuple[int, ...], like: Tensor) 
 
 
 def sample_size(sample_shape: torch.Size | Sequence[int]) -> int:
-    """Number of draws in a sample shape."""
+    """Number of draws in a sample shape.
+
+    Raises:
+        ArgumentError: If it is a number instead of a shape.
+    """
+    if isinstance(sample_shape, int):
+        raise ArgumentError(expected="a shape of draws", got=str(sample_shape), remedy=f"write ({sample_shape},)")
     return math.prod(sample_shape)

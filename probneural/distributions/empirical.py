@@ -79,10 +79,10 @@ class EmpiricalField(FieldDistribution):
         base_samples: Tensor | None = None,
     ) -> Float[Tensor, "*s n c *grid"]:
         """Draw members; see the base class. Base samples are member numbers, integers of shape `sample_shape`."""
+        count = sample_size(sample_shape)
         if base_samples is None:
             generator = torch.Generator()
             generator.seed() if seed is None else generator.manual_seed(seed)
-            count = sample_size(sample_shape)
             drawn = torch.multinomial(self.weights.detach().cpu(), max(count, 1), replacement=True, generator=generator)
             base_samples = drawn[:count].reshape(tuple(sample_shape))
         elif seed is not None:

@@ -121,6 +121,7 @@ class GaussianField(FieldDistribution):
         base_samples: Tensor | None = None,
     ) -> Float[Tensor, "*s n c *grid"]:
         """Draw coherent functions; see the base class. Base samples are standard normal, `(*sample_shape, k)`."""
+        count = sample_size(sample_shape)
         shape = (*sample_shape, self.latent.rank)
         if base_samples is None:
             generator = torch.Generator()
@@ -129,7 +130,7 @@ class GaussianField(FieldDistribution):
         elif seed is not None:
             raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
         check_values(base_samples, shape, "base samples")
-        latents = base_samples.to(self.root.device).reshape(sample_size(sample_shape), self.latent.rank)
+        latents = base_samples.to(self.root.device).reshape(count, self.latent.rank)
         deviations = self.root.product(latents).unflatten(-1, self.grid.shape)
         return self._mean + deviations.reshape(*sample_shape, *self._mean.shape).to(self._mean)
 

@@ -10,6 +10,7 @@ from torch import nn
 from probneural.errors import FileError, UnsupportedError
 from probneural.operators import FNO, LinearRegression, Operator
 from probneural.training import files
+from probneural.training.devices import resolve_device
 
 _KINDS: dict[str, type[Operator]] = {"FNO": FNO, "LinearRegression": LinearRegression}
 
@@ -40,13 +41,14 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
 
     Args:
         path: The file.
-        device: Where to put it.
+        device: Where to put it; `"auto"` takes the best there is.
 
     Returns:
         The operator, in evaluation mode.
 
     Raises:
         FileError: If the file is missing, damaged, or holds something else.
+        ArgumentError: If there is no such device here.
     """
     tensors, metadata = files.read(path)
     kind = metadata.get("kind")
@@ -60,4 +62,4 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
     finally:
         torch.set_rng_state(state)
     operator.to(getattr(torch, metadata["dtype"])).load_state_dict(tensors)
-    return operator.to(device).eval()
+    return operator.to(resolve_device(device, operator)).eval()

@@ -25,6 +25,7 @@ from probneural.fields import FieldPairs, check_finite, evaluate
 from probneural.grids import Grid
 from probneural.operators import Operator
 from probneural.training import files
+from probneural.training.devices import resolve_device
 from probneural.training.history import History
 from probneural.training.losses import relative_l2
 
@@ -89,7 +90,7 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
         2
     """
     _validate(epochs, seed, batch_size, learning_rate, weight_decay, validation, train)
-    where = _resolve(device, operator)
+    where = resolve_device(device, operator)
     operator.to(where)
     first, second = _split(train, validation, seed)
     objective = loss or _relative_l2
@@ -328,19 +329,6 @@ def _split(train: FieldPairs, share: float, seed: int) -> tuple[FieldPairs, Fiel
         )
     second, first = train.split(count, seed=seed)
     return first, second
-
-
-def _resolve(device: str | torch.device | None, operator: nn.Module) -> torch.device:
-    if device == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    if device is not None:
-        try:
-            return torch.device(device)
-        except RuntimeError as error:
-            raise ArgumentError(expected="a device", got=repr(device), remedy='give e.g. "cpu", "cuda:0" or "auto"') from error
-    return next((parameter.device for parameter in operator.parameters()), torch.device("cpu"))
 
 
 def _validate(

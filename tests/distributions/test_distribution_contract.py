@@ -150,6 +150,10 @@ class TestBadInput:
         with pytest.raises(GridError, match="a functional on the distribution's grid"):
             case.field.apply(integral(elsewhere))
 
+    def test_a_number_is_no_shape(self, case: Case) -> None:
+        with pytest.raises(ArgumentError, match=r"write \(8,\)"):
+            case.field.rsample(8)  # type: ignore[arg-type]
+
     @pytest.mark.parametrize("index", [3, -4, 100])
     def test_index_out_of_range(self, case: Case, index: int) -> None:
         with pytest.raises(IndexError, match="functions"):

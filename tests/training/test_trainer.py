@@ -405,7 +405,7 @@ def test_unusable_arguments_are_refused() -> None:
         fit(module, data(1))
     with pytest.raises(ArgumentError, match="leaves pairs to train on; got validation=0.9 of 4 pairs"):
         fit(module, data(4), validation=0.9)
-    with pytest.raises(ArgumentError, match="a device; got 'toaster'"):
+    with pytest.raises(ArgumentError, match="a device of this machine; got 'toaster'"):
         fit(module, data(), device="toaster")
     for side in ("inputs", "outputs"):
         pairs = data()

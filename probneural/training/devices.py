@@ -1,0 +1,28 @@
+"""The device rule: the operator's own, one by name, or the best there is."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from probneural.errors import ArgumentError
+
+
+def resolve_device(device: str | torch.device | None, operator: nn.Module) -> torch.device:
+    """Return the device to work on: `"auto"` is CUDA, MPS or CPU in this order, None the operator's own.
+
+    Raises:
+        ArgumentError: If there is no such device here.
+    """
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if device is None:
+        return next((parameter.device for parameter in operator.parameters()), torch.device("cpu"))
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ArgumentError(
+            expected="a device of this machine", got=repr(device), remedy='give e.g. "cpu", "cuda:0" or "auto"'
+        ) from error
