@@ -33,6 +33,8 @@ def rendered(text: str) -> str:
 def _table(match: re.Match[str]) -> str:
     opening, name, place, closing = match.groups()
     results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    if "modified" in results["commit"]:
+        raise ValueError(f"{name}.json comes from a modified checkout ({results['commit']}): commit, run again, copy it anew")
     rows = [row for row in report.rows(results) if place is None or row["on"] == place]
     facts = results["machine"]
     source = (

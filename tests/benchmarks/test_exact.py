@@ -81,3 +81,11 @@ def test_a_table_is_generated_from_its_results() -> None:
     assert text.startswith("before\n")
     assert text.endswith("after")
     assert report.markdown_table(report.rows(results)).splitlines()[0] in tables.rendered("<!-- table: exact -->\n<!-- end -->")
+
+
+def test_tables_refuse_results_of_a_modified_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = json.loads((tables.RESULTS / "exact.json").read_text()) | {"commit": "0123456789ab-modified"}
+    environment.write_json(results, tmp_path / "exact.json")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    with pytest.raises(ValueError, match="commit, run again"):
+        tables.rendered("<!-- table: exact -->\n<!-- end -->")
