@@ -2,7 +2,7 @@
 
 For each problem and operator: train on exact pairs, fit a last-layer posterior on the same pairs, scale it on 200
 calibration fields, then score on test fields of the training grid, of a finer grid, and of each named shift. Bands are
-calibrated and tested on a pool of 400 further fields, split 100 times in halves. Nothing is fitted or chosen on test fields.
+calibrated and tested on a pool of 400 further fields, split 100 times in halves. Nothing is fitted on test fields.
 """
 
 from __future__ import annotations

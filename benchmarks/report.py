@@ -384,7 +384,7 @@ _ABOUT = (
     "shifted laws. Click a heading to sort by it."
 )
 _NOTES = (
-    "Nothing is fitted or chosen on test functions: normalisers, weights, noise and prior come from the training pairs, the "
+    "Nothing is fitted on test functions: normalisers, weights, noise and prior come from the training pairs, the "
     "scale of the variance and the conformal bands from calibration pairs.",
     "Averages over the domain use quadrature weights, so that a finer grid alone does not move them. The joint NLL counts "
     "values, and bands for whole functions have more points to hold at on a finer grid.",
