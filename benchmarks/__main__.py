@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import exact, tables
+from benchmarks import curvature, exact, laplace, tables
 
 LOCAL = Path(__file__).parent / "results" / "local"
 
@@ -20,10 +20,24 @@ def main() -> None:
     size.add_argument("--small", dest="mode", action="store_const", const="small", help="seconds; the numbers mean nothing")
     run.add_argument("--output", type=Path, default=LOCAL, help="folder for results.json and report.html")
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
+    for name, help_text in (
+        ("curvature", "cost of curvature products, beside other libraries where they are installed; minutes"),
+        ("laplace", "Laplace structures: accuracy, speed, few data; about half an hour"),
+    ):
+        other = commands.add_parser(name, help=help_text)
+        other.add_argument(
+            "--small", dest="mode", action="store_const", const="small", help="seconds to minutes; means nothing"
+        )
+        other.add_argument("--output", type=Path, default=LOCAL, help="folder for the JSON file")
+        other.add_argument("--workers", type=int, default=2, help="single-threaded worker processes, where nothing is timed")
     commands.add_parser("tables", help="write the tables of README and docs anew from the committed results")
     options = parser.parse_args()
     if options.name == "tables":
         tables.update()
+    elif options.name == "curvature":
+        curvature.main(mode=options.mode or "default", output=options.output)
+    elif options.name == "laplace":
+        laplace.main(mode=options.mode or "default", output=options.output, workers=options.workers)
     else:
         exact.main(mode=options.mode or "default", output=options.output, workers=options.workers)
 

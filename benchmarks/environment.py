@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -9,7 +10,8 @@ import platform
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,15 @@ def versions() -> dict[str, str]:
         "probneural": probneural.__version__,
         **{name: version(name) for name in PACKAGES},
     }
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """Versions of those distributions that are installed."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def commit() -> str:

@@ -12,7 +12,7 @@ from benchmarks import environment, report
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
 RESULTS = Path(__file__).parent / "results"
-_MARK = re.compile(r"(<!-- table: ([a-z-]+)(?: on ([a-z ]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARK = re.compile(r"(<!-- table: ([a-z-]+)(?:/([a-z ]+))?(?: on ([a-z ]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def update() -> None:
@@ -24,18 +24,21 @@ def update() -> None:
 def rendered(text: str) -> str:
     """Return a document with its tables generated from the committed results.
 
-    A mark `<!-- table: exact -->` stands for all rows of `results/exact.json`, `<!-- table: exact on finer grid -->` for those
-    evaluated there.
+    A mark `<!-- table: laplace/ranks -->` stands for the table `ranks` of `results/laplace.json`, `<!-- table: exact -->`
+    for all rows of `results/exact.json`, and `<!-- table: exact on finer grid -->` for those evaluated there.
     """
     return _MARK.sub(_table, text)
 
 
 def _table(match: re.Match[str]) -> str:
-    opening, name, place, closing = match.groups()
+    opening, name, section, place, closing = match.groups()
     results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     if "modified" in results["commit"]:
         raise ValueError(f"{name}.json comes from a modified checkout ({results['commit']}): commit, run again, copy it anew")
-    rows = [row for row in report.rows(results) if place is None or row["on"] == place]
+    if section is None:
+        rows = [row for row in report.rows(results) if place is None or row["on"] == place]
+    else:
+        rows = results["sections"][section]
     facts = results["machine"]
     source = (
         f"`{results['command']}` on {facts['cores']} cores ({facts['processor']}), torch {results['versions']['torch']}, "

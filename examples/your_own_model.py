@@ -1,6 +1,7 @@
 """A posterior for a model that knows nothing of this library: naming its last layer is all that is asked."""
 
 import sys
+import tempfile
 
 import torch
 from torch import nn
@@ -30,3 +31,8 @@ for _ in range(5 if small else 500):  # any training loop will do
 predict = pn.heads.LastLayerLaplace(readout="4").fit(model, train)  # "4" is the name nn.Sequential gives its last layer
 predict = pn.calibration.VarianceScale().fit(predict, calibration)
 print(pn.metrics.score(predict(test.inputs), test.outputs, noise=predict.noise))
+
+with tempfile.TemporaryDirectory() as folder:  # of a model that is not ours, a file holds the weights; bring the model again
+    pn.save(predict, f"{folder}/predictor.safetensors")
+    again = pn.load(f"{folder}/predictor.safetensors", operator=model)
+print(torch.equal(again(test.inputs).variance, predict(test.inputs).variance))

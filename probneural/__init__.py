@@ -2,7 +2,7 @@
 
 The path through the library: a problem or your own arrays give `FieldPairs`; `fit` trains an operator; a head turns it into a
 `Predictor`; calibrators keep it honest; what it predicts is a `FieldDistribution` to score, draw from, constrain, condition
-and optimise.
+and optimise. `save` and `load` keep operators and predictors.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from probneural import (
     metrics,
     operators,
     problems,
+    storage,
     training,
 )
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
-from probneural.training import fit, load, save
+from probneural.storage import load, save
+from probneural.training import fit
 
 if TYPE_CHECKING:
     from probneural import active as active
@@ -52,6 +54,7 @@ __all__ = [
     "operators",
     "problems",
     "save",
+    "storage",
     "training",
 ]
 

@@ -110,4 +110,5 @@ def gauss_newton(jacobian: Float[Tensor, "n c p P"], *, grid: Grid, precision: F
     share = (grid.weights / grid.volume).to(jacobian.device)
     weight = (precision.to(share)[:, None] * share).sqrt()
     rows = (jacobian.to(torch.float64) * weight[:, :, None]).flatten(0, 2)
-    return rows.mT @ rows
+    matrix = rows.mT @ rows
+    return (matrix + matrix.mT) / 2  # some matrix products round the two halves differently

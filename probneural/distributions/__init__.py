@@ -4,6 +4,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latents import Latent
+from probneural.distributions.linear_algebra import Shrink
 from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.distributions.roots import DenseRoot, FeatureRoot, Root
 
@@ -17,4 +18,5 @@ __all__ = [
     "Latent",
     "Predictor",
     "Root",
+    "Shrink",
 ]

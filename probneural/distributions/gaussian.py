@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,11 @@ from probneural.distributions.linear_algebra import (
     LatentUpdate,
     fulfil,
     log_density,
+    log_density_of_gram,
     log_density_without_noise,
     observe,
 )
+from probneural.distributions.nonlinear import Law, Residual, checked, find_mode
 from probneural.distributions.roots import Root
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
 from probneural.fields import check_finite, select_rows
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 _ROUNDING = 8.0
 """Rounding errors of a functional's values, in units of the dtype's precision times their scale."""
+_LARGEST_DENSE = 2**24
+"""Entries of one function's root up to which densities are computed from the root itself (128 MiB in float64)."""
 
 
 class GaussianField(FieldDistribution):
@@ -165,6 +170,77 @@ class GaussianField(FieldDistribution):
         matrix, rounding = root.dense().to(torch.float64).flatten(1, 2), self._rounding(functional, values).flatten(1)
         return self._moved(fulfil(matrix, residual.flatten(1), rounding=rounding, dtype=self._precision))
 
+    def constrain_residual(
+        self, residual: Residual, *, noise: float | Tensor = 0.0, iterations: int = 50, tolerance: float = 1e-10
+    ) -> GaussianField:
+        """Give every function its own nonlinear law residual(u) = 0, by damped Newton steps; `constrain` is the linear case.
+
+        The mean becomes the most probable function under the prior that obeys the law:
+        u = mean + root xi with the smallest |xi|^2 / 2, or with the smallest |xi|^2 / 2 + sum of residual^2 / (2 noise).
+        The deviation is the prior's, given the law linearised about that mean (the Laplace approximation). So draws obey the
+        linearised law exactly, and the law itself up to the square of their distance from the mean. To bring a draw onto the
+        law, project it: `GaussianField(draw, u.root, latent=u.latent, grid=u.grid).constrain_residual(residual).mean`, with u
+        this field. The latent stays the same.
+
+        Args:
+            residual: What vanishes: `(n, c, *grid)` in the mean's dtype to `(n, m)`, every function by itself, built from
+                differentiable torch operations that `torch.func` can transform. A value per function may be captured.
+            noise: Variance by which the residuals may miss zero, in their units squared: a number, one per residual `(m,)`,
+                or `(n, m)`; 0 makes the law exact.
+            iterations: Newton steps to take at most; linear laws take one. Where a law is far from linear over the distance
+                moved, they may find a local maximum of the density only, or nothing.
+            tolerance: Exact laws are met within this share of the residual's prior standard deviation, and within rounding.
+
+        Returns:
+            The constrained field, differentiable in mean and root, once, by the implicit function theorem.
+
+        Raises:
+            ConstraintError: If the steps do not converge, or a linearised law cannot be met, as where its derivative is zero.
+            ArgumentError: If the residual mixes functions; if noise is negative, or zero for some residuals only; if iterations
+                or tolerance are not positive.
+            ShapeError: If the residual is not `(n, m)`.
+            DataError: If the residual or its derivative is not finite about the mean.
+
+        References:
+            Bell and Cathey, 1993; Nocedal and Wright, 2006, section 18.5 (merit function).
+
+        Examples:
+            >>> from probneural.distributions.roots import DenseRoot
+            >>> root = DenseRoot(torch.eye(2, dtype=torch.float64).reshape(1, 1, 2, 2))
+            >>> field = GaussianField(torch.ones(1, 1, 2).double(), root, latent="xi", grid=Grid.uniform((2,)))
+            >>> moved = field.constrain_residual(lambda u: u.square().sum((1, 2))[:, None] - 8.0)
+            >>> [round(value, 8) for value in moved.mean.flatten().tolist()]
+            [2.0, 2.0]
+        """
+        if iterations < 1 or not tolerance > 0:
+            raise ArgumentError(
+                expected="at least one iteration and a positive tolerance",
+                got=f"{iterations} and {tolerance}",
+                remedy="leave them out for the defaults",
+            )
+        numbers = checked(residual(self._mean.detach()), len(self)).to(torch.float64)
+        variance = noise_variance(noise, tuple(numbers.shape), numbers)
+        exact = not bool((variance > 0).any())
+        if not exact and not bool((variance > 0).all()):
+            raise ArgumentError(
+                expected="noise that is positive everywhere, or zero everywhere",
+                got="a mixture",
+                remedy="constrain by the exact residuals first, then by the others",
+            )
+        law = Law(
+            self._mean,
+            self.root,
+            residual,
+            noise=None if exact else variance,
+            magnitude=self.root.magnitude().detach(),
+            precision=_ROUNDING * torch.finfo(self._precision).eps,
+            dtype=self._precision,
+        )
+        law.check_independence()
+        mode = find_mode(law, iterations=iterations, tolerance=tolerance)
+        mean = self._mean + mode.deviation.to(self._mean)
+        return GaussianField(mean, self.root.compose(mode.shrink), latent=self.latent, grid=self.grid)
+
     def condition(
         self, functional: Functional, values: Float[Tensor, "n c m"], *, noise: float | Tensor = 0.0
     ) -> GaussianField:
@@ -203,7 +279,7 @@ class GaussianField(FieldDistribution):
         else:
             rounding = self._rounding(functional, values).flatten()
             update = fulfil(matrix, flat, rounding=rounding, dtype=self._precision)
-        return self.under(self.latent.conditioned(update.shift, update.factor, chi2=float(update.chi2.detach())))
+        return self.under(self.latent.conditioned(update.shift, update.shrink, chi2=float(update.chi2.detach())))
 
     def under(self, latent: Latent) -> GaussianField:
         """Return this field given what `latent` has learned from data since it parted from this field's own latent.
@@ -211,11 +287,12 @@ class GaussianField(FieldDistribution):
         Raises:
             LatentError: If `latent` was not conditioned from this field's.
         """
-        shift, factor = latent.relative_to(self.latent)
-        if shift is None or factor is None:
+        shift, shrinks = latent.relative_to(self.latent)
+        if shift is None:
             return self
         moved = self.root.product(shift[None])[0].unflatten(-1, self.grid.shape)
-        return GaussianField(self._mean + moved.to(self._mean), self.root.compose(factor), latent=latent, grid=self.grid)
+        root = functools.reduce(lambda root, shrink: root.compose(shrink), shrinks, self.root)
+        return GaussianField(self._mean + moved.to(self._mean), root, latent=latent, grid=self.grid)
 
     def log_prob(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Tensor = 0.0, joint: bool = True
@@ -242,8 +319,8 @@ class GaussianField(FieldDistribution):
             _check_density(total)
             return -0.5 * (residual.square() / total + total.log() + LOG_TWO_PI)
         density = residual.new_empty(len(self))
-        for index in range(len(self)):  # one function at a time: c * p * k entries in float64
-            root = self.root.select(slice(index, index + 1)).dense().to(torch.float64).flatten(0, 2)
+        for index in range(len(self)):  # one function at a time: c * p * k entries in float64, or a Gram matrix
+            root = self.root.select(slice(index, index + 1))
             density[index] = self._joint_density(root, residual[index].flatten(), variance[index].flatten())
         return density
 
@@ -268,15 +345,27 @@ class GaussianField(FieldDistribution):
 
     def _rounding(self, functional: Functional, values: Tensor) -> Tensor:
         """How far rounding alone may move each of the functional's values and the rows of its root, `(n, c, m)`, float64."""
-        largest = self.root.row_squares().amax(-1).sqrt() + self._mean.flatten(2).abs().amax(-1)
+        with torch.no_grad():
+            largest = self.root.magnitude() + self._mean.flatten(2).abs().amax(-1)
         inherited = largest.to(torch.float64)[..., None] * functional.row_norms().to(largest.device)
         return _ROUNDING * torch.finfo(self._precision).eps * (inherited + values.to(inherited).abs())
 
-    def _joint_density(self, root: Tensor, residual: Tensor, noise: Tensor) -> Tensor:
-        """Log density of one function's values, `(c * p,)`."""
+    def _joint_density(self, root: Root, residual: Tensor, noise: Tensor) -> Tensor:
+        """Log density of one function's values, `(c * p,)`, from its root, or from its Gram matrix if that is much smaller."""
+        size, rank = residual.shape[0], root.shape[3]
+        if rank > size and size * rank > _LARGEST_DENSE:
+            density = log_density_of_gram(root.gram()[0], residual, noise, dtype=self._precision)
+            if bool(density.isnan()):
+                raise ArgumentError(
+                    expected="a variance in every direction that can be told from zero beside the largest one",
+                    got=f"less, in a covariance of {size} values with {rank} latent dimensions",
+                    remedy="pass a larger observation variance as noise, or take the density of a functional's values",
+                )
+            return density
+        matrix = root.dense().to(torch.float64).flatten(0, 2)
         if bool((noise > 0).all()):
-            return log_density(root, residual, noise)
-        matrix = torch.cat([root, noise.sqrt().diag()[:, noise > 0]], dim=1)
+            return log_density(matrix, residual, noise)
+        matrix = torch.cat([matrix, noise.sqrt().diag()[:, noise > 0]], dim=1)
         density = log_density_without_noise(matrix, residual, dtype=self._precision)
         _check_density(~density.isnan())
         return density
@@ -285,7 +374,7 @@ class GaussianField(FieldDistribution):
         """Apply one latent update per function while keeping the latent's name."""
         moved = self.root.product_each(update.shift).unflatten(-1, self.grid.shape)
         return GaussianField(
-            self._mean + moved.to(self._mean), self.root.compose(update.factor), latent=self.latent, grid=self.grid
+            self._mean + moved.to(self._mean), self.root.compose(update.shrink), latent=self.latent, grid=self.grid
         )
 
 

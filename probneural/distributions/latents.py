@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.distributions.linear_algebra import Shrink
 from probneural.errors import LatentError
 
 
@@ -18,14 +19,14 @@ class Latent:
 
     Two Gaussian fields whose latents have the same `id` are driven by the same xi: they are the same function draw, at other
     inputs or on other grids. A conditioned latent remembers how its parent's vector follows from its own,
-    xi_parent = shift + factor xi.
+    xi_parent = shift + S xi, with S symmetric and kept as the few directions that data have informed.
 
     Args:
         id: The name; it survives copies and files.
         rank: Length k of the vector.
         parent: What this latent was conditioned from.
-        shift: `(parent.rank,)`, float64, dimensionless.
-        factor: `(parent.rank, rank)`, float64, dimensionless.
+        shift: `(rank,)`, float64, dimensionless.
+        shrink: S, of r directions in R^rank, float64, dimensionless.
         chi2: Squared standardised residual per observation of the data conditioned on; near 1 where prior and noise agree
             with the data.
     """
@@ -33,14 +34,14 @@ class Latent:
     id: str
     rank: int
     parent: Latent | None = None
-    shift: Float[Tensor, " parent"] | None = None
-    factor: Float[Tensor, "parent k"] | None = None
+    shift: Float[Tensor, " k"] | None = None
+    shrink: Shrink | None = None
     chi2: float | None = None
 
-    def conditioned(self, shift: Tensor, factor: Tensor, *, chi2: float) -> Latent:
-        """Return the latent after an observation that moves xi to shift + factor xi."""
-        name = f"{self.id}|{digest(shift, factor)}"
-        return Latent(id=name, rank=factor.shape[1], parent=self, shift=shift, factor=factor, chi2=chi2)
+    def conditioned(self, shift: Float[Tensor, " k"], shrink: Shrink, *, chi2: float) -> Latent:
+        """Return the latent after an observation that moves xi to shift + S xi."""
+        name = f"{self.id}|{digest(shift, shrink.directions, shrink.factors)}"
+        return Latent(id=name, rank=self.rank, parent=self, shift=shift, shrink=shrink, chi2=chi2)
 
     def renamed(self, suffix: str) -> Latent:
         """Return an unrelated latent of the same rank, named after this one.
@@ -48,23 +49,25 @@ class Latent:
         A calibrated field is driven by a vector of its own: what data say about xi depends on the root it came through, so
         posteriors of the two must not be mixed.
         """
-        return replace(self, id=f"{self.id}~{suffix}", parent=None, shift=None, factor=None, chi2=None)
+        return replace(self, id=f"{self.id}~{suffix}", parent=None, shift=None, shrink=None, chi2=None)
 
-    def relative_to(self, ancestor: Latent) -> tuple[Tensor | None, Tensor | None]:
-        """Return (shift, factor) with xi_ancestor = shift + factor xi; (None, None) for the ancestor itself.
+    def relative_to(self, ancestor: Latent) -> tuple[Tensor | None, tuple[Shrink, ...]]:
+        """Return (shift, (S1, S2, ...)) with xi_ancestor = shift + S1 S2 ... xi, the order in which a root is composed.
+
+        For the ancestor itself the shift is None, and there are no maps.
 
         Raises:
             LatentError: If no ancestor has that name and rank.
         """
         shift: Tensor | None = None
-        factor: Tensor | None = None
+        shrinks: tuple[Shrink, ...] = ()
         latent: Latent | None = self
         while latent is not None and latent.id != ancestor.id:
-            if latent.parent is None or latent.shift is None or latent.factor is None:
+            if latent.parent is None or latent.shift is None or latent.shrink is None:
                 latent = None
                 break
-            shift = latent.shift if shift is None else latent.shift.to(shift) + latent.factor.to(shift) @ shift
-            factor = latent.factor if factor is None else latent.factor.to(factor) @ factor
+            shift = latent.shift if shift is None else latent.shift.to(shift) + latent.shrink.product(shift)
+            shrinks = (latent.shrink.to(shift), *shrinks)
             latent = latent.parent
         if latent is None or latent.rank != ancestor.rank:
             raise LatentError(
@@ -72,7 +75,7 @@ class Latent:
                 got=repr(self),
                 remedy="use fields predicted by one and the same predictor",
             )
-        return shift, factor
+        return shift, shrinks
 
     def __repr__(self) -> str:
         """The name and the rank."""

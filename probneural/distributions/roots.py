@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.distributions.linear_algebra import Shrink
 from probneural.errors import GridError, ShapeError
 from probneural.functionals import Functional
 
 _CHUNK_ELEMENTS = 2**24
-"""Entries of a dense root that row sums of squares may hold at once (64 MiB in float32)."""
+"""Entries of a dense root, or of its columns in float64, that sums over the latent side may hold at once (64 or 128 MiB)."""
 
 
 class Root(ABC):
@@ -53,6 +54,10 @@ class Root(ABC):
         """Apply the transpose of the joint map."""
 
     @abstractmethod
+    def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
+        """Apply each input's own transpose to m vectors: the latent rows of m linear readings of each function."""
+
+    @abstractmethod
     def row_squares(self) -> Float[Tensor, "n c p"]:
         """Row sums of squares: the marginal variances, by a sum that cannot become negative."""
 
@@ -61,8 +66,12 @@ class Root(ABC):
         """Return the root of the functional's values, `(n, c, m, k)`."""
 
     @abstractmethod
-    def compose(self, matrix: Float[Tensor, "..."]) -> Root:
-        """Return this root times a matrix on the latent side, `(k, k')` for all inputs or `(n, k, k')` one each."""
+    def compose(self, shrink: Shrink) -> Root:
+        """Return this root times a map on the latent side, one for all inputs or `(n, r, k)` one each.
+
+        Raises:
+            ShapeError: If the map is of another latent dimension or number of inputs.
+        """
 
     @abstractmethod
     def scale(self, factors: Float[Tensor, " c"]) -> Root:
@@ -75,6 +84,22 @@ class Root(ABC):
     @abstractmethod
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root."""
+
+    def magnitude(self) -> Float[Tensor, "n c"]:
+        """How large standard deviations get, per function and channel; an upper bound or an estimate of the size will do."""
+        return self.row_squares().amax(-1).sqrt()
+
+    def gram(self) -> Float64[Tensor, "n cp cp"]:
+        """The covariance of each function's values, channels first, summed in float64 a few latent dimensions at a time."""
+        inputs, channels, points, rank = self.shape
+        total = torch.zeros(inputs, channels * points, channels * points, dtype=torch.float64, device=self.device)
+        if min(self.shape) == 0:
+            return total
+        step = max(1, _CHUNK_ELEMENTS // (inputs * channels * points))
+        for piece in self.dense().flatten(1, 2).split(min(step, rank), dim=-1):
+            columns = piece.to(torch.float64)
+            total = total + columns @ columns.mT
+        return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +150,10 @@ class DenseRoot(Root):
         """Apply the transpose of the joint map."""
         return torch.einsum("ncpk,sncp->sk", self.matrix, values.to(self.matrix))
 
+    def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
+        """Apply each input's own transpose."""
+        return torch.einsum("ncpk,nmcp->nmk", self.matrix, cotangents.to(self.matrix))
+
     def row_squares(self) -> Float[Tensor, "n c p"]:
         """Row sums of squares."""
         return self.matrix.square().sum(-1)
@@ -134,9 +163,10 @@ class DenseRoot(Root):
         columns = self.matrix.movedim(-1, 1).unflatten(-1, _grid_shape(functional, self.shape[2]))
         return DenseRoot(functional(columns).movedim(1, -1))
 
-    def compose(self, matrix: Float[Tensor, "..."]) -> Root:
+    def compose(self, shrink: Shrink) -> Root:
         """Multiply on the latent side."""
-        return DenseRoot(self.matrix @ _per_input(matrix).to(self.matrix))
+        _check_shrink(shrink, self.shape)
+        return DenseRoot(shrink.product(self.matrix))
 
     def scale(self, factors: Float[Tensor, " c"]) -> Root:
         """Multiply each channel's rows."""
@@ -210,6 +240,11 @@ class FeatureRoot(Root):
         moments = torch.einsum("npf,sncp->sncf", self.features, values.to(self.features)).to(self.factor)
         return torch.einsum("ncfk,sncf->sk", self.factor.expand(self.shape[0], -1, -1, -1), moments)
 
+    def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
+        """Apply each input's own transpose, in the factor's dtype from the features on."""
+        moments = torch.einsum("npf,nmcp->nmcf", self.features, cotangents.to(self.features)).to(self.factor)
+        return torch.einsum("ncfk,nmcf->nmk", self.factor.expand(self.shape[0], -1, -1, -1), moments)
+
     def row_squares(self) -> Float[Tensor, "n c p"]:
         """Row sums of squares, formed for a few inputs at a time."""
         inputs, channels, points, rank = self.shape
@@ -222,9 +257,11 @@ class FeatureRoot(Root):
         columns = self.features.mT.unflatten(-1, _grid_shape(functional, self.shape[2]))
         return FeatureRoot(functional(columns).mT, self.factor)
 
-    def compose(self, matrix: Float[Tensor, "..."]) -> Root:
+    def compose(self, shrink: Shrink) -> Root:
         """Multiply the factor on the latent side."""
-        return FeatureRoot(self.features, self.factor @ _per_input(matrix).to(self.factor))
+        _check_shrink(shrink, self.shape)
+        factor = self.factor.expand(self.shape[0], -1, -1, -1) if shrink.batch_shape else self.factor
+        return FeatureRoot(self.features, shrink.product(factor))
 
     def scale(self, factors: Float[Tensor, " c"]) -> Root:
         """Multiply each channel's rows of the factor."""
@@ -240,13 +277,14 @@ class FeatureRoot(Root):
         return self.features[:, None] @ self.factor.to(self.features)
 
 
-def _per_input(matrix: Tensor) -> Tensor:
-    """Insert the channel axis of a matrix given once `(k, k')` or per input `(n, k, k')`."""
-    if matrix.ndim not in (2, 3):
+def _check_shrink(shrink: Shrink, shape: tuple[int, int, int, int]) -> None:
+    """Raise a ShapeError unless the map is one for all inputs, or one per input, of the root's latent dimension."""
+    if shrink.rank != shape[3] or tuple(shrink.batch_shape) not in ((), (shape[0],)):
         raise ShapeError(
-            expected="a matrix (k, k') or (n, k, k')", got=str(tuple(matrix.shape)), remedy="one matrix, or one per input"
+            expected=f"directions (r, {shape[3]}) or ({shape[0]}, r, {shape[3]})",
+            got=str(tuple(shrink.directions.shape)),
+            remedy="one map for all inputs, or one per input",
         )
-    return matrix if matrix.ndim == 2 else matrix[:, None]
 
 
 def _grid_shape(functional: Functional, points: int) -> Sequence[int]:

@@ -21,7 +21,9 @@ _SPAN = (-46.0, 46.0)
 class Evidence:
     """Laplace evidence of weights w with Gaussian prior N(0, 1/tau) and Gaussian noise of variance s2.
 
-        log p(y) = -(N/2) log(2 pi s2) - E/(2 s2) - tau W/2 + (k/2) log tau - (1/2) sum over j of log(g_j/s2 + tau)
+        log p(y) = -(N/2) log(2 pi s2) - E/(2 s2) - tau W/2 + (k/2) log tau - (1/2) sum over j of n_j log(g_j/s2 + tau)
+
+    with k = sum over j of n_j.
 
     Exact where the model is linear in w and the weights are the posterior mean; elsewhere the Laplace approximation around
     the trained weights.
@@ -31,6 +33,8 @@ class Evidence:
         observations: N, the number of effective observations in all.
         energy: E, the sum of squared residuals at unit noise variance.
         squared_norm: W, of the trained weights.
+        multiplicities: n_j, `(k,)`, float64, >= 0: how many directions have each eigenvalue; one each by default. Those of a
+            stochastic quadrature are not integers.
 
     Reference:
         MacKay (1992), Bayesian interpolation, section 4. Deviation: noise and prior are found together, on the ratio
@@ -41,13 +45,21 @@ class Evidence:
     observations: float
     energy: float
     squared_norm: float
+    multiplicities: Float64[Tensor, " k"] | None = None
+
+    @property
+    def dimension(self) -> float:
+        """Number of directions."""
+        return float(self._sum(torch.ones_like(self.eigenvalues)))
+
+    def _sum(self, terms: Tensor) -> Tensor:
+        return terms.sum() if self.multiplicities is None else terms @ self.multiplicities
 
     def value(self, *, noise: float, prior: float) -> float:
         """The log evidence in nats, at noise variance s2 and prior precision tau."""
-        count = self.eigenvalues.shape[0]
         fit = self.observations * math.log(2 * math.pi * noise) + self.energy / noise
-        penalty = prior * self.squared_norm - count * math.log(prior)
-        return -0.5 * (fit + penalty + float((self.eigenvalues / noise + prior).log().sum()))
+        penalty = prior * self.squared_norm - self.dimension * math.log(prior)
+        return -0.5 * (fit + penalty + float(self._sum((self.eigenvalues / noise + prior).log())))
 
     def maximise(self, *, noise: float | None = None, prior: float | None = None) -> tuple[float, float]:
         """Return (noise, prior) of largest evidence, keeping whichever is given.
@@ -76,7 +88,7 @@ class Evidence:
 
         def loss(log_ratio: float) -> float:
             ratio = math.exp(log_ratio)
-            shrink = -torch.log1p(self.eigenvalues / ratio).sum()
+            shrink = -self._sum(torch.log1p(self.eigenvalues / ratio))
             return 0.5 * (self.observations * math.log(self.energy + ratio * self.squared_norm) - float(shrink))
 
         # Below E/W the ratio no longer matters to the fit: an operator that interpolates its data has its maximum near there.
@@ -95,16 +107,16 @@ class Evidence:
 
         def excess(log_prior: float) -> float:
             prior = math.exp(log_prior)
-            return prior * self.squared_norm - float((scaled / (scaled + prior)).sum())
+            return prior * self.squared_norm - float(self._sum(scaled / (scaled + prior)))
 
-        return self._root(excess, math.log(self.eigenvalues.shape[0] / self.squared_norm))
+        return self._root(excess, math.log(self.dimension / self.squared_norm))
 
     def _noise(self, prior: float) -> float:
         """Solve E/s2 = N - gamma(s2)."""
 
         def excess(log_noise: float) -> float:
             noise = math.exp(log_noise)
-            determined = float((self.eigenvalues / (self.eigenvalues + prior * noise)).sum())
+            determined = float(self._sum(self.eigenvalues / (self.eigenvalues + prior * noise)))
             return noise * (self.observations - determined) - self.energy
 
         return self._root(excess, math.log(self.energy / self.observations))

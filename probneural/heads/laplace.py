@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.curvature import ParameterVector, gauss_newton, jacobian
+from probneural.curvature import ParameterVector
+from probneural.curvature.jacobian_root import Effort, JacobianRoot
+from probneural.curvature.weight_roots import LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField, Latent, Predictor
 from probneural.distributions.latents import digest
-from probneural.errors import ArgumentError, ShapeError, UnsupportedError
+from probneural.errors import UnsupportedError
 from probneural.fields import Field, FieldPairs, evaluate
 from probneural.grids import Grid
-from probneural.heads.residuals import check_pairs, check_some, effective_observations, given_per_channel, output_units
-from probneural.heads.weights import weight_posterior
+from probneural.heads.front import WeightProblem, prepare
+from probneural.heads.residuals import check_some
+from probneural.heads.sampled import WeightSampledPredictor
+from probneural.heads.structures import FITS, Settings
+from probneural.heads.updates import update
+from probneural.heads.weights import Hyperparameters, WeightPosterior
 
-_STRUCTURES = ("full",)
-_LARGEST = 5000
-"""Parameters beyond which a dense covariance (200 MB) stops being reasonable."""
+_MATERIALISED = 2**25
+"""Entries of a root that is formed at once rather than kept as products (128 MiB in float32)."""
+
+_EFFORT = Effort()
 
 
 @dataclass(frozen=True)
@@ -29,18 +35,40 @@ class Laplace:
     """The linearised Laplace posterior: weights N(theta, (G + T)^-1) around the trained ones, pushed through the Jacobian.
 
     u(x) = f(x; theta) + J(x) (w - theta), with G the Gauss-Newton matrix of the quadrature likelihood and T the prior
-    precision. Dense in the parameters: the exact reference for small models. It is exact where the operator is linear in
-    the chosen parameters and the trained ones are the posterior mode; elsewhere it knows only the linearisation.
+    precision. The structure is what is assumed of G:
+
+    * `"full"`: nothing; at most 5,000 parameters. The exact reference.
+    * `"low_rank"`: only the directions that data determine more than the prior does (or `rank` of them); elsewhere the
+      posterior is the prior, which is an upper bound. See `LaplacePredictor.variance_bounds`.
+    * `"kronecker"`: a Kronecker product for every linear layer and every mode of a spectral convolution.
+    * `"diagonal"`: independent parameters.
+    * `"iterative"`: nothing again, for any number of parameters: draws solve linear systems over the training data.
+
+    It is exact where the operator is linear in the chosen parameters and the trained ones are the posterior mode; elsewhere
+    it knows only the linearisation.
 
     Args:
-        structure: Form of the covariance; `"full"`.
+        structure: One of the above.
         parameters: Names of parameters or submodules; all by default. Others stay as they are.
         noise: Observation variance, in physical units squared: one number or one per channel. Learned noise is one share
             of each channel's training variance.
         prior_precision: Precision of the parameters around zero, per parameter unit squared: one number, a vector `(P,)` in
-            the order of `ParameterVector`, or tensors by name in real pairs; infinity fixes a parameter.
+            the order of `ParameterVector`, or by name, a number or a tensor in real pairs each; infinity fixes a parameter.
         effective_observations: Independent observations per field, dimensionless, one number or one per channel; by
             default from the training residuals.
+        per_layer: Learn one prior precision per parameter tensor instead of one for all.
+        rank: Directions of `"low_rank"`, and of the preconditioner of `"iterative"`; by default they grow until the next one
+            carries less than the prior.
+        probes: For `"kronecker"` and `"full"`, random projections per function that replace its output values; for
+            `"diagonal"`, products that XDiag may use. By default everything is exact.
+        corrected: Whether `"kronecker"` estimates its eigenvalues anew in its eigenbasis (EKFAC).
+        effort: When marginal variances are exact, and how well they are estimated otherwise.
+        seed: Of random starts and projections.
+        progress: Whether to show progress bars.
+
+    Raises:
+        UnsupportedError: If there is no such structure.
+        ArgumentError: If a number is out of range.
 
     Reference:
         Immer, Korzepa & Bauer (2021), Improving predictions of Bayesian neural nets via local linearization. Deviations:
@@ -50,17 +78,25 @@ class Laplace:
     structure: str = "full"
     parameters: Sequence[str] | None = None
     noise: float | Tensor | None = None
-    prior_precision: float | Tensor | Mapping[str, Tensor] | None = None
+    prior_precision: float | Tensor | Mapping[str, Tensor | float] | None = None
     effective_observations: float | Tensor | None = None
+    per_layer: bool = False
+    rank: int | None = None
+    probes: int | None = None
+    corrected: bool = False
+    effort: Effort = _EFFORT
+    seed: int = 0
+    progress: bool = False
 
     def __post_init__(self) -> None:
-        """Check the structure."""
-        if self.structure not in _STRUCTURES:
+        """Check the structure and its settings."""
+        if self.structure not in FITS:
             raise UnsupportedError(
-                expected=f"a structure among {', '.join(_STRUCTURES)}",
+                expected=f"a structure among {', '.join(FITS)}",
                 got=repr(self.structure),
-                remedy="use structure='full' on chosen parameters, or LastLayerLaplace",
+                remedy="or LastLayerLaplace, which is exact and cheap",
             )
+        self._settings()
 
     def fit(self, operator: nn.Module, data: FieldPairs) -> LaplacePredictor:
         """Fit the posterior.
@@ -73,92 +109,26 @@ class Laplace:
             A predictor with its own copy of the operator.
 
         Raises:
-            UnsupportedError: If there are too many parameters for a dense covariance.
+            UnsupportedError: If there are too many parameters for the structure.
             EvidenceError: If the evidence determines no noise or prior.
             ArgumentError: If a setting is out of range, or a name fits no parameter.
             ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.
             DataError: If the data are not finite.
         """
-        check_pairs(data)
-        own = copy.deepcopy(operator).eval().requires_grad_(False)
-        layout = ParameterVector.of(own, self.parameters)
-        if layout.size > _LARGEST:
-            raise UnsupportedError(
-                expected=f"at most {_LARGEST} parameters for a dense covariance",
-                got=str(layout.size),
-                remedy="choose parameters=, or use LastLayerLaplace",
-            )
-        vector = layout.flatten(dict(own.named_parameters()))
-        inputs = Field(data.inputs.values.detach().to(vector), data.inputs.grid)
-        outputs = Field(data.outputs.values.detach().to(vector.device), data.outputs.grid)
-        grid = outputs.grid
-        query = None if grid == inputs.grid else grid
-        with torch.no_grad():
-            predicted = evaluate(own, inputs, query)
-        if predicted.shape != outputs.values.shape:
-            raise ShapeError(
-                expected=f"an operator with outputs {tuple(outputs.values.shape)}",
-                got=str(tuple(predicted.shape)),
-                remedy="check its channels",
-            )
-        residuals = outputs.values.to(torch.float64) - predicted.to(torch.float64)
-        channels = residuals.shape[1]
-        counts = given_per_channel(self.effective_observations, channels, name="effective_observations")
-        if counts is None:
-            counts = effective_observations(residuals, grid=grid).cpu()
-        units = output_units(outputs)[1].square()
-        given = given_per_channel(self.noise, channels, name="noise")
-        reference = units if given is None else given.to(units)  # noise = level * reference, level 1 if given
-        precision = counts.to(units) / reference
-        curvature = torch.zeros(layout.size, layout.size, dtype=torch.float64, device=vector.device)
-        for index in range(len(inputs)):
-            rows = jacobian(own, layout, inputs[index], query=query)
-            curvature += gauss_newton(rows, grid=grid, precision=precision)
-        share = (grid.weights / grid.volume).to(residuals.device)
-        energy = float(((residuals.square().flatten(2) @ share).sum(0) * precision).sum())
-        found = weight_posterior(
-            curvature,
-            vector.to(torch.float64),
-            observations=float(counts.sum()) * len(data),
-            energy=energy,
-            noise=None if given is None else 1.0,
-            prior=self._prior(layout),
+        problem = prepare(
+            operator,
+            data,
+            parameters=self.parameters,
+            noise=self.noise,
+            prior_precision=self.prior_precision,
+            counts=self.effective_observations,
+            learns_layers=self.per_layer,
         )
-        offset = 0.5 * len(data) * float((counts.to(reference) * reference.log()).sum())
-        return LaplacePredictor(
-            operator=own,
-            layout=layout,
-            factor=found.factor,
-            noise=found.noise * reference,
-            prior_precision=found.prior_precision.cpu(),
-            effective_observations=counts,
-            log_evidence=found.log_evidence - offset,
-            data=data,
-        )
+        found = FITS[self.structure](problem, self._settings())
+        return LaplacePredictor.of(problem, found, structure=self.structure, effort=self.effort)
 
-    def _prior(self, layout: ParameterVector) -> Float64[Tensor, " P"] | None:
-        if self.prior_precision is None:
-            return None
-        if isinstance(self.prior_precision, Mapping):
-            missing = set(layout.names) ^ set(self.prior_precision)
-            if missing:
-                raise ArgumentError(
-                    expected=f"a prior precision for each of {', '.join(layout.names)}",
-                    got=f"a mismatch in {missing}",
-                    remedy="name all",
-                )
-            prior = layout.flatten(self.prior_precision).to(torch.float64)
-        else:
-            prior = torch.as_tensor(self.prior_precision, dtype=torch.float64).detach().cpu()
-        if tuple(prior.shape) not in ((), (layout.size,)):
-            raise ShapeError(
-                expected=f"prior_precision as a number or ({layout.size},)",
-                got=str(tuple(prior.shape)),
-                remedy="one per real parameter",
-            )
-        if not bool((prior > 0).all()):
-            raise ArgumentError(expected="prior_precision > 0", got=str(float(prior.min())), remedy="a flat prior is improper")
-        return prior.expand(layout.size)
+    def _settings(self) -> Settings:
+        return Settings(rank=self.rank, probes=self.probes, corrected=self.corrected, seed=self.seed, progress=self.progress)
 
 
 class LaplacePredictor(Predictor):
@@ -167,10 +137,15 @@ class LaplacePredictor(Predictor):
     Attributes:
         operator: The predictor's own copy of the operator.
         layout: Which parameters vary, and where they lie in the vector.
+        weights: Root of their covariance.
+        structure: Its form.
+        learnt: The five that follow, in one.
         noise: Observation variance per channel, `(c,)`, in physical units squared.
         prior_precision: `(P,)`, per parameter unit squared.
         effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
         log_evidence: In nats, of the training outputs in physical units.
+        log_evidence_error: Its standard error where it is estimated, in nats.
+        report: What the structure found out, by name.
         latent: The name of the weights' randomness.
     """
 
@@ -179,25 +154,56 @@ class LaplacePredictor(Predictor):
         *,
         operator: nn.Module,
         layout: ParameterVector,
-        factor: Float64[Tensor, "P k"],
-        noise: Float64[Tensor, " c"],
-        prior_precision: Float64[Tensor, " P"],
-        effective_observations: Float64[Tensor, " c"],
-        log_evidence: float,
-        data: FieldPairs,
+        weights: WeightRoot,
+        structure: str,
+        learnt: Hyperparameters,
+        report: Mapping[str, float],
+        domain: Grid,
+        in_channels: int,
+        effort: Effort,
+        shift: Float[Tensor, " P"] | None = None,
     ) -> None:
         self.operator = operator
         self.layout = layout
-        self._factor = factor
+        self.weights = weights
+        self.structure = structure
+        self.learnt = learnt
+        self.noise = learnt.noise
+        self.prior_precision = learnt.prior_precision
+        self.effective_observations = learnt.effective_observations
+        self.log_evidence = learnt.log_evidence
+        self.log_evidence_error = learnt.log_evidence_error
+        self.report = dict(report)
+        self.domain = domain
+        self.in_channels = in_channels
+        self.out_channels = len(learnt.noise)
+        self.effort = effort
+        self.shift = shift
         self._vector = layout.flatten(dict(operator.named_parameters()))
-        self.noise = noise
-        self.prior_precision = prior_precision
-        self.effective_observations = effective_observations
-        self.log_evidence = log_evidence
-        self.domain = data.inputs.grid
-        self.in_channels = data.inputs.channels
-        self.out_channels = data.outputs.channels
-        self.latent = Latent(id=f"laplace-full-{digest(self._vector, factor)}", rank=factor.shape[1])
+        moved = () if shift is None else (shift,)
+        name = f"laplace-{structure}-{digest(self._vector, *moved)}{weights.identity()}"
+        self.latent = Latent(id=name, rank=weights.rank)
+
+    @classmethod
+    def of(cls, problem: WeightProblem, found: WeightPosterior, *, structure: str, effort: Effort) -> LaplacePredictor:
+        """Put together what was prepared and what a structure found."""
+        return cls(
+            operator=problem.operator,
+            layout=problem.layout,
+            weights=found.root,
+            structure=structure,
+            learnt=Hyperparameters(
+                noise=found.noise * problem.reference,
+                prior_precision=found.prior_precision.cpu(),
+                effective_observations=problem.counts,
+                log_evidence=found.log_evidence - problem.offset,
+                log_evidence_error=found.evidence_error,
+            ),
+            report=found.report,
+            domain=problem.data.inputs.grid,
+            in_channels=problem.data.inputs.channels,
+            effort=replace(effort, exact_passes=10**9) if structure == "full" else effort,
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -210,13 +216,108 @@ class LaplacePredictor(Predictor):
         return self._vector.device
 
     @property
-    def weight_covariance(self) -> Float64[Tensor, "P P"]:
-        """Covariance of the parameters, in parameter units squared; float64."""
-        return self._factor @ self._factor.mT
+    def weight_covariance(self) -> Float[Tensor, "P P"]:
+        """Covariance of the parameters, in parameter units squared; formed."""
+        return self.weights.covariance()
+
+    def variance_bounds(
+        self, inputs: Field, query: Grid | None = None
+    ) -> tuple[Float[Tensor, "n c *grid"], Float[Tensor, "n c *grid"]]:
+        """Bounds on the pointwise variance that leaving out directions entails, in physical units squared.
+
+        The upper one leaves their prior as it is, which is what predictions use; the lower one divides it by one plus
+        `report["next_ratio"]`, the most that data may add in any of those directions.
+
+        Args:
+            inputs: n input functions.
+            query: Where to evaluate; the inputs' grid by default.
+
+        Raises:
+            UnsupportedError: If the structure is not low rank.
+        """
+        if not isinstance(self.weights, LowRankWeights):
+            raise UnsupportedError(
+                expected="a low-rank structure, which leaves directions out", got=self.structure, remedy="use .variance"
+            )
+        field = self(inputs, query)
+        upper = field.variance
+        root = self._root(Field(inputs.values.to(self.device, self.dtype), inputs.grid), query)
+        kept = self.weights.factors.to(self.dtype)
+        columns = (self.weights.directions * kept).mT * self.weights.spread.to(self.weights.directions)
+        span = sum(root.push_tangents(piece.to(self.dtype)).square().sum(0) for piece in columns.split(self.effort.chunk))
+        inside = torch.as_tensor(span).unflatten(-1, field.grid.shape)
+        rest = (upper - inside).clamp_min(0.0)  # an estimate of the whole may fall short of an exact part of it
+        return inside + rest / (1.0 + self.report["next_ratio"]), upper
+
+    def update(self, data: FieldPairs) -> LaplacePredictor:
+        """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
+
+        The mean moves along the Jacobian, u = f + J (shift + R xi), by exact Bayesian linear regression.
+
+        Args:
+            data: New pairs, on the grids of the training pairs or other ones.
+
+        Returns:
+            A new predictor with a latent of its own.
+
+        Raises:
+            UnsupportedError: If the structure cannot be updated; refit then.
+            DataError: If the data are not finite pairs.
+            ShapeError: If they do not fit the operator.
+        """
+        found = update(self, data)
+        return LaplacePredictor(
+            operator=self.operator,
+            layout=self.layout,
+            weights=found.weights,
+            structure=self.structure,
+            learnt=replace(self.learnt, log_evidence=self.log_evidence + found.log_evidence),
+            report=self.report,
+            domain=self.domain,
+            in_channels=self.in_channels,
+            effort=self.effort,
+            shift=found.shift,
+        )
+
+    def sampled(self, members: int, *, seed: int) -> WeightSampledPredictor:
+        """Return the predictor that is not linearised: `members` operators with weights drawn from the posterior.
+
+        Args:
+            members: How many.
+            seed: Names the draws.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        latents = torch.randn(members, self.weights.rank, generator=generator, dtype=torch.float64, device="cpu")
+        vectors = self._vector + self.weights.product(latents.to(self.device)).to(self._vector)
+        if self.shift is not None:
+            vectors = vectors + self.shift.to(vectors)
+        return WeightSampledPredictor(
+            operator=self.operator,
+            layout=self.layout,
+            vectors=vectors,
+            noise=self.noise,
+            domain=self.domain,
+            in_channels=self.in_channels,
+        )
+
+    def _root(self, inputs: Field, query: Grid | None) -> JacobianRoot:
+        return JacobianRoot(
+            self.operator,
+            self.layout,
+            self._vector,
+            inputs,
+            query,
+            channels=self.out_channels,
+            weights=self.weights,
+            effort=self.effort,
+        )
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)
         where = inputs.grid if query is None else query
         mean = evaluate(self.operator, inputs, query)
-        rows = jacobian(self.operator, self.layout, inputs, query=query)
-        return GaussianField(mean, DenseRoot(rows @ self._factor.to(rows)), latent=self.latent, grid=where)
+        root = self._root(inputs, query)
+        if self.shift is not None:
+            mean = mean + root.push_tangents(self.shift.to(mean)[None])[0].unflatten(-1, where.shape)
+        small = root.is_exact and len(inputs) * self.out_channels * where.size * root.shape[3] <= _MATERIALISED
+        return GaussianField(mean, DenseRoot(root.dense()) if small else root, latent=self.latent, grid=where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -68,12 +69,9 @@ class LastLayerLaplace:
         """
         check_pairs(data)
         example = next(iter(operator.parameters()), data.inputs.values)
-        dtype = example.real.dtype if example.is_complex() else example.dtype
-        pairs = FieldPairs(
-            Field(data.inputs.values.to(example.device, dtype), data.inputs.grid), data.outputs.to(example.device)
-        )
+        pairs = _moved(data, example)
         split = find_readout(operator, pairs.inputs[: min(2, len(pairs))], self.readout)
-        gram, residuals = _statistics(split, pairs)
+        gram, _, residuals = _statistics(split, pairs)
         mean, scale = output_units(pairs.outputs)
         return self._solve(split, pairs, gram, residuals, mean, scale)
 
@@ -104,7 +102,7 @@ class LastLayerLaplace:
                 noise=None if noises is None else float(noises[channel]) / unit**2,
                 prior=None if priors is None else priors[channel].to(device) * unit**2,
             )
-            factor[0, channel, :, channel * features : (channel + 1) * features] = unit * found.factor
+            factor[0, channel, :, channel * features : (channel + 1) * features] = unit * found.root.dense()
             noise[channel] = found.noise * unit**2
             prior[channel] = found.prior_precision / unit**2
             evidence += found.log_evidence - count * len(data) * float(scale[channel].log())
@@ -134,14 +132,23 @@ class LastLayerLaplace:
         return prior.expand(channels, features)
 
 
+def _moved(data: FieldPairs, example: Tensor) -> FieldPairs:
+    """Inputs in an operator's real dtype, both sides on its device."""
+    dtype = example.real.dtype if example.is_complex() else example.dtype
+    return FieldPairs(Field(data.inputs.values.to(example.device, dtype), data.inputs.grid), data.outputs.to(example.device))
+
+
 @torch.no_grad()
-def _statistics(split: Readout, data: FieldPairs) -> tuple[Float64[Tensor, "f f"], Float64[Tensor, "n c *grid"]]:
-    """Gram matrix of the features by quadrature, and all residuals, both in float64."""
+def _statistics(
+    split: Readout, data: FieldPairs
+) -> tuple[Float64[Tensor, "f f"], Float64[Tensor, "c f"], Float64[Tensor, "n c *grid"]]:
+    """Gram matrix of the features, their products with the residuals, both by quadrature, and all residuals; float64."""
     grid = data.outputs.grid
     query = None if grid == data.inputs.grid else grid
     features = split.weight.shape[1]
     share = (grid.weights / grid.volume).to(data.outputs.device)
     gram = torch.zeros(features, features, dtype=torch.float64, device=data.outputs.device)
+    moments = torch.zeros(split.weight.shape[0], features, dtype=torch.float64, device=data.outputs.device)
     residuals = []
     step = max(1, _BATCH_ELEMENTS // (grid.size * features))
     for start in range(0, len(data), step):
@@ -156,17 +163,21 @@ def _statistics(split: Readout, data: FieldPairs) -> tuple[Float64[Tensor, "f f"
         residuals.append(batch.outputs.values.to(torch.float64) - values.to(torch.float64))
         flat = rows.to(torch.float64)
         gram += ((flat * share[:, None]).flatten(0, 1)).mT @ flat.flatten(0, 1)
-    return gram, torch.cat(residuals)
+        moments += torch.einsum("npf,p,ncp->cf", flat, share, residuals[-1].flatten(2))
+    return gram, moments, torch.cat(residuals)
 
 
 class LastLayerPredictor(Predictor):
     """What `LastLayerLaplace` fits.
 
     Attributes:
+        readout: The predictor's own copy of the operator, split into features and last layer.
+        factor: Root of the weights' covariance, `(1, c, f, k)`, in physical units.
         noise: Observation variance per channel, `(c,)`, in physical units squared.
         prior_precision: Precision of each weight, `(c, f)`, per physical unit squared of the output.
         effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
         log_evidence: In nats, of the training outputs in physical units.
+        shift: How far updates have moved the mean weights from the trained ones, `(c, f)`, in physical units, or None.
         latent: The name of the weights' randomness.
     """
 
@@ -181,9 +192,10 @@ class LastLayerPredictor(Predictor):
         log_evidence: float,
         domain: Grid,
         in_channels: int,
+        shift: Float64[Tensor, "c f"] | None = None,
     ) -> None:
-        self._readout = readout
-        self._factor = factor
+        self.readout = readout
+        self.factor = factor
         self.noise = noise
         self.prior_precision = prior_precision
         self.effective_observations = effective_observations
@@ -191,12 +203,14 @@ class LastLayerPredictor(Predictor):
         self.domain = domain
         self.in_channels = in_channels
         self.out_channels = factor.shape[1]
-        self.latent = Latent(id=f"last-layer-{digest(readout.weight, factor)}", rank=factor.shape[3])
+        self.shift = shift
+        moved = () if shift is None else (shift,)
+        self.latent = Latent(id=f"last-layer-{digest(readout.weight, factor, *moved)}", rank=factor.shape[3])
 
     @property
     def operator(self) -> nn.Module:
         """The predictor's own copy of the operator."""
-        return self._readout.operator
+        return self.readout.operator
 
     @property
     def dtype(self) -> torch.dtype:
@@ -212,14 +226,68 @@ class LastLayerPredictor(Predictor):
     @property
     def weight_covariance(self) -> Float64[Tensor, "k k"]:
         """Covariance of all weights, channel-major, in physical units squared; float64."""
-        rows = self._factor[0].flatten(0, 1)
+        rows = self.factor[0].flatten(0, 1)
         return rows @ rows.mT
+
+    @torch.no_grad()
+    def update(self, data: FieldPairs) -> LastLayerPredictor:
+        """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
+
+        The mean weights move from the trained ones, to where regression on all data has them.
+
+        Args:
+            data: New pairs, on the grids of the training pairs or other ones.
+
+        Returns:
+            A new predictor with a latent of its own.
+
+        Raises:
+            DataError: If the data are not finite pairs.
+            ShapeError: If they do not fit the operator.
+        """
+        check_pairs(data)
+        pairs = _moved(data, next(self.operator.parameters()))
+        gram, moments, residuals = _statistics(self.readout, pairs)
+        share = (pairs.outputs.grid.weights / pairs.outputs.grid.volume).to(gram.device)
+        energies = (residuals.square().flatten(2) @ share).sum(0)
+        channels, features = moments.shape
+        shift = torch.zeros_like(moments) if self.shift is None else self.shift.to(moments)
+        factor, moved, gain = self.factor.clone(), shift.clone(), 0.0
+        for channel in range(channels):
+            columns = slice(channel * features, (channel + 1) * features)
+            count, noise = float(self.effective_observations[channel]) * len(data), float(self.noise[channel])
+            precision = float(self.effective_observations[channel]) / noise
+            old = self.factor[0, channel, :, columns]
+            values, vectors = torch.linalg.eigh(precision * old.mT @ gram @ old)
+            values = values.clamp_min(0.0)  # a Gram matrix: what is negative is rounding
+            new = old @ vectors * (1.0 + values).rsqrt()
+            gradient = precision * (moments[channel] - gram @ shift[channel])
+            step = new @ (new.mT @ gradient)
+            energy = float(energies[channel] - 2.0 * moments[channel] @ shift[channel] + shift[channel] @ gram @ shift[channel])
+            explained = precision * energy - float(gradient @ step)
+            gain -= 0.5 * (count * math.log(2.0 * math.pi * noise) + float(values.log1p().sum()) + explained)
+            factor[0, channel, :, columns] = new
+            moved[channel] = shift[channel] + step
+        return LastLayerPredictor(
+            readout=self.readout,
+            factor=factor,
+            noise=self.noise,
+            prior_precision=self.prior_precision,
+            effective_observations=self.effective_observations,
+            log_evidence=self.log_evidence + gain,
+            domain=self.domain,
+            in_channels=self.in_channels,
+            shift=moved,
+        )
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)
         where = inputs.grid if query is None else query
-        step = max(1, _BATCH_ELEMENTS // (where.size * self._factor.shape[2]))
-        parts = [self._readout.evaluate(inputs[start : start + step], query) for start in range(0, len(inputs), step)]
+        step = max(1, _BATCH_ELEMENTS // (where.size * self.factor.shape[2]))
+        parts = [self.readout.evaluate(inputs[start : start + step], query) for start in range(0, len(inputs), step)]
         mean = torch.cat([values for values, _ in parts])
         features: Float[Tensor, "n p f"] = torch.cat([rows for _, rows in parts])
-        return GaussianField(mean, FeatureRoot(features, self._factor), latent=self.latent, grid=where)
+        if self.shift is not None:
+            moved = torch.einsum("npf,cf->ncp", features, self.shift.to(features))
+            mean = mean + moved.unflatten(-1, where.shape)
+        return GaussianField(mean, FeatureRoot(features, self.factor), latent=self.latent, grid=where)

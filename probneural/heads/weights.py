@@ -1,31 +1,56 @@
-"""The Gaussian posterior of weights, from their curvature: what every dense structure has in common."""
+"""The Gaussian posterior of weights: what every structure returns, and how a dense one follows from its curvature."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.curvature.weight_roots import DenseWeights, WeightRoot
 from probneural.heads.evidence import Evidence
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WeightPosterior:
-    """N(centre, factor factor^T), with the hyper-parameters it belongs to.
+    """N(centre, R R^T), with the hyper-parameters it belongs to.
 
     Attributes:
-        factor: `(P, P)`, float64, in weight units; rows of weights that the prior fixes are zero.
+        root: R, in weight units; zero for weights that the prior fixes.
         noise: Observation variance, in the units of the curvature's.
         prior_precision: `(P,)`, float64, per weight unit squared.
         log_evidence: In nats.
+        evidence_error: Its standard error where it is estimated, in nats.
+        report: What the structure found out, by name: ranks, bounds, residuals.
     """
 
-    factor: Float64[Tensor, "P P"]
+    root: WeightRoot
     noise: float
     prior_precision: Float64[Tensor, " P"]
     log_evidence: float
+    evidence_error: float = 0.0
+    report: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Hyperparameters:
+    """What a fitted posterior stands on, in physical units.
+
+    Attributes:
+        noise: Observation variance per channel, `(c,)`, float64, in output units squared.
+        prior_precision: `(P,)`, float64, per parameter unit squared.
+        effective_observations: Independent observations per field and channel, `(c,)`, float64, dimensionless.
+        log_evidence: In nats, of the training outputs.
+        log_evidence_error: Its standard error where it is estimated, in nats.
+    """
+
+    noise: Float64[Tensor, " c"]
+    prior_precision: Float64[Tensor, " P"]
+    effective_observations: Float64[Tensor, " c"]
+    log_evidence: float
+    log_evidence_error: float
 
 
 def weight_posterior(
@@ -64,7 +89,7 @@ def weight_posterior(
     )
     level, scale = model.maximise(noise=noise, prior=None if prior is None else 1.0)
     return WeightPosterior(
-        factor=spread[:, None] * vectors * (values / level + scale).rsqrt(),
+        root=DenseWeights(spread[:, None] * vectors * (values / level + scale).rsqrt()),
         noise=level,
         prior_precision=torch.full_like(centre, scale) if prior is None else prior,
         log_evidence=model.value(noise=level, prior=scale),

@@ -1,8 +1,7 @@
-"""Training, and files of trained operators."""
+"""Training."""
 
 from probneural.training.history import History
 from probneural.training.losses import relative_l2
-from probneural.training.storage import load, save
 from probneural.training.trainer import fit
 
-__all__ = ["History", "fit", "load", "relative_l2", "save"]
+__all__ = ["History", "fit", "relative_l2"]

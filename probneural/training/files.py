@@ -18,20 +18,32 @@ from torch import Tensor
 
 from probneural.errors import FileError
 
-FORMAT = "probneural-1"
+FORMAT = "probneural-2"
 """Version of the file layout."""
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write tensors and JSON metadata so that a reader sees the old file or the new one, whenever the process dies.
 
+    Complex tensors of any precision are held as real pairs.
+
+    Args:
+        path: Where to; an existing file is replaced in one step.
+        tensors: By name; they may share memory.
+        metadata: What JSON can hold.
+
     Raises:
         FileError: If the folder cannot be written to.
     """
     target = Path(path)
-    # Copies, because safetensors refuses tensors that share memory, as tied weights do.
-    plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    header = {"format": FORMAT, "digest": _digest(plain, metadata), "content": json.dumps(metadata)}
+    plain = {name: _plain(tensor) for name, tensor in tensors.items()}
+    orders = {name: _memory_order(tensor) for name, tensor in tensors.items()}
+    content = {
+        "metadata": dict(metadata),
+        "complex": [name for name, tensor in tensors.items() if tensor.is_complex()],
+        "orders": {name: order for name, order in orders.items() if order != sorted(order)},
+    }
+    header = {"format": FORMAT, "digest": _digest(plain, content), "content": json.dumps(content)}
     payload = save(plain, metadata=header)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
@@ -54,8 +66,11 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata:
             temporary.unlink()
 
 
-def read(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what [`write`][probneural.training.files.write] wrote, and check its digest.
+
+    Returns:
+        The tensors on the CPU, each in memory of its own with its axes in the order they had, and the metadata.
 
     Raises:
         FileError: If the file is missing, is not ours, or is damaged.
@@ -80,11 +95,37 @@ def read(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
         content = None
     if content is None or header.get("digest") != _digest(tensors, content):
         raise FileError(expected="contents that match their digest", got="others", remedy="the file is damaged; restore it")
-    return {name: tensor.to(device) for name, tensor in tensors.items()}, content
+    for name in content["complex"]:
+        tensors[name] = torch.view_as_complex(tensors[name])
+    return {name: _laid_out(tensor, content["orders"].get(name)) for name, tensor in tensors.items()}, content["metadata"]
 
 
-def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
-    total = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+def _plain(tensor: Tensor) -> Tensor:
+    """A real contiguous copy on the CPU: safetensors refuses tensors that share memory, and those of complex128."""
+    whole = tensor.detach().resolve_conj().resolve_neg()
+    real = torch.view_as_real(whole) if whole.is_complex() else whole
+    return real.to("cpu", copy=True).contiguous()
+
+
+def _memory_order(tensor: Tensor) -> list[int]:
+    """Axes from the slowest to the fastest in memory.
+
+    A matrix product rounds differently when a factor's rows lie where its columns were.
+    """
+    strides = tensor.stride()
+    return sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
+
+
+def _laid_out(tensor: Tensor, order: list[int] | None) -> Tensor:
+    """A copy, aligned as PyTorch aligns its own memory, with axes in this order."""
+    if order is None:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    moved = tensor.permute(order).clone(memory_format=torch.contiguous_format)
+    return moved.permute(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _digest(tensors: Mapping[str, Tensor], content: object) -> str:
+    total = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         total.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())

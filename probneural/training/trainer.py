@@ -235,10 +235,10 @@ class _Run:
 
     def save(self, path: Path) -> None:
         """Write weights, optimiser, schedule and history in one atomic file."""
-        tensors = {f"model.{name}": value for name, value in _real_state(self.operator.state_dict()).items()}
+        tensors = {f"model.{name}": value for name, value in self.operator.state_dict().items()}
         state = self.optimizer.state_dict()
         for number, moments in state["state"].items():
-            tensors |= {f"optimizer.{number}.{name}": value for name, value in _real_state(moments).items()}
+            tensors |= {f"optimizer.{number}.{name}": value for name, value in moments.items()}
         metadata: dict[str, Any] = {
             "kind": "checkpoint",
             "fingerprint": self.fingerprint,
@@ -267,27 +267,16 @@ class _Run:
                 remedy="build the operator with the same arguments and freeze the same parameters, or name another file",
             )
         weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-        current = self.operator.state_dict()
-        self.operator.load_state_dict({name: _like(value, current[name]) for name, value in weights.items()})
-        parameters = self.optimizer.param_groups[0]["params"]
+        self.operator.load_state_dict(weights)
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             if name.startswith("optimizer."):
                 _, number, key = name.split(".", 2)
-                moments.setdefault(int(number), {})[key] = value if key == "step" else _like(value, parameters[int(number)])
+                moments.setdefault(int(number), {})[key] = value
         self.optimizer.load_state_dict({"state": moments, "param_groups": metadata["groups"]})
         self.schedule.load_state_dict({**self.schedule.state_dict(), **metadata["schedule"]})
         self.losses, self.watched = list(metadata["losses"]), list(metadata["watched"])
         self.seconds = list(metadata["seconds"])
-
-
-def _real_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """View complex tensors as real pairs, which every file format holds."""
-    return {name: torch.view_as_real(value) if value.is_complex() else value for name, value in state.items()}
-
-
-def _like(value: Tensor, like: Tensor) -> Tensor:
-    return torch.view_as_complex(value) if like.is_complex() else value
 
 
 def _is_json(value: object) -> bool:

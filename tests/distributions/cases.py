@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Root
+from probneural.distributions.linear_algebra import Shrink
 from probneural.functionals import Functional, Readings, derivative, integral, sensors, stack
 from probneural.grids import Grid
 from tests.distributions.reference import Dense
@@ -126,14 +127,23 @@ def feature_root(
     return FeatureRoot(features, factor), torch.einsum("npf,ncfk->ncpk", features.double(), expanded)
 
 
+def shrink(name: str, *shape: int) -> tuple[Shrink, Tensor]:
+    """A map of shape `(..., r, k)` and, made without it, its matrix."""
+    basis = torch.linalg.qr(normal(name, *shape[:-2], shape[-1], shape[-1]))[0]
+    factors = torch.cat([torch.zeros(1, dtype=torch.float64), torch.linspace(0.3, 2.0, shape[-2] - 1, dtype=torch.float64)])
+    scales = torch.cat([factors, torch.ones(shape[-1] - shape[-2], dtype=torch.float64)])
+    directions = basis[..., : shape[-2]].mT.contiguous()
+    return Shrink(directions, factors.expand(*shape[:-2], -1)), basis @ (scales[:, None] * basis.mT)
+
+
 def composed_with_one(root: Root, matrix: Tensor) -> tuple[Root, Tensor]:
-    right = normal("composed", matrix.shape[-1], 5) / 2
-    return root.compose(right), torch.einsum("ncpk,kl->ncpl", matrix, right)
+    right, dense = shrink("composed", 3, matrix.shape[-1])
+    return root.compose(right), torch.einsum("ncpk,kl->ncpl", matrix, dense)
 
 
 def composed_with_own(root: Root, matrix: Tensor) -> tuple[Root, Tensor]:
-    right = normal("composed", matrix.shape[0], matrix.shape[-1], 6) / 2
-    return root.compose(right), torch.einsum("ncpk,nkl->ncpl", matrix, right)
+    right, dense = shrink("composed", matrix.shape[0], 2, matrix.shape[-1])
+    return root.compose(right), torch.einsum("ncpk,nkl->ncpl", matrix, dense)
 
 
 def scaled(root: Root, matrix: Tensor) -> tuple[Root, Tensor]:

@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, Latent
+from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, Latent, Root
 from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, LatentError, ShapeError
 from probneural.functionals import Readings, integral, sensors, stack
 from probneural.grids import Grid, resample
@@ -391,6 +391,21 @@ class TestLogDensity:
                 expected = scipy.stats.multivariate_normal(cov=covariance.numpy()).logpdf(residual.numpy())
                 assert density[0].item() == pytest.approx(expected, rel=10 * case.tolerance)
 
+    def test_of_wide_roots(self, case: GaussianCase, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where a root is much wider than high its Gram matrix is used instead."""
+        pushed = case.field.apply(observed(case.field.grid, 2))
+        values, (_, channels) = pushed.rsample(seed=5), pushed.mean.shape[:2]
+        half = torch.zeros(values.shape, dtype=torch.float64)
+        half[..., 0] = 0.3
+        noises = [0.0, 0.3, torch.linspace(0.1, 0.5, channels), half]
+        expected = [pushed.log_prob(values, noise=noise) for noise in noises]
+        formed = []
+        monkeypatch.setattr("probneural.distributions.gaussian._LARGEST_DENSE", 1)
+        monkeypatch.setattr(type(pushed.root), "gram", lambda root: formed.append(root.shape) or Root.gram(root))
+        for noise, density in zip(noises, expected, strict=True):
+            assert_close(pushed.log_prob(values, noise=noise), density, 100 * case.tolerance)
+        assert len(formed) == (4 * len(case.field) if pushed.root.shape[3] > pushed.root.shape[1] * 2 else 0)
+
     def test_marginal(self, case: GaussianCase) -> None:
         values = case.field.rsample(seed=5)
         for noise in (0.0, 0.3):
@@ -423,7 +438,69 @@ class TestLogDensity:
             case.field.log_prob(case.field.mean)
 
 
+@pytest.mark.bad_input
+def test_wide_roots_whose_smallest_variance_drowns(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = normal("root", 1, 1, 6, 9)
+    root[..., 5, :] = root[..., 4, :]
+    field = GaussianField(torch.zeros(1, 1, 6, dtype=torch.float64), DenseRoot(root), latent="xi", grid=LINE)
+    density = field.log_prob(field.mean, noise=1e-20)
+    assert density.isfinite().all()
+    monkeypatch.setattr("probneural.distributions.gaussian._LARGEST_DENSE", 1)
+    for noise in (0.0, 1e-20):
+        with pytest.raises(ArgumentError, match="can be told from zero.* pass a larger observation variance"):
+            field.log_prob(field.mean, noise=noise)
+    assert field.log_prob(field.mean, noise=1e-8).isfinite().all()
+
+
+@pytest.fixture(scope="module", name="field")
+def field_of_many_latent_dimensions() -> GaussianField:
+    grid, mean = Grid.uniform(48), normal("many mean", 2, 1, 48, dtype=torch.float32)
+    root = torch.empty(2, 1, 48, 200_000).normal_(generator=generator("many"))
+    return GaussianField(mean, DenseRoot(root), latent="many", grid=grid)
+
+
+class TestManyLatentDimensions:
+    """With 200,000 of them, one k x k matrix would take 320 GB."""
+
+    def test_constrain_and_condition(self, field: GaussianField) -> None:
+        functional = observed(field.grid, 3)
+        values = functional(field.mean) + 1.0
+        bound = field.constrain(functional, values)
+        assert (functional(bound.mean) - values).abs().max() <= 1e-3
+        learned = field.condition(functional, values, noise=0.1)
+        again = field.under(learned.condition(functional, values, noise=0.1).latent)
+        assert (again.variance <= learned.variance * (1 + 1e-5)).all()
+        assert again.apply(functional).variance.max() <= 0.1
+
+    def test_nonlinear_law(self, field: GaussianField) -> None:
+        wanted = field.mean.square().mean(-1) + 5.0
+        moved = field.constrain_residual(lambda u: u.square().mean(-1) - wanted)
+        assert (moved.mean.square().mean(-1) - wanted).abs().max() <= 1e-3
+
+    def test_density(self, field: GaussianField) -> None:
+        """Twice the values make more entries than are formed in float64."""
+        draw = field.rsample(seed=1)
+        wide = GaussianField(
+            field.mean.reshape(1, 2, 48), DenseRoot(field.root.dense().reshape(1, 2, 48, -1)), latent="many", grid=field.grid
+        )
+        for one, values in ((field, draw), (wide, draw.reshape(1, 2, 48))):
+            rows = one.root.dense().double().flatten(1, 2)
+            covariance = rows @ rows.mT + 0.1 * torch.eye(rows.shape[1])
+            law = torch.distributions.MultivariateNormal(one.mean.double().flatten(1), covariance)
+            assert_close(one.log_prob(values, noise=0.1), law.log_prob(values.double().flatten(1)), 1e-9)
+
+
 class TestDifferentiability:
+    def test_of_densities_of_wide_roots(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("probneural.distributions.gaussian._LARGEST_DENSE", 1)
+        values, root = normal("values", 1, 1, 6), normal("root", 1, 1, 6, 8)
+
+        def density(values: Tensor, root: Tensor) -> Tensor:
+            field = GaussianField(torch.zeros(1, 1, 6, dtype=torch.float64), DenseRoot(root), latent="xi", grid=LINE)
+            return field.log_prob(values, noise=0.3)
+
+        assert torch.autograd.gradcheck(density, (values.requires_grad_(), root.requires_grad_()))
+
     def test_of_densities(self) -> None:
         values, root = normal("values", 1, 1, 6), normal("root", 1, 1, 6, 3)
 

@@ -12,12 +12,15 @@ import torch
 
 from probneural.distributions import Latent
 from probneural.distributions.latents import digest
+from probneural.distributions.linear_algebra import Shrink
 from probneural.errors import LatentError
-from tests.distributions.cases import normal
+from tests.distributions.cases import normal, shrink
 
-ROOT = Latent(id="xi", rank=3)
-FIRST = ROOT.conditioned(normal("shift", 3), normal("factor", 3, 3), chi2=1.5)
-SECOND = FIRST.conditioned(normal("other shift", 3), normal("other factor", 3, 2), chi2=0.5)
+ROOT = Latent(id="xi", rank=5)
+(S1, DENSE1), (S2, DENSE2), (S3, DENSE3) = (shrink(name, rows, 5) for name, rows in (("S1", 2), ("S2", 3), ("S3", 5)))
+FIRST = ROOT.conditioned(normal("shift", 5), S1, chi2=1.5)
+SECOND = FIRST.conditioned(normal("other shift", 5), S2, chi2=0.5)
+THIRD = SECOND.conditioned(normal("third shift", 5), S3, chi2=0.5)
 
 
 class TestDigest:
@@ -42,49 +45,63 @@ class TestDigest:
 
 class TestChain:
     def test_a_latent_is_itself_relative_to_itself(self) -> None:
-        assert ROOT.relative_to(ROOT) == (None, None)
-        assert SECOND.relative_to(SECOND) == (None, None)
+        assert ROOT.relative_to(ROOT) == (None, ())
+        assert SECOND.relative_to(SECOND) == (None, ())
 
     def test_one_step(self) -> None:
-        shift, factor = FIRST.relative_to(ROOT)
+        shift, shrinks = FIRST.relative_to(ROOT)
+        assert shift is not None
+        assert FIRST.shift is not None
         assert torch.equal(shift, FIRST.shift)
-        assert torch.equal(factor, FIRST.factor)
+        assert [torch.equal(one.directions, S1.directions) for one in shrinks] == [True]
+        assert torch.equal(shrinks[0].factors, S1.factors)
 
-    def test_two_steps_compose(self) -> None:
-        """xi = a + A xi' and xi' = b + B xi'' make xi = (a + A b) + A B xi''."""
-        shift, factor = SECOND.relative_to(ROOT)
-        assert torch.allclose(shift, FIRST.shift + FIRST.factor @ SECOND.shift)
-        assert torch.allclose(factor, FIRST.factor @ SECOND.factor)
-        xi = normal("xi", 2)
-        assert torch.allclose(shift + factor @ xi, FIRST.shift + FIRST.factor @ (SECOND.shift + SECOND.factor @ xi))
+    def test_steps_compose(self) -> None:
+        """xi = a + A xi1, xi1 = b + B xi2 and xi2 = c + C xi3 make xi = (a + A (b + B c)) + A B C xi3."""
+        shift, shrinks = THIRD.relative_to(ROOT)
+        a, b, c = normal("shift", 5), normal("other shift", 5), normal("third shift", 5)
+        assert torch.allclose(shift, a + DENSE1 @ (b + DENSE2 @ c), rtol=0, atol=1e-14)
+        expected = (DENSE1, DENSE2, DENSE3)
+        for one, dense in zip(shrinks, expected, strict=True):
+            assert torch.allclose(one.dense(), dense, rtol=0, atol=1e-14)
+        partly, rest = THIRD.relative_to(FIRST)
+        assert torch.allclose(partly, b + DENSE2 @ c, rtol=0, atol=1e-14)
+        assert len(rest) == 2
 
     def test_the_chain_is_brought_to_the_device_of_its_end(self) -> None:
-        end = Latent(id="end", rank=2, parent=FIRST, shift=SECOND.shift.to("meta"), factor=SECOND.factor.to("meta"))
-        shift, factor = end.relative_to(ROOT)
-        assert (shift.device.type, factor.device.type, factor.shape) == ("meta", "meta", (3, 2))
+        end = Latent(id="end", rank=5, parent=FIRST, shift=normal("end", 5).to("meta"), shrink=S2)
+        shift, shrinks = end.relative_to(ROOT)
+        assert shift is not None
+        assert {shift.device.type, *(one.directions.device.type for one in shrinks)} == {"meta"}
 
     def test_describes_itself(self) -> None:
-        assert repr(ROOT) == "Latent('xi', rank=3)"
-        assert (SECOND.rank, SECOND.chi2, SECOND.parent) == (2, 0.5, FIRST)
+        assert repr(ROOT) == "Latent('xi', rank=5)"
+        assert (SECOND.rank, SECOND.chi2, SECOND.parent) == (5, 0.5, FIRST)
 
     @pytest.mark.parametrize("travel", [copy.deepcopy, lambda latent: pickle.loads(pickle.dumps(latent))])  # noqa: S301
     def test_a_name_survives_copies(self, travel: object) -> None:
         copied = travel(SECOND)  # type: ignore[operator]
         assert copied.id == SECOND.id
-        assert torch.equal(copied.relative_to(ROOT)[1], SECOND.relative_to(ROOT)[1])
-        assert SECOND.relative_to(copied) == (None, None)
+        for one, other in zip(copied.relative_to(ROOT)[1], SECOND.relative_to(ROOT)[1], strict=True):
+            assert torch.equal(one.dense(), other.dense())
+        assert SECOND.relative_to(copied) == (None, ())
 
 
 class TestNames:
     def test_conditioning_is_named_by_what_was_learned(self) -> None:
-        again = ROOT.conditioned(normal("shift", 3), normal("factor", 3, 3), chi2=9.0)
-        other = ROOT.conditioned(-normal("shift", 3), normal("factor", 3, 3), chi2=1.5)
-        assert again.id == FIRST.id != other.id
+        again = ROOT.conditioned(normal("shift", 5), shrink("S1", 2, 5)[0], chi2=9.0)
+        others = [
+            ROOT.conditioned(-normal("shift", 5), S1, chi2=1.5),
+            ROOT.conditioned(normal("shift", 5), Shrink(S1.directions.flip(1), S1.factors), chi2=1.5),
+            ROOT.conditioned(normal("shift", 5), Shrink(S1.directions, S1.factors + 0.1), chi2=1.5),
+        ]
+        assert again.id == FIRST.id
+        assert len({FIRST.id, *(other.id for other in others)}) == 4
         assert FIRST.id.startswith("xi|")
 
     def test_renaming_cuts_the_chain(self) -> None:
         renamed = SECOND.renamed("calibrated")
-        assert (renamed.rank, renamed.parent, renamed.shift, renamed.factor, renamed.chi2) == (2, None, None, None, None)
+        assert (renamed.rank, renamed.parent, renamed.shift, renamed.shrink, renamed.chi2) == (5, None, None, None, None)
         assert renamed.id == f"{SECOND.id}~calibrated"
 
 
@@ -93,11 +110,11 @@ class TestStrangers:
     @pytest.mark.parametrize(
         ("latent", "ancestor"),
         [
-            (ROOT, Latent(id="eta", rank=3)),
+            (ROOT, Latent(id="eta", rank=5)),
             (ROOT, FIRST),  # a parent learned nothing from its child
             (SECOND.renamed("scaled"), ROOT),
             (FIRST, ROOT.renamed("scaled")),
-            (ROOT.conditioned(normal("third", 3), normal("third", 3, 3), chi2=1.0), FIRST),  # a sibling
+            (ROOT.conditioned(normal("third", 5), S3, chi2=1.0), FIRST),  # a sibling
             (FIRST, Latent(id="xi", rank=4)),  # a name used twice
         ],
     )

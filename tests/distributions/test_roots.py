@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from probneural.distributions import DenseRoot, FeatureRoot, Root
+from probneural.distributions.linear_algebra import Shrink
 from probneural.errors import GridError, ShapeError
 from probneural.functionals import integral
-from tests.distributions.cases import GRIDS, GaussianCase, assert_close, functionals, normal, on_every_gaussian
+from tests.distributions.cases import GRIDS, GaussianCase, assert_close, functionals, normal, on_every_gaussian, shrink
 from tests.distributions.reference import matrix_of
 
 
@@ -40,12 +41,31 @@ class TestEveryRoot:
         left, right = (root.product(latents).double() * values).sum(), (latents * pulled.double()).sum()
         assert abs(left - right) <= case.tolerance * values.norm() * latents.norm() * case.root.norm()
 
+    def test_transposed_products_of_each_input(self, case: GaussianCase) -> None:
+        root, inputs = case.field.root, case.root.shape[0]
+        cotangents = normal("cotangents", inputs, 5, *case.root.shape[1:3])
+        pulled = root.pull(cotangents)
+        assert_close(pulled, torch.einsum("ncpk,nmcp->nmk", case.root, cotangents), 10 * case.tolerance)
+        joint = root.transposed_product(cotangents.movedim(1, 0))
+        assert_close(pulled.double().sum(0), joint.double(), 10 * case.tolerance)
+        assert root.pull(cotangents[:, :0]).shape == (inputs, 0, case.root.shape[3])
+
     def test_row_squares(self, case: GaussianCase) -> None:
         assert_close(case.field.root.row_squares(), case.root.square().sum(-1), case.tolerance)
 
     def test_row_squares_come_in_pieces(self, case: GaussianCase, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("probneural.distributions.roots._CHUNK_ELEMENTS", 1)
         assert_close(case.field.root.row_squares(), case.root.square().sum(-1), case.tolerance)
+
+    @pytest.mark.parametrize("chunk", [1, 2**24])
+    def test_gram_matrices(self, case: GaussianCase, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+        monkeypatch.setattr("probneural.distributions.roots._CHUNK_ELEMENTS", chunk)
+        rows, gram = case.root.flatten(1, 2), case.field.root.gram()
+        assert gram.dtype == torch.float64
+        assert_close(gram, rows @ rows.mT, case.tolerance)
+
+    def test_magnitudes_are_the_largest_deviations(self, case: GaussianCase) -> None:
+        assert_close(case.field.root.magnitude(), case.root.norm(dim=-1).amax(-1), case.tolerance)
 
     def test_pushes(self, case: GaussianCase) -> None:
         for functional in functionals(case.field.grid):
@@ -54,12 +74,15 @@ class TestEveryRoot:
 
     def test_composes(self, case: GaussianCase) -> None:
         inputs, _, _, rank = case.root.shape
-        one, own = normal("one", rank, 3), normal("own", inputs, rank, 3)
+        (one, one_dense), (own, own_dense) = shrink("one", 3, rank), shrink("own", inputs, 2, rank)
         composed = case.field.root.compose(one)
-        assert_close(composed.dense(), torch.einsum("ncpk,kl->ncpl", case.root, one), case.tolerance)
-        twice = composed.compose(one.mT)
-        assert_close(twice.dense(), torch.einsum("ncpk,kl->ncpl", case.root, one @ one.mT), 10 * case.tolerance)
-        assert_close(case.field.root.compose(own).dense(), torch.einsum("ncpk,nkl->ncpl", case.root, own), case.tolerance)
+        expected = torch.einsum("ncpk,kl->ncpl", case.root, one_dense)
+        assert_close(composed.dense(), expected, 10 * case.tolerance)
+        assert composed.shape == case.field.root.shape
+        for twice in (composed.compose(own), composed.select(slice(None)).compose(own)):
+            assert_close(twice.dense(), torch.einsum("ncpk,nkl->ncpl", expected, own_dense), 20 * case.tolerance)
+        again = case.field.root.compose(own).select(torch.tensor([-1]))
+        assert_close(again.dense()[0], case.root[-1] @ own_dense[-1], 10 * case.tolerance)
 
     def test_scales(self, case: GaussianCase) -> None:
         factors = torch.linspace(0.5, 2.0, case.root.shape[1])
@@ -75,8 +98,7 @@ class TestEveryRoot:
             assert_close(chosen.product(latents), torch.einsum("ncpk,sk->sncp", case.root[index], latents), case.tolerance)
 
     def test_results_keep_kind_and_dtype(self, case: GaussianCase) -> None:
-        root, rank = case.field.root, case.root.shape[3]
-        one = torch.eye(rank, dtype=torch.float64)
+        root, (one, _) = case.field.root, shrink("one", 2, case.root.shape[3])
         functional = integral(case.field.grid)
         for result in (root.push(functional), root.compose(one), root.scale(torch.ones(root.shape[1])), root.select(slice(1))):
             assert (type(result), result.dtype, result.device) == (type(root), root.dtype, root.device)
@@ -92,10 +114,10 @@ class TestBadRoots:
             root.push(integral(GRIDS["ends"]))
 
     @pytest.mark.parametrize("root", ROOTS)
-    @pytest.mark.parametrize("axes", [1, 4])
-    def test_composing_with_other_axes(self, root: Root, axes: int) -> None:
-        with pytest.raises(ShapeError, match=r"a matrix \(k, k'\) or \(n, k, k'\)"):
-            root.compose(torch.ones((3,) * axes))
+    @pytest.mark.parametrize("shape", [(2, 4), (2, 2, 4), (1, 2, 3), (3, 2, 3), (2, 2, 2, 3)])
+    def test_composing_with_a_map_of_another_size(self, root: Root, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ShapeError, match=r"directions \(r, 3\) or \(2, r, 3\)"):
+            root.compose(Shrink(torch.ones(shape), torch.ones(shape[:-1])))
 
     @pytest.mark.parametrize("shape", [(2, 3), (1, 2, 3), (1, 1, 1, 2, 3)])
     def test_dense_root_of_other_axes(self, shape: tuple[int, ...]) -> None:
@@ -125,8 +147,9 @@ def test_a_root_of_rank_zero_is_certain() -> None:
 
 def test_features_keep_the_precision_of_their_factor() -> None:
     """Conditioning composes the factor in float64 even where features are float32."""
-    root = FeatureRoot(torch.ones(1, 4, 2), normal("factor", 1, 1, 2, 3))
-    composed = root.compose(normal("composed", 3, 3))
+    root, (one, dense) = FeatureRoot(torch.ones(1, 4, 2), normal("factor", 1, 1, 2, 3)), shrink("composed", 2, 3)
+    composed = root.compose(one)
     assert isinstance(composed, FeatureRoot)
     assert composed.factor.dtype == torch.float64
-    assert torch.equal(composed.factor, root.factor @ normal("composed", 3, 3))
+    assert_close(composed.factor, root.factor @ dense, 1e-14)
+    assert root.pull(torch.ones(1, 1, 1, 4)).dtype == torch.float64

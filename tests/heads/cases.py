@@ -184,6 +184,12 @@ HEADS = {
     "last-layer-given": LastLayerLaplace(noise=0.01, prior_precision=2.0, effective_observations=5.0),
     "full": Laplace(),
     "full-given": Laplace(noise=0.01, prior_precision=2.0, effective_observations=5.0),
+    "low-rank": Laplace(structure="low_rank", rank=40),
+    "low-rank-grown": Laplace(structure="low_rank", noise=0.01, prior_precision=2.0, effective_observations=5.0),
+    "kronecker": Laplace(structure="kronecker"),
+    "kronecker-corrected": Laplace(structure="kronecker", corrected=True, noise=0.01, prior_precision=2.0),
+    "diagonal": Laplace(structure="diagonal"),
+    "iterative": Laplace(structure="iterative", rank=40, noise=0.01, prior_precision=2.0),
 }
 
 
@@ -192,6 +198,12 @@ def operator_case(name: str) -> OperatorCase:
 
 
 OPERATORS = [case.name for case in operator_cases()]
+
+
+_SLOW = {"low-rank", "low-rank-grown", "kronecker-corrected", "iterative"}
+_FEW = ("fno-1d", "fno-outputs", "complex")
+PAIRS = [(head, operator) for head in HEADS for operator in OPERATORS if head not in _SLOW or operator in _FEW]
+"""What contracts run on: every head on every operator, but for heads that repeat others slowly."""
 
 
 @cache

@@ -14,9 +14,9 @@ from probneural.fields import Field, FieldPairs, evaluate
 from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.heads import laplace, last_layer
-from tests.heads.cases import HEADS, OPERATORS, OperatorCase, fields, fitted, operator_case, to_dtype
+from tests.heads.cases import HEADS, PAIRS, OperatorCase, fields, fitted, operator_case, to_dtype
 
-EVERY = pytest.mark.parametrize("operator", OPERATORS)
+PAIR = pytest.mark.parametrize(("head", "operator"), PAIRS)
 HEAD = pytest.mark.parametrize("head", HEADS)
 
 
@@ -41,8 +41,7 @@ def coarse_part(values: Tensor, grid: Grid) -> Tensor:
     return values[(..., *(slice(None, None, 2) for _ in grid.shape))]
 
 
-@HEAD
-@EVERY
+@PAIR
 def test_mean_is_the_operators_own_output_and_variance_positive(head: str, operator: str) -> None:
     case, predict = operator_case(operator), fitted(head, operator)
     field = predict(case.inputs)
@@ -56,8 +55,7 @@ def test_mean_is_the_operators_own_output_and_variance_positive(head: str, opera
     torch.testing.assert_close(field.variance, diagonal, rtol=1e-9, atol=0)
 
 
-@HEAD
-@EVERY
+@PAIR
 def test_neither_operator_nor_data_changes(head: str, operator: str) -> None:
     case = operator_case(operator)
     module = copy.deepcopy(case.operator)
@@ -88,8 +86,7 @@ def test_neither_operator_nor_data_changes(head: str, operator: str) -> None:
             assert not hooks
 
 
-@HEAD
-@EVERY
+@PAIR
 def test_later_training_does_not_reach_the_predictor(head: str, operator: str) -> None:
     case = operator_case(operator)
     module = copy.deepcopy(case.operator)
@@ -103,9 +100,8 @@ def test_later_training_does_not_reach_the_predictor(head: str, operator: str) -
     assert torch.equal(again.variance, expected.variance)
 
 
-@HEAD
+@PAIR
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("operator", ["fno-1d", "conv", "complex", "denormalised"])
 def test_dtype_is_the_operators(head: str, operator: str, dtype: torch.dtype) -> None:
     case = operator_case(operator)
     module = to_dtype(copy.deepcopy(case.operator), dtype)
@@ -118,8 +114,7 @@ def test_dtype_is_the_operators(head: str, operator: str, dtype: torch.dtype) ->
     close(field.variance.double(), reference.variance, 2e-2)
 
 
-@HEAD
-@EVERY
+@PAIR
 def test_predictions_on_other_grids_are_the_same_functions(head: str, operator: str) -> None:
     case, predict = operator_case(operator), fitted(head, operator)
     grid = case.inputs.grid
@@ -137,8 +132,9 @@ def test_predictions_on_other_grids_are_the_same_functions(head: str, operator: 
     close(across.reshape(2 * [here.mean.numel()]), here.cross_covariance(here))
 
 
-@HEAD
-@pytest.mark.parametrize("operator", ["fno-1d", "fno-outputs", "fno-2d", "complex"])
+@pytest.mark.parametrize(
+    ("head", "operator"), [pair for pair in PAIRS if pair[1] in ("fno-1d", "fno-outputs", "fno-2d", "complex")]
+)
 def test_inputs_at_another_resolution_are_the_same_functions(head: str, operator: str) -> None:
     """Of a module that is the same operator on every grid; the nonlinearity aliases a little."""
     case, predict = operator_case(operator), fitted(head, operator)
@@ -151,8 +147,7 @@ def test_inputs_at_another_resolution_are_the_same_functions(head: str, operator
     close(predict.draw(1)(refined.values), there.rsample(seed=1))
 
 
-@HEAD
-@EVERY
+@PAIR
 def test_a_draw_is_an_operator(head: str, operator: str) -> None:
     case, predict = operator_case(operator), fitted(head, operator)
     draw, inputs = predict.draw(11), case.inputs
@@ -165,8 +160,7 @@ def test_a_draw_is_an_operator(head: str, operator: str) -> None:
     close(coarse_part(evaluate(draw, inputs, query), inputs.grid), expected)
 
 
-@HEAD
-@EVERY
+@PAIR
 def test_gradient_in_the_inputs(head: str, operator: str) -> None:
     case, predict = operator_case(operator), fitted(head, operator)
     grid, query = case.inputs.grid, finer(case.inputs.grid)
@@ -191,8 +185,7 @@ def test_gradient_in_the_inputs(head: str, operator: str) -> None:
     assert min(errors) <= 1e-4 * float((gradient * direction).abs().sum())
 
 
-@HEAD
-@EVERY
+@PAIR
 def test_latent_follows_from_operator_and_data(head: str, operator: str) -> None:
     case = operator_case(operator)
     again = HEADS[head].fit(copy.deepcopy(case.operator), case.data)
@@ -202,8 +195,7 @@ def test_latent_follows_from_operator_and_data(head: str, operator: str) -> None
     assert field.cross_covariance(again(case.inputs)).shape == (field.mean.numel(), field.mean.numel())
 
 
-@HEAD
-@EVERY
+@PAIR
 def test_a_copy_predicts_the_same(head: str, operator: str) -> None:
     case, predict = operator_case(operator), fitted(head, operator)
     field, again = predict(case.inputs), copy.deepcopy(predict)(case.inputs)
@@ -212,8 +204,7 @@ def test_a_copy_predicts_the_same(head: str, operator: str) -> None:
     assert torch.equal(again.variance, field.variance)
 
 
-@HEAD
-@EVERY
+@PAIR
 def test_one_pair_is_enough(head: str, operator: str) -> None:
     case = operator_case(operator)
     predict = HEADS[head].fit(case.operator, case.data[:1])
@@ -222,8 +213,7 @@ def test_one_pair_is_enough(head: str, operator: str) -> None:
     assert predict.effective_observations.tolist() == [expected] * predict.out_channels
 
 
-@HEAD
-@EVERY
+@PAIR
 def test_small_batches_change_nothing(head: str, operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, expected = operator_case(operator), fitted(head, operator)
     monkeypatch.setattr(last_layer, "_BATCH_ELEMENTS", 1)
@@ -234,8 +224,7 @@ def test_small_batches_change_nothing(head: str, operator: str, monkeypatch: pyt
     close(predict(case.inputs).variance, expected(case.inputs).variance, 1e-6)
 
 
-@HEAD
-@EVERY
+@PAIR
 def test_prediction_without_gradients(head: str, operator: str) -> None:
     case, predict = operator_case(operator), fitted(head, operator)
     with torch.no_grad():

@@ -16,7 +16,7 @@ from probneural.fields import Field, FieldPairs, evaluate, takes_grid
 from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression, Operator
 from probneural.operators.layers import ChannelNormalizer
-from probneural.training import load, save
+from probneural.storage import load, save
 from tests.operators.cases import CASES, Case, cases, dtypes, generator, smooth
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -42,6 +43,9 @@ class SpectralConv(nn.Module):
         Li et al. (2021), Fourier neural operator for parametric partial differential equations, section 4. Deviations: real
         pairs for weights, both signs of every frequency on all axes but the last, even continuation.
     """
+
+    kronecker_axes: ClassVar[dict[str, str]] = {"weight": "... row column pair"}
+    """One complex matrix per frequency, held as real pairs: what curvature needs to know of the layer."""
 
     def __init__(
         self, in_channels: int, out_channels: int, *, modes: Sequence[int], periodic: Sequence[bool] | bool = True

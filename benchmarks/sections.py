@@ -1,0 +1,55 @@
+"""Benchmarks whose results are several small tables: run each part, print it, write one JSON file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks import environment, report
+
+Row = dict[str, Any]
+
+
+def write(
+    name: str,
+    parts: Mapping[str, Callable[[], Sequence[Row]]],
+    *,
+    mode: str,
+    output: Path,
+    notes: Sequence[str] = (),
+    peers: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run every part, print its table, and write all of them with their provenance.
+
+    Args:
+        name: Of the benchmark.
+        parts: Title of each table to what makes its rows; all rows of one table have the same headings.
+        mode: `default` or `small`.
+        output: Folder of NAME.json.
+        notes: What a reader must know.
+        peers: Distributions whose versions count beside ours.
+    """
+    start = time.perf_counter()
+    sections: dict[str, list[Row]] = {}
+    for title, make in parts.items():
+        sections[title] = list(make())
+        print(f"\n{title}\n{report.terminal_table(sections[title])}", flush=True)
+    results = {
+        "benchmark": name,
+        "command": f"python -m benchmarks {name}" + ("" if mode == "default" else f" --{mode}"),
+        "mode": mode,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": environment.machine(),
+        "versions": environment.versions() | environment.installed(peers),
+        "commit": environment.commit(),
+        "wall_seconds": round(time.perf_counter() - start, 1),
+        "notes": list(notes),
+        "sections": sections,
+    }
+    path = output / f"{name}.json"
+    environment.write_json(results, path)
+    print(f"\n{path}\n{results['wall_seconds']:.0f} s")
+    return results

@@ -1,0 +1,165 @@
+"""Structures of the Laplace posterior against the dense one of a small operator, at the same noise and prior."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+
+import probneural as pn
+
+RANKS = (8, 16, 32, 64, 128, 256, 512)
+
+
+def trained(*, small: bool = False) -> tuple[pn.operators.FNO, pn.FieldPairs, pn.Field]:
+    """An operator of about a thousand parameters in float64, its training pairs, and new inputs."""
+    problem = pn.problems.Burgers(viscosity=0.1)
+    train = problem.sample(50, resolution=64, seed=20_000).to(torch.float64)
+    inputs = problem.sample(8, resolution=64, seed=20_001).inputs.to(torch.float64)
+    torch.manual_seed(0)
+    operator = pn.operators.FNO(1, 1, modes=(6,), width=6, depth=2, projection=16).to(torch.float64)
+    pn.fit(operator, train, epochs=3 if small else 300, seed=0, show_progress=False)
+    return operator, train, inputs
+
+
+def run(*, small: bool = False) -> dict[str, Any]:
+    """Accuracy of every structure, of the low rank by rank, and of the evidence."""
+    torch.set_num_threads(1)
+    operator, train, inputs = trained(small=small)
+    dense = pn.heads.Laplace().fit(operator, train)
+    given = {
+        "noise": dense.noise,
+        "prior_precision": float(dense.prior_precision[0]),
+        "effective_observations": dense.effective_observations,
+    }
+    reference = _covariances(dense, inputs)
+    heads: dict[str, Any] = {
+        "full": pn.heads.Laplace(**given),
+        "iterative": pn.heads.Laplace(structure="iterative", **given),
+        "low rank, grown": pn.heads.Laplace(structure="low_rank", rank=None, **given),
+        "kronecker": pn.heads.Laplace(structure="kronecker", **given),
+        "kronecker, corrected": pn.heads.Laplace(structure="kronecker", corrected=True, **given),
+        "kronecker, 16 probes": pn.heads.Laplace(structure="kronecker", probes=16, **given),
+        "diagonal": pn.heads.Laplace(structure="diagonal", **given),
+        "diagonal, XDiag 128": pn.heads.Laplace(structure="diagonal", probes=128, **given),
+    }
+    rows = []
+    for name, head in heads.items():
+        start = time.perf_counter()
+        predict = head.fit(operator, train)
+        seconds = time.perf_counter() - start
+        is_solved = name == "iterative"  # every column of its root is a linear system: one function will do
+        covariance = _covariances(predict, inputs[:1] if is_solved else inputs)
+        weights = None if is_solved else _relative(predict.weight_covariance, dense.weight_covariance)
+        rows.append(
+            {
+                "structure": name,
+                "weights": weights,
+                **_compared(covariance, reference[: len(covariance)], float(dense.noise[0])),
+                "evidence": predict.log_evidence,
+                "evidence_dense": dense.log_evidence,
+                "evidence_error": predict.log_evidence_error,
+                "fit_seconds": seconds,
+            }
+        )
+    layer = pn.heads.LastLayerLaplace(noise=dense.noise, effective_observations=dense.effective_observations)
+    rows.append(
+        {
+            "structure": "last layer",
+            **_compared(_covariances(layer.fit(operator, train), inputs), reference, float(dense.noise[0])),
+        }
+    )
+    return {
+        "parameters": dense.layout.size,
+        "functions": len(train),
+        "points": train.outputs.grid.size,
+        "noise": dense.noise.tolist(),
+        "prior_precision": given["prior_precision"],
+        "rows": rows,
+        "ranks": [_at_rank(rank, operator, train, inputs, given, reference) for rank in RANKS],
+        "learned": _learned(operator, train),
+    }
+
+
+def _at_rank(
+    rank: int,
+    operator: pn.operators.FNO,
+    train: pn.FieldPairs,
+    inputs: pn.Field,
+    given: dict[str, Any],
+    reference: torch.Tensor,
+) -> dict[str, Any]:
+    """What a truncation captures, how good it is with its complement and without, and whether its bounds hold."""
+    predict = pn.heads.Laplace(structure="low_rank", rank=rank, **given).fit(operator, train)
+    lower, upper = predict.variance_bounds(inputs)
+    exact = reference.diagonal(dim1=-2, dim2=-1)
+    kept = predict.weights.directions * predict.weights.factors
+    columns = kept.mT * predict.weights.spread
+    jacobian = pn.curvature.jacobian(predict.operator, predict.layout, inputs).flatten(1, 2)
+    span = jacobian @ columns.mT
+    dropped = span @ span.mT
+    slack = 1e-9 * exact
+    return {
+        "rank": len(predict.weights.factors),
+        "captured_energy": predict.report["captured_energy"],
+        "next_ratio": predict.report["next_ratio"],
+        "frobenius": _relative(_covariances(predict, inputs), reference),
+        "frobenius_dropped": _relative(dropped, reference),
+        "sd_ratio": float((upper.flatten(1) / exact).sqrt().mean()),
+        "sd_ratio_dropped": float((dropped.diagonal(dim1=-2, dim2=-1) / exact).clamp_min(0).sqrt().mean()),
+        "sd_ratio_lower": float((lower.flatten(1) / exact).sqrt().mean()),
+        "bounds_hold": float(((lower.flatten(1) <= exact + slack) & (exact <= upper.flatten(1) + slack)).double().mean()),
+        "evidence": predict.log_evidence,
+        "evidence_error": predict.log_evidence_error,
+    }
+
+
+def _learned(operator: pn.operators.FNO, train: pn.FieldPairs) -> list[dict[str, Any]]:
+    """Hyper-parameters and evidence where each structure learns its own."""
+    rows = []
+    for structure in ("full", "low_rank", "kronecker", "diagonal"):
+        for per_layer in (False, True):
+            if structure == "low_rank":
+                head = pn.heads.Laplace(structure=structure, rank=256, per_layer=per_layer)
+            else:
+                head = pn.heads.Laplace(structure=structure, per_layer=per_layer)
+            predict = head.fit(operator, train)
+            rows.append(
+                {
+                    "structure": structure,
+                    "per_layer": per_layer,
+                    "noise": float(predict.noise[0]),
+                    "prior_precision": float(predict.prior_precision.log().mean().exp()),
+                    "evidence": predict.log_evidence,
+                    "evidence_error": predict.log_evidence_error,
+                }
+            )
+    return rows
+
+
+def _covariances(predict: Any, inputs: pn.Field) -> torch.Tensor:
+    """Covariance of each function's values, `(n, p, p)`."""
+    rows = predict(inputs).root.dense().flatten(1, 2).double()
+    return rows @ rows.mT
+
+
+def _relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
+
+
+def _compared(covariance: torch.Tensor, reference: torch.Tensor, noise: float) -> dict[str, float]:
+    """Frobenius error, marginal sd, and KL divergence per value of noisy functions from the dense posterior's."""
+    deviation, exact = (matrix.diagonal(dim1=-2, dim2=-1).sqrt() for matrix in (covariance, reference))
+    identity = noise * torch.eye(covariance.shape[-1], dtype=covariance.dtype)
+    right, left = covariance + identity, reference + identity
+    points = covariance.shape[-1]
+    ratio = torch.linalg.solve(right, left)
+    divergence = ratio.diagonal(dim1=-2, dim2=-1).sum(-1) - points - torch.linalg.slogdet(ratio)[1]
+    return {
+        "frobenius": _relative(covariance, reference),
+        "sd_ratio": float((deviation / exact).mean()),
+        "sd_error": float((deviation / exact - 1.0).abs().mean()),
+        "kl_per_value": float(divergence.mean()) / (2 * points) if math.isfinite(float(divergence.mean())) else math.nan,
+    }

@@ -1,0 +1,283 @@
+"""The lazy root of a linearised posterior: a Jacobian times a root of the weights' covariance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import jvp, vjp, vmap
+
+from probneural.curvature.diagonals import row_squares_estimate
+from probneural.curvature.jacobian import evaluate_at
+from probneural.curvature.parameters import ParameterVector
+from probneural.curvature.weight_roots import WeightRoot
+from probneural.distributions.linear_algebra import Shrink
+from probneural.distributions.roots import Root
+from probneural.errors import GridError, UnsupportedError
+from probneural.fields import Field
+from probneural.functionals import Functional
+from probneural.grids import Grid
+
+_POINTS = 2**15
+"""Grid points of inputs pushed through the operator at once, for each tangent."""
+_LARGEST_DENSE = 2**29
+"""Entries of a root formed at once (2 GiB in float32)."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How row sums of squares, hence marginal variances, are found.
+
+    Exactly, by one pass per value or latent direction, where that takes at most `exact_passes` passes; else by a sketch of
+    `sketch` random projections, which is exact on the span it finds, and `probes` draws for what is left of the variance.
+
+    Args:
+        exact_passes: Passes per function up to which variances are exact.
+        sketch: Random projections, two passes each.
+        probes: Draws for the remainder, one pass each; its relative standard error is sqrt(2 / probes).
+        seed: Of projections and draws.
+        chunk: Tangents or cotangents pushed at once.
+    """
+
+    exact_passes: int = 512
+    sketch: int = 24
+    probes: int = 32
+    seed: int = 0
+    chunk: int = 8
+
+
+_EFFORT = Effort()
+
+
+@dataclass(frozen=True, eq=False)
+class JacobianRoot(Root):
+    """J R of u = f(w) + J R xi: a Jacobian in the parameters times a root R of their covariance, never formed.
+
+    Differentiable in the inputs' values. Functionals, conditioning and scales are kept as what they are and applied to
+    products. The entries of the result are exact but for row sums of squares where `effort` says so.
+
+    Args:
+        operator: Any module from fields to fields.
+        layout: Which parameters vary.
+        vector: Where the Jacobian is taken, `(P,)`.
+        inputs: n input functions.
+        query: Where to evaluate; the inputs' grid by default.
+        channels: Channels c of the output.
+        weights: R.
+        effort: How variances are found.
+        functionals: Applied to the output in turn.
+        shrinks: Applied to the latent side, the last one first.
+        factors: Factor per channel, `(c,)`.
+    """
+
+    operator: nn.Module
+    layout: ParameterVector
+    vector: Float[Tensor, " P"]
+    inputs: Field
+    query: Grid | None
+    channels: int
+    weights: WeightRoot
+    effort: Effort = _EFFORT
+    functionals: tuple[Functional, ...] = ()
+    shrinks: tuple[Shrink, ...] = ()
+    factors: Float[Tensor, " c"] | None = None
+
+    @property
+    def grid(self) -> Grid:
+        """Where the operator is evaluated."""
+        return self.inputs.grid if self.query is None else self.query
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(n, c, p, k)`."""
+        points = self.functionals[-1].size if self.functionals else self.grid.size
+        return len(self.inputs), self.channels, points, self.weights.rank
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The operator's dtype."""
+        return self.vector.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The operator's device."""
+        return self.vector.device
+
+    def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
+        """Map s latent vectors to s coherent draws, by one Jacobian product each."""
+        if any(shrink.directions.ndim == 3 for shrink in self.shrinks):  # then every input has a latent vector of its own
+            pieces = [root.product_one(latents) for root in self._singles()]
+            return torch.stack(pieces, dim=1)
+        return self.push_tangents(self._tangents(latents))
+
+    def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
+        """Map one latent vector per input."""
+        return torch.stack([root.product_one(latents[index : index + 1])[0] for index, root in enumerate(self._singles())])
+
+    def product_one(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s c p"]:
+        """Map s latent vectors to s draws at the first input."""
+        return self._forward(self.inputs[:1], self._tangents(latents))[:, 0]
+
+    def push_tangents(self, tangents: Float[Tensor, "s P"]) -> Float[Tensor, "s n c p"]:
+        """J t, for s changes of the parameters."""
+        step = max(1, _POINTS // self.grid.size)
+        parts = [self._forward(self.inputs[start : start + step], tangents) for start in range(0, len(self.inputs), step)]
+        return torch.cat(parts, dim=1)
+
+    def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
+        """Apply the transpose of the joint map."""
+        return sum(root.transposed_one(values[:, index]) for index, root in enumerate(self._singles()))  # type: ignore[return-value]
+
+    def transposed_one(self, values: Float[Tensor, "s c p"]) -> Float[Tensor, "s k"]:
+        """Apply the transpose of the map of the first input."""
+        vectors = self._reverse(self.inputs[:1], values)
+        latents = self.weights.transposed_product(vectors)
+        for shrink in self.shrinks:
+            latents = _first(shrink).product(latents)
+        return latents
+
+    def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
+        """Apply each input's own transpose to m vectors."""
+        return torch.stack([root.transposed_one(cotangents[index]) for index, root in enumerate(self._singles())])
+
+    def row_squares(self) -> Float[Tensor, "n c p"]:
+        """Row sums of squares; see `Effort` for when they are exact."""
+        return torch.stack([root._row_squares_one()[0] for root in self._singles()])
+
+    def row_squares_error(self) -> Float[Tensor, "n c p"]:
+        """Standard error of `row_squares`, in its units; zero where it is exact."""
+        return torch.stack([root._row_squares_one()[1] for root in self._singles()])
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether row sums of squares are exact."""
+        _, channels, points, rank = self.shape
+        return min(channels * points, rank) <= self.effort.exact_passes
+
+    def magnitude(self) -> Float[Tensor, "n c"]:
+        """An estimate of the largest row norm per channel, from a few draws."""
+        generator = torch.Generator().manual_seed(self.effort.seed)
+        latents = torch.randn(8, self.shape[3], generator=generator, dtype=torch.float64, device="cpu")
+        return self.product(latents.to(self.vector)).square().mean(0).amax(-1).sqrt() * 2.0
+
+    def push(self, functional: Functional) -> Root:
+        """Remember the functional."""
+        if functional.grid.size != self.shape[2]:
+            raise GridError(
+                expected=f"a functional on the field's {self.shape[2]} points",
+                got=f"one on {functional.grid!r}",
+                remedy="build the functional from the distribution's grid",
+            )
+        return replace(self, functionals=(*self.functionals, functional))
+
+    def compose(self, shrink: Shrink) -> Root:
+        """Remember the shrink."""
+        return replace(self, shrinks=(*self.shrinks, shrink))
+
+    def scale(self, factors: Float[Tensor, " c"]) -> Root:
+        """Remember the factors."""
+        scaled = factors if self.factors is None else self.factors.to(factors) * factors
+        return replace(self, factors=scaled)
+
+    def select(self, index: slice | Tensor) -> Root:
+        """Select inputs, and what was learnt about each of them."""
+        shrinks = tuple(shrink if shrink.directions.ndim == 2 else shrink[index] for shrink in self.shrinks)
+        return replace(self, inputs=Field(self.inputs.values[index], self.inputs.grid), shrinks=shrinks)
+
+    def dense(self) -> Float[Tensor, "n c p k"]:
+        """Form the root, by as many passes per input as it has rows or columns, whichever are fewer.
+
+        Raises:
+            UnsupportedError: If it would not fit into memory.
+        """
+        inputs, channels, points, rank = self.shape
+        if inputs * channels * points * rank > _LARGEST_DENSE:
+            raise UnsupportedError(
+                expected=f"a root of at most {_LARGEST_DENSE} entries to form",
+                got=f"{inputs} x {channels} x {points} x {rank}",
+                remedy="take fewer functions or points at a time, a functional of them, or products",
+            )
+        if rank < channels * points:
+            unit = torch.eye(rank, dtype=self.dtype, device=self.device)
+            return self.product(unit).movedim(0, -1)
+        unit = torch.eye(channels * points, dtype=self.dtype, device=self.device).unflatten(-1, (channels, points))
+        return self.pull(unit.expand(inputs, -1, -1, -1)).unflatten(1, (channels, points))
+
+    def gram(self) -> Float[Tensor, "n cp cp"]:
+        """J R R^T J^T of each input, formed a few columns at a time."""
+        _, channels, points, _ = self.shape
+        unit = torch.eye(channels * points, dtype=self.dtype, device=self.device).unflatten(-1, (channels, points))
+        pieces = []
+        for root in self._singles():
+            columns = [root.product_one(root.transposed_one(piece)) for piece in unit.split(4 * self.effort.chunk)]
+            matrix = torch.cat(columns).flatten(1).to(torch.float64)
+            pieces.append((matrix + matrix.mT) / 2)
+        return torch.stack(pieces)
+
+    def _singles(self) -> Iterator[JacobianRoot]:
+        for index in range(len(self.inputs)):
+            one = self.select(slice(index, index + 1))
+            assert isinstance(one, JacobianRoot)
+            yield one
+
+    def _row_squares_one(self) -> tuple[Tensor, Tensor]:
+        """Row sums of squares at the first input, `(c, p)`, and their standard errors."""
+        _, channels, points, rank = self.shape
+        shape, chunk = (channels, points), 4 * self.effort.chunk
+        if self.is_exact and rank < channels * points:
+            unit = torch.eye(rank, dtype=self.dtype, device=self.device)
+            squares = torch.stack([self.product_one(piece).square().sum(0) for piece in unit.split(chunk)]).sum(0)
+            return squares, torch.zeros_like(squares)
+        if self.is_exact:
+            unit = torch.eye(channels * points, dtype=self.dtype, device=self.device).unflatten(-1, shape)
+            squares = torch.cat([self.transposed_one(piece).square().sum(-1) for piece in unit.split(chunk)])
+            return squares.to(self.dtype).unflatten(-1, shape), torch.zeros(shape, dtype=self.dtype, device=self.device)
+        estimate = row_squares_estimate(
+            lambda latents: self.product_one(latents).flatten(1),
+            lambda values: self.transposed_one(values.unflatten(-1, shape)),
+            rows=channels * points,
+            latent=rank,
+            sketch=self.effort.sketch,
+            probes=self.effort.probes,
+            seed=self.effort.seed,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        return estimate.values.to(self.dtype).unflatten(-1, shape), estimate.errors.to(self.dtype).unflatten(-1, shape)
+
+    def _tangents(self, latents: Tensor) -> Tensor:
+        """Latent vectors to tangents in the parameters, `(s, P)`."""
+        for shrink in reversed(self.shrinks):
+            latents = _first(shrink).product(latents)
+        return self.weights.product(latents).to(self.vector)
+
+    def _outputs(self, parameters: Tensor, inputs: Field) -> Tensor:
+        values = evaluate_at(self.operator, self.layout, parameters, inputs, self.query)
+        for functional in self.functionals:
+            values = functional(values)
+        values = values.flatten(2)
+        return values if self.factors is None else values * self.factors.to(values)[:, None]
+
+    def _forward(self, inputs: Field, tangents: Tensor) -> Tensor:
+        """J t for s tangents, `(s, n, c, p)`."""
+
+        def push(tangent: Tensor) -> Tensor:
+            derivative: Tensor = jvp(lambda parameters: self._outputs(parameters, inputs), (self.vector,), (tangent,))[1]
+            return derivative
+
+        pushed: Tensor = vmap(push, chunk_size=self.effort.chunk)(tangents)
+        return pushed
+
+    def _reverse(self, inputs: Field, cotangents: Tensor) -> Tensor:
+        """J^T v for s cotangents `(s, c, p)` of one input, `(s, P)`."""
+        _, pull = vjp(lambda parameters: self._outputs(parameters, inputs)[0], self.vector)  # type: ignore[misc]
+        pulled: Tensor = vmap(lambda cotangent: pull(cotangent)[0], chunk_size=self.effort.chunk)(cotangents.to(self.vector))
+        return pulled
+
+
+def _first(shrink: Shrink) -> Shrink:
+    """The shrink of the first input, where there is one per input."""
+    return shrink if shrink.directions.ndim == 2 else shrink[0]

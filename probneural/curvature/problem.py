@@ -1,0 +1,209 @@
+"""What a curvature matrix is of: an operator, its data and its likelihood, streamed in minibatches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from probneural.curvature.distributed import check_group
+from probneural.curvature.jacobian import _Evaluator
+from probneural.curvature.likelihood import QuadratureGaussian
+from probneural.curvature.parameters import ParameterVector
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.fields import Field
+from probneural.grids import Grid
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_CHUNK_VALUES = 2**14
+"""Values (functions x points) pushed at once, times vectors: 4 vectors measured best or next to best on 1-D and 2-D
+operators with one thread and with two; larger chunks gain only where a minibatch is so small that overhead rules."""
+
+
+@dataclass(frozen=True, eq=False)
+class CurvatureProblem:
+    """The loss L(theta) = sum over functions of -log p(y_i | f(theta, a_i)), whose curvature is asked for.
+
+    Args:
+        operator: Any module from fields to fields, in evaluation mode: a normalisation or dropout layer in training mode
+            would make the loss depend on the minibatches.
+        inputs: n input functions.
+        layout: Which parameters theta holds, P real numbers.
+        likelihood: Of the outputs; its weights are `(c, p)`.
+        targets: n output functions. Jacobian and Gauss-Newton products do without; Hessian and Fisher products need them.
+        grid: Where outputs are evaluated, p points; the inputs' grid by default.
+        batch: Functions per minibatch.
+        chunk: Vectors pushed through a minibatch at once; by default as many as keep chunk * batch * p at about 16,000,
+            4 at least and 64 at most. It bounds memory and does not change results.
+        is_sharded: Whether each process of a torch.distributed group holds other functions, so that sums run over all
+            processes. Never assumed: an initialised group alone changes nothing.
+        group: The process group; the default group if None. Only with `is_sharded`.
+
+    Raises:
+        ArgumentError: If the operator is in training mode, a size is not a positive integer, the layout names a parameter
+            the operator lacks, or the group does not fit `is_sharded`.
+        DataError: If there are no functions, or data and parameters differ in dtype.
+        ShapeError: If inputs, targets and likelihood do not fit together.
+        GridError: If the targets live on another grid.
+        UnsupportedError: If `is_sharded` without an initialised torch.distributed.
+    """
+
+    operator: nn.Module
+    inputs: Field
+    layout: ParameterVector = field(kw_only=True)
+    likelihood: QuadratureGaussian = field(kw_only=True)
+    targets: Field | None = field(default=None, kw_only=True)
+    grid: Grid | None = field(default=None, kw_only=True)
+    batch: int = field(default=32, kw_only=True)
+    chunk: int | None = field(default=None, kw_only=True)
+    is_sharded: bool = field(default=False, kw_only=True)
+    group: ProcessGroup | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Validate once, so that every product may rely on it."""
+        if any(module.training for module in self.operator.modules()):
+            raise ArgumentError(
+                expected="an operator in evaluation mode", got="one in training mode", remedy="call operator.eval() first"
+            )
+        for name, size in (("batch", self.batch), ("chunk", self.chunk)):
+            if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+                raise ArgumentError(
+                    expected=f"a positive integer as {name}", got=repr(size), remedy="count functions or vectors"
+                )
+        own = dict(self.operator.named_parameters())
+        missing = [name for name in self.layout.names if name not in own]
+        if missing:
+            raise ArgumentError(
+                expected="a layout of this operator's parameters",
+                got=f"{missing[0]}, which it lacks",
+                remedy="make one with ParameterVector.of(operator)",
+            )
+        dtypes = {own[name].real.dtype if own[name].is_complex() else own[name].dtype for name in self.layout.names}
+        dtypes |= {self.inputs.dtype} | ({self.targets.dtype} if self.targets is not None else set())
+        if len(dtypes) > 1:
+            raise DataError(
+                expected="parameters, inputs and targets of one dtype",
+                got=", ".join(sorted(map(str, dtypes))),
+                remedy="convert with .to(dtype)",
+            )
+        self._check_data()
+        check_group(self.is_sharded, self.group)
+
+    def _check_data(self) -> None:
+        if len(self.inputs) == 0:
+            raise DataError(expected="at least one input function", got="none", remedy="pass some")
+        if self.likelihood.weights.shape[1] != self.where.size:
+            raise ShapeError(
+                expected=f"a likelihood on the output grid's {self.where.size} points",
+                got=f"{self.likelihood.weights.shape[1]} points",
+                remedy="make it with QuadratureGaussian.of(grid, precision) on the same grid",
+            )
+        if self.targets is None:
+            return
+        if self.targets.grid != self.where:
+            raise GridError(
+                expected=f"targets on {self.where!r}", got=repr(self.targets.grid), remedy="pass their grid as grid="
+            )
+        if len(self.targets) != len(self.inputs) or self.targets.channels != len(self.likelihood.weights):
+            raise ShapeError(
+                expected=f"{len(self.inputs)} targets of {len(self.likelihood.weights)} channels",
+                got=f"{len(self.targets)} of {self.targets.channels}",
+                remedy="pair targets with inputs one to one, and give one precision per channel",
+            )
+
+    @property
+    def where(self) -> Grid:
+        """The outputs' grid."""
+        return self.inputs.grid if self.grid is None else self.grid
+
+    @property
+    def size(self) -> int:
+        """Number of parameters P."""
+        return self.layout.size
+
+    @property
+    def parameters(self) -> Float[Tensor, " P"]:
+        """The operator's own parameters, detached."""
+        return self.layout.flatten(dict(self.operator.named_parameters()))
+
+    @property
+    def width(self) -> int:
+        """Vectors pushed through a minibatch at once."""
+        if self.chunk is not None:
+            return self.chunk
+        return min(max(_CHUNK_VALUES // (min(self.batch, len(self.inputs)) * self.where.size), 4), 64)
+
+    def minibatches(self) -> Iterator[slice]:
+        """Rows of the functions in each minibatch."""
+        for start in range(0, len(self.inputs), self.batch):
+            yield slice(start, min(start + self.batch, len(self.inputs)))
+
+    def outputs(self, parameters: Float[Tensor, " P"], rows: slice = slice(None)) -> Float[Tensor, "b c p"]:
+        """The operator's outputs at these parameters: a pure function to take derivatives of, b functions at a time.
+
+        Raises:
+            ShapeError: If the operator's channels are not the likelihood's.
+        """
+        return self.outputs_for(parameters, self.inputs.values[rows])
+
+    def outputs_for(self, parameters: Float[Tensor, " P"], inputs: Float[Tensor, "b c0 *grid"]) -> Float[Tensor, "b c p"]:
+        """What `outputs` is for other inputs on the same grid, and a pure function of their values too.
+
+        Raises:
+            ShapeError: If the operator's channels are not the likelihood's.
+        """
+        where = Field(inputs, self.inputs.grid)
+        values: Tensor = functional_call(_Evaluator(self.operator), self._spread(parameters), (where, self.grid))
+        if values.shape[1] != len(self.likelihood.weights):
+            raise ShapeError(
+                expected=f"{len(self.likelihood.weights)} output channels, as the likelihood has",
+                got=str(values.shape[1]),
+                remedy="give one precision per output channel",
+            )
+        return values.flatten(2)
+
+    def check_targets(self) -> None:
+        """Check that there are targets to take losses against.
+
+        Raises:
+            DataError: If there are none.
+        """
+        if self.targets is None:
+            raise DataError(expected="targets", got="none", remedy="pass targets=, or use Gauss-Newton products")
+
+    def losses(self, parameters: Float[Tensor, " P"], rows: slice = slice(None)) -> Float[Tensor, " b"]:
+        """The loss of each function at these parameters, in nats.
+
+        Raises:
+            DataError: If there are no targets.
+        """
+        self.check_targets()
+        assert self.targets is not None
+        return self.likelihood.losses(self.outputs(parameters, rows), self.targets.values[rows].flatten(2))
+
+    def loss(self, parameters: Float[Tensor, " P"], rows: slice = slice(None)) -> Float[Tensor, ""]:
+        """The sum of these functions' losses, in nats, over this process's functions only.
+
+        Raises:
+            DataError: If there are no targets.
+        """
+        return self.losses(parameters, rows).sum()
+
+    def _spread(self, vector: Tensor) -> dict[str, Tensor]:
+        """What `ParameterVector.unflatten` does, by one split: its transpose is one `cat`, not P zeros per parameter."""
+        pieces = vector.split([math.prod(shape) for shape in self.layout.shapes])
+        tensors = {}
+        for name, piece, shape, is_complex in zip(
+            self.layout.names, pieces, self.layout.shapes, self.layout.is_complex, strict=True
+        ):
+            part = piece.reshape(shape)
+            tensors[f"operator.{name}"] = torch.complex(part[..., 0], part[..., 1]) if is_complex else part
+        return tensors

@@ -1,0 +1,298 @@
+"""What every all-layer posterior starts from: the operator's weights, its residuals, and the units they are measured in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from probneural.curvature import ParameterVector
+from probneural.curvature.functions import GaussNewtonProduct, JacobianProduct, TransposedJacobianProduct
+from probneural.curvature.likelihood import QuadratureGaussian
+from probneural.curvature.linearisation import Linearisation, gauss_newton_term
+from probneural.curvature.problem import CurvatureProblem
+from probneural.curvature.rows import GaussNewtonRows
+from probneural.errors import ArgumentError, ShapeError
+from probneural.fields import Field, FieldPairs, evaluate
+from probneural.grids import Grid
+from probneural.heads.layers import LayeredEvidence
+from probneural.heads.residuals import check_pairs, effective_observations, given_per_channel, output_units
+
+_BATCH_POINTS = 2**16
+"""Grid points evaluated at once."""
+_TRACED = 2**27
+"""Functions times points times parameters from which products are worth a second of tracing."""
+
+
+@dataclass(frozen=True, eq=False)
+class WeightProblem:
+    """A Gaussian approximation in the weights around their trained values, before its curvature is known.
+
+    With noise variance level * reference_c in channel c and m_c effective observations, the negative log likelihood is
+    energy / (2 level) plus a constant, and its Gauss-Newton matrix is G / level, with G = sum over functions and channels of
+    precision_c / |D| * integral of J^T J and precision_c = m_c / reference_c.
+
+    Attributes:
+        operator: An own copy in evaluation mode.
+        layout: Which parameters vary.
+        vector: Their trained values, `(P,)`, in the operator's dtype.
+        data: Training pairs on the operator's device.
+        query: Grid of the outputs where it differs from the inputs'.
+        counts: m, `(c,)`, float64 on the CPU.
+        reference: `(c,)`, float64, physical units squared.
+        precision: `(c,)`, float64.
+        residuals: Outputs minus the operator's, in physical units.
+        energy: Sum of squared residuals in units of the reference, weighted by m.
+        noise: 1 if the observation variance is given (the reference then is that variance), else None.
+        prior: Given prior precision of each parameter, `(P,)`, float64, or None.
+        learns_layers: Whether to learn one prior precision per parameter tensor rather than one for all.
+    """
+
+    operator: nn.Module
+    layout: ParameterVector
+    vector: Float[Tensor, " P"]
+    data: FieldPairs
+    query: Grid | None
+    counts: Float64[Tensor, " c"]
+    reference: Float64[Tensor, " c"]
+    precision: Float64[Tensor, " c"]
+    residuals: Float64[Tensor, "n c *grid"]
+    energy: float
+    noise: float | None
+    prior: Float64[Tensor, " P"] | None
+    learns_layers: bool
+
+    @property
+    def observations(self) -> float:
+        """Number of effective observations in all."""
+        return float(self.counts.sum()) * len(self.data)
+
+    @property
+    def grid(self) -> Grid:
+        """Where the outputs live."""
+        return self.data.outputs.grid
+
+    @property
+    def weights(self) -> Float64[Tensor, "c p"]:
+        """Curvature of the negative log likelihood at level 1 in each output value."""
+        share = (self.grid.weights / self.grid.volume).to(self.precision.device)
+        return self.precision[:, None] * share
+
+    @property
+    def spread(self) -> Float64[Tensor, " P"]:
+        """Prior standard deviations, zero where the prior fixes a parameter; ones where the prior is to be learned."""
+        if self.prior is None:
+            return torch.ones(self.layout.size, dtype=torch.float64, device=self.vector.device)
+        return self.prior.to(self.vector.device).rsqrt()
+
+    @property
+    def groups(self) -> Tensor:
+        """Number of the parameter tensor that each coordinate belongs to, `(P,)`."""
+        sizes = torch.tensor([shape.numel() for shape in self.layout.shapes])
+        return torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(self.vector.device)
+
+    @property
+    def whitened_centre(self) -> Float64[Tensor, " P"]:
+        """The trained weights in units of their prior standard deviations, zero where the prior fixes them."""
+        spread = self.spread
+        centre = self.vector.to(torch.float64)
+        return torch.where(spread > 0, centre / torch.where(spread > 0, spread, 1.0), 0.0)
+
+    @property
+    def offset(self) -> float:
+        """What the reference's units subtract from the log evidence, in nats."""
+        return 0.5 * len(self.data) * float((self.counts.to(self.reference) * self.reference.log()).sum())
+
+    def layered(
+        self,
+        log_determinant: Callable[[Tensor, Tensor], Tensor],
+        *,
+        groups: Tensor | None = None,
+        names: Sequence[str] | None = None,
+    ) -> LayeredEvidence:
+        """Evidence with one prior precision per layer, by default per parameter tensor; see `LayeredEvidence`."""
+        members = (self.groups if groups is None else groups).cpu()
+        count = len(self.layout.names) if names is None else len(names)
+        ones = torch.ones(self.layout.size, dtype=torch.float64)
+        squares = self.vector.to(torch.float64).square().cpu()
+        return LayeredEvidence(
+            log_determinant=log_determinant,
+            names=self.layout.names if names is None else names,
+            sizes=torch.zeros(count, dtype=torch.float64).index_add_(0, members, ones),
+            squared_norms=torch.zeros(count, dtype=torch.float64).index_add_(0, members, squares),
+            observations=self.observations,
+            energy=self.energy,
+        )
+
+    @cached_property
+    def curvature(self) -> CurvatureProblem:
+        """The data and the likelihood at level 1, for products."""
+        return CurvatureProblem(
+            self.operator,
+            self.data.inputs,
+            layout=self.layout,
+            likelihood=QuadratureGaussian(self.weights),
+            grid=self.query,
+        )
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Dtype and device of vectors."""
+        return {"dtype": self.vector.dtype, "device": self.vector.device}
+
+    @property
+    def tolerance(self) -> float:
+        """Relative residual that eigenpairs must meet: what the dtype allows with room to spare."""
+        return 1e-9 if self.vector.dtype == torch.float64 else 1e-4
+
+    def product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s P"]:
+        """The whitened Gauss-Newton matrix at level 1 times s vectors."""
+        spread = self.spread.to(vectors)
+        if self._linearisation is not None:
+            return self._linearisation.product(vectors * spread) * spread
+        return GaussNewtonProduct.of(self.curvature, self.vector, vectors * spread) * spread
+
+    @cached_property
+    def _linearisation(self) -> Linearisation | None:
+        """Of large problems, where tracing the operator costs less than it saves over some hundred products."""
+        work = len(self.data) * self.grid.size * self.layout.size
+        return Linearisation(self.curvature, self.vector, gauss_newton_term(self.curvature)) if work > _TRACED else None
+
+    def jacobian_product(self, tangents: Float[Tensor, "s P"]) -> Float[Tensor, "s n c p"]:
+        """The Jacobian at the training inputs times s changes of the parameters."""
+        return JacobianProduct.of(self.curvature, self.vector, tangents)
+
+    def transposed_jacobian_product(self, cotangents: Float[Tensor, "s n c p"]) -> Float[Tensor, "s P"]:
+        """Its transpose."""
+        return TransposedJacobianProduct.of(self.curvature, self.vector, cotangents)
+
+    def rows(self, *, probes: int | None = None, seed: int = 0, chunk: int = 64) -> GaussNewtonRows:
+        """Rows of the Gauss-Newton matrix, whitened by the prior."""
+        return GaussNewtonRows(
+            self.operator,
+            self.layout,
+            self.data.inputs,
+            self.query,
+            self.weights,
+            spread=None if self.prior is None else self.spread,
+            probes=probes,
+            seed=seed,
+            chunk=chunk,
+        )
+
+
+def prepare(
+    operator: nn.Module,
+    data: FieldPairs,
+    *,
+    parameters: Sequence[str] | None,
+    noise: float | Tensor | None,
+    prior_precision: float | Tensor | Mapping[str, Tensor | float] | None,
+    counts: float | Tensor | None,
+    learns_layers: bool,
+) -> WeightProblem:
+    """Check everything a user gives, evaluate the residuals, and choose units.
+
+    Raises:
+        ArgumentError: If a setting is out of range, or a name fits no parameter.
+        ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.
+        DataError: If the data are not finite pairs.
+    """
+    check_pairs(data)
+    own = copy.deepcopy(operator).eval().requires_grad_(False)
+    layout = ParameterVector.of(own, parameters)
+    vector = layout.flatten(dict(own.named_parameters()))
+    pairs = FieldPairs(
+        Field(data.inputs.values.detach().to(vector), data.inputs.grid),
+        Field(data.outputs.values.detach().to(vector.device), data.outputs.grid),
+    )
+    grid = pairs.outputs.grid
+    query = None if grid == pairs.inputs.grid else grid
+    residuals = residuals_of(own, pairs)
+    channels = residuals.shape[1]
+    given_counts = given_per_channel(counts, channels, name="effective_observations")
+    if given_counts is None:
+        given_counts = effective_observations(residuals, grid=grid).cpu()
+    units = output_units(pairs.outputs)[1].square()
+    given = given_per_channel(noise, channels, name="noise")
+    reference = units if given is None else given.to(units)
+    precision = given_counts.to(units) / reference
+    share = (grid.weights / grid.volume).to(residuals.device)
+    return WeightProblem(
+        operator=own,
+        layout=layout,
+        vector=vector,
+        data=pairs,
+        query=query,
+        counts=given_counts,
+        reference=reference,
+        precision=precision,
+        residuals=residuals,
+        energy=float(((residuals.square().flatten(2) @ share).sum(0) * precision).sum()),
+        noise=None if given is None else 1.0,
+        prior=_prior(prior_precision, layout),
+        learns_layers=learns_layers,
+    )
+
+
+@torch.no_grad()
+def residuals_of(operator: nn.Module, data: FieldPairs) -> Float64[Tensor, "n c *grid"]:
+    """Outputs minus the operator's own, in float64, a few functions at a time.
+
+    Raises:
+        ShapeError: If the operator's outputs do not fit the data's.
+    """
+    grid = data.outputs.grid
+    query = None if grid == data.inputs.grid else grid
+    step = max(1, _BATCH_POINTS // grid.size)
+    residuals = []
+    for start in range(0, len(data), step):
+        batch = data[start : start + step]
+        predicted = evaluate(operator, batch.inputs, query)
+        if predicted.shape != batch.outputs.values.shape:
+            raise ShapeError(
+                expected=f"an operator with outputs {tuple(batch.outputs.values.shape)}",
+                got=str(tuple(predicted.shape)),
+                remedy="check its channels",
+            )
+        residuals.append(batch.outputs.values.to(torch.float64) - predicted.to(torch.float64))
+    return torch.cat(residuals)
+
+
+def _prior(
+    given: float | Tensor | Mapping[str, Tensor | float] | None, layout: ParameterVector
+) -> Float64[Tensor, " P"] | None:
+    """Spread a prior precision over all parameters."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        mismatch = set(layout.names) ^ set(given)
+        if mismatch:
+            raise ArgumentError(
+                expected=f"a prior precision for each of {', '.join(layout.names)}",
+                got=f"a mismatch in {mismatch}",
+                remedy="name all",
+            )
+        named = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in given.items()}
+        full = {
+            name: named[name].expand(shape) if named[name].ndim == 0 else named[name]
+            for name, shape in zip(layout.names, layout.shapes, strict=True)
+        }
+        prior = layout.flatten(full).to(torch.float64)
+    else:
+        prior = torch.as_tensor(given, dtype=torch.float64).detach().cpu()
+    if tuple(prior.shape) not in ((), (layout.size,)):
+        raise ShapeError(
+            expected=f"prior_precision as a number or ({layout.size},)",
+            got=str(tuple(prior.shape)),
+            remedy="one per real parameter",
+        )
+    if not bool((prior > 0).all()):
+        raise ArgumentError(expected="prior_precision > 0", got=str(float(prior.min())), remedy="a flat prior is improper")
+    return prior.expand(layout.size)

@@ -1,0 +1,102 @@
+"""Two processes with half the functions each give what one process with all of them gives."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from probneural.curvature.distributed import check_group
+from probneural.errors import ArgumentError, UnsupportedError
+
+SCRIPT = """
+import sys
+from dataclasses import replace
+import torch
+import torch.distributed as dist
+from probneural.curvature.functions import FisherProduct, GaussNewtonProduct, HessianProduct, TransposedJacobianProduct
+from probneural.curvature.functions import JacobianProduct
+from probneural.curvature.linear_operators import GaussNewton
+from tests.curvature.cases import product_case
+
+torch.set_num_threads(1)
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[2]}", rank=rank, world_size=2)
+case = product_case("conv")
+whole = case.problem
+own = [0, 1, 2] if rank == 0 else [3, 4]
+shard = replace(whole, inputs=whole.inputs[own], targets=whole.targets[own], is_sharded=True)
+theta, vectors, cotangents = case.parameters, case.vectors(5), case.cotangents(5)
+
+
+def compare(name, actual, expected):
+    error = float((actual - expected).abs().max() / expected.abs().max())
+    assert error < 1e-12, f"{name}: {error}"
+
+
+def derivatives(function, problem, block):
+    leaves = theta.clone().requires_grad_(True), block.clone().requires_grad_(True)
+    result = function.of(problem, *leaves)
+    first = torch.autograd.grad(result.square().sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(sum(part.sum() for part in first), leaves[0])
+    return result.detach(), *(part.detach() for part in first), *second
+
+
+for function in (HessianProduct, GaussNewtonProduct, FisherProduct):
+    for place, pair in enumerate(zip(derivatives(function, shard, vectors), derivatives(function, whole, vectors))):
+        compare(f"{function.__name__} {place}", *pair)
+pulled = TransposedJacobianProduct.of(shard, theta, cotangents[:, own])
+compare("pulled", pulled, TransposedJacobianProduct.of(whole, theta, cotangents))
+compare("pushed", JacobianProduct.of(shard, theta, vectors), JacobianProduct.of(whole, theta, vectors)[:, own])
+for function, mine, all_of_them in (
+    (TransposedJacobianProduct, cotangents[:, own], cotangents),
+    (JacobianProduct, vectors, vectors),
+):
+    def gradient(problem, block):
+        leaf = theta.clone().requires_grad_(True)
+        return torch.autograd.grad(function.of(problem, leaf, block).square().sum(), leaf)[0]
+    compare(function.__name__, gradient(shard, mine), gradient(whole, all_of_them))
+compare("matrix", GaussNewton(theta, shard) @ vectors.mT, GaussNewton(theta, whole) @ vectors.mT)
+unaware = GaussNewtonProduct.of(replace(shard, is_sharded=False), theta, vectors)
+assert (unaware - GaussNewtonProduct.of(shard, theta, vectors)).abs().max() > 1e-3, "an initialised group alone changed a sum"
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = tmp_path / "rank.py"
+    script.write_text(SCRIPT)
+    root = str(Path(__file__).parents[2])
+    command = [
+        sys.executable,
+        "-c",
+        f"import sys, runpy; sys.path.insert(0, {root!r}); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])",
+        str(script),
+    ]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(port)], stderr=subprocess.PIPE, text=True, cwd=root) for rank in range(2)
+    ]
+    try:
+        messages = [process.communicate(timeout=300)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    for process, message in zip(ranks, messages, strict=True):
+        assert process.returncode == 0, message
+
+
+@pytest.mark.bad_input
+def test_a_group_must_be_wanted_and_there() -> None:
+    check_group(False, None)
+    with pytest.raises(UnsupportedError, match="torchrun"):
+        check_group(True, None)
+    with pytest.raises(ArgumentError, match="is_sharded=True"):
+        check_group(False, object())

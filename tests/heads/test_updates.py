@@ -1,0 +1,116 @@
+"""Updates in closed form against regression on all data at once."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from probneural.errors import UnsupportedError
+from probneural.fields import FieldPairs
+from probneural.heads import Laplace, LastLayerLaplace
+from tests.heads.cases import OperatorCase, operator_case
+from tests.heads.test_head_contract import close, own_output
+
+HEADS = {
+    "last-layer": LastLayerLaplace,
+    "full": Laplace,
+    "low_rank": lambda **given: Laplace(structure="low_rank", rank=300, **given),
+}
+CASES = ["fno-1d", "fno-outputs", "fno-2d", "complex", "denormalised"]
+EVERY = pytest.mark.parametrize("operator", CASES)
+HEAD = pytest.mark.parametrize("head", HEADS)
+
+
+def parts(case: OperatorCase) -> tuple[FieldPairs, FieldPairs]:
+    return case.data[:4], case.data[4:]
+
+
+def settings(case: OperatorCase) -> dict[str, object]:
+    """Noise in units of the outputs, which differ much between the channels of one case."""
+    variance = case.data.outputs.values.var((0, *range(2, case.data.outputs.values.ndim)))
+    return {"noise": variance / 50, "prior_precision": 3.0, "effective_observations": 4.0}
+
+
+def make(head: str, case: OperatorCase):
+    return HEADS[head](**settings(case))
+
+
+@HEAD
+@EVERY
+def test_covariance_equals_refitting_on_all_data(head: str, operator: str) -> None:
+    case = operator_case(operator)
+    first, second = parts(case)
+    predict = make(head, case).fit(case.operator, first)
+    both = make(head, case).fit(case.operator, case.data)
+    result = predict.update(second)
+    close(result.weight_covariance, both.weight_covariance, 1e-8)
+    close(result(case.inputs).variance, both(case.inputs).variance, 1e-8)
+    assert result.latent.id not in (predict.latent.id, both.latent.id)
+    assert float(result(case.inputs).variance.sum()) < float(predict(case.inputs).variance.sum())
+
+
+@HEAD
+@EVERY
+def test_mean_and_evidence_equal_dense_regression(head: str, operator: str) -> None:
+    """The prediction error of the new data is regressed on the Jacobian with the old posterior as the prior."""
+    case = operator_case(operator)
+    first, second = parts(case)
+    predict = make(head, case).fit(case.operator, first)
+    result = predict.update(second)
+    grid = second.outputs.grid
+    field = predict(second.inputs)
+    covariance = field.cross_covariance(field)
+    share = (grid.weights / grid.volume).repeat(predict.out_channels)
+    precision = (predict.effective_observations / predict.noise).repeat_interleave(grid.size) * share
+    noise = precision.repeat(len(second)).reciprocal()
+    residual = (second.outputs.values - own_output(case, second.inputs)).flatten()
+    new = predict(case.inputs).cross_covariance(field)
+    total = covariance + noise.diag()
+    moved = (new @ torch.linalg.solve(total, residual)).reshape(own_output(case, case.inputs).shape)
+    expected = own_output(case, case.inputs) + moved
+    shift = (result(case.inputs).mean - expected).abs().amax((0, *range(2, expected.ndim)))
+    size = moved.abs().amax((0, *range(2, expected.ndim)))
+    assert bool((shift <= 1e-7 * size).all())
+    # log p(new | old) with m effective observations: the determinant of the noise is that of m, not of the points
+    quadratic = residual @ torch.linalg.solve(total, residual)
+    ratio = torch.linalg.slogdet(total)[1] - noise.log().sum()
+    observations = predict.effective_observations * len(second)
+    gain = -0.5 * ((observations * (2 * math.pi * predict.noise).log()).sum() + ratio + quadratic)
+    assert result.log_evidence - predict.log_evidence == pytest.approx(float(gain), rel=1e-7)
+
+
+@HEAD
+def test_two_updates_equal_one(head: str) -> None:
+    case = operator_case("fno-outputs")
+    predict = make(head, case).fit(case.operator, case.data[:2])
+    once = predict.update(case.data[2:])
+    twice = predict.update(case.data[2:4]).update(case.data[4:])
+    close(twice(case.inputs).mean - own_output(case, case.inputs), once(case.inputs).mean - own_output(case, case.inputs), 1e-7)
+    close(twice(case.inputs).variance, once(case.inputs).variance, 1e-8)
+    assert twice.log_evidence == pytest.approx(once.log_evidence, rel=1e-9)
+
+
+@HEAD
+def test_the_original_is_unchanged_and_draws_follow_the_new_mean(head: str) -> None:
+    case = operator_case("fno-1d")
+    first, second = parts(case)
+    predict = make(head, case).fit(case.operator, first)
+    before = predict(case.inputs)
+    result = predict.update(second)
+    assert torch.equal(predict(case.inputs).mean, before.mean)
+    field = result(case.inputs)
+    draws = field.rsample((4000,), seed=0)
+    spread = field.standard_deviation / math.sqrt(4000)
+    assert float(((draws.mean(0) - field.mean) / spread).abs().max()) < 5
+    close(result.draw(3)(case.inputs.values), field.rsample(seed=3))
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "iterative"])
+@pytest.mark.bad_input
+def test_other_structures_must_be_refitted(structure: str) -> None:
+    case = operator_case("fno-1d")
+    predict = Laplace(structure=structure, rank=20, noise=0.02, prior_precision=3.0).fit(case.operator, case.data[:3])
+    with pytest.raises(UnsupportedError, match="fit anew on all data"):
+        predict.update(case.data[3:])
