@@ -31,7 +31,7 @@ def run(seed: int, *, small: bool = False) -> list[dict[str, Any]]:
         problem.sample(count, resolution=POINTS, seed=10_000 * number + 5_000 + seed)
         for number, count in ((1, TRAIN), (2, VALIDATION), (3, 20 if small else TEST))
     )
-    epochs, width, depth = (3, 8, 2) if small else (400, 24, 4)
+    epochs, width, depth = (3, 8, 2) if small else (400, 16, 4)
 
     def trained(number: int) -> pn.operators.FNO:
         torch.manual_seed(100 * seed + number)
@@ -43,7 +43,7 @@ def run(seed: int, *, small: bool = False) -> list[dict[str, Any]]:
     operator = operators[0]
     makers: dict[str, Callable[[], pn.distributions.Predictor]] = {
         "last layer": lambda: pn.heads.LastLayerLaplace().fit(operator, train),
-        "low rank": lambda: pn.heads.Laplace(structure="low_rank", rank=200).fit(operator, train),
+        "low rank": lambda: pn.heads.Laplace(structure="low_rank", rank=100).fit(operator, train),
         "kronecker": lambda: pn.heads.Laplace(structure="kronecker", probes=64).fit(operator, train),
         "ensemble of 5": lambda: _ensemble(operators, train),
     }
