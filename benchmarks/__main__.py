@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import curvature, exact, laplace, tables
+from benchmarks import curvature, exact, laplace, low_data, tables
 
 LOCAL = Path(__file__).parent / "results" / "local"
 
@@ -22,7 +22,8 @@ def main() -> None:
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
     for name, help_text in (
         ("curvature", "cost of curvature products, beside other libraries where they are installed; minutes"),
-        ("laplace", "Laplace structures: accuracy, speed, few data; about half an hour"),
+        ("laplace", "Laplace structures: accuracy, evidence, speed and memory; about 10 minutes"),
+        ("low-data", "heads where training functions are few; about 15 minutes"),
     ):
         other = commands.add_parser(name, help=help_text)
         other.add_argument(
@@ -37,7 +38,9 @@ def main() -> None:
     elif options.name == "curvature":
         curvature.main(mode=options.mode or "default", output=options.output)
     elif options.name == "laplace":
-        laplace.main(mode=options.mode or "default", output=options.output, workers=options.workers)
+        laplace.main(mode=options.mode or "default", output=options.output)
+    elif options.name == "low-data":
+        low_data.main(mode=options.mode or "default", output=options.output, workers=options.workers)
     else:
         exact.main(mode=options.mode or "default", output=options.output, workers=options.workers)
 
