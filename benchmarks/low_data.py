@@ -42,8 +42,8 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
         mode=mode,
         output=output,
         notes=[
-            f"Burgers at viscosity .01, inputs GRF(25, 5, 2) with 31 modes, t = 1; {TRAIN} training, {VALIDATION} validation and "
-            f"{TEST} test functions on {POINTS} points; all heads calibrated alike on the validation functions.",
+            f"Burgers at viscosity .01, inputs GRF(25, 5, 2) with 31 modes, t = 1; {TRAIN} training, {VALIDATION} validation "
+            f"and {TEST} test functions on {POINTS} points; all heads calibrated alike on the validation functions.",
         ],
     )
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import jvp, vjp, vmap
 
 from probneural.curvature.diagonals import row_squares_estimate
 from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.parameters import ParameterVector
+from probneural.curvature.products import jacobian_product, transposed_jacobian_product
 from probneural.curvature.weight_roots import WeightRoot
 from probneural.distributions.linear_algebra import Shrink
 from probneural.distributions.roots import Root
@@ -263,19 +263,13 @@ class JacobianRoot(Root):
 
     def _forward(self, inputs: Field, tangents: Tensor) -> Tensor:
         """J t for s tangents, `(s, n, c, p)`."""
-
-        def push(tangent: Tensor) -> Tensor:
-            derivative: Tensor = jvp(lambda parameters: self._outputs(parameters, inputs), (self.vector,), (tangent,))[1]
-            return derivative
-
-        pushed: Tensor = vmap(push, chunk_size=self.effort.chunk)(tangents)
-        return pushed
+        return jacobian_product(lambda theta: self._outputs(theta, inputs), self.vector, tangents, chunk=self.effort.chunk)
 
     def _reverse(self, inputs: Field, cotangents: Tensor) -> Tensor:
         """J^T v for s cotangents `(s, c, p)` of one input, `(s, P)`."""
-        _, pull = vjp(lambda parameters: self._outputs(parameters, inputs)[0], self.vector)  # type: ignore[misc]
-        pulled: Tensor = vmap(lambda cotangent: pull(cotangent)[0], chunk_size=self.effort.chunk)(cotangents.to(self.vector))
-        return pulled
+        return transposed_jacobian_product(
+            lambda theta: self._outputs(theta, inputs)[0], self.vector, cotangents.to(self.vector), chunk=self.effort.chunk
+        )
 
 
 def _first(shrink: Shrink) -> Shrink:

@@ -92,11 +92,10 @@ class ParameterVector:
         """
         if tuple(vector.shape) != (self.size,):
             raise ShapeError(expected=f"a vector ({self.size},)", got=str(tuple(vector.shape)), remedy="flatten makes one")
+        # one split for all: its transpose is one `cat`, where slices would each write a vector of zeros
+        pieces = vector.split([math.prod(shape) for shape in self.shapes])
         tensors = {}
-        start = 0
-        for name, shape, flag in zip(self.names, self.shapes, self.is_complex, strict=True):
-            count = math.prod(shape)
-            piece = vector[start : start + count].reshape(shape)
-            tensors[name] = torch.complex(piece[..., 0], piece[..., 1]) if flag else piece
-            start += count
+        for name, piece, shape, flag in zip(self.names, pieces, self.shapes, self.is_complex, strict=True):
+            part = piece.reshape(shape)
+            tensors[name] = torch.complex(part[..., 0], part[..., 1]) if flag else part
         return tensors

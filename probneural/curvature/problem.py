@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from probneural.curvature.distributed import check_group
-from probneural.curvature.jacobian import _Evaluator
+from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.likelihood import QuadratureGaussian
 from probneural.curvature.parameters import ParameterVector
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
@@ -161,7 +158,7 @@ class CurvatureProblem:
             ShapeError: If the operator's channels are not the likelihood's.
         """
         where = Field(inputs, self.inputs.grid)
-        values: Tensor = functional_call(_Evaluator(self.operator), self._spread(parameters), (where, self.grid))
+        values = evaluate_at(self.operator, self.layout, parameters, where, self.grid)
         if values.shape[1] != len(self.likelihood.weights):
             raise ShapeError(
                 expected=f"{len(self.likelihood.weights)} output channels, as the likelihood has",
@@ -196,14 +193,3 @@ class CurvatureProblem:
             DataError: If there are no targets.
         """
         return self.losses(parameters, rows).sum()
-
-    def _spread(self, vector: Tensor) -> dict[str, Tensor]:
-        """What `ParameterVector.unflatten` does, by one split: its transpose is one `cat`, not P zeros per parameter."""
-        pieces = vector.split([math.prod(shape) for shape in self.layout.shapes])
-        tensors = {}
-        for name, piece, shape, is_complex in zip(
-            self.layout.names, pieces, self.layout.shapes, self.layout.is_complex, strict=True
-        ):
-            part = piece.reshape(shape)
-            tensors[f"operator.{name}"] = torch.complex(part[..., 0], part[..., 1]) if is_complex else part
-        return tensors

@@ -151,8 +151,7 @@ def spectral_density(
     nodes, vectors = torch.linalg.eigh(tridiagonal.cpu())
     nodes, shares = nodes.to(known), vectors[:, 0].square().to(known)
     largest = max(float(nodes.max()), float(known.max()) if len(known) else 0.0, 0.0)
-    # An unfilled step is a zero row and column of T: its node has weight zero but for rounding.
-    shares = torch.where(shares > 1e-30, shares, 0.0)
+    # A step that was not taken is a zero row and column of T: an eigenvalue of zero, with no share in the first entry.
     if float(torch.where(shares > 0, nodes, 0.0).min()) < -_INDEFINITE * largest:
         raise ArgumentError(
             expected="a positive semi-definite map",

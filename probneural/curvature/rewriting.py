@@ -112,21 +112,18 @@ def _scaled_slice(module: fx.GraphModule, node: fx.Node) -> None:
     factor = torch.ones(_value(whole).shape[axis])
     factor[start:stop] = by
     users = list(node.users)
-    crop = users[0] if len(users) == 1 and _is(users[0], _ATEN.constant_pad_nd.default) else None
+    crop: Any = users[0] if len(users) == 1 and _is(users[0], _ATEN.constant_pad_nd.default) else None
     from_end = _value(whole).ndim - 1 - axis
-    if crop is not None and _crops_only(_arguments(crop)[1], from_end):
-        left, right = _arguments(crop)[1][2 * from_end : 2 * from_end + 2]
+    amounts = [] if crop is None else _arguments(crop)[1]
+    if all(amount <= 0 for amount in amounts) and len(amounts) >= 2 * from_end + 2 and amounts[2 * from_end] == 0:
+        kept = len(factor) + amounts[2 * from_end + 1]
         with module.graph.inserting_before(crop):
             cropped = module.graph.call_function(_ATEN.constant_pad_nd.default, (whole, *_arguments(crop)[1:]))
             cropped.meta["val"] = _value(crop)
-            _replace(module.graph, crop, _scaled(module, cropped, factor[-left : len(factor) + right], axis))
+            _replace(module.graph, crop, _scaled(module, cropped, factor[:kept], axis))
         return
     with module.graph.inserting_before(node):
         _replace(module.graph, node, _scaled(module, whole, factor, axis))
-
-
-def _crops_only(amounts: Any, from_end: int) -> bool:
-    return all(amount <= 0 for amount in amounts) and len(amounts) >= 2 * from_end + 2
 
 
 def _scaled(module: fx.GraphModule, node: fx.Node, factor: Tensor, axis: int) -> fx.Node:

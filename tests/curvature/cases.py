@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from probneural.curvature.likelihood import QuadratureGaussian
 from probneural.curvature.linear_operators import EmpiricalFisher, GaussNewton, Hessian
@@ -158,6 +159,20 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
     assert actual.shape == expected.shape
     difference = (actual - expected).detach().abs().max()
     assert float(difference) <= tolerance * float(expected.detach().abs().max())
+
+
+class Sizes(TorchDispatchMode):
+    """The numbers of entries of all tensors that any operation yields, derivatives and vmap seen from below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        if isinstance(result, Tensor) and result.ndim > 2:
+            self.seen.append(result.numel())
+        return result
 
 
 EVERY = pytest.mark.parametrize("case", product_cases(), ids=lambda case: case.name)

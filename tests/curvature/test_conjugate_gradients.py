@@ -107,6 +107,9 @@ def test_drift_is_found_and_made_good() -> None:
     found = solve(product, right, tolerance=1e-8)
     assert found.converged
     assert bool((true_residuals(matrix, right, found) <= 1e-8).all())
+    for limit in range(found.iterations // 2, found.iterations, 3):
+        calls.clear()
+        assert solve(product, right, tolerance=1e-8, max_iterations=limit).iterations <= limit + 1
 
 
 def test_a_product_that_lies_at_the_end_is_reported() -> None:
@@ -118,7 +121,6 @@ def test_a_product_that_lies_at_the_end_is_reported() -> None:
 
     found = solve(product, right, tolerance=1e-9)
     assert not found.converged
-    assert solve(product, right, tolerance=1e-9, max_iterations=70).iterations <= 71
     truth = (right - product(found.solution)).norm(dim=1) / right.norm(dim=1)
     torch.testing.assert_close(found.relative_residuals, truth, rtol=1e-2, atol=0)
 

@@ -176,6 +176,17 @@ def test_gradients_are_finite_where_rows_are_dependent() -> None:
         probes=2,
     )
     assert not found.errors.requires_grad
+    assert not rows_of(column, sketch=4, probes=2).values.requires_grad
+    untouched = torch.ones((), dtype=F64, requires_grad=True)
+    fixed = row_squares_estimate(
+        lambda latents: latents @ column.mT,
+        lambda values: values @ (column * untouched),
+        rows=9,
+        latent=7,
+        sketch=4,
+        probes=2,
+    )
+    assert not fixed.values.requires_grad
     (gradient,) = torch.autograd.grad(found.values.sum(), scale)
     assert float(gradient) == pytest.approx(2.0 * float(column.square().sum()))
 

@@ -11,7 +11,6 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacrev, jvp, vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from probneural.curvature.functions import (
     FisherProduct,
@@ -23,7 +22,7 @@ from probneural.curvature.functions import (
 )
 from probneural.curvature.problem import CurvatureProblem
 from probneural.errors import DataError, ShapeError
-from tests.curvature.cases import EVERY, ProductCase, changed, close, in_single, product_case, tiny
+from tests.curvature.cases import EVERY, ProductCase, Sizes, changed, close, in_single, product_case, tiny
 
 FUNCTIONS = {
     "hessian": HessianProduct,
@@ -191,20 +190,6 @@ def test_sums_are_accumulated_in_double_precision() -> None:
     v = case.vectors(1).float()
     single = GaussNewtonProduct.of(one, one.parameters, v)
     close(GaussNewtonProduct.of(many, many.parameters, v).double(), 400 * single.double(), 1.2e-7)
-
-
-class Sizes(TorchDispatchMode):
-    """The numbers of entries of all tensors that any operation yields, derivatives and vmap seen from below."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[int] = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        if isinstance(result, Tensor) and result.ndim > 2:
-            self.seen.append(result.numel())
-        return result
 
 
 @ALL

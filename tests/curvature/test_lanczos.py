@@ -147,6 +147,12 @@ def test_multiplicities_up_to_the_block_are_found() -> None:
     assert found.next_value < 1.91
 
 
+def test_one_look_outside_an_invariant_span_is_enough() -> None:
+    found = top_eigenpairs(torch.clone, 300, rank=5)
+    assert found.products <= 24
+    assert found.next_value == pytest.approx(1.0)
+
+
 def test_tighter_tolerance() -> None:
     matrix = with_eigenvalues(SPECTRA["harmonic"])
     check(top_eigenpairs(Counted(matrix), 120, rank=10, tolerance=1e-10), matrix, tolerance=1e-10)

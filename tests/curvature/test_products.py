@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, hessian, jacrev, vmap
 
 from probneural.curvature import products
-from tests.curvature.cases import EVERY, F64, ProductCase, close, in_single, product_case
+from tests.curvature.cases import EVERY, F64, ProductCase, Sizes, close, in_single, product_case
 
 
 def core(case: ProductCase, kind: str) -> Callable[..., Tensor]:
@@ -104,6 +104,18 @@ def test_single_precision(kind: str) -> None:
     result = core(single, kind)(single.parameters, vectors.float())
     assert result.dtype == torch.float32
     close(result.double(), vectors @ case.matrix(kind), 1e-4)
+
+
+@KINDS
+def test_memory_follows_the_chunk(kind: str) -> None:
+    case = product_case("conv")
+    widest = []
+    for count, chunk in ((2, None), (16, 2), (16, None)):
+        vectors = case.vectors(count)
+        with Sizes() as sizes:
+            core(case, kind)(case.parameters, vectors, chunk=chunk)
+        widest.append(max(sizes.seen))
+    assert widest[0] == widest[1] < widest[2]
 
 
 def quartic(theta: Tensor) -> Tensor:

@@ -201,7 +201,7 @@ OPERATORS = [case.name for case in operator_cases()]
 
 
 _SLOW = {"low-rank", "low-rank-grown", "kronecker-corrected", "iterative"}
-_FEW = ("fno-1d", "fno-outputs", "complex")
+_FEW = ("fno-1d", "complex")
 PAIRS = [(head, operator) for head in HEADS for operator in OPERATORS if head not in _SLOW or operator in _FEW]
 """What contracts run on: every head on every operator, but for heads that repeat others slowly."""
 

@@ -21,7 +21,7 @@ from probneural.heads.weights import WeightPosterior
 LARGEST_RANK = 512
 """Rank at which growth stops by itself."""
 _FIRST_RANK = 32
-_ROUNDING = 8.0
+_ROUNDING = 50.0
 """Eigenvalues below this many roundings of the largest one cannot be seen."""
 _PROBES = 8
 _STEPS = 40
