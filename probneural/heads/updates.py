@@ -15,7 +15,7 @@ from probneural.curvature.weight_roots import DenseWeights, LowRankWeights, Weig
 from probneural.errors import UnsupportedError
 from probneural.fields import FieldPairs
 from probneural.heads.front import WeightProblem, prepare
-from probneural.heads.structures.low_rank import LARGEST_RANK
+from probneural.heads.structures.low_rank import LARGEST_RANK, TOLERANCE
 
 if TYPE_CHECKING:
     from probneural.heads.laplace import LaplacePredictor
@@ -87,6 +87,7 @@ def _dense(root: DenseWeights, problem: WeightProblem) -> tuple[DenseWeights, fl
 
 def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeights, float]:
     """Eigenpairs of the old directions plus the new curvature, with a rank that holds both where that is not too much."""
+    dtype, problem = root.dtype, problem.in_double_precision
     directions, ratios = root.directions, (root.factors.to(torch.float64).reciprocal().square() - 1.0)
     spread = root.spread
 
@@ -96,9 +97,7 @@ def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeig
 
     new = len(problem.data) * problem.weights.numel()
     rank = min(root.size, len(ratios) + new, max(len(ratios), LARGEST_RANK))
-    pairs = top_eigenpairs(
-        product, root.size, rank=rank, seed=0, start=directions, tolerance=problem.tolerance, **problem.place
-    )
+    pairs = top_eigenpairs(product, root.size, rank=rank, seed=0, start=directions, tolerance=TOLERANCE[dtype], **problem.place)
     values = pairs.values.clamp_min(0.0).to(torch.float64)
-    found = LowRankWeights(spread, pairs.vectors, (1.0 + values).rsqrt())
+    found = LowRankWeights(spread, pairs.vectors.to(dtype), (1.0 + values).rsqrt())
     return found, float(values.log1p().sum() - ratios.log1p().sum())

@@ -23,6 +23,7 @@ def fit(problem: WeightProblem, settings: Settings) -> WeightPosterior:
     Raises:
         EvidenceError: If the evidence determines no noise or prior.
     """
+    problem = problem.in_double_precision
     truncated = low_rank.fit(problem, settings)
     root = truncated.root
     assert isinstance(root, LowRankWeights)

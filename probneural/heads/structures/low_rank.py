@@ -20,6 +20,8 @@ from probneural.heads.weights import WeightPosterior
 
 LARGEST_RANK = 512
 """Rank at which growth stops by itself."""
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-6}
+"""Relative residual of eigenpairs, by the operator's own dtype; variances err by its square over the gaps."""
 _FIRST_RANK = 32
 _ROUNDING = 50.0
 """Eigenvalues below this many roundings of the largest one cannot be seen."""
@@ -66,14 +68,18 @@ def fit(problem: WeightProblem, settings: Settings) -> WeightPosterior:
     prior's precision there, so dividing by 1 + `next_ratio` bounds it from below. The evidence counts them by stochastic
     Lanczos quadrature, with its error.
 
+    Everything is computed in float64 where the operator runs in it, and the directions kept in the operator's dtype.
+
     Raises:
         EvidenceError: If the evidence determines no noise or prior.
     """
-    found = truncate(problem, settings)
+    dtype = problem.vector.dtype
+    problem = problem.in_double_precision
+    found = truncate(problem, settings, tolerance=TOLERANCE[dtype])
     if problem.learns_layers:
         priors, level = _layered(problem, found)
         problem = replace(problem, prior=priors, noise=level, learns_layers=False)
-        found = truncate(problem, settings)
+        found = truncate(problem, settings, tolerance=TOLERANCE[dtype])
     if settings.rank is None and found.next_ratio > 1.0:
         warnings.warn(
             f"low rank stopped at {len(found.ratios)} directions; data add {found.next_ratio:.3g} times the prior's precision "
@@ -87,7 +93,7 @@ def fit(problem: WeightProblem, settings: Settings) -> WeightPosterior:
         error = 0.5 * found.rest.remainder(lambda nodes: torch.log1p(nodes / (found.level * scale)))[1]
     captured = float(found.pairs.values.clamp_min(0.0).sum())
     return WeightPosterior(
-        root=LowRankWeights(problem.spread / math.sqrt(scale), found.pairs.vectors, (1.0 + found.ratios).rsqrt()),
+        root=LowRankWeights(problem.spread / math.sqrt(scale), found.pairs.vectors.to(dtype), (1.0 + found.ratios).rsqrt()),
         noise=found.level,
         prior_precision=torch.full_like(problem.spread, scale) if problem.prior is None else problem.prior.to(problem.spread),
         log_evidence=found.evidence.value(noise=found.level, prior=scale),
@@ -101,7 +107,7 @@ def fit(problem: WeightProblem, settings: Settings) -> WeightPosterior:
     )
 
 
-def truncate(problem: WeightProblem, settings: Settings) -> Truncation:
+def truncate(problem: WeightProblem, settings: Settings, *, tolerance: float) -> Truncation:
     """Grow the span until the next direction carries less than the prior, or to the rank that is asked for."""
     size = problem.layout.size
     largest = min(size, LARGEST_RANK)
@@ -114,7 +120,7 @@ def truncate(problem: WeightProblem, settings: Settings) -> Truncation:
             rank=rank,
             seed=settings.seed,
             start=start,
-            tolerance=problem.tolerance,
+            tolerance=tolerance,
             progress=settings.progress,
             **problem.place,
         )
