@@ -60,7 +60,6 @@ def run(*, small: bool = False) -> list[dict[str, Any]]:
             except Exception as error:  # noqa: BLE001 (a peer may fail in any way, and how is the result)
                 facts = {"failed": f"{type(error).__name__}: {error}"[:200]}
         rows.append({"model": measurement.model, "head": measurement.head, "size": measurement.size, **facts})
-        print({key: value for key, value in rows[-1].items() if key != "failed"} | {"failed": facts.get("failed", "")[:60]})
     return rows
 
 
@@ -68,7 +67,7 @@ def measure(measurement: Measurement) -> dict[str, Any]:
     """Fit on few functions at a low resolution, then predict one field of the size asked for, in float32."""
     torch.manual_seed(0)
     operator = pn.operators.FNO(1, 1, **MODELS[measurement.model])
-    problem = pn.problems.Heat(dimension=2)
+    problem = pn.problems.Heat(dimension=2, modes=7)
     train = problem.sample(2, resolution=(_TRAIN_SIZE, _TRAIN_SIZE), seed=30_000)
     operator.fit_normalizers(train)
     inputs = problem.sample(1, resolution=(measurement.size, measurement.size), seed=30_001).inputs

@@ -26,7 +26,7 @@ def write(
 
     Args:
         name: Of the benchmark.
-        parts: Title of each table to what makes its rows; all rows of one table have the same headings.
+        parts: Title of each table to what makes its rows.
         mode: `default` or `small`.
         output: Folder of NAME.json.
         notes: What a reader must know.
@@ -35,7 +35,9 @@ def write(
     start = time.perf_counter()
     sections: dict[str, list[Row]] = {}
     for title, make in parts.items():
-        sections[title] = list(make())
+        rows = list(make())
+        headings = list(dict.fromkeys(key for row in rows for key in row))
+        sections[title] = [{heading: row.get(heading) for heading in headings} for row in rows]
         print(f"\n{title}\n{report.terminal_table(sections[title])}", flush=True)
     results = {
         "benchmark": name,
