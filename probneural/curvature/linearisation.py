@@ -181,8 +181,11 @@ class Linearisation:
         """M v for a block of vectors, `problem.width` at a time, summed over minibatches (and processes) in float64."""
         if len(vectors) == 0:
             return vectors.clone()
-        pieces = [self._chunk(piece).to(vectors.dtype) for piece in vectors.to(self.parameters).split(self.problem.width)]
-        return torch.cat(pieces)
+        result = torch.empty_like(vectors)  # filled in place: pieces put together at the end would hold everything twice
+        for start in range(0, len(vectors), self.problem.width):
+            stop = start + self.problem.width
+            result[start:stop] = self._chunk(vectors[start:stop].to(self.parameters))
+        return result
 
     def _chunk(self, vectors: Tensor) -> Tensor:
         count, width = len(vectors), self.problem.width

@@ -1,0 +1,56 @@
+"""Benchmarks made of tables: provenance, headings, and what must work everywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import low_data, sections, support, tables
+
+
+def test_parts_are_written_with_their_provenance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = {"first": lambda: [{"a": 1.0}, {"a": 2.0, "b": "x"}], "second": lambda: [{"c": None}]}
+    results = sections.write("sample", parts, mode="small", output=tmp_path, notes=["a note"], peers=["torch", "no-such-thing"])
+    written = json.loads((tmp_path / "sample.json").read_text())
+    assert written["sections"]["first"] == [{"a": 1.0, "b": None}, {"a": 2.0, "b": "x"}]  # one set of headings per table
+    assert written["command"] == "python -m benchmarks sample --small"
+    assert {"machine", "commit", "created", "wall_seconds"} <= set(written)
+    assert "torch" in results["versions"]
+    assert "no-such-thing" not in results["versions"]
+    assert "first" in capsys.readouterr().out
+
+
+def test_every_method_of_ours_works_on_every_network() -> None:
+    rows = {row["method"]: row for row in support.run()}
+    ours = [row for method, row in rows.items() if method.startswith("probneural")]
+    assert len(ours) == 7
+    for row in ours:
+        assert {outcome for heading, outcome in row.items() if heading != "method"} == {"yes"}, row
+
+
+def test_failures_are_outcomes() -> None:
+    def broken() -> None:
+        raise NotImplementedError("no")
+
+    assert support._outcome(broken) == "NotImplementedError"
+
+
+def test_means_over_seeds() -> None:
+    rows = [{"seed": seed, "head": head, "nll": float(seed)} for seed in range(3) for head in low_data.HEADS]
+    table = low_data._averaged(rows)
+    assert [row["head"] for row in table] == list(low_data.HEADS)
+    assert table[0]["nll"] == 1.0
+    assert table[0]["nll_error"] == pytest.approx(1 / 3**0.5)
+
+
+def test_a_table_of_a_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sections.write("sample", {"part one": lambda: [{"a": 0.5}]}, mode="default", output=tmp_path)
+    results = json.loads((tmp_path / "sample.json").read_text()) | {"commit": "0123456789ab"}
+    (tmp_path / "sample.json").write_text(json.dumps(results))
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    text = tables.rendered("<!-- table: sample/part one -->\nstale\n<!-- end -->")
+    assert "stale" not in text
+    assert "0.500" in text
+    assert "`python -m benchmarks sample`" in text
