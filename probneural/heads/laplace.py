@@ -68,7 +68,7 @@ class Laplace:
 
     Raises:
         UnsupportedError: If there is no such structure.
-        ArgumentError: If a number is out of range.
+        ArgumentError: If a number is out of range, or a setting is not one of the structure's.
 
     Reference:
         Immer, Korzepa & Bauer (2021), Improving predictions of Bayesian neural nets via local linearization. Deviations:
@@ -96,7 +96,7 @@ class Laplace:
                 got=repr(self.structure),
                 remedy="or LastLayerLaplace, which is exact and cheap",
             )
-        self._settings()
+        self._settings().check(self.structure)
 
     def fit(self, operator: nn.Module, data: FieldPairs) -> LaplacePredictor:
         """Fit the posterior.

@@ -27,7 +27,9 @@ def given(case: OperatorCase) -> dict[str, object]:
     return {"noise": variance / 50, "prior_precision": 2.0, "effective_observations": 4.0}
 
 
-def make(structure: str, case: OperatorCase, **settings: object):
+def make(structure: str, case: OperatorCase, *, rank: int | None = None, **settings: object):
+    if structure in ("low_rank", "iterative"):
+        settings["rank"] = rank
     return Laplace(structure=structure, **given(case), **settings).fit(case.operator, case.data)
 
 
@@ -145,7 +147,7 @@ def test_a_nonlinear_law_holds_through_a_lazy_root() -> None:
 @pytest.mark.parametrize("operator", ["fno-1d", "channels-last"])
 def test_one_prior_per_layer_raises_the_evidence(structure: str, operator: str) -> None:
     case = operator_case(operator)
-    settings = {"structure": structure, "rank": 300}
+    settings = {"structure": structure} | ({"rank": 300} if structure == "low_rank" else {})
     shared = Laplace(**settings).fit(case.operator, case.data)
     layered = Laplace(per_layer=True, **settings).fit(case.operator, case.data)
     assert layered.log_evidence > shared.log_evidence
@@ -195,7 +197,8 @@ def test_refinement_changes_no_posterior(structure: str) -> None:
         inputs = fields(grid, 8, 1, seed=1)
         with torch.no_grad():
             values = evaluate(case.operator.eval(), inputs) + 0.1 * fields(grid, 8, 1, seed=7).values
-        predict = Laplace(structure=structure, rank=300).fit(case.operator, FieldPairs(inputs, Field(values, grid)))
+        head = Laplace(structure=structure, rank=300 if structure == "low_rank" else None)
+        predict = head.fit(case.operator, FieldPairs(inputs, Field(values, grid)))
         found.append(predict(case.inputs, case.inputs.grid).standard_deviation)
     close(found[0], found[1], 1e-3)
 
@@ -235,6 +238,9 @@ def test_errors() -> None:
     for settings in ({"rank": 0}, {"probes": 0}, {"rank": 1.5}):
         with pytest.raises(ArgumentError, match="positive integer"):
             Laplace(structure="low_rank", **settings)
+    for structure, settings in (("diagonal", {"rank": 3}), ("low_rank", {"probes": 4}), ("full", {"corrected": True})):
+        with pytest.raises(ArgumentError, match=f"settings that structure='{structure}' reads; got {next(iter(settings))}="):
+            Laplace(structure=structure, **settings)
     with pytest.raises(UnsupportedError, match="a low-rank structure, which leaves directions out"):
         make("diagonal", case).variance_bounds(case.inputs)
     named = {name: -1.0 if name == "lift.bias" else 1.0 for name, _ in case.operator.named_parameters()}

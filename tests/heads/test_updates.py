@@ -111,6 +111,7 @@ def test_the_original_is_unchanged_and_draws_follow_the_new_mean(head: str) -> N
 @pytest.mark.bad_input
 def test_other_structures_must_be_refitted(structure: str) -> None:
     case = operator_case("fno-1d")
-    predict = Laplace(structure=structure, rank=20, noise=0.02, prior_precision=3.0).fit(case.operator, case.data[:3])
+    rank = 20 if structure == "iterative" else None
+    predict = Laplace(structure=structure, rank=rank, noise=0.02, prior_precision=3.0).fit(case.operator, case.data[:3])
     with pytest.raises(UnsupportedError, match="fit anew on all data"):
         predict.update(case.data[3:])

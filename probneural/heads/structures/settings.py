@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 from probneural.errors import ArgumentError
 
+_READERS = {
+    "rank": ("low_rank", "iterative"),
+    "probes": ("full", "kronecker", "diagonal"),
+    "corrected": ("kronecker",),
+}
+"""Which structures read what."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -24,6 +31,21 @@ class Settings:
     corrected: bool = False
     seed: int = 0
     progress: bool = False
+
+    def check(self, structure: str) -> None:
+        """Refuse settings that a structure does not read.
+
+        Raises:
+            ArgumentError: If one is given all the same.
+        """
+        for name, readers in _READERS.items():
+            value = getattr(self, name)
+            if value and structure not in readers:
+                raise ArgumentError(
+                    expected=f"settings that structure={structure!r} reads",
+                    got=f"{name}={value!r}",
+                    remedy=f"{name} belongs to {' and '.join(readers)}",
+                )
 
     def __post_init__(self) -> None:
         """Check the numbers."""
