@@ -300,7 +300,7 @@ def test_constant_channels_keep_scale_one(constant: float, size: int, dtype: tor
     assert 0.5 < normalizer.scale[1] < 1.5
 
 
-# Marked so because the runtime checks, which that session leaves out, have graph breaks of their own.
+# Marked so because the runtime checks, which that run leaves out, have graph breaks of their own.
 @pytest.mark.bad_input
 @pytest.mark.parametrize("case", [CASES[index] for index in (0, 2, 5)], ids=lambda case: case.name)
 @pytest.mark.parametrize("queried", [False, True], ids=["inputs' grid", "query"])
