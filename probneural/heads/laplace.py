@@ -272,7 +272,7 @@ class LaplacePredictor(Predictor):
             weights=found.weights,
             structure=self.structure,
             learnt=replace(self.learnt, log_evidence=self.log_evidence + found.log_evidence),
-            report=self.report,
+            report={**self.report, **found.report},
             domain=self.domain,
             in_channels=self.in_channels,
             effort=self.effort,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,13 @@ class Update:
         weights: The new root.
         shift: Of the weights from the trained ones, `(P,)`, float64.
         log_evidence: What the new data add to it, in nats: log p(new | old).
+        report: What changes of the structure's report.
     """
 
     weights: WeightRoot
     shift: Float64[Tensor, " P"]
     log_evidence: float
+    report: Mapping[str, float]
 
 
 def update(predictor: LaplacePredictor, data: FieldPairs) -> Update:
@@ -66,11 +69,19 @@ def update(predictor: LaplacePredictor, data: FieldPairs) -> Update:
     residuals = problem.residuals.flatten(2) - problem.jacobian_product(old[None])[0].to(torch.float64)
     pulled = problem.transposed_jacobian_product((residuals * problem.weights)[None].to(problem.vector))
     gradient = pulled[0].to(torch.float64)
-    weights, log_ratio = _dense(root, problem) if isinstance(root, DenseWeights) else _low_rank(root, problem)
+    report: dict[str, float] = {}
+    weights: WeightRoot
+    if isinstance(root, DenseWeights):
+        weights, log_ratio = _dense(root, problem)
+    else:
+        sharpened, log_ratio, left = _low_rank(root, problem)
+        weights = sharpened
+        # what the old data say outside their span, and what the new span leaves of both, may add up along one direction
+        report = {"rank": float(len(sharpened.factors)), "next_ratio": predictor.report["next_ratio"] + left}
     step = weights.product(weights.transposed_product(gradient[None]))[0].to(torch.float64)
     explained = float((residuals.square() * problem.weights).sum()) - float(gradient @ step)
     gain = -0.5 * (problem.observations * math.log(2 * math.pi) + log_ratio + explained) - problem.offset
-    return Update(weights=weights, shift=old.to(torch.float64) + step, log_evidence=gain)
+    return Update(weights=weights, shift=old.to(torch.float64) + step, log_evidence=gain, report=report)
 
 
 def _dense(root: DenseWeights, problem: WeightProblem) -> tuple[DenseWeights, float]:
@@ -85,7 +96,7 @@ def _dense(root: DenseWeights, problem: WeightProblem) -> tuple[DenseWeights, fl
     return DenseWeights(factor @ vectors * (1.0 + values).rsqrt()), float(values.log1p().sum())
 
 
-def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeights, float]:
+def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeights, float, float]:
     """Eigenpairs of the old directions plus the new curvature, with a rank that holds both where that is not too much."""
     dtype, problem = root.dtype, problem.in_double_precision
     directions, ratios = root.directions, (root.factors.to(torch.float64).reciprocal().square() - 1.0)
@@ -100,4 +111,4 @@ def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeig
     pairs = top_eigenpairs(product, root.size, rank=rank, seed=0, start=directions, tolerance=TOLERANCE[dtype], **problem.place)
     values = pairs.values.clamp_min(0.0).to(torch.float64)
     found = LowRankWeights(spread, pairs.vectors.to(dtype), (1.0 + values).rsqrt())
-    return found, float(values.log1p().sum() - ratios.log1p().sum())
+    return found, float(values.log1p().sum() - ratios.log1p().sum()), max(pairs.next_value, 0.0)

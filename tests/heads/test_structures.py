@@ -14,6 +14,7 @@ from probneural.functionals import integral, sensors, stack
 from probneural.grids import Grid
 from probneural.heads import Laplace
 from probneural.heads.layers import LayeredEvidence
+from tests.functions import normal
 from tests.heads.cases import OperatorCase, fields, operator_case
 from tests.heads.test_head_contract import close
 
@@ -73,6 +74,26 @@ def test_growth_stops_where_the_next_direction_carries_less_than_the_prior(opera
     assert predict.report["next_ratio"] < 1.0
     # an estimate of the next eigenvalue from above, by its residual
     assert predict.report["next_ratio"] >= float(eigenvalues[kept]) * (1 - 1e-6) if kept < len(eigenvalues) else True
+
+
+def test_growth_takes_as_many_rounds_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from probneural.heads.structures import low_rank
+
+    monkeypatch.setattr(low_rank, "_FIRST_RANK", 2)
+    predict = make("low_rank", operator_case("fno-1d"))
+    assert predict.report["rank"] > 4
+    assert predict.report["next_ratio"] < 1.0
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("operator", ["fno-1d", "complex"])
+def test_roots_and_their_transposes_are_adjoint(structure: str, operator: str) -> None:
+    """<R xi, w> = <xi, R^T w>: draws use the one, variances the other."""
+    weights = make(structure, operator_case(operator), rank=20).weights
+    latents, vectors = normal(3, weights.rank, seed=1), normal(2, weights.size, seed=2)
+    left = weights.product(latents) @ vectors.mT
+    close(left, latents @ weights.transposed_product(vectors).mT, 1e-7)
+    assert float(left.abs().min()) > 0
 
 
 def test_a_truncated_evidence_lies_within_its_error() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from probneural.errors import UnsupportedError
 from probneural.fields import FieldPairs
-from probneural.heads import Laplace, LastLayerLaplace
+from probneural.heads import Laplace, LastLayerLaplace, updates
 from tests.heads.cases import OperatorCase, operator_case
 from tests.heads.test_head_contract import close, own_output
 
@@ -105,6 +105,21 @@ def test_the_original_is_unchanged_and_draws_follow_the_new_mean(head: str) -> N
     spread = field.standard_deviation / math.sqrt(4000)
     assert float(((draws.mean(0) - field.mean) / spread).abs().max()) < 5
     close(result.draw(3)(case.inputs.values), field.rsample(seed=3))
+
+
+@pytest.mark.parametrize("operator", ["fno-1d", "complex"])
+def test_bounds_of_a_truncation_hold_after_an_update(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New data may not fit into the span: what stays outside counts into the bounds."""
+    case = operator_case(operator)
+    monkeypatch.setattr(updates, "LARGEST_RANK", 12)
+    given = settings(case)
+    predict = Laplace(structure="low_rank", rank=12, **given).fit(case.operator, case.data[:2])
+    result = predict.update(case.data[2:])
+    exact = Laplace(**given).fit(case.operator, case.data)(case.inputs).variance
+    lower, upper = result.variance_bounds(case.inputs)
+    assert bool((lower <= exact * (1 + 1e-9)).all())
+    assert bool((exact <= upper * (1 + 1e-9)).all())
+    assert result.report["next_ratio"] > predict.report["next_ratio"]
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker", "iterative"])
