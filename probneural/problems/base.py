@@ -13,34 +13,35 @@ from torch import Tensor
 from probneural.errors import DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field, FieldPairs, check_finite
 from probneural.grids import Grid
+from probneural.problems.laws import Law
 from probneural.problems.random_fields import GaussianRandomField
 
 _CHUNK_ELEMENTS = 2**22
 """Grid values solved at once when sampling (32 MiB in float64)."""
-
-_CORNER_TAIL = 1e-3
-"""Probability that `encode` keeps between a face of the cube and infinity: coefficients reach ±3.09 standard deviations,
-and the slope of the map stays below 300 there (with 1e-6 it would be 2e5, which ruins gradient-based acquisition)."""
 
 _CUBE_SLACK = 1e-9
 """How far outside the closed unit cube a design may lie: rounding of the optimiser that proposed it."""
 
 
 class Problem(ABC):
-    """An operator between functions on the unit cube whose values are known exactly, with a law over its inputs.
+    """An operator between functions on a box whose values are known exactly, with a law over its inputs; abstract.
 
     Inputs and outputs live on one grid. A problem draws *coefficients*, so one seed is the same functions on every grid; a
-    resolution that cannot hold the law's K modes (below 2K + 1 points on an axis) is refused. Solutions are computed in
-    float64 and then rounded to the dtype asked for. Everything is dimensionless.
+    resolution that cannot hold the law's functions (2K + 1 points on an axis for K modes) is refused. Solutions are computed
+    in float64 and then rounded to the dtype asked for. Everything is dimensionless, unless a problem says otherwise.
 
     Attributes:
         in_channels: Channels of an input.
         out_channels: Channels of an output.
+        lengths: Extent of the box on every axis.
+        origin: Lower end of the box on every axis.
         design_dim: Number d of coordinates of the design space, see [`encode`][probneural.problems.Problem.encode].
     """
 
     in_channels: ClassVar[int] = 1
     out_channels: ClassVar[int] = 1
+    lengths: ClassVar[float] = 1.0
+    origin: ClassVar[float] = 0.0
     design_dim: int
 
     @property
@@ -50,15 +51,16 @@ class Problem(ABC):
 
     @property
     @abstractmethod
-    def law(self) -> GaussianRandomField:
-        """The law of the inputs."""
+    def law(self) -> Law:
+        """The law of the inputs' coefficients."""
 
     @abstractmethod
     def shifts(self) -> dict[str, Problem]:
-        """Out-of-distribution versions by name: the same operator under another law of inputs.
+        """Out-of-distribution versions by name: usually the same operator under another law of inputs.
 
         Returns:
-            `"amplitude"` (larger inputs) and `"roughness"` (less smooth inputs of the same mean variance), at least.
+            At least one. Where inputs are Gaussian random fields, `"amplitude"` (larger inputs) and `"roughness"` (less smooth
+            inputs of the same mean variance) are among them.
         """
 
     @abstractmethod
@@ -66,17 +68,35 @@ class Problem(ABC):
         """Map float64 inputs `(n, in_channels, *grid)` to outputs `(n, out_channels, *grid)`, differentiably."""
 
     @abstractmethod
+    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        """Map coefficients `(n, law.size)` to input functions `(n, in_channels, *grid)`, in the coefficients' dtype."""
+
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
-        """Map float64 inputs and directions `(n, in_channels, *grid)` to the derivative `(n, out_channels, *grid)`."""
+        """Map float64 inputs and directions `(n, in_channels, *grid)` to the derivative `(n, out_channels, *grid)`.
+
+        Override where a closed form is cheaper, or where there is no derivative (an UnsupportedError).
+        """
+        moved: Tensor = torch.func.jvp(lambda at: self._solve(at, grid), (values,), (direction,))[1]
+        return moved
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
         """Map coefficients `(n, law.size)` to outputs; override where nodal values do not determine the input exactly."""
-        return self._solve(self.law.evaluate(coefficients, grid)[:, None], grid)
+        return self._solve(self._inputs(coefficients, grid), grid)
 
     @property
-    def periodic(self) -> bool:
-        """Whether the grid's axes are periodic; otherwise they include both end points."""
-        return self.law.boundary == "periodic"
+    @abstractmethod
+    def periodic(self) -> bool | tuple[bool, ...]:
+        """Whether the grid's axes are periodic, all or one by one; the others include both end points."""
+
+    @property
+    def dimension(self) -> int:
+        """Number of axes of the grid."""
+        return self.law.dimension
+
+    @property
+    def minimum_resolution(self) -> tuple[int, ...]:
+        """Fewest points on each axis."""
+        return (self.law.minimum_resolution,) * self.dimension
 
     def grid(self, resolution: int | Sequence[int]) -> Grid:
         """Return the grid of some resolution.
@@ -85,14 +105,14 @@ class Problem(ABC):
             resolution: Points per axis, end points included; one number stands for all axes.
 
         Returns:
-            A uniform grid of the unit cube.
+            A uniform grid of the problem's box.
 
         Raises:
-            ResolutionError: If an axis has fewer than 2K + 1 points.
+            ResolutionError: If an axis has fewer points than the law needs.
             ShapeError: If a sequence does not name every axis.
             ArgumentError: If a resolution is not an integer.
         """
-        dimension = self.law.dimension
+        dimension = self.dimension
         sizes = tuple(resolution) if isinstance(resolution, Sequence) else (resolution,) * dimension
         if len(sizes) != dimension:
             raise ShapeError(
@@ -101,7 +121,7 @@ class Problem(ABC):
                 remedy="give one number, or one per axis",
             )
         self._check_resolution(sizes)
-        return Grid.uniform(sizes, periodic=self.periodic)
+        return self._uniform(sizes)
 
     def sample(self, n: int, *, resolution: int | Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> FieldPairs:
         """Draw inputs from the law and solve for each.
@@ -117,20 +137,20 @@ class Problem(ABC):
 
         Raises:
             ArgumentError: If n is less than 1.
-            ResolutionError: If an axis has fewer than 2K + 1 points.
+            ResolutionError: If an axis has fewer points than the law needs.
         """
         grid = self.grid(resolution)
         coefficients = self.law.draw(n, seed)
         inputs, outputs = [], []
         for part in coefficients.split(max(1, _CHUNK_ELEMENTS // grid.size)):
-            inputs.append(self.law.evaluate(part, grid, dtype=dtype)[:, None])
+            inputs.append(self._inputs(part, grid).to(dtype))
             outputs.append(self._solve_coefficients(part, grid).to(dtype))
         return FieldPairs(Field(torch.cat(inputs), grid), Field(torch.cat(outputs), grid))
 
     def solve(self, inputs: Field) -> Field:
         """Apply the solution operator to inputs of your own, as the grid's interpolant defines them between the points.
 
-        Differentiable by autograd with respect to `inputs.values`. Any number of points will do: the 2K + 1 rule is about
+        Differentiable by autograd with respect to `inputs.values`. Any number of points will do: the least resolution is about
         the law, not about the operator.
 
         Args:
@@ -148,7 +168,7 @@ class Problem(ABC):
         return Field(self._solve(inputs.values.double(), inputs.grid).to(inputs.dtype), inputs.grid)
 
     def derivative(self, inputs: Field, direction: Field) -> Field:
-        """The Fréchet derivative of the solution operator at `inputs`, applied to `direction`, in closed form.
+        """The Fréchet derivative of the solution operator at `inputs`, applied to `direction`, exactly.
 
         Args:
             inputs: Where to differentiate, as in `solve`.
@@ -161,6 +181,7 @@ class Problem(ABC):
             GridError: If the grids differ, or are not of the problem's kind.
             ShapeError: If the shapes differ, the number of channels is another, or there are no fields.
             DataError: If a value is not finite.
+            UnsupportedError: If the solution operator has no derivative.
         """
         self._check_field(inputs, "inputs")
         self._check_field(direction, "direction")
@@ -180,9 +201,10 @@ class Problem(ABC):
     def encode(self, design: Float[Tensor, "*batch d"], *, grid: Grid) -> Field:
         """Map points of the closed unit cube to input functions, differentiably.
 
-        Coordinate i sets the i-th leading coefficient of the law to √λ_i Φ⁻¹(ε + (1 − 2ε) u_i) with ε = 10⁻³ and Φ the
-        normal distribution function; the other coefficients are zero. Uniform designs are thus draws of the leading modes,
-        with tails cut at 3.09 standard deviations, and the corners of the cube are finite.
+        Coordinate i puts the i-th leading coefficient of the law at quantile u_i, see
+        [`quantiles`][probneural.problems.Law.quantiles]; the other coefficients stay at their medians. Uniform designs are
+        thus draws of the leading coefficients (those of Gaussian laws with tails cut at 3.09 standard deviations), and the
+        corners of the cube are finite.
 
         Args:
             design: `(..., design_dim)` in [0, 1], float32 or float64.
@@ -222,30 +244,32 @@ class Problem(ABC):
         self._check_grid(grid)
         self._check_resolution(grid.shape)
         flat = design.reshape(-1, self.design_dim)
-        scores = torch.special.ndtri(_CORNER_TAIL + (1.0 - 2.0 * _CORNER_TAIL) * flat)
-        leading = scores * self.law.eigenvalues[: self.design_dim].sqrt().to(scores)
-        rest = leading.new_zeros(leading.shape[0], self.law.size - self.design_dim)
-        return Field(self.law.evaluate(torch.cat([leading, rest], dim=1), grid)[:, None], grid)
+        return Field(self._inputs(self.law.quantiles(flat), grid), grid)
+
+    def _uniform(self, sizes: tuple[int, ...]) -> Grid:
+        return Grid.uniform(sizes, lengths=self.lengths, origin=self.origin, periodic=self.periodic)
 
     def _check_resolution(self, sizes: Sequence[int]) -> None:
-        least = self.law.minimum_resolution
-        if min(sizes) < least:
+        least = self.minimum_resolution
+        if any(size < needed for size, needed in zip(sizes, least, strict=True)):
+            needed = str(least[0]) if len({*least}) == 1 else str(least)
             raise ResolutionError(
-                expected=f"at least {least} points per axis, which is what {self.law.modes} modes need",
+                expected=f"at least {needed} points per axis, which is what the law of the inputs needs",
                 got=str(tuple(sizes)),
-                remedy="raise the resolution, or give the problem fewer modes",
+                remedy="raise the resolution, or give the problem a law of fewer modes",
             )
 
     def _check_grid(self, grid: Grid) -> None:
-        dimension = self.law.dimension
-        if not grid.is_uniform or grid.dimension != dimension or grid != Grid.uniform(grid.shape, periodic=self.periodic):
-            ends = "without its right end points" if self.periodic else "with both end points"
+        dimension = self.dimension
+        if not grid.is_uniform or grid.dimension != dimension or grid != self._uniform(grid.shape):
+            box = "the unit cube" if (self.origin, self.lengths) == (0.0, 1.0) else f"{self.origin:g} + [0, {self.lengths:g}]"
             raise GridError(
-                expected=f"a uniform grid of the unit cube in {dimension} dimensions, periodic={self.periodic}, {ends}",
+                expected=f"a uniform grid of {box} in {dimension} dimensions, periodic={self.periodic}; axes that are not "
+                "periodic have both end points",
                 got=repr(grid),
-                remedy="make it with problem.grid(resolution) or Grid.uniform(shape, periodic=...)",
+                remedy="make it with problem.grid(resolution)",
             )
-        if not self.periodic and min(grid.shape) < 3:
+        if any(not flag and size < 3 for flag, size in zip(grid.periodic, grid.shape, strict=True)):
             raise ResolutionError(
                 expected="at least 3 points per axis", got=str(grid.shape), remedy="two of them are the end points"
             )

@@ -130,6 +130,14 @@ class Burgers(Problem):
             pieces.append(_covariance(weights, heights[rows], score + potential[rows, None, :] / (2.0 * self.viscosity**2)))
         return Field(torch.cat(pieces)[:, None].to(inputs.dtype), inputs.grid)
 
+    @property
+    def periodic(self) -> bool:
+        """True."""
+        return True
+
+    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        return self.law.evaluate(coefficients, grid)[:, None]
+
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         return self._evolve(_spectrum(values), grid)
 

@@ -98,6 +98,9 @@ class Darcy1D(Problem):
         laws = shifted_laws(self.law, amplitude=2.5)
         return {name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()}
 
+    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        return self.law.evaluate(coefficients, grid)[:, None]
+
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         points, weights = self._rule(grid)
         return _pressure(_interpolate(values, grid, points), points, weights)

@@ -111,6 +111,14 @@ class Heat(Problem):
         terms = [self._apply(values, inputs.grid, differentiated=axis) for axis in range(self.dimension)]
         return Field(torch.stack(terms).sum(0).to(inputs.dtype), inputs.grid)
 
+    @property
+    def periodic(self) -> bool:
+        """Whether the boundary is periodic; otherwise grids include both end points."""
+        return self.boundary == "periodic"
+
+    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        return self.law.evaluate(coefficients, grid)[:, None]
+
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         return self._apply(values, grid)
 
