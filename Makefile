@@ -11,13 +11,13 @@ PYTEST := $(BIN)/python -m pytest
 CHECKED := $(PYTEST) -n $(WORKERS) --dist worksteal --jaxtyping-packages=probneural,beartype.beartype
 
 # Two single-threaded workers beat one process with two threads.
-unit unit-all bad-input doctests examples: export OMP_NUM_THREADS := 1
-unit unit-all bad-input doctests examples: export MPLBACKEND := Agg
+unit unit-all bad-input doctests docs: export OMP_NUM_THREADS := 1
+unit unit-all bad-input doctests docs: export MPLBACKEND := Agg
 docs: export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv test test-all unit unit-all bad-input doctests bench bench-full lint format types contracts docs examples \
+.PHONY: help venv test test-all unit unit-all bad-input doctests bench bench-full lint format types contracts docs \
         peers clean distclean
 
 help:  ## List the targets
@@ -32,9 +32,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 # Cheap gates first; the last lines of the log are the test suite's summary.
-test: lint types contracts docs doctests examples bad-input unit  ## Every gate, without the slow tests
+test: lint types contracts docs doctests bad-input unit  ## Every gate, without the slow tests
 
-test-all: lint types contracts docs doctests examples bad-input unit-all  ## Every gate, slow tests included
+test-all: lint types contracts docs doctests bad-input unit-all  ## Every gate, slow tests included
 
 unit: venv  ## The fast tests, with shapes checked at run time
 	$(CHECKED) -m "$(FAST)"
@@ -68,11 +68,8 @@ types: venv  ## Type check the package
 contracts: venv  ## Who may import whom (setup.cfg)
 	$(BIN)/lint-imports --no-logo
 
-docs: venv  ## Build the documentation into site/
+docs: venv  ## Run every example at its small size, and build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet
-
-examples: venv  ## Run every example at its small size
-	@set -e; for script in $(sort $(wildcard examples/*.py)); do echo "$$script --small"; $(BIN)/python "$$script" --small; done
 
 peers: $(PEERS_VENV)/.installed  ## Make .venv-peers: this package beside the libraries it is compared with
 

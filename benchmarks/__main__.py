@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import curvature, exact, laplace, low_data, tables
+from benchmarks import curvature, exact, gold, laplace, low_data, published, tables
+from probneural.errors import ProbneuralError
 
 LOCAL = Path(__file__).parent / "results" / "local"
 
@@ -16,14 +17,18 @@ def main() -> None:
     commands = parser.add_subparsers(dest="name", required=True)
     run = commands.add_parser("exact", help="operators and posteriors against exact solutions (what `make bench` runs)")
     size = run.add_mutually_exclusive_group()
-    size.add_argument("--full", dest="mode", action="store_const", const="full", help="three seeds; about 15 minutes")
+    size.add_argument("--full", dest="mode", action="store_const", const="full", help="all problems; about an hour")
     size.add_argument("--small", dest="mode", action="store_const", const="small", help="seconds; the numbers mean nothing")
+    run.add_argument("--problem", help="one problem only, by the name it has in the tables")
+    run.add_argument("--data", type=Path, dest="path", help="functions of your own instead: .npz, NetCDF, Zarr or safetensors")
     run.add_argument("--output", type=Path, default=LOCAL, help="folder for results.json and report.html")
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
     for name, help_text in (
         ("curvature", "cost of curvature products, beside other libraries where they are installed; minutes"),
         ("laplace", "Laplace structures: accuracy, evidence, speed and memory; about 10 minutes"),
         ("low-data", "heads where training functions are few; about 15 minutes"),
+        ("gold", "heads against a posterior known in closed form; minutes"),
+        ("published", "settings that papers report, beside their figures; about 20 minutes"),
     ):
         other = commands.add_parser(name, help=help_text)
         other.add_argument(
@@ -41,8 +46,17 @@ def main() -> None:
         laplace.main(mode=options.mode or "default", output=options.output)
     elif options.name == "low-data":
         low_data.main(mode=options.mode or "default", output=options.output, workers=options.workers)
+    elif options.name == "gold":
+        gold.main(mode=options.mode or "default", output=options.output, workers=options.workers)
+    elif options.name == "published":
+        published.main(mode=options.mode or "default", output=options.output, workers=options.workers)
     else:
-        exact.main(mode=options.mode or "default", output=options.output, workers=options.workers)
+        mode = options.mode or "default"
+        try:
+            exact.chosen(mode, problem=options.problem, path=options.path)
+        except (ValueError, ProbneuralError) as error:  # a name or a file that is not right, said in one line
+            parser.error(str(error))
+        exact.main(mode=mode, output=options.output, workers=options.workers, problem=options.problem, path=options.path)
 
 
 if __name__ == "__main__":

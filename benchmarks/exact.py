@@ -1,8 +1,9 @@
-"""Operators and their posteriors against exact solutions: accuracy, honesty of error bars, resolution, shifts.
+"""Operators and their posteriors against exact solutions: accuracy, honesty of error bars, resolution, shifts, bands.
 
-For each problem and operator: train on exact pairs, fit a last-layer posterior on the same pairs, scale it on 200
-calibration fields, then score on test fields of the training grid, of a finer grid, and of each named shift. Bands are
-calibrated and tested on a pool of 400 further fields, split 100 times in halves. Nothing is fitted on test fields.
+For each problem: operators are trained on exact pairs; heads turn them into posteriors on the same pairs; all are scaled in
+the same way on 200 calibration functions, then scored on test functions of the training grid, of a finer grid, and of each
+named shift. Conformal bands are calibrated and tested on a pool of 400 further functions, split 100 times in halves. Nothing
+is fitted on test functions.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,67 +25,144 @@ import torch
 from tqdm.auto import tqdm
 
 import probneural as pn
-from benchmarks import environment, report
+from benchmarks import environment, evaluation, recipes, report
+from benchmarks.recipes import Recipe
+from benchmarks.sources import SEEDS, FileSource, ProblemSource, Source
 
-LEVEL = 0.9
-SEEDS = {"train": 0, "calibration": 1, "test": 2, "bands": 3, "shift": 4}
-SPLITS = 100
+MEMBERS = 4
+ENSEMBLE = f"ensemble of {MEMBERS}"
+KERNEL = "kernel operator"
+REGRESSION = Recipe("linear regression")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem with its sizes."""
+    """Where functions come from, and the trained operators to compare on them.
 
-    problem: pn.problems.Problem
-    resolution: tuple[int, ...]
-    finer: tuple[int, ...]
-    modes: tuple[int, ...]
-    pairs: int = 1000
-    epochs: int = 100
-    fields: int = 200
-    options: dict[str, Any] = field(default_factory=dict)
+    Attributes:
+        source: The functions.
+        operators: Recipes of the operators that are trained, each MEMBERS times.
+        is_in_slice: Whether the default run has it; the full run has all.
+    """
+
+    source: Source
+    operators: tuple[Recipe, ...]
+    is_in_slice: bool = True
 
 
 @dataclass(frozen=True)
-class Task:
-    """One operator on one case, in a worker of its own."""
+class Training:
+    """One training run, in a worker of its own."""
 
-    case: Case
-    operator: str
-    seed: int
-    draws_figures: bool
+    case: int
+    source: Source
+    recipe: Recipe
+    member: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All heads of one operator on one case, in a worker of its own."""
+
+    case: int
+    source: Source
+    kind: str
+    members: tuple[Path, ...] = ()
 
 
 def cases() -> list[Case]:
-    """The problems of the default run."""
+    """The problems of the full run; those of the default run say so."""
+    problems = pn.problems
+    walls = {"embeds_position": True}
+    plane = {"width": 16, "projection": 32}
     return [
-        Case(pn.problems.Darcy1D(), (129,), (513,), (16,), options={"embeds_position": True}),
-        Case(pn.problems.Heat(dimension=2), (32, 32), (64, 64), (9, 9), pairs=500, epochs=40, options={"width": 16}),
-        Case(pn.problems.Burgers(viscosity=0.1), (128,), (512,), (16,)),
-        Case(pn.problems.Burgers(viscosity=0.01), (128,), (512,), (16,)),
+        Case(
+            ProblemSource(problems.Burgers(viscosity=0.1), (64,), (256,)),
+            (recipes.fno(16, epochs=40), recipes.deeponet(epochs=40)),
+        ),
+        Case(
+            ProblemSource(problems.Burgers(viscosity=0.01), (64,), (256,)),
+            (recipes.fno(16, epochs=40), recipes.deeponet(epochs=40)),
+        ),
+        Case(
+            ProblemSource(problems.Darcy1D(), (65,), (257,)),
+            (recipes.fno(16, epochs=40, **walls), recipes.deeponet(epochs=40)),
+        ),
+        Case(
+            ProblemSource(problems.VariableSpeedAdvection(), (64,), (256,)),
+            (recipes.fno(16, epochs=40), recipes.deeponet(epochs=40)),
+        ),
+        Case(
+            ProblemSource(problems.ShallowWater(), (32, 32), (64, 64), pairs=500),
+            (recipes.fno(9, 9, epochs=16, **plane), recipes.deeponet(epochs=40)),
+        ),
+        Case(
+            ProblemSource(problems.Antiderivative(equation="logistic"), (65,), (257,)),
+            (recipes.fno(16, epochs=40, **walls), recipes.deeponet(epochs=40)),
+            is_in_slice=False,
+        ),
+        Case(
+            ProblemSource(problems.Heat(dimension=2), (32, 32), (64, 64), pairs=500),
+            (recipes.fno(9, 9, epochs=30, **plane), recipes.deeponet(epochs=40)),
+            is_in_slice=False,
+        ),
+        Case(
+            ProblemSource(problems.Helmholtz(), (33, 33), (65, 65), pairs=500),
+            (recipes.fno(9, 9, epochs=30, **plane, **walls), recipes.deeponet(epochs=40)),
+            is_in_slice=False,
+        ),
+        Case(
+            ProblemSource(problems.Darcy2D(), (33, 33), (65, 65), pairs=500),
+            (recipes.fno(9, 9, epochs=30, **plane, **walls), recipes.deeponet(epochs=40)),
+            is_in_slice=False,
+        ),
+        Case(
+            ProblemSource(problems.SignalSeparation(), (200,), None),
+            (recipes.fno(24, epochs=30, width=24, **walls), recipes.deeponet(epochs=40)),
+            is_in_slice=False,
+        ),
     ]
 
 
-def tasks(mode: str) -> list[Task]:
-    """All runs of a mode, longest first so that the workers end together."""
-    chosen = cases()
-    if mode == "small":
-        chosen = [
-            replace(case, pairs=40, epochs=2, fields=40, options={**case.options, "width": 8, "depth": 2}) for case in chosen
-        ]
-    seeds = range(3) if mode == "full" else range(1)
-    trained = [Task(case, "FNO", seed, seed == 0) for seed in seeds for case in chosen]
-    return trained + [Task(case, "linear regression", 0, False) for case in chosen]
+def chosen(mode: str, *, problem: str | None = None, path: Path | None = None) -> list[Case]:
+    """The cases of one run, cut down to seconds if the mode is `small`.
+
+    Raises:
+        ValueError: If no problem has that name.
+    """
+    if path is not None:
+        source = FileSource(path)
+        found = [Case(source, tuple(recipes.own_data(source.train)))]
+    else:
+        found = [case for case in cases() if mode == "full" or case.is_in_slice or problem is not None]
+        if problem is not None:
+            names = [case.source.name for case in found]
+            found = [case for case in found if case.source.name == problem]
+            if not found:
+                raise ValueError(f"no problem is called {problem!r}; there are {', '.join(names)}")
+    return [_smaller(case) for case in found] if mode == "small" else found
 
 
-def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
-    """Run, print the table, write results.json and report.html."""
+def _smaller(case: Case) -> Case:
+    """The same road in seconds."""
+    tiny = {"FNO": {"width": 8, "depth": 2}, "DeepONet": {"width": 16, "depth": 2, "basis": 8}}
+    operators = tuple(replace(recipe, epochs=2, options={**recipe.options, **tiny[recipe.kind]}) for recipe in case.operators)
+    few = {"pairs": 40, "fields": 40} if isinstance(case.source, ProblemSource) else {"pairs": 40}
+    return replace(case, source=replace(case.source, **few), operators=operators)
+
+
+def main(*, mode: str, output: Path, workers: int, problem: str | None = None, path: Path | None = None) -> dict[str, Any]:
+    """Run, print the table, write results.json and the report."""
     start = time.perf_counter()
-    runs, figures = _run_all(tasks(mode), workers)
-    flag = "" if mode == "default" else f" --{mode}"
+    todo = chosen(mode, problem=problem, path=path)
+    runs, figures = _run_all(todo, workers)
+    flags = "" if mode == "default" else f" --{mode}"
+    flags += f' --problem "{problem}"' if problem else ""
+    flags += f" --data {path.name}" if path else ""
     results = {
         "benchmark": "exact",
-        "command": f"python -m benchmarks exact{flag}",
+        "command": f"python -m benchmarks exact{flags}",
         "mode": mode,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": environment.machine(),
@@ -92,8 +171,10 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
         "seeds": SEEDS,
         "wall_seconds": round(time.perf_counter() - start, 1),
         "notes": [
-            "Posteriors are fitted on the training pairs and scaled on separate calibration fields of the training grid; "
+            "Posteriors are fitted on the training pairs and scaled on separate calibration functions of the training grid; "
             "bands are calibrated on half of a separate pool and tested on the other half, over 100 splits.",
+            f"The ensembles hold {MEMBERS} operators that differ in their initial weights and in the order of batches; the "
+            "first of them is the operator of the last-layer row.",
             "undertrained: the validation error still fell by more than 5 % over the last fifth of training. A one-cycle "
             "schedule ends by lowering its rate, which makes the error fall then even where longer training gains little.",
         ],
@@ -101,40 +182,91 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
     }
     environment.write_json(results, output / "results.json")
     report.write_report(results, figures, output / "report.html")
-    for problem, images in figures.items():
+    for name, images in figures.items():
         for caption, image in images.items():
-            name = re.sub(r"[^a-z0-9.]+", "-", f"{problem} {caption}".lower())
-            environment.write_bytes(image, output / "figures" / f"{name}.png")
+            file = re.sub(r"[^a-z0-9.]+", "-", f"{name} {caption}".lower())
+            environment.write_bytes(image, output / "figures" / f"{file}.png")
     print(report.terminal_table(report.rows(results)))
     print(f"\n{output / 'results.json'}\n{output / 'report.html'}\n{results['wall_seconds']:.0f} s")
     return results
 
 
-def _run_all(todo: list[Task], workers: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, bytes]]]:
-    """Spread the tasks over single-threaded processes, under one progress bar in epochs."""
+def _run_all(todo: Sequence[Case], workers: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, bytes]]]:
+    """Train everything, then evaluate everything, in single-threaded processes under one progress bar in epochs."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
     context = multiprocessing.get_context("spawn")
-    total = sum(task.case.epochs if task.operator == "FNO" else 1 for task in todo)
-    done: dict[int, tuple[dict[str, Any], dict[str, bytes]]] = {}
-    with context.Manager() as manager, tqdm(total=total, desc="benchmark", unit="epoch", smoothing=0.05) as bar:
-        ticks = manager.Queue()
-        listener = threading.Thread(target=_listen, args=(ticks, bar), daemon=True)
-        listener.start()
-        try:
-            with ProcessPoolExecutor(workers, mp_context=context) as pool:
-                futures = {pool.submit(run, task, ticks): number for number, task in enumerate(todo)}
-                for future in as_completed(futures):
-                    done[futures[future]] = future.result()
-                    task = todo[futures[future]]
-                    bar.set_postfix_str(f"{task.case.problem.name}, {task.operator}: done")
-        finally:  # the listener must end before its queue does
-            ticks.put(None)
-            listener.join()
-    runs = [done[number][0] for number in range(len(todo))]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        context.Manager() as manager,
+        ProcessPoolExecutor(workers, mp_context=context) as pool,
+    ):
+        trainings = [
+            Training(number, case.source, recipe, member, Path(folder) / f"{number}-{recipe.kind}-{member}.safetensors")
+            for number, case in enumerate(todo)
+            for recipe in case.operators
+            for member in range(MEMBERS)
+        ]
+        evaluations = [
+            Evaluation(number, case.source, kind, members)
+            for number, case in enumerate(todo)
+            for kind, members in [
+                *((recipe.kind, _paths(trainings, number, recipe.kind)) for recipe in case.operators),
+                (KERNEL, ()),
+                (REGRESSION.kind, ()),
+            ]
+        ]
+        total = sum(one.recipe.epochs for one in trainings) + len(evaluations)
+        with tqdm(total=total, desc="benchmark", unit="epoch", smoothing=0.05) as bar:
+            ticks = manager.Queue()
+            listener = threading.Thread(target=_listen, args=(ticks, bar), daemon=True)
+            listener.start()
+            try:
+                facts = _spread(pool, train, trainings, ticks, bar)
+                by_operator: dict[tuple[int, str], list[dict[str, Any]]] = {}
+                for one, fact in zip(trainings, facts, strict=True):
+                    by_operator.setdefault((one.case, one.recipe.kind), []).append(fact)
+                done = _spread(pool, evaluate, evaluations, ticks, bar)
+            finally:  # the listener must end before its queue does
+                ticks.put(None)
+                listener.join()
+    runs: list[dict[str, Any]] = []
     figures: dict[str, dict[str, bytes]] = {}
-    for number, task in enumerate(todo):
-        figures.setdefault(task.case.problem.name, {}).update(done[number][1])
+    for one, (own, images) in zip(evaluations, done, strict=True):
+        trained = by_operator.get((one.case, one.kind), [])
+        runs += [_joined(run, trained) for run in own]
+        figures.setdefault(one.source.name, {}).update(images)
+    for name, images in figures.items():
+        images |= _comparison([run for run in runs if run["problem"] == name])
     return runs, figures
+
+
+def _paths(trainings: Sequence[Training], case: int, kind: str) -> tuple[Path, ...]:
+    return tuple(one.path for one in trainings if one.case == case and one.recipe.kind == kind)
+
+
+def _joined(run: dict[str, Any], trained: list[dict[str, Any]]) -> dict[str, Any]:
+    """A run with the facts of the trainings behind it: of one operator, or of all members."""
+    if not trained:
+        return run
+    members = trained if run["head"] == ENSEMBLE else trained[:1]
+    seconds = sum(one["seconds"] for one in members)
+    return run | {"train": members[0] | {"seconds": seconds, "undertrained": any(one["undertrained"] for one in members)}}
+
+
+def _spread(pool: ProcessPoolExecutor, work: Callable[..., Any], todo: Sequence[Any], ticks: Any, bar: tqdm) -> list[Any]:
+    """Results in the order of the tasks."""
+    futures = {pool.submit(work, one, ticks): number for number, one in enumerate(todo)}
+    results: dict[int, Any] = {}
+    try:
+        for future in as_completed(futures):
+            number = futures[future]
+            results[number] = future.result()
+            what = todo[number].recipe.kind if isinstance(todo[number], Training) else todo[number].kind
+            bar.set_postfix_str(f"{todo[number].source.name}, {what}: done")
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    return [results[number] for number in range(len(todo))]
 
 
 def _listen(ticks: Any, bar: tqdm) -> None:
@@ -142,127 +274,56 @@ def _listen(ticks: Any, bar: tqdm) -> None:
         bar.update()
 
 
-def run(task: Task, ticks: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """One operator on one case: train, fit the head, calibrate, evaluate."""
+def train(task: Training, ticks: Any) -> dict[str, Any]:
+    """Train one member and keep it in a file; returns facts."""
     torch.set_num_threads(1)
-    case = task.case
-    train = _sample(case.problem, "train", case.pairs, case.resolution)
-    calibration = _sample(case.problem, "calibration", case.fields, case.resolution)
-    operator, training, history = _train(task, train, lambda: ticks.put(1))
-    start = time.perf_counter()
-    raw = pn.heads.LastLayerLaplace().fit(operator, train)
-    predict = pn.calibration.VarianceScale().fit(raw, calibration)
-    fitted = {
-        "seconds": time.perf_counter() - start,
-        "effective_observations": raw.effective_observations.tolist(),
-        "noise": raw.noise.tolist(),
-        "log_evidence": raw.log_evidence,
-        "scale": predict.scale.tolist(),
-    }
-    evaluations = []
-    places = [("in distribution", case.problem, case.resolution, "test"), ("finer grid", case.problem, case.finer, "test")]
-    places += [(name, shifted, case.resolution, "shift") for name, shifted in case.problem.shifts().items()]
+    operator, facts, _ = task.recipe.train(task.source.train, seed=task.member, tick=lambda: ticks.put(1))
+    pn.save(operator, task.path)
+    return facts
+
+
+def evaluate(task: Evaluation, ticks: Any) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """Fit every head of one operator, calibrate and score each; returns runs and figures."""
+    torch.set_num_threads(1)
+    source = task.source
+    pairs, places = source.train, source.places()
+    members = [pn.load(path) for path in task.members]
+    training: dict[str, Any] = {"pairs": len(pairs), "resolution": list(pairs.inputs.grid.shape)}
+    makers: dict[str, Callable[[], pn.distributions.Predictor]]
+    if task.kind == KERNEL:
+        makers = {"Gaussian process": lambda: pn.heads.KernelOperator().fit(None, pairs)}
+    elif task.kind == REGRESSION.kind:
+        operator, training, _ = REGRESSION.train(pairs, seed=0, tick=lambda: None)
+        makers = {"last-layer Laplace": lambda: pn.heads.LastLayerLaplace().fit(operator, pairs)}
+    else:
+        makers = {
+            "last-layer Laplace": lambda: pn.heads.LastLayerLaplace().fit(members[0], pairs),
+            ENSEMBLE: lambda: recipes.ensemble(members, pairs),
+        }
+    runs: list[dict[str, Any]] = []
     figures: dict[str, bytes] = {}
-    for name, problem, resolution, purpose in places:
-        pairs = _sample(problem, purpose, case.fields, resolution)
-        u = predict(pairs.inputs)
-        scores = pn.metrics.score(u, pairs.outputs, noise=predict.noise, level=LEVEL).to_dict()
-        evaluations.append({"on": name, "resolution": list(resolution), "fields": len(pairs), "scores": scores})
-        if task.draws_figures and name in ("in distribution", "finer grid"):
-            figures |= _figures(name, u, pairs.outputs, predict.noise)
-        if name == "in distribution":
-            evaluations[-1]["constrained"] = _constrained(u, pairs.outputs, predict.noise)
-            common = pn.calibration.VarianceScale(separate=False).fit(raw, calibration)
-            alike = pn.metrics.score(common(pairs.inputs), pairs.outputs, noise=common.noise, level=LEVEL).to_dict()
-            evaluations[-1]["common_scale"] = {key: alike[key] for key in ("crps", "nll", "joint_nll", "calibration_error")}
-    pool = _sample(case.problem, "bands", 2 * case.fields, case.resolution)
-    evaluations[0]["bands"] = _bands(predict, pool)
-    evaluations[0]["common_scale"]["width_ratio"] = _bands(common, pool)["width_ratio"]
-    if history is not None and task.draws_figures:
-        figures["training of the FNO"] = pn.plots.png(pn.plots.training(history))
-    return {
-        "problem": case.problem.name,
-        "operator": task.operator,
-        "head": "last-layer Laplace",
-        "seed": task.seed,
-        "train": training,
-        "head_fit": fitted,
-        "evaluations": evaluations,
-    }, figures
+    for head, make in makers.items():
+        start = time.perf_counter()
+        raw = make()
+        fitted: dict[str, Any] = {"seconds": time.perf_counter() - start}
+        if isinstance(raw, pn.heads.LastLayerPredictor):
+            fitted |= {"effective_observations": raw.effective_observations.tolist(), "log_evidence": raw.log_evidence}
+        first = task.kind == "FNO" and not runs
+        more, evaluations, images = evaluation.evaluate(
+            raw, source, places, compares_scales=first, draws_figures=task.kind in ("FNO", KERNEL)
+        )
+        figures |= {f"{task.kind}, {head}: {caption}": image for caption, image in images.items()}
+        run = {"problem": source.name, "operator": task.kind, "head": head, "seed": 0}
+        runs.append(run | {"train": training, "head_fit": fitted | more, "evaluations": evaluations})
+    ticks.put(1)
+    return runs, figures
 
 
-def _sample(problem: pn.problems.Problem, purpose: str, count: int, resolution: tuple[int, ...]) -> pn.FieldPairs:
-    return problem.sample(count, resolution=resolution, seed=SEEDS[purpose])
-
-
-def _train(task: Task, train: pn.FieldPairs, tick: Callable[[], None]) -> tuple[Any, dict[str, Any], Any]:
-    case = task.case
-    facts: dict[str, Any] = {"pairs": len(train), "resolution": list(case.resolution)}
-    start = time.perf_counter()
-    if task.operator == "linear regression":
-        operator: Any = pn.operators.LinearRegression.fitted(train)
-        tick()
-        return operator, facts | {"epochs": 0, "seconds": time.perf_counter() - start, "undertrained": False}, None
-    torch.manual_seed(task.seed)
-    operator = pn.operators.FNO(1, 1, modes=case.modes, periodic=case.problem.periodic, **case.options)
-    history = pn.fit(
-        operator, train, epochs=case.epochs, seed=task.seed, show_progress=False, on_epoch=lambda number, losses: tick()
-    )
-    facts |= {
-        "epochs": case.epochs,
-        "seconds": time.perf_counter() - start,
-        "parameters": sum(parameter.numel() for parameter in operator.parameters()),
-        "last_fall": history.last_fall,
-        "undertrained": history.is_undertrained,
-        "history": {"train": list(history.train), "validation": list(history.validation)},
-    }
-    return operator, facts, history
-
-
-def _constrained(u: pn.distributions.GaussianField, truth: pn.Field, noise: torch.Tensor) -> dict[str, Any]:
-    """What a known law does to accuracy: the integral where the domain is periodic, the boundary values elsewhere."""
-    grid = truth.grid
-    ends = [[axis.origin for axis in grid.axes], [axis.origin + axis.length for axis in grid.axes]]
-    law = pn.functionals.integral(grid) if all(grid.periodic) else pn.functionals.sensors(grid, ends)
-    wanted = law(truth.values)
-    v = u.constrain(law, wanted)
-    before, after = (pn.metrics.score(field, truth, noise=noise, level=LEVEL).relative_l2 for field in (u, v))
-    size = wanted.abs().max().clamp_min(truth.values.abs().max())
-    return {
-        "law": "integral" if all(grid.periodic) else "boundary values",
-        "residual_before": float((law(u.mean) - wanted).abs().max() / size),
-        "residual_after": float((law(v.mean) - wanted).abs().max() / size),
-        "relative_l2_ratio": after / before if before and after else None,
-    }
-
-
-def _bands(predict: pn.distributions.Predictor, pool: pn.FieldPairs) -> dict[str, float]:
-    """Coverage and mean width of conformal bands over random halvings of a pool, against constant-width bands."""
-    half = len(pool) // 2
-    kinds = {kind: pn.calibration.conformal_scores(predict, pool, modulation=kind) for kind in ("deviation", "constant")}
-    coverage: dict[str, list[float]] = {kind: [] for kind in kinds}
-    width: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for split in range(SPLITS):
-        order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(split))
-        for kind, scores in kinds.items():
-            quantile = scores[order[:half]].quantile(LEVEL)
-            rest = scores[order[half:]]
-            coverage[kind].append(float((rest.values <= quantile).double().mean()))
-            width[kind].append(2.0 * quantile * float(rest.scale.mean()))
-    mean = {kind: (sum(coverage[kind]) / SPLITS, sum(width[kind]) / SPLITS) for kind in kinds}
-    return {
-        "splits": SPLITS,
-        "level": LEVEL,
-        "coverage": mean["deviation"][0],
-        "width": mean["deviation"][1],
-        "constant_coverage": mean["constant"][0],
-        "constant_width": mean["constant"][1],
-        "width_ratio": mean["deviation"][1] / mean["constant"][1],
-    }
-
-
-def _figures(where: str, u: pn.distributions.FieldDistribution, truth: pn.Field, noise: torch.Tensor) -> dict[str, bytes]:
-    figures = {f"one field, {where}": pn.plots.png(pn.plots.field(u, truth, noise=noise))}
-    if where == "in distribution":
-        figures[f"calibration, {where}"] = pn.plots.png(pn.plots.calibration(u, truth, noise=noise))
+def _comparison(runs: Sequence[dict[str, Any]]) -> dict[str, bytes]:
+    """Figures over all runs of one problem: score against cost, and how training went."""
+    figures = {}
+    histories = {run["operator"]: run["train"]["history"] for run in runs if "history" in run["train"]}
+    for operator, losses in histories.items():
+        history = pn.training.History(tuple(losses["train"]), tuple(losses["validation"]), ())
+        figures[f"training of the {operator}"] = pn.plots.png(pn.plots.training(history), dpi=120.0)
     return figures

@@ -18,9 +18,7 @@ from typing import Any
 import torch
 
 import probneural as pn
-from benchmarks import sections
-from probneural.curvature import ParameterVector
-from probneural.heads.sampled import WeightSampledPredictor
+from benchmarks import recipes, sections
 
 TRAIN, VALIDATION, TEST, POINTS = 25, 25, 100, 256
 SEEDS = range(5)
@@ -91,7 +89,7 @@ def run(seed: int, *, small: bool = False) -> list[dict[str, Any]]:
         "last layer": lambda: pn.heads.LastLayerLaplace().fit(operator, train),
         "low rank": lambda: pn.heads.Laplace(structure="low_rank", rank=100).fit(operator, train),
         "kronecker": lambda: pn.heads.Laplace(structure="kronecker", probes=64).fit(operator, train),
-        "ensemble of 5": lambda: _ensemble(operators, train),
+        "ensemble of 5": lambda: recipes.ensemble(operators, train),
     }
     rows = []
     for name in HEADS:
@@ -116,27 +114,3 @@ def run(seed: int, *, small: bool = False) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _ensemble(operators: list[pn.operators.FNO], train: pn.FieldPairs) -> WeightSampledPredictor:
-    """Networks of one architecture and one data set differ in their parameters only: their normalisers agree."""
-    layout = ParameterVector.of(operators[0])
-    vectors = torch.stack([layout.flatten(dict(operator.named_parameters())) for operator in operators])
-    bare = WeightSampledPredictor(
-        operator=operators[0].eval(),
-        layout=layout,
-        vectors=vectors,
-        noise=torch.ones(1, dtype=torch.float64),
-        domain=train.inputs.grid,
-        in_channels=1,
-    )
-    with torch.no_grad():
-        misfit = (bare(train.inputs).mean - train.outputs.values).double().square().mean()
-    return WeightSampledPredictor(
-        operator=bare.operator,
-        layout=layout,
-        vectors=vectors,
-        noise=misfit[None],
-        domain=train.inputs.grid,
-        in_channels=1,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -87,38 +88,56 @@ COLUMNS = (
 def write_report(
     results: Mapping[str, Any], figures: Mapping[str, Mapping[str, str | bytes]], path: str | os.PathLike[str]
 ) -> None:
-    """Write one HTML page that needs nothing else: no network, no fonts, no files beside it.
+    """Write a summary page, and beside it in `problems/` one page per problem; they need no network and no fonts.
 
     Args:
         results: What the benchmark wrote to JSON, `runs` with their `evaluations` above all.
         figures: Per problem, caption to a PNG image (bytes) or an SVG one (text).
-        path: File to write, atomically.
+        path: The summary page; every page is written atomically, the summary last.
 
     Raises:
         DataError: If runs, or what identifies them, are missing, or a figure is neither PNG nor SVG.
     """
     _check(results)
     runs = results["runs"]
-    problems = list(dict.fromkeys([run["problem"] for run in runs] + list(figures)))
-    sections = "".join(
-        _section(name, number, [run for run in runs if run["problem"] == name], figures.get(name, {}))
-        for number, name in enumerate(problems)
-    )
-    links = " · ".join(f'<a href="#problem-{number}">{escape(name)}</a>' for number, name in enumerate(problems))
+    target = Path(path)
+    names = list(dict.fromkeys([run["problem"] for run in runs] + list(figures)))
+    files = {name: f"problems/{number:02d}-{_slug(name)}.html" for number, name in enumerate(names, start=1)}
     title = f"probneural benchmark: {results.get('benchmark', 'results')}"
-    page = _PAGE.format(
+    pages = {}
+    for name, file in files.items():
+        own = {**results, "runs": [run for run in runs if run["problem"] == name]}
+        if results.get("command") and "--problem" not in results["command"] and "--data" not in results["command"]:
+            own["command"] = f'{results["command"]} --problem "{name}"'
+        body = f"<h2>Scores</h2>{_summary(own)}{_section(name, own['runs'], figures.get(name, {}))}"
+        home = f'<a href="../{escape(target.name)}">All problems</a>'
+        pages[target.parent / file] = _page(own, name, links=home, about="", body=body)
+    links = " · ".join(f'<a href="{escape(file)}">{escape(name)}</a>' for name, file in files.items())
+    pages[target] = _page(results, title, links=links, about=_ABOUT, body=f"<h2>Summary</h2>{_summary(results)}")
+    for place, page in pages.items():
+        write_text(page, place)
+
+
+def _page(results: Mapping[str, Any], title: str, *, links: str, about: str, body: str) -> str:
+    return _PAGE.format(
         title=escape(title),
         style=_STYLE,
         script=_SCRIPT,
-        about=escape(_ABOUT),
+        about=f"<p>{escape(about)}</p>" if about else "",
         small=_SMALL if results.get("mode") == "small" else "",
         links=links,
-        summary=_html_table(rows(results, is_brief=False), reasons=_reasons(results)),
-        sections=sections,
+        body=body,
         method=_method(results),
         provenance=_provenance(results),
     )
-    write_text(page, Path(path))
+
+
+def _summary(results: Mapping[str, Any]) -> str:
+    return _html_table(rows(results, is_brief=False), reasons=_reasons(results))
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "problem"
 
 
 def rows(results: Mapping[str, Any], *, is_brief: bool = True) -> list[Row]:
@@ -300,7 +319,7 @@ def _html_table(table: Sequence[Row], *, reasons: Sequence[Mapping[str, str]] = 
     return f'<div class="wide"><table class="sorts"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
-def _section(name: str, number: int, runs: Sequence[Mapping[str, Any]], figures: Mapping[str, str | bytes]) -> str:
+def _section(name: str, runs: Sequence[Mapping[str, Any]], figures: Mapping[str, str | bytes]) -> str:
     pictures = "".join(_figure(caption, image, name) for caption, image in figures.items())
     fits, numbers = [], []
     for run in runs:
@@ -311,7 +330,7 @@ def _section(name: str, number: int, runs: Sequence[Mapping[str, Any]], figures:
     for title, table in (("How each run was trained and fitted", fits), ("Every number", numbers)):
         if table:
             tables += f"<details><summary>{title}</summary>{_html_table(table)}</details>"
-    return f'<section id="problem-{number}"><h2>{escape(name)}</h2><div class="figures">{pictures}</div>{tables}</section>'
+    return f'<section><h2>Figures and details</h2><div class="figures">{pictures}</div>{tables}</section>'
 
 
 def _figure(caption: str, image: str | bytes, problem: str) -> str:
@@ -454,12 +473,10 @@ _PAGE = """<!doctype html>
 </head>
 <body>
 <h1>{title}</h1>
-<p>{about}</p>
+{about}
 {small}
 <nav>{links}</nav>
-<h2>Summary</h2>
-{summary}
-{sections}
+{body}
 <h2>Method</h2>
 {method}
 <h2>Where the numbers come from</h2>

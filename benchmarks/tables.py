@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import environment, report
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "laplace.md")
+DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("baselines.md", "benchmarks.md", "laplace.md")))
 RESULTS = Path(__file__).parent / "results"
 _MARK = re.compile(r"(<!-- table: ([a-z-]+)(?:/([a-z ]+))?(?: on ([a-z ]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 

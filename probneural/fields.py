@@ -6,13 +6,19 @@ import inspect
 import operator as python_operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from probneural.arrays import check_fits, common_dtype, grid_of, read_xarray, to_array, to_tensor, with_channels
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, resample
+
+if TYPE_CHECKING:
+    import xarray
 
 
 def check_finite(values: Tensor, name: str) -> None:
@@ -66,6 +72,50 @@ class Field:
                 got=str(tuple(self.values.shape)),
                 remedy="channels come second, grid axes last; one field of one channel is values[None, None]",
             )
+
+    @classmethod
+    def from_xarray(
+        cls,
+        array: xarray.DataArray | xarray.Dataset,
+        *,
+        periodic: bool | Sequence[bool] | None = None,
+        lengths: float | Sequence[float] | None = None,
+        sample: str = "sample",
+        channel: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Field:
+        """Read functions and their grid from a DataArray.
+
+        It follows the rules of [`FieldPairs.from_xarray`][probneural.fields.FieldPairs.from_xarray].
+
+        Args:
+            array: A DataArray, or a Dataset whose variables are the channels.
+            periodic: Whether each dimension of space is periodic; needed unless `to_xarray` wrote the array.
+            lengths: Extent of each dimension of space, in the coordinates' units.
+            sample: The dimension of the n functions.
+            channel: The dimension of the channels, if there is one; "channel" by default.
+            dtype: float32 or float64; float64 if the array is of it, else float32, by default.
+
+        Returns:
+            A copy of the values, on the CPU.
+
+        Raises:
+            DataError: If values are not real, finite numbers, or `array` is of another type.
+            ShapeError: If a dimension is missing.
+            GridError: If coordinates are missing, descending, not equispaced, or contradict `lengths`.
+            ArgumentError: If `periodic` is missing or does not fit, or `dtype` is another one.
+        """
+        values, grid = read_xarray(array, "values", sample=sample, channel=channel, periodic=periodic, lengths=lengths)
+        return cls(to_tensor(values, "values", dtype=dtype or common_dtype(values)), grid)
+
+    def to_xarray(self) -> xarray.DataArray:
+        """Return a DataArray `(sample, channel, x0, x1, ...)` with coordinates, which `from_xarray` reads back equal.
+
+        Raises:
+            GridError: If the grid is scattered.
+        """
+        space = [f"x{number}" for number in range(len(self.grid.shape))]
+        return to_array(self.values, self.grid, sample="sample", channel="channel", space=space)
 
     @property
     def channels(self) -> int:
@@ -162,6 +212,140 @@ class FieldPairs:
                 got=f"{len(self.inputs)} inputs and {len(self.outputs)} outputs",
                 remedy="pair them one to one",
             )
+
+    @classmethod
+    def from_numpy(
+        cls,
+        inputs: NDArray[Any],
+        outputs: NDArray[Any],
+        *,
+        grid: Grid | None = None,
+        out_grid: Grid | None = None,
+        lengths: float | Sequence[float] | None = None,
+        periodic: bool | Sequence[bool] | None = None,
+        endpoint: bool | Sequence[bool] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> FieldPairs:
+        """Make pairs of arrays.
+
+        The number of grid axes d is the grid's, or the number of entries in `periodic`, `lengths` or `endpoint`. An array of
+        d + 1 axes is `(n, *grid)`, one channel; one of d + 2 axes is `(n, c, *grid)`. Where single numbers leave d open, only
+        `(n, points)` is accepted.
+
+        Args:
+            inputs: Input functions, real and finite, in physical units; integers become floating point numbers.
+            outputs: Output functions, likewise.
+            grid: Where the inputs live, and the outputs unless `out_grid` says otherwise. In its place, the next three.
+            out_grid: Where the outputs live.
+            lengths: Extent per axis, 1 by default.
+            periodic: Whether each axis is periodic.
+            endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
+            dtype: float32 or float64; by default float64 if either array is of it, else float32.
+
+        Returns:
+            Copies of the values, on the CPU. Without `grid`, outputs of another resolution share the inputs' domain.
+
+        Raises:
+            DataError: If values are complex, wider than 64 bits, no numbers, masked, NaN or infinite.
+            ShapeError: If a shape does not fit or is ambiguous, or the numbers of functions differ.
+            ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
+
+        Examples:
+            >>> import numpy as np
+            >>> pairs = FieldPairs.from_numpy(np.zeros((10, 8)), np.zeros((10, 2, 8)), grid=Grid.uniform(8))
+            >>> pairs.inputs.channels, pairs.outputs.channels
+            (1, 2)
+        """
+        given = [
+            name for name, value in (("lengths", lengths), ("periodic", periodic), ("endpoint", endpoint)) if value is not None
+        ]
+        if grid is not None and given:
+            raise ArgumentError(expected="grid= alone", got=f"grid with {', '.join(given)}", remedy="the grid tells them")
+        kind = common_dtype(inputs, outputs) if dtype is None else dtype
+        sides = []
+        for values, where, name in ((inputs, grid, "inputs"), (outputs, out_grid or grid, "outputs")):
+            tensor = to_tensor(values, name, dtype=kind)
+            if where is None:
+                where = grid_of(tuple(tensor.shape), name, lengths=lengths, periodic=periodic, endpoint=endpoint)
+            tensor = with_channels(tensor, len(where.shape), name)
+            check_fits(tensor, where, name, "grid" if name == "inputs" else "out_grid")
+            sides.append(Field(tensor, where))
+        return cls(sides[0], sides[1])
+
+    @classmethod
+    def from_xarray(
+        cls,
+        inputs: xarray.DataArray | xarray.Dataset,
+        outputs: xarray.DataArray | xarray.Dataset | None = None,
+        *,
+        periodic: bool | Sequence[bool] | None = None,
+        lengths: float | Sequence[float] | None = None,
+        sample: str = "sample",
+        channel: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> FieldPairs:
+        """Make pairs of DataArrays, whose coordinates give the grid.
+
+        Dimensions other than `sample` and `channel` are space, in the array's order. Their coordinates must be ascending and
+        equispaced within 1e-4 of the spacing, checked in float64. A periodic axis extends one spacing beyond its last point;
+        another one ends there, unless `lengths` says that it, too, extends further.
+
+        Args:
+            inputs: Input functions: a DataArray, or a Dataset whose variables are the channels. Without `outputs`, a Dataset
+                with the variables "inputs" and "outputs", as `to_xarray` makes.
+            outputs: Output functions, likewise; matched to the inputs by position.
+            periodic: Whether each dimension of space is periodic: coordinates cannot tell. `to_xarray` records it.
+            lengths: Extent of each dimension of space, in the coordinates' units.
+            sample: The dimension of the n functions.
+            channel: The dimension of the channels, if there is one; "channel" by default.
+            dtype: float32 or float64; by default float64 if either side is of it, else float32.
+
+        Returns:
+            Copies of the values, on the CPU.
+
+        Raises:
+            DataError: If values are not real, finite numbers, or a side is of another type.
+            ShapeError: If a dimension is missing, or the numbers of functions differ.
+            GridError: If coordinates are missing, descending, not equispaced, or contradict `lengths`.
+            ArgumentError: If `periodic` is missing or does not fit, or `dtype` is another one.
+        """
+        if outputs is None:
+            names = {str(name) for name in getattr(inputs, "data_vars", ())}
+            if not {"inputs", "outputs"} <= names:
+                raise DataError(
+                    expected="a Dataset with variables 'inputs' and 'outputs', or two arguments",
+                    got=f"{type(inputs).__name__} with {sorted(names)}",
+                    remedy="pass dataset['a'], dataset['u']",
+                )
+            inputs, outputs = inputs["inputs"], inputs["outputs"]
+        options: dict[str, Any] = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
+        first, grid = read_xarray(inputs, "inputs", **options)
+        second, out_grid = read_xarray(outputs, "outputs", **options)
+        kind = common_dtype(first, second) if dtype is None else dtype
+        return cls(
+            Field(to_tensor(first, "inputs", dtype=kind), grid), Field(to_tensor(second, "outputs", dtype=kind), out_grid)
+        )
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Return a Dataset of the variables "inputs" and "outputs", which `from_xarray` reads back equal.
+
+        Dimensions are `sample`, `channel` and `x0`, `x1`, ...; where the sides differ, the outputs' begin with `output_`.
+
+        Raises:
+            GridError: If a grid is scattered.
+        """
+        import xarray
+
+        space = [f"x{number}" for number in range(len(self.inputs.grid.shape))]
+        out = [f"x{number}" for number in range(len(self.outputs.grid.shape))]
+        out = out if self.inputs.grid == self.outputs.grid else [f"output_{name}" for name in out]
+        channel = "channel" if self.inputs.channels == self.outputs.channels else "output_channel"
+        return xarray.Dataset(
+            {
+                "inputs": to_array(self.inputs.values, self.inputs.grid, sample="sample", channel="channel", space=space),
+                "outputs": to_array(self.outputs.values, self.outputs.grid, sample="sample", channel=channel, space=out),
+            }
+        )
 
     def split(self, count: int, *, seed: int) -> tuple[FieldPairs, FieldPairs]:
         """Split at random into `count` pairs and the rest.

@@ -27,16 +27,25 @@ from probneural.curvature.weight_roots import DenseWeights, DiagonalWeights, Low
 from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.grids import Axis, Grid
+from probneural.heads.bayesian import SampledLastLayerPredictor, VariationalLastLayerPredictor
+from probneural.heads.kernel import KernelPaths, KernelPredictor
 from probneural.heads.laplace import LaplacePredictor
 from probneural.heads.last_layer import LastLayerPredictor
+from probneural.heads.principal import PrincipalComponents
+from probneural.heads.processes import Covariance, Process
 from probneural.heads.readout import Readout
 from probneural.heads.sampled import WeightSampledPredictor
 from probneural.heads.weights import Hyperparameters
-from probneural.operators import FNO, LinearRegression, Operator
+from probneural.operators import FNO, DeepONet, LinearRegression, Operator, PODDeepONet
 from probneural.training import files
 from probneural.training.devices import resolve_device
 
-_OPERATORS: dict[str, type[Operator]] = {"FNO": FNO, "LinearRegression": LinearRegression}
+_OPERATORS: dict[str, type[Operator]] = {
+    "DeepONet": DeepONet,
+    "FNO": FNO,
+    "LinearRegression": LinearRegression,
+    "PODDeepONet": PODDeepONet,
+}
 """Operators that are rebuilt from their configuration."""
 _FOREIGN = "Module"
 """Kind of all other modules."""
@@ -89,6 +98,13 @@ _KINDS: dict[str, _Kind] = {
     for kind in (
         _Kind(LastLayerPredictor, on_cpu=("prior_precision", "effective_observations")),
         _Kind(LaplacePredictor),
+        _Kind(KernelPredictor),
+        _Kind(KernelPaths),
+        _Kind(PrincipalComponents),
+        _Kind(Process),
+        _Kind(Covariance),
+        _Kind(SampledLastLayerPredictor, on_cpu=("prior_factors", "prior_precision", "effective_observations")),
+        _Kind(VariationalLastLayerPredictor, on_cpu=("history",)),
         _Kind(WeightSampledPredictor),
         _Kind(ScaledPredictor, on_cpu=("scale", "noise_scale")),
         _Kind(FunctionDraw),

@@ -21,7 +21,7 @@ from probneural.distributions import DenseRoot, EmpiricalField, FieldDistributio
 from probneural.errors import ArgumentError, DataError, GridError, ProbneuralError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.metrics import calibration_error, compare, coverage
+from probneural.metrics import calibration_error, compare, coverage, pit_histogram, spread_skill_curve
 from probneural.training.history import History
 
 LINE = Grid.uniform((12,), lengths=3.0, origin=1.0)
@@ -57,6 +57,10 @@ def bands_for(grid: Grid, *, n: int = 4, c: int = 2) -> BandField:
     return BandField(normal(n, c, *grid.shape, seed=0), normal(n, c, *grid.shape, seed=1).abs(), grid)
 
 
+def two(grid: Grid) -> dict[str, FieldDistribution]:
+    return {"first": gaussian(grid), "second": empirical(grid)}
+
+
 def curve(axes: Axes, label: str) -> Any:
     (found,) = [line for line in axes.lines if line.get_label() == label]
     return found
@@ -67,6 +71,8 @@ def rendered(figure: Figure) -> bytes:
     return plots.png(figure, dpi=40.0)
 
 
+FOUR = gaussian(Grid.uniform((2, 2, 2, 2)))
+
 MAKERS: list[Callable[[], Figure]] = [
     lambda: plots.field(gaussian(LINE), truth_for(gaussian(LINE)), noise=0.1),
     lambda: plots.field(gaussian(PLANE), truth_for(gaussian(PLANE))),
@@ -74,6 +80,12 @@ MAKERS: list[Callable[[], Figure]] = [
     lambda: plots.calibration(gaussian(PLANE), truth_for(gaussian(PLANE)), noise=0.1),
     lambda: plots.training(HISTORY),
     lambda: plots.band(bands_for(LINE), truth_for(gaussian(LINE))),
+    lambda: plots.band(bands_for(PLANE), truth_for(gaussian(PLANE))),
+    lambda: plots.fields(two(LINE), truth_for(gaussian(LINE)), noise=0.1),
+    lambda: plots.fields(two(PLANE), truth_for(gaussian(PLANE))),
+    lambda: plots.pit(two(PLANE), truth_for(gaussian(PLANE))),
+    lambda: plots.spread_skill(two(PLANE), truth_for(gaussian(PLANE)), unit="K"),
+    lambda: plots.cost({"a": (1.0, 0.2), "b": (100.0, 0.1)}),
 ]
 
 
@@ -259,6 +271,68 @@ LINE_CASE, PLANE_CASE, SPACE_CASE = gaussian(LINE), gaussian(PLANE), gaussian(SP
 HOLED = GaussianField(torch.full((1, 1, 12), torch.nan), DenseRoot(torch.ones(1, 1, 12, 1)), latent="plot", grid=LINE)
 
 
+def test_predictors_side_by_side_have_a_row_per_channel_and_share_scales() -> None:
+    predictions, truth = two(PLANE), truth_for(gaussian(PLANE))
+    figure = plots.fields(predictions, truth, index=1, noise=0.2, labels=["u (K)", "v (K)"])
+    maps = [axes for axes in figure.axes if axes.images]
+    assert len(maps) == 16
+    for number, (channel, name) in enumerate((channel, name) for channel in (0, 1) for name in predictions):
+        u, row = predictions[name], maps[4 * number : 4 * number + 4]
+        true, mean = truth.values[1, channel], u.mean[1, channel]
+        for axes, part in zip(row, [true, mean, (true - mean).abs(), (u.variance[1, channel] + 0.2).sqrt()], strict=True):
+            np.testing.assert_allclose(axes.images[0].get_array(), part.mT.numpy())
+        assert row[0].get_ylabel() == f"{name}\ny"
+    for channel in (0, 1):
+        rows = maps[8 * channel : 8 * channel + 8]
+        for pair in (slice(0, 2), slice(2, 4)):
+            assert len({axes.images[0].get_clim() for axes in (*rows[:4][pair], *rows[4:][pair])}) == 1
+
+
+def test_curves_side_by_side() -> None:
+    truth = truth_for(gaussian(LINE))
+    figure = plots.fields(two(LINE), truth, index=2)
+    np.testing.assert_allclose(curve(figure.axes[2], "mean").get_ydata(), empirical(LINE).mean[2, 0])
+    np.testing.assert_allclose(curve(figure.axes[5], "sd").get_ydata(), gaussian(LINE).standard_deviation[2, 1])
+    assert figure.axes[0].get_ylim() == figure.axes[2].get_ylim()
+
+
+def test_three_dimensions_show_the_middle_slice() -> None:
+    truth = truth_for(gaussian(SPACE))
+    maps = [axes for axes in plots.fields({"a": gaussian(SPACE)}, truth).axes if axes.images]
+    np.testing.assert_allclose(maps[0].images[0].get_array(), truth.values[0, 0, :, :, 2].mT)
+
+
+def test_bands_in_a_plane_mark_what_lies_outside() -> None:
+    bands = bands_for(PLANE)
+    truth = truth_for(gaussian(PLANE))
+    figure = plots.band(bands, truth, index=1, channel=1)
+    error = (truth.values - bands.mean)[1, 1].abs()
+    outside = (error > bands.half_width[1, 1]).flatten()
+    (axes,) = [axes for axes in figure.axes if axes.lines]
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), PLANE.points[outside])
+    assert f"outside at {int(outside.sum())} of 54" in axes.get_title()
+
+
+def test_histograms_and_spread_against_skill_are_those_of_the_scores() -> None:
+    predictions, truth = two(PLANE), truth_for(gaussian(PLANE))
+    panels = plots.pit(predictions, truth, noise=0.1).axes
+    for panel, (name, u) in zip(panels, predictions.items(), strict=True):
+        expected = pit_histogram(compare(u, truth, noise=0.1)).mean((0, 1))
+        np.testing.assert_allclose([bar.get_height() for bar in panel.patches], expected)
+        assert panel.get_title() == name
+    (axes,) = plots.spread_skill(predictions, truth, channel=1, bins=4, noise=0.1).axes
+    for name, u in predictions.items():
+        found = spread_skill_curve(compare(u, truth, noise=0.1), bins=4)
+        np.testing.assert_allclose(curve(axes, name).get_xydata().T, [found.spread[1].tolist(), found.skill[1].tolist()])
+
+
+def test_cost_points_are_labelled() -> None:
+    (axes,) = plots.cost({"a": (1.0, 0.2), "b": (100.0, 0.1)}, score="CRPS (K)").axes
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[1.0, 0.2]], [[100.0, 0.1]]]
+    assert [text.get_text() for text in axes.texts] == ["a", "b"]
+    assert (axes.get_xscale(), axes.get_ylabel()) == ("log", "CRPS (K)")
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
@@ -281,7 +355,7 @@ HOLED = GaussianField(torch.full((1, 1, 12), torch.nan), DenseRoot(torch.ones(1,
         (lambda: plots.field(HOLED), DataError, "finite predicted means"),
         (lambda: plots.field(LINE_CASE, Field(torch.full((4, 2, 12), torch.inf), LINE)), DataError, "finite true values"),
         (lambda: plots.band(LINE_CASE), DataError, "a BandField"),
-        (lambda: plots.band(bands_for(PLANE), axes=("x", "y")), GridError, "dimension 1;"),
+        (lambda: plots.band(bands_for(SPACE), axes=("x", "y", "z")), GridError, "dimension 1 or 2;"),
         (lambda: plots.band(bands_for(LINE), index=9), ArgumentError, "index"),
         (lambda: plots.band(bands_for(LINE), channel=-3), ArgumentError, "channel"),
         (lambda: plots.band(bands_for(LINE), axes=()), ArgumentError, "1 axis names"),

@@ -154,6 +154,12 @@ class ScaledPredictor(Predictor):
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         return self.inner(inputs, query).scale(self.scale.sqrt())
 
+    def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
+        """The inner predictor's draw, its deviation from the mean scaled: as coherent across calls as that one."""
+        mean = self.inner(inputs, query).mean
+        drawn = self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query)
+        return mean + self.scale.sqrt().to(mean).reshape(-1, *(1,) * (mean.ndim - 2)) * (drawn - mean)
+
     def __repr__(self) -> str:
         """The scales and what they scale."""
         scales = f"scale={self.scale.tolist()}, noise_scale={self.noise.div(self.inner.noise).tolist()}"

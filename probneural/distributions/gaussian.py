@@ -320,7 +320,7 @@ class GaussianField(FieldDistribution):
             return -0.5 * (residual.square() / total + total.log() + LOG_TWO_PI)
         density = residual.new_empty(len(self))
         for index in range(len(self)):  # one function at a time: c * p * k entries in float64, or a Gram matrix
-            root = self.root.select(slice(index, index + 1))
+            root = self.root.alone(index)
             density[index] = self._joint_density(root, residual[index].flatten(), variance[index].flatten())
         return density
 

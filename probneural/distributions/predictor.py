@@ -100,6 +100,19 @@ class Predictor(ABC):
                 remedy="only the resolution may differ; give the grid its lengths, origin and periodicity",
             )
 
+    def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
+        """Evaluate the draw of this name; override where fields of two calls do not share their randomness."""
+        field = self(inputs, query)
+        if isinstance(field, EmpiricalField):
+            generator = torch.Generator().manual_seed(seed)
+            member = torch.multinomial(field.weights.cpu(), 1, generator=generator)[0]
+            return field.rsample(base_samples=member)
+        if len(field.base_shape) != 1:
+            raise UnsupportedError(
+                expected="a Gaussian or an empirical field", got=type(field).__name__, remedy="draw from its field instead"
+            )
+        return field.rsample(seed=seed)
+
     def draw(self, seed: int) -> FunctionDraw:
         """Return one function draw: an operator in its own right, the same at every input, grid and call."""
         return FunctionDraw(self, seed=seed)
@@ -141,13 +154,4 @@ class FunctionDraw(nn.Module):
         """
         domain, shape = self.predictor.domain, tuple(values.shape[2:])
         where = grid if grid is not None else domain if domain.shape == shape else domain.resized(shape)
-        field = self.predictor(Field(values, where), query)
-        if isinstance(field, EmpiricalField):
-            generator = torch.Generator().manual_seed(self.seed)
-            member = torch.multinomial(field.weights.cpu(), 1, generator=generator)[0]
-            return field.rsample(base_samples=member)
-        if len(field.base_shape) != 1:
-            raise UnsupportedError(
-                expected="a Gaussian or an empirical field", got=type(field).__name__, remedy="draw from its field instead"
-            )
-        return field.rsample(seed=self.seed)
+        return self.predictor._draw(Field(values, where), query, self.seed)

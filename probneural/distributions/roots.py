@@ -73,6 +73,13 @@ class Root(ABC):
             ShapeError: If the map is of another latent dimension or number of inputs.
         """
 
+    def alone(self, index: int) -> Root:
+        """Return a root of one function's own covariance, `(1, c, p, k')`, where its latent need not be that of the others.
+
+        A density of one function wants few columns; roots that can do with fewer than k override this.
+        """
+        return self.select(slice(index, index + 1))
+
     @abstractmethod
     def scale(self, factors: Float[Tensor, " c"]) -> Root:
         """Return the root with each channel's rows multiplied by a factor."""

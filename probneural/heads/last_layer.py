@@ -69,9 +69,10 @@ class LastLayerLaplace:
         """
         check_pairs(data)
         example = next(iter(operator.parameters()), data.inputs.values)
-        pairs = _moved(data, example)
-        split = find_readout(operator, pairs.inputs[: min(2, len(pairs))], self.readout)
-        gram, _, residuals = _statistics(split, pairs)
+        pairs = moved_to(data, example)
+        where = None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid
+        split = find_readout(operator, pairs.inputs[: min(2, len(pairs))], self.readout, query=where)
+        gram, _, residuals = statistics(split, pairs)
         mean, scale = output_units(pairs.outputs)
         return self._solve(split, pairs, gram, residuals, mean, scale)
 
@@ -132,14 +133,14 @@ class LastLayerLaplace:
         return prior.expand(channels, features)
 
 
-def _moved(data: FieldPairs, example: Tensor) -> FieldPairs:
+def moved_to(data: FieldPairs, example: Tensor) -> FieldPairs:
     """Inputs in an operator's real dtype, both sides on its device."""
     dtype = example.real.dtype if example.is_complex() else example.dtype
     return FieldPairs(Field(data.inputs.values.to(example.device, dtype), data.inputs.grid), data.outputs.to(example.device))
 
 
 @torch.no_grad()
-def _statistics(
+def statistics(
     split: Readout, data: FieldPairs
 ) -> tuple[Float64[Tensor, "f f"], Float64[Tensor, "c f"], Float64[Tensor, "n c *grid"]]:
     """Gram matrix of the features, their products with the residuals, both by quadrature, and all residuals; float64."""
@@ -246,8 +247,8 @@ class LastLayerPredictor(Predictor):
             ShapeError: If they do not fit the operator.
         """
         check_pairs(data)
-        pairs = _moved(data, next(self.operator.parameters()))
-        gram, moments, residuals = _statistics(self.readout, pairs)
+        pairs = moved_to(data, next(self.operator.parameters()))
+        gram, moments, residuals = statistics(self.readout, pairs)
         share = (pairs.outputs.grid.weights / pairs.outputs.grid.volume).to(gram.device)
         energies = (residuals.square().flatten(2) @ share).sum(0)
         channels, features = moments.shape

@@ -59,35 +59,38 @@ class Readout:
         return values, rows
 
 
-def find_readout(operator: nn.Module, inputs: Field, name: str | None) -> Readout:
+def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query: Grid | None = None) -> Readout:
     """Copy an operator and split off its read-out.
 
     Args:
         operator: Any module from fields to fields; it is not touched.
         inputs: A few functions to verify on, in the operator's dtype and on its device.
         name: The read-out's name; by default a submodule called `readout`, else the last layer that proves to be one.
+        query: Where to evaluate, if the operator takes a query: needed where outputs live on another domain than inputs.
 
     Raises:
         ReadoutError: If there is no such submodule, or it is not a pointwise affine last layer.
     """
     own = copy.deepcopy(operator).eval().requires_grad_(False)
+    if not takes_grid(own):
+        query = None
     if name is not None:
-        return _verify(own, inputs, name)
+        return _verify(own, inputs, name, query)
     if isinstance(getattr(own, "readout", None), nn.Module):
-        return _verify(own, inputs, "readout")
+        return _verify(own, inputs, "readout", query)
     order: list[str] = []
     leaves = [key for key, module in own.named_modules() if key and not list(module.children()) and list(module.parameters())]
     handles = [own.get_submodule(key).register_forward_hook(lambda *_, key=key: order.append(key)) for key in leaves]
     try:
         with torch.no_grad():
-            evaluate(own, inputs)
+            evaluate(own, inputs, query)
     finally:
         for handle in handles:
             handle.remove()
     reasons = []
     for key in dict.fromkeys(reversed(order)):
         try:
-            return _verify(own, inputs, key)
+            return _verify(own, inputs, key, query)
         except ReadoutError as error:
             reasons.append(f"{key}: {error.got}")
     raise ReadoutError(
@@ -98,7 +101,8 @@ def find_readout(operator: nn.Module, inputs: Field, name: str | None) -> Readou
 
 
 @torch.no_grad()
-def _verify(operator: nn.Module, inputs: Field, name: str) -> Readout:
+def _verify(operator: nn.Module, inputs: Field, name: str, query: Grid | None) -> Readout:
+    shape = (inputs.grid if query is None else query).shape
     try:
         module = operator.get_submodule(name)
     except AttributeError as error:
@@ -108,17 +112,17 @@ def _verify(operator: nn.Module, inputs: Field, name: str) -> Readout:
         ) from error
     seen: list[tuple[Any, Any]] = []
     with _hooked(operator, name, lambda module, arguments, output: seen.append((arguments[0], output))):
-        values = evaluate(operator, inputs)
+        values = evaluate(operator, inputs, query)
     if len(seen) != 1 or not all(isinstance(part, Tensor) and not part.is_complex() for part in seen[0]):
         raise _not_a_readout(name, f"called {len(seen)} times, or not on one real tensor")
     features, output = seen[0]
     for axis in (1, -1):
         parts = [tensor.movedim(axis, 1) for tensor in (features, output)] if features.ndim == output.ndim >= 2 else []
-        if not parts or any(tuple(part.shape[2:]) != inputs.grid.shape for part in parts):
+        if not parts or any(tuple(part.shape[2:]) != shape for part in parts):
             continue
         inner = _unit_responses(lambda unit, axis=axis: module(unit.movedim(1, axis)).movedim(axis, 1), parts[0])  # type: ignore[misc]
         if inner is not None and _agrees(*inner, *parts):
-            outer = _outer_map(operator, inputs, name, axis, output)
+            outer = _outer_map(operator, inputs, name, axis, output, query)
             if outer is None or not _agrees(*outer, parts[1], values):
                 raise _not_a_readout(name, "what follows it is not pointwise and affine")
             if not _is_invertible(outer[0]):
@@ -142,12 +146,14 @@ def _unit_responses(function: Callable[[Tensor], Tensor], like: Tensor) -> tuple
     return (points[1:, :, 0] - points[:1, :, 0]).mT, points[0, :, 0]
 
 
-def _outer_map(operator: nn.Module, inputs: Field, name: str, axis: int, output: Tensor) -> tuple[Tensor, Tensor] | None:
+def _outer_map(
+    operator: nn.Module, inputs: Field, name: str, axis: int, output: Tensor, query: Grid | None
+) -> tuple[Tensor, Tensor] | None:
     """Matrix and offset of what the operator does after its read-out, verified on a rough random output."""
 
     def respond(replacement: Tensor) -> Tensor:
         with _hooked(operator, name, lambda module, arguments, out: replacement.movedim(1, axis).expand_as(out)):
-            return evaluate(operator, inputs).to(torch.float64)
+            return evaluate(operator, inputs, query).to(torch.float64)
 
     moved = output.movedim(axis, 1)
     channels = moved.shape[1]

@@ -6,6 +6,7 @@ functions of a `Comparison` give each one per function and channel.
 
 from probneural.metrics.accuracy import relative_l2, rmse
 from probneural.metrics.comparison import Comparison, compare
+from probneural.metrics.energy import energy_score
 from probneural.metrics.likelihood import gaussian_nll, joint_nll, nll
 from probneural.metrics.ranked_probability import crps, gaussian_crps, mixture_crps
 from probneural.metrics.reliability import (
@@ -14,27 +15,44 @@ from probneural.metrics.reliability import (
     coverage,
     interval_width,
     pit,
+    pit_histogram,
     simultaneous_coverage,
 )
 from probneural.metrics.scores import Scores, score
+from probneural.metrics.spread import (
+    SpreadSkillCurve,
+    interval_score,
+    n_merci,
+    sharpness,
+    spread_skill,
+    spread_skill_curve,
+)
 
 __all__ = [
     "Comparison",
     "Scores",
+    "SpreadSkillCurve",
     "calibration_error",
     "chi2",
     "compare",
     "coverage",
     "crps",
+    "energy_score",
     "gaussian_crps",
     "gaussian_nll",
+    "interval_score",
     "interval_width",
     "joint_nll",
     "mixture_crps",
+    "n_merci",
     "nll",
     "pit",
+    "pit_histogram",
     "relative_l2",
     "rmse",
     "score",
+    "sharpness",
     "simultaneous_coverage",
+    "spread_skill",
+    "spread_skill_curve",
 ]

@@ -74,6 +74,27 @@ def pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
     return total
 
 
+def pit_histogram(comparison: Comparison, *, bins: int = 20) -> Float64[Tensor, "n c bins"]:
+    """The density of the probability integral transform in equal bins of [0, 1]: 1 in all of them if calibrated.
+
+    Args:
+        comparison: Prediction and truth.
+        bins: Number of bins.
+
+    Returns:
+        `(n, c, bins)`, dimensionless, by quadrature over the domain; its mean over the bins is 1. Average it over functions.
+
+    Raises:
+        ArgumentError: If there are no bins.
+        UnsupportedError: If the distribution is neither Gaussian nor empirical.
+    """
+    if bins < 1:
+        raise ArgumentError(expected="at least one bin", got=str(bins), remedy="20 suit a hundred functions")
+    values = pit(comparison)
+    number = (values * bins).long().clamp(max=bins - 1)
+    return bins * torch.stack([comparison.average((number == index).to(values)) for index in range(bins)], dim=-1)
+
+
 def coverage(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "n c"]:
     """The share of the domain where the truth lies in the central interval mean ± z sd of the level.
 
@@ -90,7 +111,7 @@ def coverage(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "
     Raises:
         ArgumentError: If the level is not between 0 and 1.
     """
-    inside = comparison.standardise(comparison.residual).abs() <= _central(level)
+    inside = comparison.standardise(comparison.residual).abs() <= central_quantile(level)
     return comparison.average(inside.to(comparison.truth))
 
 
@@ -107,7 +128,7 @@ def interval_width(comparison: Comparison, *, level: float = 0.9) -> Float64[Ten
     Raises:
         ArgumentError: If the level is not between 0 and 1.
     """
-    return 2.0 * _central(level) * comparison.average(comparison.variance.sqrt())
+    return 2.0 * central_quantile(level) * comparison.average(comparison.variance.sqrt())
 
 
 def calibration_error(comparison: Comparison) -> Float64[Tensor, " c"]:
@@ -122,7 +143,7 @@ def calibration_error(comparison: Comparison) -> Float64[Tensor, " c"]:
         in place of squared differences, so that the result is an average miss in coverage.
     """
     size = comparison.standardise(comparison.residual).abs()
-    misses = [(comparison.average((size <= _central(level)).to(size)).mean(0) - level).abs() for level in LEVELS]
+    misses = [(comparison.average((size <= central_quantile(level)).to(size)).mean(0) - level).abs() for level in LEVELS]
     return torch.stack(misses).mean(0)
 
 
@@ -150,7 +171,7 @@ def simultaneous_coverage(
     Reference:
         Montiel Olea and Plagborg-Møller (2019), Simultaneous confidence bands, section 2 (the sup-t band).
     """
-    _central(level)
+    central_quantile(level)
     if draws < 1:
         raise ArgumentError(expected="at least one draw", got=str(draws), remedy=f"the default is {DRAWS}")
     each = comparison.truth[0].numel()
@@ -185,7 +206,7 @@ def _suprema(comparison: Comparison, *, count: int, functions: int, seed: int) -
     return torch.cat(suprema, dim=1)
 
 
-def _central(level: float) -> float:
+def central_quantile(level: float) -> float:
     """The z with P(|N(0, 1)| <= z) = level."""
     if not 0.0 < level < 1.0:
         raise ArgumentError(expected="a level between 0 and 1", got=str(level), remedy="0.9 asks for 90 % coverage")

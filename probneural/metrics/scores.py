@@ -16,6 +16,7 @@ from probneural.metrics.comparison import compare
 from probneural.metrics.likelihood import joint_nll, nll
 from probneural.metrics.ranked_probability import crps
 from probneural.metrics.reliability import calibration_error, chi2, coverage, interval_width, simultaneous_coverage
+from probneural.metrics.spread import interval_score, n_merci, sharpness, spread_skill
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,13 @@ class Scores:
         calibration_error: Mean miss in coverage over the levels .05 to .95, dimensionless.
         interval_width: Mean width of the central intervals at `level`, in physical units.
         chi2: Mean squared standardised residual, dimensionless; infinite if an error is stated to be impossible.
-        level: Nominal level of the coverages and the width.
+        interval_score: Width of those intervals plus what misses cost, in physical units.
+        sharpness: Mean predictive standard deviation, in physical units.
+        spread_skill: Root mean predictive variance over RMSE, corrected for the number of members, dimensionless; None if the
+            RMSE is zero or a single member has no spread.
+        n_merci: Whether the standard deviation follows the errors: 0 perfectly, 1 as a constant does, dimensionless; None if
+            the errors have one size.
+        level: Nominal level of the coverages, the width and the interval score.
         functions: Number n of functions scored.
         reasons: For each score that is None, why.
     """
@@ -48,6 +55,10 @@ class Scores:
     calibration_error: float
     interval_width: float
     chi2: float
+    interval_score: float
+    sharpness: float
+    spread_skill: float | None
+    n_merci: float | None
     level: float
     functions: int
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -70,6 +81,10 @@ class Scores:
             ("calibration_error", "calibration error", "1"),
             ("interval_width", f"interval width {at}", "field"),
             ("chi2", "chi2 per value", "1"),
+            ("interval_score", f"interval score {at}", "field"),
+            ("sharpness", "sharpness", "field"),
+            ("spread_skill", "spread-skill ratio", "1"),
+            ("n_merci", "n-MeRCI", "1"),
         ]
         rows = [f"{f'score over {self.functions} functions':<32}{'value':>12}  unit"]
         for name, title, unit in lines:
@@ -133,6 +148,10 @@ def score(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0, le
         calibration_error=float(calibration_error(comparison).mean()),
         interval_width=float(interval_width(comparison, level=level).mean()),
         chi2=float(chi2(comparison).mean()),
+        interval_score=float(interval_score(comparison, level=level).mean()),
+        sharpness=float(sharpness(comparison).mean()),
+        spread_skill=average("spread_skill", lambda: spread_skill(comparison)),
+        n_merci=average("n_merci", lambda: n_merci(comparison)),
         rmse=float(rmse(mean, truth).mean()),
         relative_l2=average("relative_l2", lambda: relative_l2(mean, truth)),
         crps=average("crps", lambda: crps(comparison)),

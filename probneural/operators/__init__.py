@@ -1,8 +1,10 @@
 """Neural operators: modules from `(n, c, *grid)` to `(n, c', *grid)` that evaluate anywhere."""
 
 from probneural.operators.base import Operator
+from probneural.operators.deeponet import DeepONet
 from probneural.operators.fno import FNO
 from probneural.operators.layers import PointwiseLinear, SpectralConv
 from probneural.operators.linear import LinearRegression
+from probneural.operators.pod_deeponet import PODDeepONet
 
-__all__ = ["FNO", "LinearRegression", "Operator", "PointwiseLinear", "SpectralConv"]
+__all__ = ["FNO", "DeepONet", "LinearRegression", "Operator", "PODDeepONet", "PointwiseLinear", "SpectralConv"]

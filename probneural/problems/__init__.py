@@ -1,10 +1,51 @@
 """Operator-learning problems whose solutions are known exactly."""
 
+from probneural.problems.advection import Advection
+from probneural.problems.advection_diffusion import AdvectionDiffusion
+from probneural.problems.antiderivative import Antiderivative
 from probneural.problems.base import Problem
+from probneural.problems.black_scholes import BlackScholes
 from probneural.problems.burgers import Burgers
 from probneural.problems.darcy import Darcy1D
+from probneural.problems.darcy2d import Darcy2D
 from probneural.problems.heat import Heat
+from probneural.problems.helmholtz import Helmholtz
+from probneural.problems.inviscid_burgers import InviscidBurgers
+from probneural.problems.korteweg_de_vries import KortewegDeVries
 from probneural.problems.laws import IndependentLaws, Law, UniformParameters
+from probneural.problems.method_of_lines import MethodOfLines, dealias, spectral_derivative
+from probneural.problems.navier_stokes import NavierStokesShell
+from probneural.problems.piecewise_darcy import PiecewiseDarcy
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.shallow_water import ShallowWater
+from probneural.problems.signal_separation import SignalSeparation
+from probneural.problems.variable_advection import VariableSpeedAdvection
+from probneural.problems.wave import Wave
 
-__all__ = ["Burgers", "Darcy1D", "GaussianRandomField", "Heat", "IndependentLaws", "Law", "Problem", "UniformParameters"]
+__all__ = [
+    "Advection",
+    "AdvectionDiffusion",
+    "Antiderivative",
+    "BlackScholes",
+    "Burgers",
+    "Darcy1D",
+    "Darcy2D",
+    "GaussianRandomField",
+    "Heat",
+    "Helmholtz",
+    "IndependentLaws",
+    "InviscidBurgers",
+    "KortewegDeVries",
+    "Law",
+    "MethodOfLines",
+    "NavierStokesShell",
+    "PiecewiseDarcy",
+    "Problem",
+    "ShallowWater",
+    "SignalSeparation",
+    "UniformParameters",
+    "VariableSpeedAdvection",
+    "Wave",
+    "dealias",
+    "spectral_derivative",
+]

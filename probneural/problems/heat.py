@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
@@ -10,9 +9,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Axis, Grid, along_axis
 from probneural.problems._arguments import check_count, check_positive
+from probneural.problems._modes import modes
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.random_fields import GaussianRandomField
 
@@ -50,6 +51,7 @@ class Heat(Problem):
         Evans (2010), Partial Differential Equations, section 2.3 (the equation), 4.1 (separation of variables).
 
     Examples:
+        >>> import math
         >>> problem = Heat(0.1, dimension=1)
         >>> wave = Field(torch.cos(2 * math.pi * problem.grid(32).points.T)[None], problem.grid(32))
         >>> decayed = problem.solve(wave).values.amax().item()
@@ -73,6 +75,10 @@ class Heat(Problem):
         check_positive(self.diffusivity, "diffusivity")
         check_positive(self.time, "time")
         check_count(self.dimension, "dimension", most=3)
+        if self.boundary not in ("periodic", "dirichlet"):
+            raise ArgumentError(
+                expected="boundary 'periodic' or 'dirichlet'", got=repr(self.boundary), remedy="choose one of the two"
+            )
         check_count(self.design_dim, "design_dim", most=self.law.size)
 
     @property
@@ -134,29 +140,9 @@ class Heat(Problem):
 
     def _factor(self, axis: Axis, *, differentiated: bool) -> Float64[Tensor, "size size"]:
         """The matrix that damps each mode along one axis, or its derivative with respect to ν."""
-        waves, angular, shares = _modes(axis)
+        waves, angular, shares = modes(axis)
         rate = -self.time * angular**2
         damping = torch.exp(self.diffusivity * rate)
         if differentiated:
             damping = rate * damping
         return (waves * (damping * shares)) @ waves.T
-
-
-def _modes(axis: Axis) -> tuple[Float64[Tensor, "size modes"], Float64[Tensor, " modes"], Float64[Tensor, " modes"]]:
-    """The modes that an axis resolves, with their angular wavenumbers, and their reciprocal squared lengths."""
-    numbers, wavenumbers = torch.arange(axis.size), torch.arange(axis.size // 2 + 1)
-    if not axis.periodic:
-        cells = axis.size - 1
-        wavenumbers = torch.arange(1, cells)
-        # Whole numbers are reduced to one turn before the sine sees them, which is exact.
-        turns = torch.remainder(numbers[:, None] * wavenumbers, 2 * cells).double() / cells
-        waves = torch.sin(math.pi * turns)
-        waves[0], waves[-1] = 0.0, 0.0
-        return waves, math.pi * wavenumbers.double(), torch.full(wavenumbers.shape, 2.0 / cells, dtype=torch.float64)
-    phase = 2.0 * math.pi * torch.remainder(numbers[:, None] * wavenumbers, axis.size).double() / axis.size
-    shares = torch.full(wavenumbers.shape, 2.0 / axis.size, dtype=torch.float64)
-    shares[0] = 1.0 / axis.size
-    if axis.size % 2 == 0:
-        shares[-1] = 1.0 / axis.size  # the Nyquist term is a cosine; its sine vanishes at every node
-    angular = 2.0 * math.pi * wavenumbers.double()
-    return torch.cat([phase.cos(), phase.sin()], dim=1), angular.repeat(2), shares.repeat(2)

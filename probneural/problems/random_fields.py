@@ -31,6 +31,8 @@ class GaussianRandomField(Law):
     * `"periodic"`: products over the axes of 1, √2 cos 2πkx and √2 sin 2πkx for k ≤ K, without the constant function (so
       every draw has zero mean), λ_k = σ²((2π)²|k|² + τ²)^−α. The law is stationary.
     * `"dirichlet"`: products of √2 sin πkx for 1 ≤ k ≤ K, λ_k = σ²(π²|k|² + τ²)^−α. Draws vanish on the boundary.
+    * `"neumann"`: products of 1 and √2 cos πkx for k ≤ K, without the constant function, and the same λ_k. Draws have zero
+      mean, and no slope across the boundary.
 
     Coefficients √λ_k ξ_k are ordered by |k|, the largest eigenvalue first. Everything is dimensionless.
 
@@ -66,7 +68,7 @@ class GaussianRandomField(Law):
     sigma: float = 25.0
     tau: float = 5.0
     alpha: float = 2.0
-    boundary: Literal["periodic", "dirichlet"] = "periodic"
+    boundary: Literal["periodic", "dirichlet", "neumann"] = "periodic"
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
@@ -74,9 +76,9 @@ class GaussianRandomField(Law):
         check_count(self.modes, "modes")
         for name in ("sigma", "tau", "alpha"):
             check_positive(getattr(self, name), name)
-        if self.boundary not in ("periodic", "dirichlet"):
+        if self.boundary not in ("periodic", "dirichlet", "neumann"):
             raise ArgumentError(
-                expected="boundary 'periodic' or 'dirichlet'", got=repr(self.boundary), remedy="choose one of the two"
+                expected="boundary 'periodic', 'dirichlet' or 'neumann'", got=repr(self.boundary), remedy="choose one of these"
             )
 
     @property
@@ -108,7 +110,11 @@ class GaussianRandomField(Law):
     @cached_property
     def _squares(self) -> Int64[Tensor, "..."]:
         """|k|² for each product of one-dimensional basis functions, a tensor with d axes."""
-        along = (torch.arange(2 * self.modes + 1) + 1) // 2 if self.boundary == "periodic" else torch.arange(self.modes) + 1
+        along = {
+            "periodic": (torch.arange(2 * self.modes + 1) + 1) // 2,
+            "dirichlet": torch.arange(self.modes) + 1,
+            "neumann": torch.arange(self.modes + 1),
+        }[self.boundary]
         total = torch.zeros((), dtype=torch.int64)
         for _ in range(self.dimension):
             total = total[..., None] + along**2
@@ -118,7 +124,7 @@ class GaussianRandomField(Law):
     def _places(self) -> Int64[Tensor, " size"]:
         """Where each coefficient sits in the flattened tensor of products; sorting integers makes ties reproducible."""
         order = torch.sort(self._squares.flatten(), stable=True).indices
-        return order[1:] if self.boundary == "periodic" else order
+        return order if self.boundary == "dirichlet" else order[1:]
 
     def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
         return torch.randn(n, self.size, dtype=torch.float64, generator=generator) * self.eigenvalues.sqrt()
@@ -225,6 +231,9 @@ class GaussianRandomField(Law):
         # Reducing the phase to one turn first keeps the error near machine precision at high wavenumbers.
         if self.boundary == "dirichlet":
             return math.sqrt(2.0) * torch.sin(math.pi * torch.remainder(points[:, None] * wavenumbers, 2.0))
+        if self.boundary == "neumann":
+            waves = math.sqrt(2.0) * torch.cos(math.pi * torch.remainder(points[:, None] * wavenumbers, 2.0))
+            return torch.cat([torch.ones_like(points)[:, None], waves], dim=1)
         phase = 2.0 * math.pi * torch.remainder(points[:, None] * wavenumbers, 1.0)
         pairs = math.sqrt(2.0) * torch.stack([phase.cos(), phase.sin()], dim=-1)
         return torch.cat([torch.ones_like(points)[:, None], pairs.flatten(1)], dim=1)

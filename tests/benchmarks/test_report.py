@@ -96,21 +96,39 @@ class Page(HTMLParser):
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> str:
+def folder(tmp_path: Path) -> Path:
     report.write_report(RESULTS, FIGURES, tmp_path / "report.html")
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    return (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["problems", "report.html"]
+    return tmp_path
 
 
-def test_page_needs_nothing_else(written: str) -> None:
-    page = Page(written)
-    assert not page.open
-    assert not re.search(r"https?://|@import|url\(", written)
-    for tag, attributes in page.tags:
-        assert tag not in ("link", "iframe", "object", "base")
-        assert (attributes.get("src") or "data:").startswith("data:")
-        assert (attributes.get("href") or "#").startswith("#")
-    assert "default-src 'none'" in written
+@pytest.fixture
+def written(folder: Path) -> str:
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def pages(folder: Path) -> list[str]:
+    """The pages of the problems, in the order of the runs."""
+    found = sorted((folder / "problems").iterdir())
+    names = ["01-burgers-script-alert-1-script-co.html", "02-heat.html", "03-figures-only.html"]
+    assert [path.name for path in found] == names
+    return [path.read_text(encoding="utf-8") for path in found]
+
+
+def test_pages_need_nothing_else(folder: Path, written: str, pages: list[str]) -> None:
+    for text, home in [(written, folder), *((text, folder / "problems") for text in pages)]:
+        page = Page(text)
+        assert not page.open
+        assert not re.search(r"https?://|@import|url\(", text)
+        for tag, attributes in page.tags:
+            assert tag not in ("link", "iframe", "object", "base")
+            assert (attributes.get("src") or "data:").startswith("data:")
+            if "href" in attributes:
+                assert (home / (attributes["href"] or "")).is_file()  # every link leads to a page that was written
+        assert "default-src 'none'" in text
+    assert written.count('href="problems/') == 3
+    assert all(text.count('href="../report.html"') == 1 for text in pages)
 
 
 def test_page_has_a_row_for_every_evaluation(written: str) -> None:
@@ -131,28 +149,40 @@ def test_page_has_a_row_for_every_evaluation(written: str) -> None:
     assert "seed" not in headings
 
 
-def test_page_shows_everything(written: str) -> None:
+def test_pages_show_everything(written: str, pages: list[str]) -> None:
     page = Page(written)
-    for text in ("exact solutions", "Nothing is fitted on test functions", "a < b", "abacus", "torch 2.13.0"):
+    assert "exact solutions" in page.text
+    for text in ("Nothing is fitted on test functions", "a < b", "abacus", "torch 2.13.0"):
         assert text in page.text
     for text in ("0123456789ab", "2026-01-02", "test 7", "433", "python -m benchmarks exact > /dev/null", "nat per value"):
         assert text in page.text
-    assert "some new number" in page.text
-    assert "bands: coverage" in page.text
-    assert "777888" not in written  # loss curves are figures
     assert "its numbers mean nothing" not in page.text
+    first = Page(pages[0])
+    for text in ("Nothing is fitted on test functions", "0123456789ab", "some new number", "bands: coverage"):
+        assert text in first.text
+    assert f'python -m benchmarks exact > /dev/null --problem "{HOSTILE}"' in first.text
+    assert "777888" not in pages[0]  # loss curves are figures
 
 
-def test_page_escapes_text(written: str) -> None:
-    page = Page(written)
-    assert sum(tag == "script" for tag, _ in page.tags) == 1
-    assert HOSTILE in page.text
-    assert "alert(" not in re.sub(r"&lt;script&gt;alert\(", "", written)
+def test_pages_hold_their_own_problem_only(pages: list[str]) -> None:
+    for number, (text, problem) in enumerate(zip(pages, (HOSTILE, "Heat", "figures only"), strict=True)):
+        page = Page(text)
+        assert sum(tag == "section" for tag, _ in page.tags) == 1
+        found = {line[0] for line in page.tables[0][1:]} if number < 2 else set()
+        assert found == ({problem} if number < 2 else set())
 
 
-def test_figures_are_inlined_under_their_problem(written: str) -> None:
-    page = Page(written)
-    images = [attributes for tag, attributes in page.tags if tag == "img"]
+def test_pages_escape_text(written: str, pages: list[str]) -> None:
+    for text in (written, pages[0]):
+        page = Page(text)
+        assert sum(tag == "script" for tag, _ in page.tags) == 1
+        assert HOSTILE in page.text
+        assert "alert(" not in re.sub(r"&lt;script&gt;alert\(", "", text)
+
+
+def test_figures_are_inlined_on_the_page_of_their_problem(written: str, pages: list[str]) -> None:
+    assert "<img" not in written
+    images = [attributes for text in pages for tag, attributes in Page(text).tags if tag == "img"]
     assert [image["alt"] for image in images] == [
         f"{HOSTILE}: truth & mean",
         f"{HOSTILE}: training",
@@ -160,7 +190,6 @@ def test_figures_are_inlined_under_their_problem(written: str) -> None:
     ]
     kinds = [(image["src"] or "").partition(";")[0] for image in images]
     assert kinds == ["data:image/png", "data:image/svg+xml", "data:image/png"]
-    assert sum(tag == "section" for tag, _ in page.tags) == 3
 
 
 def test_missing_scores_say_why(written: str) -> None:
@@ -174,9 +203,11 @@ def test_small_runs_are_marked(tmp_path: Path) -> None:
     assert "its numbers mean nothing" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_page_of_results_that_went_through_json(tmp_path: Path, written: str) -> None:
-    report.write_report(json.loads(json.dumps(RESULTS)), FIGURES, tmp_path / "again.html")
-    assert (tmp_path / "again.html").read_text(encoding="utf-8") == written
+def test_pages_of_results_that_went_through_json(folder: Path, pages: list[str], written: str) -> None:
+    report.write_report(json.loads(json.dumps(RESULTS)), FIGURES, folder / "again" / "report.html")
+    assert (folder / "again" / "report.html").read_text(encoding="utf-8") == written
+    again = sorted((folder / "again" / "problems").iterdir())
+    assert [path.read_text(encoding="utf-8") for path in again] == pages
 
 
 def test_page_of_the_least_results(tmp_path: Path) -> None:

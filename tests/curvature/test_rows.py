@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ EVERY = pytest.mark.parametrize("operator", CASES)
 
 def rows_of(case: OperatorCase, **settings: object) -> GaussNewtonRows:
     layout = ParameterVector.of(case.operator)
-    return GaussNewtonRows(case.operator.eval(), layout, case.data.inputs, None, weights_of(case), **settings)
+    return GaussNewtonRows(copy.deepcopy(case.operator).eval(), layout, case.data.inputs, None, weights_of(case), **settings)
 
 
 def precision_of(case: OperatorCase) -> Tensor:
@@ -30,7 +32,7 @@ def weights_of(case: OperatorCase) -> Tensor:
 
 
 def dense(case: OperatorCase) -> Tensor:
-    operator = case.operator.eval()
+    operator = copy.deepcopy(case.operator).eval()
     rows = jacobian(operator, ParameterVector.of(operator), case.data.inputs).detach()
     return gauss_newton(rows, grid=case.data.outputs.grid, precision=precision_of(case))
 

@@ -14,10 +14,12 @@ from probneural.fields import Field, FieldPairs, evaluate
 from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.heads import laplace, last_layer
-from tests.heads.cases import HEADS, PAIRS, OperatorCase, fields, fitted, operator_case, to_dtype
+from tests.heads.cases import ALL_HEADS, ALL_PAIRS, HEADS, PAIRS, OperatorCase, fields, fitted, operator_case, to_dtype
 
 PAIR = pytest.mark.parametrize(("head", "operator"), PAIRS)
+ANY_PAIR = pytest.mark.parametrize(("head", "operator"), ALL_PAIRS)
 HEAD = pytest.mark.parametrize("head", HEADS)
+ANY_HEAD = pytest.mark.parametrize("head", ALL_HEADS)
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
@@ -55,7 +57,7 @@ def test_mean_is_the_operators_own_output_and_variance_positive(head: str, opera
     torch.testing.assert_close(field.variance, diagonal, rtol=1e-9, atol=0)
 
 
-@PAIR
+@ANY_PAIR
 def test_neither_operator_nor_data_changes(head: str, operator: str) -> None:
     case = operator_case(operator)
     module = copy.deepcopy(case.operator)
@@ -67,7 +69,7 @@ def test_neither_operator_nor_data_changes(head: str, operator: str) -> None:
     before = copy.deepcopy(module)
     values = [data.inputs.values.detach().clone(), data.outputs.values.clone()]
     state = torch.get_rng_state()
-    predict = HEADS[head].fit(module, data)
+    predict = ALL_HEADS[head].fit(module, data)
     predict(case.inputs).rsample((2,))
     predict.draw(3)(case.inputs.values)
     assert torch.equal(torch.get_rng_state(), state)
@@ -86,11 +88,11 @@ def test_neither_operator_nor_data_changes(head: str, operator: str) -> None:
             assert not hooks
 
 
-@PAIR
+@ANY_PAIR
 def test_later_training_does_not_reach_the_predictor(head: str, operator: str) -> None:
     case = operator_case(operator)
     module = copy.deepcopy(case.operator)
-    predict = HEADS[head].fit(module, case.data)
+    predict = ALL_HEADS[head].fit(module, case.data)
     expected = predict(case.inputs)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -147,7 +149,7 @@ def test_inputs_at_another_resolution_are_the_same_functions(head: str, operator
     close(predict.draw(1)(refined.values), there.rsample(seed=1))
 
 
-@PAIR
+@ANY_PAIR
 def test_a_draw_is_an_operator(head: str, operator: str) -> None:
     case, predict = operator_case(operator), fitted(head, operator)
     draw, inputs = predict.draw(11), case.inputs
@@ -160,7 +162,7 @@ def test_a_draw_is_an_operator(head: str, operator: str) -> None:
     close(coarse_part(evaluate(draw, inputs, query), inputs.grid), expected)
 
 
-@PAIR
+@ANY_PAIR
 def test_gradient_in_the_inputs(head: str, operator: str) -> None:
     case, predict = operator_case(operator), fitted(head, operator)
     grid, query = case.inputs.grid, finer(case.inputs.grid)
@@ -224,7 +226,7 @@ def test_small_batches_change_nothing(head: str, operator: str, monkeypatch: pyt
     close(predict(case.inputs).variance, expected(case.inputs).variance, 1e-6)
 
 
-@PAIR
+@ANY_PAIR
 def test_prediction_without_gradients(head: str, operator: str) -> None:
     case, predict = operator_case(operator), fitted(head, operator)
     with torch.no_grad():
@@ -247,25 +249,25 @@ def test_outputs_may_live_on_another_grid(head: str) -> None:
     close(predict(case.inputs).variance, fitted(head, "fno-1d")(case.inputs).variance, 0.05)
 
 
-@HEAD
+@ANY_HEAD
 @pytest.mark.bad_input
 def test_bad_data(head: str) -> None:
     case = operator_case("fno-1d")
     with pytest.raises(DataError, match="FieldPairs"):
-        HEADS[head].fit(case.operator, case.data.inputs)
+        ALL_HEADS[head].fit(case.operator, case.data.inputs)
     with pytest.raises(DataError, match="at least one pair"):
-        HEADS[head].fit(case.operator, case.data[:0])
+        ALL_HEADS[head].fit(case.operator, case.data[:0])
     broken = case.data.outputs.values.clone()
     broken[2, 0, 3] = torch.nan
     with pytest.raises(DataError, match=r"training outputs.*\(2, 0, 3\)"):
-        HEADS[head].fit(case.operator, FieldPairs(case.data.inputs, Field(broken, case.data.outputs.grid)))
+        ALL_HEADS[head].fit(case.operator, FieldPairs(case.data.inputs, Field(broken, case.data.outputs.grid)))
     with pytest.raises(DataError, match="training inputs"):
-        HEADS[head].fit(case.operator, FieldPairs(Field(broken, case.data.outputs.grid), case.data.outputs))
+        ALL_HEADS[head].fit(case.operator, FieldPairs(Field(broken, case.data.outputs.grid), case.data.outputs))
     with pytest.raises(DataError, match="at least one input"):
         fitted(head, "fno-1d")(case.inputs[:0])
     two = Field(case.data.outputs.values.expand(-1, 2, -1), case.data.outputs.grid)
     with pytest.raises(ShapeError, match="check its channels"):
-        HEADS[head].fit(case.operator, FieldPairs(case.data.inputs, two))
+        ALL_HEADS[head].fit(case.operator, FieldPairs(case.data.inputs, two))
 
 
 @pytest.mark.parametrize("kind", [last_layer.LastLayerLaplace, laplace.Laplace])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -21,7 +22,7 @@ CASES = ["fno-1d", "fno-outputs", "fno-ends", "fno-2d", "complex", "denormalised
 @pytest.mark.parametrize("learned", [False, True])
 def test_posterior_and_evidence_equal_dense_algebra(operator: str, learned: bool) -> None:
     case = operator_case(operator)
-    module, data = case.operator.eval(), case.data
+    module, data = copy.deepcopy(case.operator).eval(), case.data
     size = ParameterVector.of(module).size
     prior = None if learned else torch.linspace(0.5, 2.0, size, dtype=torch.float64)
     settings = (

@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
-from probneural.operators import FNO, LinearRegression, Operator
+from probneural.operators import FNO, DeepONet, LinearRegression, Operator, PODDeepONet
 
 
 def generator(name: str) -> torch.Generator:
@@ -80,8 +81,24 @@ def regression(in_grid: Grid, out_grid: Grid, *, channels: tuple[int, int], comp
     return build
 
 
+def deeponet(sensors: Grid, *, channels: tuple[int, int] = (1, 1), **options: Any) -> Callable[[], Operator]:
+    return lambda: DeepONet(*channels, sensors=sensors, basis=3, width=5, depth=2, **options)
+
+
+def pod_deeponet(sensors: Grid, out_grid: Grid, *, channels: tuple[int, int], **options: Any) -> Callable[[], Operator]:
+    def build() -> Operator:
+        operator = PODDeepONet(*channels, sensors=sensors, out_grid=out_grid, basis=3, width=5, depth=2, **options)
+        inputs = Field(smooth(sensors, count=8, channels=channels[0], name="inputs"), sensors)
+        outputs = Field(smooth(out_grid, count=8, channels=channels[1], name="outputs"), out_grid)
+        operator.double().fit_normalizers(FieldPairs(inputs, outputs))
+        return operator.float()
+
+    return build
+
+
 LINE, PLANE = Grid.uniform(9, lengths=2.0), Grid.uniform((6, 7), lengths=(1.0, 3.0), origin=(0.5, -1.0))
 ENDS = Grid.uniform(8, periodic=False)
+MIXED = Grid.uniform((6, 5), lengths=(2.0, 1.0), periodic=(True, False))
 CASES = [
     Case("FNO-1-D", fno(3), LINE, Grid.uniform(64, lengths=2.0), 1e-9),
     Case("FNO-1-D-channels", fno(4, channels=(2, 3)), LINE, Grid.uniform(63, lengths=2.0), 1e-13),
@@ -104,6 +121,29 @@ CASES = [
         regression(PLANE, PLANE.resized((5, 8)), channels=(2, 3), components=3),
         PLANE,
         PLANE.resized((8, 9)),
+        1e-12,
+    ),
+    Case("DeepONet-1-D", deeponet(LINE.resized(7)), LINE, LINE.resized(16), 1e-12),
+    Case(
+        "DeepONet-1-D-ends",
+        deeponet(ENDS.resized(9), channels=(2, 2), coupling="split_branch", activation="tanh"),
+        ENDS,
+        Grid.uniform(65, periodic=False),
+        1e-12,
+    ),
+    Case(
+        "DeepONet-2-D-mixed-product",
+        deeponet(MIXED.resized((5, 4)), channels=(2, 3), coupling="independent", branching="product", activation="silu"),
+        MIXED,
+        MIXED.resized((16, 61)),
+        1e-7,
+    ),
+    Case("POD-DeepONet-1-D", pod_deeponet(LINE.resized(7), LINE, channels=(1, 1)), LINE, LINE.resized(16), 1e-12),
+    Case(
+        "POD-DeepONet-2-D-channels",
+        pod_deeponet(PLANE, PLANE.resized((8, 9)), channels=(2, 2), branching="product"),
+        PLANE,
+        PLANE.resized((12, 11)),
         1e-12,
     ),
 ]

@@ -21,6 +21,8 @@ LAWS = [
     GaussianRandomField(2, 4, sigma=3.0, tau=2.0, alpha=1.7),
     GaussianRandomField(2, 3, boundary="dirichlet"),
     GaussianRandomField(3, 2),
+    GaussianRandomField(1, 6, boundary="neumann"),
+    GaussianRandomField(2, 3, tau=3.0, boundary="neumann"),
 ]
 laws = pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.dimension}d-{law.boundary}-{law.modes}")
 
@@ -37,8 +39,8 @@ def basis(law: GaussianRandomField, grid: Grid) -> torch.Tensor:
 
 @laws
 def test_number_of_coefficients(law: GaussianRandomField) -> None:
-    per_axis = 2 * law.modes + 1 if law.boundary == "periodic" else law.modes
-    constant = 1 if law.boundary == "periodic" else 0
+    per_axis = {"periodic": 2 * law.modes + 1, "dirichlet": law.modes, "neumann": law.modes + 1}[law.boundary]
+    constant = 0 if law.boundary == "dirichlet" else 1
     assert law.size == per_axis**law.dimension - constant == len(law.eigenvalues)
 
 
@@ -51,7 +53,7 @@ def test_basis_is_orthonormal(law: GaussianRandomField) -> None:
 
 @laws
 def test_basis_diagonalises_the_laplacian_with_the_stated_eigenvalues(law: GaussianRandomField) -> None:
-    # The spectral second derivative needs a periodic grid; sine modes are periodic on twice the interval.
+    # The spectral second derivative needs a periodic grid; sine and cosine modes are periodic on twice the interval.
     period = 1.0 if law.boundary == "periodic" else 2.0
     grid = Grid.uniform((4 * law.modes + 3,) * law.dimension, lengths=period)
     functions = basis(law, grid)
@@ -153,6 +155,19 @@ def test_periodic_draws_have_zero_mean() -> None:
     assert (law.evaluate(law.draw(5, 0), grid).flatten(1) @ grid.weights).abs().max() < 1e-14
 
 
+def test_neumann_draws_have_zero_mean_and_no_slope_across_the_boundary() -> None:
+    law = LAWS[6]
+    coefficients = law.draw(3, 0)
+    grid = natural_grid(law)
+    assert (law.evaluate(coefficients, grid).flatten(1) @ grid.weights).abs().max() < 1e-14
+    step = 1e-4
+    near = torch.tensor([0.0, step, 1.0 - step, 1.0], dtype=torch.float64)
+    inside = torch.linspace(0.0, 1.0, 7, dtype=torch.float64)
+    values = law.evaluate_on_axes(coefficients, [near, inside])
+    assert values[:, [1, 2]].sub(values[:, [0, 3]]).abs().max() < 1e3 * step**2  # even: the slope's term is missing
+    assert values.abs().max() > 0.1
+
+
 def test_any_coordinates_and_axes_of_unequal_length() -> None:
     law = LAWS[2]
     coefficients = law.draw(2, 0)
@@ -207,7 +222,7 @@ def test_laws_are_values(law: GaussianRandomField) -> None:
         {"alpha": math.inf},
         {"alpha": math.nan},
         {"sigma": "25"},
-        {"boundary": "neumann"},
+        {"boundary": "robin"},
     ],
     ids=str,
 )

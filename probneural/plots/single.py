@@ -1,8 +1,4 @@
-"""Figures of predicted fields, of their calibration, and of training; needs Matplotlib, the extra `plots`.
-
-Every function returns a `matplotlib.figure.Figure` of its own. None of them touches `pyplot` or the user's style: save a figure
-with `figure.savefig(path)`, or turn it into bytes with [`png`][probneural.plots.png].
-"""
+"""One prediction: its fields, its band, its calibration; and one training."""
 
 from __future__ import annotations
 
@@ -30,15 +26,15 @@ from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field, check_finite
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
-from probneural.metrics.reliability import LEVELS, calibration_error, coverage, pit
+from probneural.metrics.reliability import LEVELS, calibration_error, coverage, pit_histogram
 from probneural.training.history import History
 
 # The colours of Okabe and Ito, which stay apart for every kind of colour vision; maps that are monotone in lightness.
-_BLUE, _SKY, _ORANGE, _VERMILION = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
-_VALUE_MAP, _ERROR_MAP = "viridis", "cividis"
-_WIDTH = 6.4
+BLUE, SKY, ORANGE, VERMILION = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
+VALUE_MAP, ERROR_MAP = "viridis", "cividis"
+WIDTH = 6.4
 """Inches: a figure fills a column of text at 9 points."""
-_BINS = 20
+BINS = 20
 
 
 def field(
@@ -87,7 +83,7 @@ def field(
         raise DataError(expected="a FieldDistribution", got=str(type(u)), remedy="plot what a predictor returns")
     _check_dimension(u.grid, (1, 2), axes)
     shape = tuple(u.mean.shape)
-    row, channel = _position(index, shape[0], "index"), _position(channel, shape[1], "channel")
+    row, channel = checked_position(index, shape[0], "index"), checked_position(channel, shape[1], "channel")
     if not _is_integer(draws) or draws < 0:
         raise ArgumentError(expected="a number of draws >= 0", got=repr(draws), remedy="3 shows how draws differ")
     if not 0.0 < level < 1.0:
@@ -102,7 +98,7 @@ def field(
         check_finite(values, name)
     noisy = bool((observed[:, channel] > 0).any())
     if u.grid.dimension == 2:
-        return _planes(u.grid, true, mean, sd, drawn[:1], noisy=noisy, label=label, axes=axes)
+        return _planes(u.grid, true, mean, sd, drawn[:1], spread="sd with noise" if noisy else "sd", label=label, axes=axes)
     half = float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64))) * sd
     name = f"{100 * level:g} % interval" + (" with noise" if noisy else "")
     return _curves(u.grid, true, mean, half, drawn, name=name, label=label, axis=axes[0])
@@ -115,9 +111,12 @@ def band(
     index: int = 0,
     channel: int = 0,
     label: str = "value",
-    axes: Sequence[str] = ("x",),
+    axes: Sequence[str] = ("x", "y"),
 ) -> Figure:
-    """Draw one simultaneous band on a line, and mark where the truth leaves it.
+    """Draw one simultaneous band, and mark where the truth leaves it.
+
+    On a line, as a shaded band; in a plane, as maps of truth and mean, and of |truth - mean| and the band's half width, with a
+    dot at each point outside.
 
     Args:
         bands: What a calibrated [`Band`][probneural.calibration.bands.Band] returned for n functions.
@@ -125,27 +124,29 @@ def band(
         index: Which of the n functions; negative numbers count from the end.
         channel: Which of the c channels. A function is inside its band only if all its channels are.
         label: What the values are, with their unit: "velocity (m/s)".
-        axes: What the coordinate is, with its unit: "x (m)".
+        axes: What the coordinates are, with their units: "x (m)".
 
     Returns:
         The figure.
 
     Raises:
-        ArgumentError: If index or channel is out of range, or `axes` is empty.
-        GridError: If the grid has more than one dimension, or the truth lives on another.
+        ArgumentError: If index or channel is out of range, or `axes` has too few names.
+        GridError: If the grid has neither one nor two dimensions, or the truth lives on another.
         ShapeError: If the truth has other numbers of functions or channels.
         DataError: If `bands` is not a `BandField`, `truth` is not a `Field`, or a value is not finite.
     """
     if not isinstance(bands, BandField):
         raise DataError(expected="a BandField", got=str(type(bands)), remedy="call a fitted band: band(inputs)")
-    _check_dimension(bands.grid, (1,), axes)
+    _check_dimension(bands.grid, (1, 2), axes)
     shape = tuple(bands.mean.shape)
-    row, channel = _position(index, shape[0], "index"), _position(channel, shape[1], "channel")
+    row, channel = checked_position(index, shape[0], "index"), checked_position(channel, shape[1], "channel")
     true = None if truth is None else _one(_checked_truth(truth, bands.grid, shape), row, channel)
     mean, half = _one(bands.mean, row, channel), _one(bands.half_width, row, channel)
     for values, name in ((mean, "predicted means"), (half, "half widths")):
         check_finite(values, name)
     none = mean.new_zeros(0, *mean.shape)
+    if bands.grid.dimension == 2:
+        return _planes(bands.grid, true, mean, half, none, spread="half width", label=label, axes=axes, marks_outside=True)
     return _curves(bands.grid, true, mean, half, none, name="simultaneous band", label=label, axis=axes[0], marks_outside=True)
 
 
@@ -174,10 +175,10 @@ def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tens
     if not isinstance(u, FieldDistribution):
         raise DataError(expected="a FieldDistribution", got=str(type(u)), remedy="plot what a predictor returns")
     comparison = compare(u, truth, noise=noise)
-    figure = _figure(_WIDTH, 3.1)
+    figure = new_figure(WIDTH, 3.1)
     left, right = figure.subplots(1, 2)
     _reliability(left, comparison)
-    _transform(right, comparison)
+    draw_transform(right, pit_histogram(comparison, bins=BINS))
     return figure
 
 
@@ -197,10 +198,10 @@ def training(history: History) -> Figure:
         raise DataError(expected="a History", got=str(type(history)), remedy="plot what pn.fit returned")
     if not history.train:
         raise DataError(expected="at least one epoch", got="none", remedy="train first")
-    figure = _figure(_WIDTH, 3.0)
+    figure = new_figure(WIDTH, 3.0)
     axes = figure.subplots()
     axes.set_yscale("log", nonpositive="mask")
-    for losses, colour, name in ((history.train, _BLUE, "training"), (history.validation, _VERMILION, "validation")):
+    for losses, colour, name in ((history.train, BLUE, "training"), (history.validation, VERMILION, "validation")):
         if losses:
             marker = "o" if len(losses) < 5 else None
             axes.plot(range(1, len(losses) + 1), losses, color=colour, linewidth=1.5, marker=marker, markersize=4, label=name)
@@ -210,7 +211,7 @@ def training(history: History) -> Figure:
         axes.axvspan(
             history.epochs - fifth + 0.5,
             history.epochs + 0.5,
-            color=_ORANGE,
+            color=ORANGE,
             alpha=0.2,
             linewidth=0,
             label=f"last fifth: {'validation' if history.validation else 'training'} {change}",
@@ -256,7 +257,8 @@ def _is_integer(number: object) -> bool:
     return isinstance(number, Integral)
 
 
-def _position(number: int, count: int, name: str) -> int:
+def checked_position(number: int, count: int, name: str) -> int:
+    """A position counted from the start, or an ArgumentError."""
     if not _is_integer(number) or not -count <= number < count:
         raise ArgumentError(
             expected=f"{name} to be an integer from {-count} to {count - 1}", got=repr(number), remedy="count from zero"
@@ -281,13 +283,14 @@ def _one(values: Float[Tensor, "n c *grid"], row: int, channel: int) -> Float64[
     return values[row, channel].detach().cpu().double()
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of its own, which pyplot does not know."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def _ink() -> str:
+def ink() -> str:
     """The colour of text in the user's style, so that black curves do not vanish on a dark background."""
     return str(matplotlib.rcParams["text.color"])
 
@@ -313,23 +316,23 @@ def _curves(
     """Curves on a line above their deviations from the mean, with mean ± half shaded in both."""
     order = grid.points[:, 0].argsort(stable=True)
     x = grid.points[order, 0].numpy()
-    figure = _figure(_WIDTH, 4.8)
+    figure = new_figure(WIDTH, 4.8)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for axes, centre in ((above, torch.zeros_like(mean)), (below, mean)):
         lower, upper = (mean - half - centre)[order], (mean + half - centre)[order]
-        axes.fill_between(x, lower.numpy(), upper.numpy(), color=_SKY, alpha=0.35, linewidth=0, label=name)
+        axes.fill_between(x, lower.numpy(), upper.numpy(), color=SKY, alpha=0.35, linewidth=0, label=name)
         for number, draw in enumerate(draws):
             shown = None if number else "draws" if len(draws) > 1 else "draw"
-            axes.plot(x, (draw - centre)[order].numpy(), color=_ORANGE, linewidth=0.9, label=shown)
-        axes.plot(x, (mean - centre)[order].numpy(), color=_BLUE, linewidth=1.6, label="mean")
+            axes.plot(x, (draw - centre)[order].numpy(), color=ORANGE, linewidth=0.9, label=shown)
+        axes.plot(x, (mean - centre)[order].numpy(), color=BLUE, linewidth=1.6, label="mean")
         if truth is None:
             continue
-        axes.plot(x, (truth - centre)[order].numpy(), color=_ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
+        axes.plot(x, (truth - centre)[order].numpy(), color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
         outside = ((truth - mean).abs() > half)[order]
         if marks_outside and bool(outside.any()):
             where = (truth - centre)[order][outside].numpy()
             shown = f"outside at {int(outside.sum())} of {outside.numel()} points"
-            axes.plot(x[outside.numpy()], where, ".", color=_VERMILION, markersize=6, label=shown)
+            axes.plot(x[outside.numpy()], where, ".", color=VERMILION, markersize=6, label=shown)
     above.set_ylabel(label)
     below.set(xlabel=axis, ylabel="deviation\nfrom the mean")
     if x[0] < x[-1]:
@@ -348,26 +351,27 @@ def _planes(
     sd: Float64[Tensor, "*grid"],
     draws: Float64[Tensor, "s *grid"],
     *,
-    noisy: bool,
+    spread: str,
     label: str,
     axes: Sequence[str],
+    marks_outside: bool = False,
 ) -> Figure:
     """Maps in two rows: values above, errors below, one colour scale a row."""
     values = {} if truth is None else {"truth": truth}
     values |= {"mean": mean} | dict(zip(["one draw"], draws, strict=False))
     errors = {} if truth is None else {"|truth - mean|": (truth - mean).abs()}
-    errors["sd with noise" if noisy else "sd"] = sd
+    errors[spread] = sd
     columns = max(len(values), len(errors))
-    figure = _figure(max(_WIDTH, 2.7 * columns), 5.2)
+    figure = new_figure(max(WIDTH, 2.7 * columns), 5.2)
     panels = figure.subplots(2, columns, squeeze=False)
     rows = (
-        (panels[0], values, _VALUE_MAP, _limits(values), label),
-        (panels[1], errors, _ERROR_MAP, Normalize(0.0, max(float(part.max()) for part in errors.values()) or 1.0), label),
+        (panels[0], values, VALUE_MAP, limits(values), label),
+        (panels[1], errors, ERROR_MAP, Normalize(0.0, max(float(part.max()) for part in errors.values()) or 1.0), label),
     )
-    for row, maps, colours, limits, name in rows:
+    for row, maps, colours, scaling, name in rows:
         used = row[: len(maps)]
         for panel, (title, part) in zip(used, maps.items(), strict=True):
-            image = _map(panel, grid, part.numpy(), colours, limits)
+            image = draw_map(panel, grid, part.numpy(), colours, scaling)
             panel.set_title(title, fontsize=10)
             panel.set_xlabel(axes[0])
         for panel in used[1:]:
@@ -378,20 +382,26 @@ def _planes(
         figure.colorbar(image, cax=scale, label=name)
         for panel in row[len(maps) :]:
             panel.remove()
+    if marks_outside and truth is not None:
+        outside = ((truth - mean).abs() > sd).flatten()
+        x, y = grid.points[outside].numpy().T
+        panels[1, 0].plot(x, y, ".", color=VERMILION, markersize=3)
+        panels[1, 0].set_title(f"|truth - mean|, outside at {int(outside.sum())} of {outside.numel()}", fontsize=10)
     return figure
 
 
-def _limits(maps: dict[str, Float64[Tensor, "*grid"]]) -> Normalize:
+def limits(maps: dict[str, Float64[Tensor, "*grid"]]) -> Normalize:
+    """One colour scale for all maps."""
     low, high = min(float(part.min()) for part in maps.values()), max(float(part.max()) for part in maps.values())
     return Normalize(low, high) if low < high else Normalize(low - 0.5, low + 0.5)
 
 
-def _map(axes: Axes, grid: Grid, values: NDArray[np.float64], colours: str, limits: Normalize) -> ScalarMappable:
+def draw_map(axes: Axes, grid: Grid, values: NDArray[np.float64], colours: str, scaling: Normalize) -> ScalarMappable:
     """Values in a plane: cells centred on the points of a uniform grid, dots at scattered points."""
     if not grid.is_uniform:
         x, y = grid.points.numpy().T
         axes.set_aspect(_aspect(np.ptp(x), np.ptp(y)))
-        return axes.scatter(x, y, c=values, cmap=colours, norm=limits, s=12, linewidths=0)
+        return axes.scatter(x, y, c=values, cmap=colours, norm=scaling, s=12, linewidths=0)
     edges: list[float] = []
     for axis in grid.axes:
         points = axis.coordinates
@@ -399,7 +409,7 @@ def _map(axes: Axes, grid: Grid, values: NDArray[np.float64], colours: str, limi
         edges += [float(points[0]) - half, float(points[-1]) + half]
     left, right, bottom, top = edges
     aspect = _aspect(right - left, top - bottom)
-    return axes.imshow(values.T, origin="lower", extent=(left, right, bottom, top), aspect=aspect, cmap=colours, norm=limits)
+    return axes.imshow(values.T, origin="lower", extent=(left, right, bottom, top), aspect=aspect, cmap=colours, norm=scaling)
 
 
 def _aspect(width: float, height: float) -> Literal["equal", "auto"]:
@@ -411,23 +421,22 @@ def _reliability(axes: Axes, comparison: Comparison) -> None:
     shares = torch.stack([coverage(comparison, level=level).mean(1) for level in LEVELS]).cpu()  # (levels, n)
     observed, spread = _mean_and_error(shares)
     error = float(calibration_error(comparison).mean())
-    axes.plot([0, 1], [0, 1], color=_ink(), linewidth=0.9, linestyle=(0, (4, 2)), label="calibrated")
-    axes.fill_between(LEVELS, observed - spread, observed + spread, color=_SKY, alpha=0.35, linewidth=0, label="±2 s.e.")
-    axes.plot(LEVELS, observed, color=_BLUE, linewidth=1.5, marker="o", markersize=3, label="observed")
+    axes.plot([0, 1], [0, 1], color=ink(), linewidth=0.9, linestyle=(0, (4, 2)), label="calibrated")
+    axes.fill_between(LEVELS, observed - spread, observed + spread, color=SKY, alpha=0.35, linewidth=0, label="±2 s.e.")
+    axes.plot(LEVELS, observed, color=BLUE, linewidth=1.5, marker="o", markersize=3, label="observed")
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="level of central interval", ylabel="share inside")
     axes.set_title(f"calibration error {error:.2g}", fontsize=10)
     axes.legend(loc="upper left", frameon=False, fontsize=8)
 
 
-def _transform(axes: Axes, comparison: Comparison) -> None:
-    values = pit(comparison)
-    bins = (values * _BINS).long().clamp(max=_BINS - 1)
-    shares = torch.stack([comparison.average((bins == number).to(values)).mean(1) for number in range(_BINS)]).cpu()
-    density, spread = _mean_and_error(_BINS * shares)
-    centres = (np.arange(_BINS) + 0.5) / _BINS
-    axes.bar(centres, density, width=1 / _BINS, color=_SKY, edgecolor=_BLUE, linewidth=0.6)
-    axes.errorbar(centres, density, yerr=spread, fmt="none", ecolor=_BLUE, elinewidth=1.0)
-    axes.axhline(1.0, color=_ink(), linewidth=0.9, linestyle=(0, (4, 2)))
+def draw_transform(axes: Axes, histogram: Float64[Tensor, "n c bins"]) -> None:
+    """A histogram of the probability integral transform, with two standard errors over the functions."""
+    density, spread = _mean_and_error(histogram.mean(1).mT.cpu())
+    bins = len(density)
+    centres = (np.arange(bins) + 0.5) / bins
+    axes.bar(centres, density, width=1 / bins, color=SKY, edgecolor=BLUE, linewidth=0.6)
+    axes.errorbar(centres, density, yerr=spread, fmt="none", ecolor=BLUE, elinewidth=1.0)
+    axes.axhline(1.0, color=ink(), linewidth=0.9, linestyle=(0, (4, 2)))
     axes.set(xlim=(0, 1), ylim=(0, None), xlabel="probability integral transform", ylabel="density")
     axes.set_title("flat if calibrated", fontsize=10)
 

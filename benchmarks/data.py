@@ -1,0 +1,157 @@
+"""Functions of one's own, from a file or a folder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+import probneural as pn
+from probneural.errors import DataError, FileError
+
+SPLIT_SEED = 7100
+_SIDES = ("inputs", "outputs")
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """Pairs for training, calibration included, and for testing.
+
+    Attributes:
+        name: What the tables call them.
+        train: Pairs that may be looked at.
+        tests: Pairs to be scored, by name, the training grid first.
+    """
+
+    name: str
+    train: pn.FieldPairs
+    tests: dict[str, pn.FieldPairs]
+
+
+def read(path: str | Path) -> OwnData:
+    """Read pairs of functions; one set without tests is split, a fifth of it for testing, by a fixed seed.
+
+    Args:
+        path: One of
+            - an `.npz` file with arrays `inputs` and `outputs`, `(n, *grid)` or `(n, c, *grid)`, and `periodic` (one entry
+              per axis), `lengths` and `endpoint` if wanted; `test_inputs` and `test_outputs` are a test set;
+            - a NetCDF file (`.nc`) or Zarr folder (`.zarr`) with variables `inputs` and `outputs`, as `to_xarray` writes, or
+              with a global attribute `periodic`;
+            - a folder, or what the names in it begin with, of `.safetensors` files with `train` or `test` in their names,
+              which hold `inputs` and `outputs`, or `x` and `y`: on the unit cube, not periodic, without the right edge.
+
+    Raises:
+        FileError: If nothing is there, it cannot be read, or its suffix is another one.
+        DataError: If arrays are missing or are not what the package accepts.
+    """
+    place = Path(path)
+    if place.suffix == ".npz":
+        return _from_npz(place)
+    if place.suffix in (".nc", ".nc4", ".h5", ".zarr"):
+        return _from_xarray(place)
+    return _from_safetensors(place)
+
+
+def _split(name: str, pairs: pn.FieldPairs) -> OwnData:
+    if len(pairs) < 5:
+        raise DataError(expected="at least 5 pairs to split", got=str(len(pairs)), remedy="give a test set, or more pairs")
+    train, test = pairs.split(len(pairs) * 4 // 5, seed=SPLIT_SEED)
+    return OwnData(name, train, {"in distribution": test})
+
+
+def _missing(place: Path, remedy: str, got: object = "nothing there") -> FileError:
+    return FileError(expected=f"functions in {place.name}", got=str(got), remedy=remedy)
+
+
+def _from_npz(place: Path) -> OwnData:
+    try:
+        with np.load(place, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise _missing(place, "write it with np.savez(path, inputs=..., outputs=..., periodic=...)", error) from error
+    options = {
+        name: tuple(np.atleast_1d(arrays[name]).tolist()) for name in ("lengths", "periodic", "endpoint") if name in arrays
+    }
+    options = {name: entries[0] if np.ndim(arrays[name]) == 0 else entries for name, entries in options.items()}
+    for name in {"periodic", "endpoint"} & set(options):
+        entries = options[name]
+        options[name] = tuple(map(bool, entries)) if isinstance(entries, tuple) else bool(entries)
+    pairs = _pairs(arrays, "", place, options)
+    if "test_inputs" in arrays:
+        return OwnData(place.stem, pairs, {"in distribution": _pairs(arrays, "test_", place, options)})
+    return _split(place.stem, pairs)
+
+
+def _pairs(arrays: dict[str, Any], prefix: str, place: Path, options: dict[str, Any]) -> pn.FieldPairs:
+    absent = [prefix + side for side in _SIDES if prefix + side not in arrays]
+    if absent:
+        raise DataError(
+            expected=f"arrays {prefix}inputs and {prefix}outputs in {place.name}",
+            got=str(sorted(arrays)),
+            remedy=f"add {', '.join(absent)}",
+        )
+    return pn.FieldPairs.from_numpy(arrays[prefix + "inputs"], arrays[prefix + "outputs"], **options)
+
+
+def _from_xarray(place: Path) -> OwnData:
+    if not place.exists():
+        raise _missing(place, "check the path")
+    import xarray
+
+    try:
+        opened = xarray.open_zarr(place) if place.suffix == ".zarr" else xarray.open_dataset(place)
+        with opened as dataset:
+            flags = dataset.attrs.get("periodic")
+            rounds = None if flags is None else tuple(bool(flag) for flag in np.atleast_1d(flags))
+            periodic = rounds[0] if rounds is not None and len(rounds) == 1 else rounds
+            pairs = pn.FieldPairs.from_xarray(dataset, periodic=periodic)
+    except pn.errors.ProbneuralError:
+        raise
+    except (ImportError, OSError, ValueError) as error:
+        remedy = "NetCDF4 needs h5netcdf and Zarr needs zarr; to_netcdf(path, format='NETCDF3_64BIT') needs neither"
+        raise _missing(place, remedy, error) from error
+    return _split(place.stem, pairs)
+
+
+def _from_safetensors(place: Path) -> OwnData:
+    folder, prefix = (place, "") if place.is_dir() else (place.parent, place.name)
+    files = sorted(folder.glob(f"{prefix}*.safetensors")) if folder.is_dir() else []
+    train = [file for file in files if "train" in file.stem]
+    if len(train) != 1:
+        raise _missing(
+            place, "give an .npz, .nc or .zarr path, or a folder with one *train*.safetensors", [f.name for f in files]
+        )
+    pairs = _tensors(train[0])
+    tests = {}
+    for file in sorted((file for file in files if "test" in file.stem), key=lambda file: _order(file, pairs)):
+        found = _tensors(file)
+        at = " x ".join(map(str, found.inputs.grid.shape))
+        name = "in distribution" if found.inputs.grid == pairs.inputs.grid and not tests else f"grid {at}"
+        tests[name if name not in tests else file.stem] = found
+    name = re.sub(r"[_-]*train.*", "", train[0].stem) or folder.name
+    return OwnData(name, pairs, tests) if tests else _split(name, pairs)
+
+
+def _order(file: Path, train: pn.FieldPairs) -> tuple[bool, int, str]:
+    grid = _tensors(file).inputs.grid
+    return grid != train.inputs.grid, grid.size, file.name
+
+
+def _tensors(file: Path) -> pn.FieldPairs:
+    try:
+        arrays = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise _missing(file, "write it with safetensors.numpy.save_file", error) from error
+    names = _SIDES if "inputs" in arrays else ("x", "y")
+    if not set(names) <= set(arrays):
+        raise DataError(expected=f"arrays inputs and outputs in {file.name}", got=str(sorted(arrays)), remedy="or x and y")
+    inputs, outputs = (arrays[name] for name in names)
+    if inputs.ndim < 2:
+        raise DataError(expected="functions (n, *grid)", got=str(inputs.shape), remedy="space comes last")
+    dimension = inputs.ndim - 1
+    return pn.FieldPairs.from_numpy(inputs, outputs, periodic=(False,) * dimension, endpoint=(False,) * dimension)

@@ -1,0 +1,157 @@
+"""Heads against a posterior that is known in closed form.
+
+The unknown operator is diagonal in frequency, l_k ~ N(0, (2/k)^2) real for k = 1 ... 16, seen through 4 pairs with inputs
+GRF(25, 5, 2) and white noise of sd .05 on 64 points. Every coefficient has posterior precision
+1/tau_k^2 + 2 N sum_n |x_nk|^2 / sigma^2, and one spectral layer of the library holds all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import probneural as pn
+from benchmarks import sections
+from probneural.distributions import EmpiricalField
+from probneural.operators.layers import SpectralConv
+
+MODES, POINTS, PAIRS, NOISE = 16, 64, 4, 0.05
+GRID = pn.Grid.uniform(POINTS)
+NUMBERS = torch.arange(1, MODES + 1, dtype=torch.float64)
+PRIOR = 2.0 / NUMBERS
+
+
+def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
+    """Run all parts."""
+    from benchmarks import last_layer_reference  # which needs what is defined here
+
+    small = mode == "small"
+    return sections.write(
+        "gold",
+        {
+            "anchored ensembles": lambda: ensembles(small=small, workers=workers),
+            "last layer": lambda: last_layer_reference.rows(small),
+        },
+        mode=mode,
+        output=output,
+        notes=[
+            "A diagonal operator with 16 unknown coefficients, 4 noisy pairs; the posterior is exact. sd ratio: of a head's "
+            "members to the exact one, smallest and largest over the coefficients; allowed: 4 standard errors of M members. "
+            "mean error: largest over the coefficients, in exact standard deviations over the square root of M. field sd "
+            "ratio: root mean square over 100 new functions of the training law, and of a rougher one (exponent 1.5).",
+            last_layer_reference.NOTE,
+        ],
+    )
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The data with their exact posterior: mean and variance of every l_k, `(16,)`."""
+
+    data: pn.FieldPairs
+    mean: Tensor
+    variance: Tensor
+
+
+def inputs(count: int, *, seed: int, exponent: float = 2.0) -> Tensor:
+    """Coefficients of GRF(25, 5, exponent), `(n, 16)`, complex."""
+    spectrum = 25.0 * ((2 * math.pi * NUMBERS).square() + 25.0).pow(-exponent)
+    pairs = torch.randn(count, MODES, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (spectrum / 2).sqrt() * torch.view_as_complex(pairs)
+
+
+def waves(coefficients: Tensor) -> Tensor:
+    """g_k(x) = 2 Re(x_k exp(2 pi i k x)), `(n, 16, 64)`."""
+    phase = torch.exp(2j * math.pi * NUMBERS[:, None] * GRID.points[:, 0])
+    return 2.0 * (coefficients[:, :, None] * phase).real
+
+
+def posterior() -> Posterior:
+    """Draw the operator and the data, and solve for the posterior in closed form."""
+    generator = torch.Generator().manual_seed(2)
+    truth = PRIOR * torch.randn(MODES, generator=generator, dtype=torch.float64)
+    coefficients = inputs(PAIRS, seed=0)
+    features = waves(coefficients)
+    outputs = torch.einsum("k,nkp->np", truth, features)
+    outputs = outputs + NOISE * torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
+    precision = 1.0 / PRIOR.square() + 2 * POINTS * coefficients.abs().square().sum(0) / NOISE**2
+    moments = torch.einsum("nkp,np->k", features, outputs)
+    data = pn.FieldPairs(pn.Field(features.sum(1)[:, None], GRID), pn.Field(outputs[:, None], GRID))
+    return Posterior(data, moments / NOISE**2 / precision, 1.0 / precision)
+
+
+def layer() -> tuple[SpectralConv, Tensor]:
+    """A spectral layer at zero, and the prior precision of its weights: no imaginary parts, for the operator is symmetric."""
+    module = SpectralConv(1, 1, modes=(MODES + 1,)).to(torch.float64)
+    with torch.no_grad():
+        module.weight.zero_()
+    precision = torch.full_like(module.weight, math.inf).detach()
+    precision[0, ..., 0] = 1.0  # the mean, of which these inputs have none
+    precision[1:, 0, 0, 0] = 1.0 / PRIOR.square()
+    return module, precision
+
+
+def ensembles(*, small: bool, workers: int) -> list[dict[str, Any]]:
+    """Anchored members sample the posterior; members of a plain ensemble that have converged agree."""
+    exact = posterior()
+    module, precision = layer()
+    sizes = (100, 8) if small else (4000, 40)
+    anchored = pn.heads.AnchoredEnsemble(
+        sizes[0], prior_precision={"weight": precision}, noise=NOISE**2, effective_observations=float(POINTS), progress=True
+    )
+    plain = pn.heads.DeepEnsemble(sizes[1], train=least_squares, execution="auto", workers=workers)
+    rows = []
+    for name, head, members in (("anchored", anchored, sizes[0]), ("plain, converged", plain, sizes[1])):
+        start = time.perf_counter()
+        predict = head.fit(module, exact.data)
+        seconds = time.perf_counter() - start
+        rows.append({"ensemble": name, "members": members, **compared(predict, exact), "fit_seconds": seconds})
+    return rows
+
+
+def compared(predict: pn.heads.WeightSampledPredictor, exact: Posterior) -> dict[str, float]:
+    """How members' coefficients and fields spread, relative to the exact posterior."""
+    members = predict.members
+    weights = predict.vectors.reshape(members, MODES + 1, 2)[:, 1:, 0]
+    ratio = weights.std(0) / exact.variance.sqrt()
+    error = (weights.mean(0) - exact.mean).abs() / exact.variance.sqrt() * math.sqrt(members)
+    found = {
+        "sd_ratio_least": float(ratio.min()),
+        "sd_ratio_largest": float(ratio.max()),
+        "allowed": 4.0 / math.sqrt(2.0 * members),
+        "mean_error": float(error.max()),
+    }
+    for name, exponent in (("field_sd_ratio", 2.0), ("field_sd_ratio_rough", 1.5)):
+        features = waves(inputs(100, seed=9, exponent=exponent))
+        field = predict(pn.Field(features.sum(1)[:, None], GRID))
+        assert isinstance(field, EmpiricalField)
+        variance = torch.einsum("nkp,k->np", features.square(), exact.variance)
+        found[name] = float((field.variance.mean() / variance.mean()).sqrt())
+    return found
+
+
+def least_squares(operator: nn.Module, data: pn.FieldPairs, *, seed: int) -> None:
+    """Minimise the squared error alone, to convergence; there is nothing random about it."""
+    del seed
+    optimizer = torch.optim.LBFGS(
+        operator.parameters(),
+        max_iter=500,
+        history_size=50,
+        tolerance_grad=1e-13,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = (operator(data.inputs.values) - data.outputs.values).square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)

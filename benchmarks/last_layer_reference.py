@@ -1,0 +1,158 @@
+"""The last layer by sampling and variational inference, against its posterior by dense algebra."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import probneural as pn
+from benchmarks import gold
+from probneural.heads.bayesian import effective_size
+
+NOTE = (
+    "The last layer's weights given noise and prior precision: 4 chains of 1,000 draws after 1,000 steps of adaptation, and "
+    "variational inference until it converges. mean z and second moment z: largest difference from the exact moments, over "
+    "weights that the exact posterior makes standard normal, in Monte Carlo standard errors. mean error: largest difference "
+    "of the predicted mean, in exact standard deviations. sd ratio: of predicted standard deviations to the exact ones, at "
+    "all points of new functions. trained offset: of the trained weights from the posterior mean, in standard deviations per "
+    "direction."
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An operator with data, hyper-parameters, and new inputs."""
+
+    name: str
+    operator: nn.Module
+    train: pn.FieldPairs
+    inputs: pn.Field
+    given: dict[str, Any]
+
+    def exact(self, predict: pn.heads.LastLayerPredictor) -> tuple[Tensor, Tensor]:
+        """Mean and covariance of the weights' deviations from the trained ones, one channel, by dense algebra."""
+        with torch.no_grad():
+            values, features = predict.readout.evaluate(self.train.inputs)
+        share = self.train.outputs.grid.weights / self.train.outputs.grid.volume
+        rows = (features.double() * share.sqrt()[:, None]).flatten(0, 1)
+        residuals = ((self.train.outputs.values.double() - values.double())[:, 0] * share.sqrt()).flatten()
+        level = float(predict.effective_observations / predict.noise)
+        prior = predict.prior_precision[0]
+        centre = predict.readout.weight[0].clone()
+        if predict.readout.has_bias:
+            centre[-1] -= float((self.train.outputs.values.double()[:, 0] @ share).mean())
+        covariance = torch.linalg.inv(level * rows.mT @ rows + prior.diag())
+        return covariance @ (level * rows.mT @ residuals - prior * centre), covariance
+
+
+def rows(small: bool) -> list[dict[str, Any]]:
+    """One row per setting and method."""
+    return [row for setting in settings(small=small) for row in compared(setting, small=small)]
+
+
+def settings(*, small: bool) -> Iterator[Setting]:
+    """A trained operator at hyper-parameters of largest evidence, and gold 1 with its features frozen."""
+    problem = pn.problems.Burgers(viscosity=0.1)
+    train = problem.sample(20 if small else 200, resolution=128, seed=0)
+    torch.manual_seed(0)
+    operator = pn.operators.FNO(
+        in_channels=1, out_channels=1, modes=(16,), width=8 if small else 32, depth=4, projection=8 if small else 64
+    )
+    pn.fit(operator, train, epochs=2 if small else 30, seed=0, show_progress=False)
+    found = pn.heads.LastLayerLaplace().fit(operator, train)
+    given = {
+        "noise": found.noise,
+        "prior_precision": found.prior_precision,
+        "effective_observations": found.effective_observations,
+    }
+    yield Setting("Burgers, trained FNO", operator, train, problem.sample(32, resolution=128, seed=2).inputs, given)
+    posterior = gold.posterior()
+    given = {
+        "noise": gold.NOISE**2,
+        "prior_precision": 1.0 / gold.PRIOR.square(),
+        "effective_observations": float(gold.POINTS),
+    }
+    inputs = pn.Field(gold.waves(gold.inputs(32, seed=9)).sum(1)[:, None], gold.GRID)
+    yield Setting("gold 1, frozen features", FrozenWaves().to(torch.float64), posterior.data, inputs, given)
+
+
+class FrozenWaves(nn.Module):
+    """The waves of gold 1 as features without parameters, under a read-out without bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Conv1d(gold.MODES, 1, 1, bias=False)
+        nn.init.zeros_(self.last.weight)
+
+    def forward(self, values: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(values[:, 0], norm="forward")[:, 1 : gold.MODES + 1]
+        result: Tensor = self.last(gold.waves(spectrum).to(values))
+        return result
+
+
+def compared(setting: Setting, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Every method on one setting."""
+    closed = pn.heads.LastLayerLaplace(**setting.given).fit(setting.operator, setting.train)
+    mean, covariance = setting.exact(closed)
+    deviation = closed(setting.inputs).standard_deviation
+    with torch.no_grad():
+        values, features = closed.readout.evaluate(setting.inputs)
+    expected = values.double() + torch.einsum("npf,f->np", features.double(), mean).reshape(values.shape)
+    chains = {"samples": 100, "warmup": 100, "chains": 2} if small else {}
+    methods: dict[str, dict[str, Any]] = {
+        "NUTS": {"method": "nuts", **chains},
+        "NUTS, whitened": {"method": "nuts", "coordinates": "whitened", **chains},
+        "full rank": {"method": "full_rank"},
+        "mean field": {"method": "mean_field"},
+    }
+    for name, options in methods.items():
+        start = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pn.heads.ConvergenceWarning)  # the table says so
+            predict = pn.heads.BayesianLastLayer(**options, **setting.given, seed=0).fit(setting.operator, setting.train)
+        seconds = time.perf_counter() - start
+        field = predict(setting.inputs)
+        ratio = field.standard_deviation / deviation
+        yield {
+            "setting": setting.name,
+            "method": name,
+            "weights": len(mean),
+            "converged": predict.converged,
+            **diagnostics(predict, mean, covariance),
+            "mean_error": float(((field.mean - expected) / deviation).abs().max()),
+            "sd_ratio_least": float(ratio.min()),
+            "sd_ratio_mean": float(ratio.mean()),
+            "sd_ratio_largest": float(ratio.max()),
+            "trained_offset": predict.report["trained_offset"],
+            "seconds": seconds,
+        }
+
+
+def diagnostics(predict: Any, mean: Tensor, covariance: Tensor) -> dict[str, Any]:
+    """What chains report, and their moments against the exact ones; nothing of variational inference."""
+    if not isinstance(predict, pn.heads.SampledLastLayerPredictor):
+        return {}
+    report = predict.report
+    root = torch.linalg.cholesky(covariance)
+    white = torch.linalg.solve_triangular(root, (predict.deviations[:, 0] - mean).mT, upper=False).mT
+    squares = white[:, :, None] * white[:, None, :] - torch.eye(len(mean), dtype=torch.float64)
+    return {
+        "r_hat_max": report["r_hat_max"],
+        "bulk_size_least": report["bulk_size_min"],
+        "tail_size_least": report["tail_size_min"],
+        "divergences": int(report["divergences"]),
+        "mean_z": largest_z(white, predict.chains),
+        "second_moment_z": largest_z(squares.flatten(1), predict.chains),
+    }
+
+
+def largest_z(draws: Tensor, chains: int) -> float:
+    """The largest of the means, which should be zero, in their Monte Carlo standard errors."""
+    errors = draws.std(0) / effective_size(draws.unflatten(0, (2 * chains, -1))).sqrt()
+    return float((draws.mean(0) / errors).abs().max())

@@ -1,0 +1,113 @@
+"""How each operator of the main benchmark is built and trained."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import probneural as pn
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An operator and its training.
+
+    Attributes:
+        kind: Which operator.
+        epochs: Passes over the training pairs; 0 for what is solved in one step.
+        learning_rate: Peak of the one-cycle schedule.
+        options: Arguments of the operator's constructor beside channels, modes and grids.
+    """
+
+    kind: str
+    epochs: int = 0
+    learning_rate: float = 3e-3
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def build(self, train: pn.FieldPairs, *, seed: int) -> Any:
+        """An untrained operator for pairs of this shape, with weights drawn under the seed."""
+        channels = train.inputs.channels, train.outputs.channels
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if self.kind == "FNO":
+                return pn.operators.FNO(*channels, **{"periodic": train.inputs.grid.periodic, **self.options})
+            if self.kind == "DeepONet":
+                return pn.operators.DeepONet(*channels, **{"sensors": train.inputs.grid, **self.options})
+            if self.kind == "POD-DeepONet":
+                grids = {"sensors": train.inputs.grid, "out_grid": train.outputs.grid}
+                return pn.operators.PODDeepONet(*channels, **{**grids, **self.options})
+        raise ValueError(f"no recipe for {self.kind}")
+
+    def train(
+        self, train: pn.FieldPairs, *, seed: int, tick: Callable[[], None]
+    ) -> tuple[torch.nn.Module, dict[str, Any], pn.training.History | None]:
+        """Build and train; returns the operator, what a report should say, and the losses."""
+        start = time.perf_counter()
+        facts: dict[str, Any] = {"pairs": len(train), "resolution": list(train.inputs.grid.shape)}
+        if self.kind == "linear regression":
+            operator: torch.nn.Module = pn.operators.LinearRegression.fitted(train)
+            tick()
+            return operator, facts | {"epochs": 0, "seconds": time.perf_counter() - start, "undertrained": False}, None
+        operator = self.build(train, seed=seed)
+        history = pn.fit(
+            operator,
+            train,
+            epochs=self.epochs,
+            seed=seed,
+            learning_rate=self.learning_rate,
+            show_progress=False,
+            on_epoch=lambda number, losses: tick(),
+        )
+        facts |= {
+            "epochs": self.epochs,
+            "seconds": time.perf_counter() - start,
+            "parameters": sum(parameter.numel() for parameter in operator.parameters()),
+            "last_fall": history.last_fall,
+            "undertrained": history.is_undertrained,
+            "history": {"train": list(history.train), "validation": list(history.validation)},
+        }
+        return operator, facts, history
+
+
+def fno(*modes: int, epochs: int, **options: Any) -> Recipe:
+    """An FNO with these modes per axis."""
+    return Recipe("FNO", epochs=epochs, options={"modes": modes, **options})
+
+
+def deeponet(*, epochs: int, learning_rate: float = 1e-3, **options: Any) -> Recipe:
+    """A DeepONet whose sensors are the training grid."""
+    return Recipe("DeepONet", epochs=epochs, learning_rate=learning_rate, options=options)
+
+
+def pod_deeponet(*, epochs: int, learning_rate: float = 1e-3, **options: Any) -> Recipe:
+    """A POD-DeepONet whose sensors are the training grid."""
+    return Recipe("POD-DeepONet", epochs=epochs, learning_rate=learning_rate, options=options)
+
+
+def ensemble(members: Sequence[torch.nn.Module], train: pn.FieldPairs) -> pn.distributions.Predictor:
+    """A deep ensemble of operators that were trained already, in other processes."""
+    rest = iter(members[1:])
+
+    def recall(operator: torch.nn.Module, data: pn.FieldPairs, *, seed: int) -> None:
+        operator.load_state_dict(next(rest).state_dict())
+
+    head = pn.heads.DeepEnsemble(len(members), train=recall, keeps_operator=True, execution="loop", progress=False)
+    return head.fit(members[0], train)
+
+
+def own_data(train: pn.FieldPairs) -> list[Recipe]:
+    """Recipes for data of one's own: sizes follow from the grid."""
+    grid = train.inputs.grid
+    cap = {1: 16, 2: 12, 3: 8}[grid.dimension]
+    modes = tuple(min(cap, (size + 1) // 2) for size in grid.shape)
+    walls = not all(grid.periodic)
+    epochs = max(20, min(200, math.ceil(50_000 / len(train))))
+    return [
+        fno(*modes, epochs=epochs, width=32 if grid.dimension == 1 else 24, embeds_position=walls),
+        deeponet(epochs=2 * epochs),
+    ]

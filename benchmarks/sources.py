@@ -1,0 +1,107 @@
+"""Where a benchmark's functions come from: a problem that draws and solves them, or a file of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import probneural as pn
+from benchmarks import data
+
+SEEDS = {"train": 7000, "calibration": 7001, "test": 7002, "bands": 7003, "shift": 7004}
+"""One stream of functions per purpose. Streams 0 to 4 and 1000 to 1003 were looked at while the library was designed."""
+
+
+@dataclass(frozen=True)
+class ProblemSource:
+    """Pairs of an exactly solvable problem.
+
+    Attributes:
+        problem: The problem.
+        resolution: Points per axis of training, calibration and test functions.
+        finer: Points per axis of the finer test grid, or None if the problem has one grid only.
+        pairs: Training pairs.
+        fields: Calibration functions, test functions per place, and half the pool of the conformal bands.
+    """
+
+    problem: pn.problems.Problem
+    resolution: tuple[int, ...]
+    finer: tuple[int, ...] | None
+    pairs: int = 1000
+    fields: int = 200
+
+    @property
+    def name(self) -> str:
+        return self.problem.name
+
+    @property
+    def train(self) -> pn.FieldPairs:
+        return self._sample(self.problem, "train", self.pairs, self.resolution)
+
+    @property
+    def calibration(self) -> pn.FieldPairs:
+        return self._sample(self.problem, "calibration", self.fields, self.resolution)
+
+    @property
+    def pool(self) -> pn.FieldPairs | None:
+        """Functions for conformal bands, to be split in halves many times."""
+        return self._sample(self.problem, "bands", 2 * self.fields, self.resolution)
+
+    def places(self) -> dict[str, pn.FieldPairs]:
+        """Test functions by where they come from, the training grid first."""
+        found = {"in distribution": self._sample(self.problem, "test", self.fields, self.resolution)}
+        if self.finer is not None:
+            found["finer grid"] = self._sample(self.problem, "test", self.fields, self.finer)
+        for name, shifted in self.problem.shifts().items():
+            found[name] = self._sample(shifted, "shift", self.fields, self.resolution)
+        return found
+
+    def _sample(self, problem: pn.problems.Problem, purpose: str, count: int, resolution: tuple[int, ...]) -> pn.FieldPairs:
+        return problem.sample(count, resolution=resolution, seed=SEEDS[purpose])
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Pairs from a file: see `benchmarks.data.read`. A fifth of the training pairs is set aside for calibration.
+
+    Attributes:
+        path: The file, or what its names begin with.
+    """
+
+    path: Path
+    pairs: int | None = field(default=None)
+
+    @cached_property
+    def _data(self) -> Any:
+        return data.read(self.path)
+
+    @cached_property
+    def _parts(self) -> tuple[pn.FieldPairs, pn.FieldPairs]:
+        train, calibration = self._data.train.split(len(self._data.train) * 4 // 5, seed=SEEDS["train"])
+        return (train if self.pairs is None else train[: self.pairs]), calibration
+
+    @property
+    def name(self) -> str:
+        return str(self._data.name)
+
+    @property
+    def train(self) -> pn.FieldPairs:
+        return self._parts[0]
+
+    @property
+    def calibration(self) -> pn.FieldPairs:
+        return self._parts[1]
+
+    @property
+    def pool(self) -> pn.FieldPairs | None:
+        """None: bands are calibrated on the calibration pairs."""
+        return None
+
+    def places(self) -> dict[str, pn.FieldPairs]:
+        """The test sets by name."""
+        return dict(self._data.tests)
+
+
+Source = ProblemSource | FileSource

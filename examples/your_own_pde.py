@@ -1,0 +1,61 @@
+"""An equation of your own, from its right-hand side to a posterior: Gray and Scott's reaction of two chemicals.
+
+    ∂u/∂t = D_u ∂²u/∂x² − u v² + F (1 − u),    ∂v/∂t = D_v ∂²v/∂x² + u v² − (F + k) v
+
+Diffusion is diagonal in Fourier space and is given by its symbol, so it does not limit the steps. The initial state is where
+the two chemicals rest, disturbed by two independent random fields.
+"""
+
+import sys
+
+import torch
+
+import probneural as pn
+
+small = "--small" in sys.argv
+FEED, KILL, LENGTH = 0.04, 0.06, 1.0
+
+
+def reaction(time, state, grid):
+    u, v = state.unbind(1)
+    consumed = pn.problems.dealias(u * v * v, grid)
+    return torch.stack([FEED * (1 - u) - consumed, consumed - (FEED + KILL) * v], dim=1)
+
+
+def diffusion(wavenumber):  # angular; one row for each channel
+    return torch.stack([-2e-4 * wavenumber**2, -1e-4 * wavenumber**2])
+
+
+def disturbed_rest(coefficients, grid):
+    u, v = (disturbance.evaluate(part, grid) for part in coefficients.split([disturbance.size] * 2, dim=1))
+    return torch.stack([0.5 + u, 0.25 + v], dim=1)
+
+
+disturbance = pn.problems.GaussianRandomField(1, 8, sigma=3.0)
+gray_scott = pn.problems.MethodOfLines(
+    reaction,
+    linear_symbol=diffusion,
+    law=pn.problems.IndependentLaws((disturbance, disturbance)),
+    initial_state=disturbed_rest,
+    channels=2,
+    time=20.0,
+    name="Gray-Scott",
+    rtol=1e-6,
+    atol=1e-8,
+)
+train = gray_scott.sample(32 if small else 400, resolution=64, seed=0)
+calibration = gray_scott.sample(50 if small else 100, resolution=64, seed=1)
+test = gray_scott.sample(20 if small else 100, resolution=128, seed=2)  # the same law, on a finer grid
+
+# How far to trust the data: the error in space is the difference between two resolutions.
+coarse = gray_scott.sample(20, resolution=64, seed=2)
+fine = test.outputs.values[:20, :, ::2]
+difference = float((coarse.outputs.values - fine).abs().max())
+print(f"{gray_scott.name}: largest difference between 64 and 128 points {difference:.1e}")
+
+torch.manual_seed(0)
+operator = pn.operators.FNO(in_channels=2, out_channels=2, modes=(16,), width=8 if small else 32)
+pn.fit(operator, train, epochs=2 if small else 60, seed=0)
+predict = pn.heads.LastLayerLaplace().fit(operator, train)
+predict = pn.calibration.VarianceScale().fit(predict, calibration)
+print(pn.metrics.score(predict(test.inputs), test.outputs, noise=predict.noise))

@@ -1,0 +1,264 @@
+"""Deep ensembles: the same recipe from different initial weights."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from probneural.curvature import ParameterVector
+from probneural.errors import ArgumentError, UnsupportedError
+from probneural.fields import Field, FieldPairs
+from probneural.heads.front import residuals_of
+from probneural.heads.members import (
+    Job,
+    MemberTask,
+    Recipe,
+    State,
+    Stopwatch,
+    available_cores,
+    idle_cores,
+    processes_pay,
+    state_of,
+    train_here,
+    train_in_processes,
+)
+from probneural.heads.resets import Reset, check_reset
+from probneural.heads.residuals import check_pairs, output_units
+from probneural.heads.sampled import PREDICTION, WeightSampledPredictor, check_execution
+
+TRAINING = ("auto", "loop", "processes")
+"""Ways to train members."""
+
+_NOISE_FLOOR = 1e-12
+"""Least noise variance, in units of the outputs' variance."""
+_BATCH_ELEMENTS = 2**22
+"""Members times output values held at once while the noise is measured."""
+
+
+@dataclass(frozen=True)
+class DeepEnsemble:
+    """M operators of one architecture, trained by one recipe on the same data from different initial weights.
+
+    The prediction is the empirical field of the members. The recipe is called as `train(operator, data, seed=seed)` and trains
+    the module it is given in place, so `functools.partial(pn.fit, epochs=50)` is one. If it takes `show_progress`, that is
+    `False` unless it was set. Around each call torch's global generators are seeded, and put back afterwards.
+
+    The spread of the members is what initial weights and the order of batches leave open; it is no posterior. Where data
+    determine the weights, members that have converged agree however few data there are: see `AnchoredEnsemble`. Calibrate
+    it on held-out fields.
+
+    Training time is M times the recipe's, spread over processes of one thread each where that pays. In `"auto"` the first
+    member is trained in this process, and how long it takes decides: processes, on cores that are idle, have to save twice what
+    starting them may cost. Bits depend on the number of threads, so loop and processes agree to the last bit under
+    `torch.set_num_threads(1)`.
+
+    Args:
+        members: M.
+        train: The recipe.
+        reset: Draws the weights of the module it is given anew, in place and from torch's global generator. By default every
+            submodule's own `reset_parameters`, which have to reach all trainable parameters; frozen ones keep their values.
+        keeps_operator: Whether the operator, already trained, is member 0 as it is, so that only M - 1 are trained. By default
+            all are trained from new weights; its units and other buffers are where every member starts from.
+        seed: Names the ensemble, from 0 to 2^20 - 1. Member i is the same one in an ensemble of any size.
+        execution: How to train: `"auto"`, `"loop"`, or `"processes"`, which recipe, reset and operator have to be sent to:
+            defined at the top of a module, and the script's work under `if __name__ == "__main__":`. On CUDA `"auto"` is the
+            loop.
+        workers: Processes; by default one per core.
+        prediction: How the predictor evaluates its members: `"auto"`, `"loop"` or `"vmap"`.
+        progress: Whether to show one progress bar over the members.
+
+    Raises:
+        ArgumentError: If a setting is out of range, or no recipe is given.
+
+    Reference:
+        Lakshminarayanan, Pritzel & Blundell (2017), Simple and scalable predictive uncertainty estimation using deep
+        ensembles. Deviations: members predict functions, not means and variances; no adversarial training; one noise variance
+        per channel, the mean squared residual of the ensemble's mean.
+
+    Examples:
+        >>> from probneural.grids import Grid
+        >>> def shrink(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
+        ...     for parameter in operator.parameters():
+        ...         parameter.data.mul_(0.5)
+        >>> fields = Field(torch.ones(4, 1, 8), Grid.uniform((8,)))
+        >>> head = DeepEnsemble(3, train=shrink, progress=False)
+        >>> predict = head.fit(nn.Conv1d(1, 1, 1), FieldPairs(fields, fields))
+        >>> predict(fields).samples.shape
+        torch.Size([3, 4, 1, 8])
+    """
+
+    members: int = 5
+    _: KW_ONLY
+    train: Recipe | None = None
+    reset: Reset | None = None
+    keeps_operator: bool = False
+    seed: int = 0
+    execution: str = "auto"
+    workers: int | None = None
+    prediction: str = "auto"
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_members(self.members, self.seed)
+        if self.train is None or not callable(self.train):
+            raise ArgumentError(
+                expected="train=, a recipe called as train(operator, data, seed=seed) that trains in place",
+                got=repr(self.train),
+                remedy="pass train=functools.partial(pn.fit, epochs=50), with the settings that suit the operator",
+            )
+        if self.reset is not None and not callable(self.reset):
+            raise ArgumentError(expected="reset= as a function of a module", got=repr(self.reset), remedy="or leave it out")
+        if self.workers is not None:
+            check_integer(self.workers, 1, 2**10, name="workers")
+        check_execution(self.execution, TRAINING, name="execution")
+        check_execution(self.prediction, PREDICTION, name="prediction")
+
+    def fit(self, operator: nn.Module, data: FieldPairs) -> WeightSampledPredictor:
+        """Train the members.
+
+        Args:
+            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed.
+            data: Training pairs.
+
+        Returns:
+            A predictor of empirical fields, one sample per member.
+
+        Raises:
+            ArgumentError: If weights cannot be drawn anew.
+            TrainingError: If a member fails, which is named.
+            UnsupportedError: If processes were asked for that cannot be given the recipe, or parameters differ in dtype.
+            DataError: If the data are not finite pairs.
+            ShapeError: If the operator's outputs do not fit the data's.
+        """
+        check_pairs(data)
+        own = _own_copy(operator)
+        layout = ParameterVector.of(own)
+        pairs = _converted(own, data)
+        residuals_of(copy.deepcopy(own).eval(), pairs[:1])  # outputs that do not fit cost no training
+        kept = 1 if self.keeps_operator else 0
+        jobs = [(number, member_seed(self.seed, number)) for number in range(kept, self.members)]
+        device = pairs.inputs.device
+        states: dict[int, State] = {0: state_of(own)} if self.keeps_operator else {}
+        if jobs:
+            seeds = (member_seed(self.seed, 0), member_seed(self.seed, 1))
+            check_reset(own, self.reset, seeds=seeds, device=device)
+            assert self.train is not None
+            task = MemberTask(own, pairs, self.train, self.reset, self.members, device)
+            states |= self._trained(task, jobs)
+        return _predictor(own, layout, [states[number] for number in range(self.members)], pairs, self.prediction)
+
+    def _trained(self, task: MemberTask, jobs: Sequence[Job]) -> dict[int, State]:
+        workers = available_cores() if self.workers is None else self.workers
+        with tqdm(total=len(jobs), desc="ensemble", unit="member", disable=not self.progress) as bar:
+            if self.execution == "processes":
+                return train_in_processes(task, jobs, workers=workers, tick=bar.update)
+            if self.execution == "loop" or task.device.type != "cpu":
+                return train_here(task, jobs, tick=bar.update)
+            workers = min(workers, idle_cores())  # before this process adds to the load
+            states: dict[int, State] = {}
+            first = Stopwatch.of(lambda: states.update(train_here(task, jobs[:1], tick=bar.update)))
+            rest = jobs[1:]
+            if processes_pay(first, len(rest), workers, threads=torch.get_num_threads()):
+                with contextlib.suppress(UnsupportedError):  # what cannot be sent is noticed before any member is trained
+                    return states | train_in_processes(task, rest, workers=workers, tick=bar.update)
+            return states | train_here(task, rest, tick=bar.update)
+
+
+def check_integer(value: object, least: int, most: int, *, name: str) -> None:
+    """Raise an ArgumentError unless a value is an integer in range."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ArgumentError(
+            expected=f"{name} as an integer from {least} to {most}", got=repr(value), remedy=f"choose {name} among them"
+        )
+
+
+def check_members(members: int, seed: int) -> None:
+    """Raise an ArgumentError unless number and seed of an ensemble are integers in range."""
+    check_integer(members, 1, 2**20, name="members")
+    check_integer(seed, 0, 2**20 - 1, name="seed")
+
+
+def member_seed(seed: int, number: int) -> int:
+    """The seed of one member, different for any two members of any two ensembles."""
+    return seed * 2**20 + number
+
+
+def _own_copy(operator: nn.Module) -> nn.Module:
+    own = copy.deepcopy(operator)
+    for parameter in own.parameters():
+        parameter.grad = None
+    dtypes = {(value.real if value.is_complex() else value).dtype for value in own.parameters()}
+    if len(dtypes) > 1:
+        raise UnsupportedError(
+            expected="an operator with parameters of one precision",
+            got=", ".join(sorted(map(str, dtypes))),
+            remedy="convert it with .to(dtype)",
+        )
+    return own
+
+
+def _converted(operator: nn.Module, data: FieldPairs) -> FieldPairs:
+    """Pairs of our own, in an operator's real dtype and on its device."""
+    example = next(operator.parameters())
+    dtype = example.real.dtype if example.is_complex() else example.dtype
+
+    def moved(field: Field) -> Field:
+        return Field(field.values.detach().to(example.device, dtype, copy=True), field.grid)
+
+    return FieldPairs(moved(data.inputs), moved(data.outputs))
+
+
+def _predictor(
+    operator: nn.Module, layout: ParameterVector, states: Sequence[State], data: FieldPairs, prediction: str
+) -> WeightSampledPredictor:
+    """Stack what differs between members, and measure the noise."""
+    operator = operator.eval().requires_grad_(False)
+    names = [name for name, _ in operator.named_buffers()]
+    differ = [name for name in names if not all(torch.equal(state[name], states[0][name]) for state in states)]
+    shapes = {name: {tuple(state[name].shape) for state in states} for name in names}
+    uneven = [name for name in names if len(shapes[name]) > 1]
+    if uneven:
+        raise UnsupportedError(
+            expected="members with buffers of one shape", got=f"{uneven[0]} of {shapes[uneven[0]]}", remedy="fix its shape"
+        )
+    with torch.no_grad():
+        for name, tensor in (*operator.named_parameters(), *operator.named_buffers()):
+            tensor.data = states[0][name].clone()  # as `Module.to` does it: what is tied stays tied
+    units = output_units(data.outputs)[1].square()
+
+    def built(noise: Float64[Tensor, " c"], execution: str) -> WeightSampledPredictor:
+        return WeightSampledPredictor(
+            operator=operator,
+            layout=layout,
+            vectors=torch.stack([layout.flatten(state) for state in states]),
+            noise=noise,
+            domain=data.inputs.grid,
+            in_channels=data.inputs.channels,
+            buffers={name: torch.stack([state[name] for state in states]) for name in differ},
+            execution=execution,
+        )
+
+    measured = _mean_square_residual(built(units, "loop"), data)  # the loop: these bits should repeat
+    return built(torch.maximum(measured, _NOISE_FLOOR * units), prediction)
+
+
+@torch.no_grad()
+def _mean_square_residual(predict: WeightSampledPredictor, data: FieldPairs) -> Float64[Tensor, " c"]:
+    """Of the members' mean, by quadrature, per channel; some functions at a time."""
+    grid = data.outputs.grid
+    query = None if grid == data.inputs.grid else grid
+    step = max(1, _BATCH_ELEMENTS // (predict.members * predict.out_channels * grid.size))
+    total = torch.zeros(predict.out_channels, dtype=torch.float64, device=predict.device)
+    for start in range(0, len(data), step):
+        batch = data[start : start + step]
+        mean = predict(batch.inputs, query).mean.to(torch.float64)
+        total += Field(batch.outputs.values.to(torch.float64) - mean, grid).mean_square().sum(0)
+    return total / len(data)

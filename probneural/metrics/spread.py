@@ -1,0 +1,197 @@
+"""How wide predictions are, and whether their width follows their errors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.distributions.empirical import EmpiricalField
+from probneural.errors import ArgumentError, DataError
+from probneural.metrics.comparison import Comparison
+from probneural.metrics.reliability import central_quantile
+
+
+def sharpness(comparison: Comparison) -> Float64[Tensor, "n c"]:
+    """The predictive standard deviation, averaged over the domain by quadrature.
+
+    It says nothing about errors: of two calibrated predictions, the sharper one is better.
+
+    Returns:
+        `(n, c)`, in physical units.
+
+    Reference:
+        Gneiting, Balabdaoui and Raftery (2007), Probabilistic forecasts, calibration and sharpness, section 3.4.
+    """
+    return comparison.average(comparison.variance.sqrt())
+
+
+def interval_score(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "n c"]:
+    """The interval score (u - l) + 2/α (l - y)⁺ + 2/α (y - u)⁺ of the central intervals, with α = 1 - level.
+
+    The interval [l, u] is mean ± z sd, as in [`coverage`][probneural.metrics.reliability.coverage], for empirical fields too.
+    The score is averaged over the domain by quadrature; smaller is better. It is proper for the pair of quantiles.
+
+    Args:
+        comparison: Prediction and truth.
+        level: Nominal coverage, between 0 and 1; dimensionless.
+
+    Returns:
+        `(n, c)`, in physical units.
+
+    Raises:
+        ArgumentError: If the level is not between 0 and 1.
+
+    Reference:
+        Winkler (1972); Gneiting and Raftery (2007), Strictly proper scoring rules, equation 43.
+    """
+    half = central_quantile(level) * comparison.variance.sqrt()
+    outside = (comparison.residual.abs() - half).clamp(min=0.0)
+    return comparison.average(2.0 * half + 2.0 / (1.0 - level) * outside)
+
+
+def spread_skill(comparison: Comparison, *, corrects_size: bool = True) -> Float64[Tensor, " c"]:
+    """The ratio of spread, the root of the mean predictive variance, to skill, the RMSE: 1 if errors are as large as stated.
+
+    m equally likely members that are exchangeable with the truth have a ratio of 1 only after their variance (a division by m)
+    is multiplied by (m + 1)/(m - 1): m/(m - 1) makes it unbiased, (m + 1)/m adds the mean's own error. Weighted members count
+    as 1 / Σ w². Noise is not corrected.
+
+    Args:
+        comparison: Prediction and truth.
+        corrects_size: Whether to correct empirical fields so; leave it out for members that are not a random sample.
+
+    Returns:
+        `(c,)`, dimensionless; below 1 is over-confident. Means are over the functions and, by quadrature, the domain.
+
+    Raises:
+        DataError: If the RMSE is zero, or there is one member to correct.
+
+    Reference:
+        Fortin et al. (2014), Why should ensemble spread match the RMSE of the ensemble mean?, equation 15.
+    """
+    skill = comparison.average(comparison.residual.square()).mean(0).sqrt()
+    if bool((skill == 0).any()):
+        raise DataError(expected="an RMSE above zero", got="a mean that is exactly right", remedy="read the sharpness")
+    factor = _size_factor(comparison) if corrects_size else 1.0
+    variance = factor * (comparison.variance - comparison.noise) + comparison.noise
+    return comparison.average(variance).mean(0).sqrt() / skill
+
+
+def _size_factor(comparison: Comparison) -> float:
+    u = comparison.distribution
+    if not isinstance(u, EmpiricalField):
+        return 1.0
+    size = 1.0 / float(u.weights.square().sum())
+    if size < 1.0 + 1e-9:
+        raise DataError(expected="two or more members", got="one", remedy="one member has no spread to correct")
+    return (size + 1.0) / (size - 1.0)
+
+
+class SpreadSkillCurve(NamedTuple):
+    """Spread and skill of values sorted by their standard deviation, in bins of equal share of the domain.
+
+    Attributes:
+        spread: Root mean predictive variance, `(c, bins)`, in physical units.
+        skill: Root mean squared error, `(c, bins)`, in physical units; equal to the spread if calibrated.
+    """
+
+    spread: Float64[Tensor, "c bins"]
+    skill: Float64[Tensor, "c bins"]
+
+
+def spread_skill_curve(comparison: Comparison, *, bins: int = 10) -> SpreadSkillCurve:
+    """Error against stated standard deviation, where the latter is small, medium and large.
+
+    Values of all functions are sorted by predictive variance and cut into bins of equal quadrature weight (to a value).
+
+    Args:
+        comparison: Prediction and truth.
+        bins: Number of bins, at most the number of values per channel.
+
+    Returns:
+        The curve. Nothing is corrected for the number of members.
+
+    Raises:
+        ArgumentError: If `bins` is not between 1 and the number of values per channel.
+
+    Reference:
+        Leutbecher and Palmer (2008), Ensemble forecasting, section 4.
+    """
+    variance, error, share = (
+        _flat(comparison, comparison.variance),
+        _flat(comparison, comparison.residual.square()),
+        _shares(comparison),
+    )
+    if not 1 <= bins <= variance.shape[1]:
+        raise ArgumentError(expected=f"1 to {variance.shape[1]} bins", got=str(bins), remedy="10 suit a hundred functions")
+    ordered, order = variance.sort(dim=1, stable=True)
+    weight = share.expand_as(variance).gather(1, order)
+    middle = weight.cumsum(1) - 0.5 * weight
+    number = (middle * bins).long().clamp(0, bins - 1)
+    mass, spread, skill = (torch.zeros(variance.shape[0], bins).to(variance) for _ in range(3))
+    mass.scatter_add_(1, number, weight)
+    spread.scatter_add_(1, number, weight * ordered)
+    skill.scatter_add_(1, number, weight * error.gather(1, order))
+    return SpreadSkillCurve((spread / mass).sqrt(), (skill / mass).sqrt())
+
+
+def n_merci(comparison: Comparison, *, level: float = 0.95) -> Float64[Tensor, " c"]:
+    """The normalised mean rescaled confidence interval, (λ mean(sd) - MAE) / (Q - MAE).
+
+    λ is the `level` quantile of |residual| / sd, the factor that makes intervals ± λ sd cover that share, and Q the `level`
+    quantile of |residual|, the width that one constant needs. So 1 is a constant standard deviation, more is worse than that,
+    and standard deviations in proportion to the errors reach 0. It judges how the standard deviation is distributed, not its
+    size: it does not change if all are multiplied by a number. Lower is better; it is not a proper score.
+
+    Args:
+        comparison: Prediction and truth.
+        level: Share that intervals are made to cover, between 0 and 1; the rest may be outliers.
+
+    Returns:
+        `(c,)`, dimensionless, over all functions and, by quadrature, the domain; infinite if no factor is enough.
+
+    Raises:
+        ArgumentError: If the level is not between 0 and 1.
+        DataError: If Q is not above the MAE: errors then have no distribution to follow.
+
+    Reference:
+        Moukari et al. (2019), n-MeRCI: A new metric to evaluate the correlation between predictive uncertainty and true error.
+    """
+    central_quantile(level)
+    size = comparison.residual.abs()
+    share = _shares(comparison)
+    mae = comparison.average(size).mean(0)
+    constant = _quantile(_flat(comparison, size), share, level)
+    if not bool((constant > mae).all()):
+        raise DataError(
+            expected=f"a {level:g} quantile of the errors above their mean",
+            got="errors of one size, or outliers beyond the level",
+            remedy="raise the level",
+        )
+    factor = _quantile(_flat(comparison, comparison.standardise(size)), share, level)
+    scaled = torch.where(factor.isinf(), factor, factor * sharpness(comparison).mean(0))
+    return (scaled - mae) / (constant - mae)
+
+
+def _flat(comparison: Comparison, values: Tensor) -> Tensor:
+    """`(n, c, *grid)` as `(c, n p)`, points without weight left out."""
+    flat = values.flatten(2)[:, :, (comparison.grid.weights > 0).to(values.device)]
+    return flat.movedim(1, 0).flatten(1)
+
+
+def _shares(comparison: Comparison) -> Tensor:
+    """Share of each value of `_flat`, `(n p,)`, summing to 1."""
+    weights = comparison.grid.weights[comparison.grid.weights > 0].to(comparison.truth)
+    count = comparison.truth.shape[0]
+    return (weights / (weights.sum() * count)).repeat(count)
+
+
+def _quantile(values: Tensor, share: Tensor, level: float) -> Tensor:
+    """The smallest value with at least `level` of the mass at or below it, per row."""
+    ordered, order = values.sort(dim=1)
+    mass = share.expand_as(values).gather(1, order).cumsum(1)
+    place = (mass < level - 1e-12).sum(1, keepdim=True).clamp(max=values.shape[1] - 1)
+    return ordered.gather(1, place)[:, 0]

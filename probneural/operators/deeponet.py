@@ -1,0 +1,235 @@
+"""The deep operator network: numbers learnt from the input times functions learnt of the point."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from probneural.errors import ArgumentError, GridError
+from probneural.fields import FieldPairs
+from probneural.grids import Grid
+from probneural.operators.base import Operator
+from probneural.operators.checks import check_sizes
+from probneural.operators.layers import ChannelNormalizer
+from probneural.operators.layers.branch import Branching, SensorBranch, describe_grid, described_grid
+from probneural.operators.layers.grouped import GroupedLinear
+from probneural.operators.layers.mlp import MLP
+
+Coupling = Literal["independent", "split_branch", "split_trunk", "split_both"]
+"""What output channels share; see `DeepONet`."""
+
+_COUPLINGS = ("independent", "split_branch", "split_trunk", "split_both")
+
+
+class DeepONet(Operator):
+    """u_c(x) = sum over k of w_ck b_ck(a) t_ck(x) + w_c: a branch network b of the input, a trunk network t of the point.
+
+    The branch sees the input at fixed sensors, whatever grid it comes on. The trunk sees a point by the sine and cosine of its
+    phase on periodic axes, so the output closes up there, and by its coordinate scaled to [-1, 1] on others; it is evaluated
+    once per point for all inputs, and the branch once per input for all points. Nothing is interpolated in the output, whose
+    points may be any, in another domain and dimension than the input's.
+
+    Several outputs share what `coupling` says:
+
+    | coupling | branch b | trunk t |
+    |---|---|---|
+    | `"independent"` | a network per channel | a network per channel |
+    | `"split_both"` | one network, K outputs per channel | one network, K outputs per channel |
+    | `"split_branch"` | one network, K outputs per channel | one network, K outputs for all channels |
+    | `"split_trunk"` | one network, K outputs for all channels | one network, K outputs per channel |
+
+    In all of them the products b t differ by channel, and the read-out, of the weights w, gives a channel its own only. It
+    begins as the plain sum. The products are formed, for a posterior of the last layer to see: n x c x K x p numbers for n
+    inputs and p points, as many as an `FNO` has whose projection is c x K channels wide.
+
+    Good values: the defaults and those of `pn.fit`. For smooth maps, whose error is small, a tenth of that learning
+    rate goes further; fronts take more `frequencies`, which the training outputs' grid must resolve. It does not
+    commute with translations, so where the problem does it takes more data than an `FNO`.
+
+    Args:
+        in_channels: Channels of the inputs.
+        out_channels: Channels of the outputs.
+        sensors: Where the branch sees the inputs, which therefore live on uniform grids of the sensors' domain that cover them,
+            or at the sensors.
+        domain: A uniform grid of any size on the domain of the outputs, of which only origin, lengths and periodicity count;
+            by default the sensors.
+        basis: K, the number of products per output channel.
+        width: Numbers in each hidden layer of branch and trunk.
+        depth: Hidden layers of branch and trunk.
+        activation: `"gelu"`, `"relu"`, `"silu"` or `"tanh"`.
+        frequencies: Harmonics of a periodic axis that the trunk is shown.
+        coupling: What output channels share.
+        branching: `"joint"`: one branch sees all input channels. `"product"`: each input channel has a branch, and their
+            outputs multiply.
+
+    Raises:
+        ArgumentError: If a size is not a positive integer, or a word is another one.
+        GridError: If the sensors are no grid, or the domain is no uniform one.
+
+    Reference:
+        Lu et al. (2021), Learning nonlinear operators via DeepONet based on the universal approximation theorem of operators;
+        periodic embedding and coupling: Lu et al. (2022), A comprehensive and fair comparison of two neural operators; product
+        branches: Jin, Meng & Lu (2022), MIONet. Deviations: weights w, inputs on any grid, no activation after the trunk's last
+        layer.
+
+    Examples:
+        >>> operator = DeepONet(1, 2, sensors=Grid.uniform(16), domain=Grid.uniform((8, 8)), basis=4, width=8)
+        >>> operator(torch.zeros(3, 1, 32), query=Grid.uniform((5, 5))).shape
+        torch.Size([3, 2, 5, 5])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        sensors: Grid,
+        domain: Grid | None = None,
+        basis: int = 64,
+        width: int = 256,
+        depth: int = 3,
+        activation: str = "gelu",
+        frequencies: int = 4,
+        coupling: Coupling = "split_both",
+        branching: Branching = "joint",
+    ) -> None:
+        super().__init__()
+        check_sizes(out_channels=out_channels, frequencies=frequencies)
+        if coupling not in _COUPLINGS:
+            raise ArgumentError(
+                expected=f"one of {', '.join(_COUPLINGS)} as coupling",
+                got=repr(coupling),
+                remedy="'split_both' has one branch and one trunk for all channels",
+            )
+        shares_layers = coupling != "independent"
+        self.branch = SensorBranch(
+            in_channels,
+            sensors=sensors,
+            groups=1 if coupling == "split_trunk" else out_channels,
+            basis=basis,
+            width=width,
+            depth=depth,
+            activation=activation,
+            branching=branching,
+            shares_layers=shares_layers,
+        )
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.domain = _checked_domain(sensors if domain is None else domain)
+        self.basis = basis
+        self.width = width
+        self.depth = depth
+        self.activation = activation
+        self.frequencies = frequencies
+        self.coupling = coupling
+        groups = 1 if coupling == "split_branch" else out_channels
+        count, outputs = (1, groups * basis) if shares_layers else (groups, basis)
+        coordinates = sum(2 * frequencies if flag else 1 for flag in self.domain.periodic)
+        self.trunk = nn.ModuleList(
+            MLP(coordinates, outputs, width=width, depth=depth, activation=activation) for _ in range(count)
+        )
+        self.readout = GroupedLinear(out_channels, basis)
+        self.output_normalizer = ChannelNormalizer(out_channels)
+
+    def forward(
+        self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None
+    ) -> Float[Tensor, "n c2 *query"]:
+        """Evaluate; see the base class. By default the inputs are on the sensors' domain, or at scattered sensors.
+
+        Raises:
+            ShapeError: If the values are not `(n, in_channels, *grid)`.
+            DataError: If they are of another dtype than the operator.
+            GridError: If the grid does not hold the sensors, or the query is not in the domain of the outputs.
+        """
+        where = self.branch.locate(values, grid)
+        target = where if query is None else query
+        _check_query(target, self.domain)
+        branch = self.branch(values, where)
+        position = _embedding(target.points, self.domain, self.frequencies).to(branch)
+        trunk = torch.cat([network(position) for network in self.trunk], dim=1).mT.unflatten(0, (-1, self.basis))
+        features = (branch[..., None] * trunk).flatten(1, 2).unflatten(-1, target.shape)
+        return self.output_normalizer.inverse(self.readout(features))
+
+    def configuration(self) -> dict[str, Any]:
+        """The constructor's arguments, with descriptions of the grids."""
+        return {
+            "in_channels": self.in_channels,
+            "out_channels": self.out_channels,
+            "sensors": describe_grid(self.branch.sensors),
+            "domain": describe_grid(self.domain),
+            "basis": self.basis,
+            "width": self.width,
+            "depth": self.depth,
+            "activation": self.activation,
+            "frequencies": self.frequencies,
+            "coupling": self.coupling,
+            "branching": self.branch.branching,
+        }
+
+    @classmethod
+    def from_configuration(cls, configuration: dict[str, Any]) -> DeepONet:
+        """Build from what [`configuration`][probneural.operators.DeepONet.configuration] returned."""
+        grids = {name: described_grid(configuration[name]) for name in ("sensors", "domain")}
+        return cls(**{**configuration, **grids})
+
+    def reset_parameters(self) -> None:
+        """Draw branch and trunk anew and return the read-out to the plain sum; normalisers keep their units."""
+        self.branch.reset_parameters()
+        for network in self.trunk:
+            network.reset_parameters()  # type: ignore[operator]
+        self.readout.reset_parameters()
+
+    @property
+    def has_units(self) -> bool:
+        """Whether a normaliser has left its initial state."""
+        return self.branch.normalizer.is_fitted or self.output_normalizer.is_fitted
+
+    def fit_normalizers(self, train: FieldPairs) -> None:
+        """Take means and scales from training data."""
+        self.branch.normalizer.fit(train.inputs)
+        self.output_normalizer.fit(train.outputs)
+
+
+def _checked_domain(domain: Grid) -> Grid:
+    if not isinstance(domain, Grid) or not domain.is_uniform:
+        raise GridError(
+            expected="a uniform grid as domain",
+            got=repr(domain),
+            remedy="scattered sensors do not say where the domain ends: give domain=, a uniform grid of any size on it",
+        )
+    return domain
+
+
+def _check_query(query: Grid, domain: Grid) -> None:
+    """Raise a GridError unless a uniform query is on the domain, or scattered points lie in it."""
+    fits = query.dimension == domain.dimension
+    if fits and query.is_uniform:
+        spans = [[(axis.origin, axis.length, axis.periodic) for axis in grid.axes] for grid in (query, domain)]
+        fits = spans[0] == spans[1]
+    elif fits:
+        for axis, along in zip(domain.axes, query.points.unbind(1), strict=True):
+            low, high = axis.origin - 1e-9 * axis.length, axis.origin + (1.0 + 1e-9) * axis.length
+            fits &= axis.periodic or bool(((along >= low) & (along <= high)).all())
+    if not fits:
+        raise GridError(
+            expected=f"a query in the outputs' domain, that of {domain!r}",
+            got=repr(query),
+            remedy="give query= there, uniform on all of it or scattered, or build the operator with the outputs' domain=",
+        )
+
+
+def _embedding(points: Float64[Tensor, "p d"], domain: Grid, frequencies: int) -> Float64[Tensor, "p e"]:
+    """Coordinates as the trunk sees them: sines and cosines of the phase on periodic axes, else scaled to [-1, 1]."""
+    columns = []
+    for axis, along in zip(domain.axes, points.unbind(1), strict=True):
+        turn = (along - axis.origin) / axis.length
+        if axis.periodic:
+            phases = [2.0 * math.pi * torch.remainder(k * turn, 1.0) for k in range(1, frequencies + 1)]
+            columns += [wave(phase) for phase in phases for wave in (torch.sin, torch.cos)]
+        else:
+            columns.append(2.0 * turn - 1.0)
+    return torch.stack(columns, dim=1)

@@ -1,0 +1,153 @@
+"""Branch networks: numbers that describe an input function, from its values at sensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from probneural.errors import ArgumentError, GridError
+from probneural.grids import Axis, Grid, resample
+from probneural.operators.checks import check_input, check_sizes
+from probneural.operators.layers.mlp import MLP
+from probneural.operators.layers.normalizer import ChannelNormalizer
+
+Branching = Literal["joint", "product"]
+"""One network that sees all input channels, or one per input channel, whose outputs multiply."""
+
+
+class SensorBranch(nn.Module):
+    """b_gk(a): K numbers in each of g groups that describe an input function a by its values at sensors.
+
+    Inputs on any uniform grid are brought to the sensors by their interpolant, so the same function gives the same numbers at
+    every resolution: exactly where the grid resolves it on periodic axes, else to the order of the interpolation.
+
+    Args:
+        in_channels: Channels of the input.
+        sensors: Where the networks see it; every sensor counts alike, so quadrature weights have no effect.
+        groups: g.
+        basis: K.
+        width: Numbers in each hidden layer.
+        depth: Number of hidden layers.
+        activation: See `MLP`.
+        branching: `"joint"`: one network sees all channels. `"product"`: each channel has a network, and their outputs
+            multiply.
+        shares_layers: Whether the groups are outputs of the same network; otherwise each has its own.
+
+    Raises:
+        ArgumentError: If a size is not a positive integer, or a word is another one.
+        GridError: If the sensors are no grid.
+
+    Reference:
+        Lu et al. (2021), Learning nonlinear operators via DeepONet based on the universal approximation theorem of operators;
+        product: Jin, Meng & Lu (2022), MIONet. Deviation: inputs on other grids are interpolated.
+
+    Examples:
+        >>> branch = SensorBranch(2, sensors=Grid.uniform(16), groups=1, basis=4, width=8, depth=1)
+        >>> branch(torch.zeros(3, 2, 32), Grid.uniform(32)).shape
+        torch.Size([3, 1, 4])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        *,
+        sensors: Grid,
+        groups: int,
+        basis: int,
+        width: int,
+        depth: int,
+        activation: str = "gelu",
+        branching: Branching = "joint",
+        shares_layers: bool = True,
+    ) -> None:
+        super().__init__()
+        check_sizes(in_channels=in_channels, groups=groups, basis=basis)
+        if branching not in ("joint", "product"):
+            raise ArgumentError(
+                expected="'joint' or 'product' as branching", got=repr(branching), remedy="'joint' sees all channels together"
+            )
+        if not isinstance(sensors, Grid):
+            raise GridError(
+                expected="a Grid as sensors", got=repr(sensors), remedy="make one with Grid.uniform or Grid.scattered"
+            )
+        self.in_channels = in_channels
+        self.sensors = sensors
+        self.groups = groups
+        self.basis = basis
+        self.branching = branching
+        self.normalizer = ChannelNormalizer(in_channels)
+        self.separate, outputs = (1, groups * basis) if shares_layers else (groups, basis)
+        merged, seen = (1, in_channels * sensors.size) if branching == "joint" else (in_channels, sensors.size)
+        self.networks = nn.ModuleList(  # group by group, then input channel by input channel
+            MLP(seen, outputs, width=width, depth=depth, activation=activation) for _ in range(merged * self.separate)
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew; the normaliser keeps its units."""
+        for module in self.modules():
+            if isinstance(module, MLP):
+                module.reset_parameters()
+
+    def locate(self, values: Tensor, grid: Grid | None) -> Grid:
+        """Check input values and return where they live.
+
+        Args:
+            values: `(n, in_channels, *grid)`.
+            grid: Where the caller says; None is a uniform grid on the domain of uniform sensors, or scattered sensors.
+
+        Raises:
+            ShapeError: If the values are not of that shape.
+            DataError: If they are of another dtype than the networks.
+        """
+        where = self.sensors if grid is None else grid
+        dtype = next(self.networks.parameters()).dtype
+        check_input(values, channels=self.in_channels, dimension=len(where.shape), dtype=dtype)
+        return where.resized(tuple(values.shape[2:])) if grid is None and where.is_uniform else where
+
+    def forward(self, values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n g k"]:
+        """Describe functions on a grid.
+
+        Args:
+            values: `(n, in_channels, *grid.shape)`, in physical units.
+            grid: Where they live.
+
+        Returns:
+            `(n, groups, basis)`, dimensionless.
+
+        Raises:
+            ShapeError: If the values do not fit the grid.
+            GridError: If sensors lie outside the grid's domain, or the grid is scattered and not the sensors.
+        """
+        seen = self.normalizer(resample(values, grid, self.sensors)).flatten(2)
+        parts = [seen.flatten(1)] if self.branching == "joint" else list(seen.unbind(1))
+        product: Tensor | None = None
+        for number, part in enumerate(parts):
+            networks = self.networks[number * self.separate : (number + 1) * self.separate]
+            factor = torch.cat([network(part) for network in networks], dim=1)
+            product = factor if product is None else product * factor
+        assert product is not None  # there is at least one channel
+        return product.unflatten(1, (self.groups, self.basis))
+
+
+def describe_grid(grid: Grid) -> dict[str, Any]:
+    """Return a grid in types that JSON knows.
+
+    Examples:
+        >>> described_grid(describe_grid(Grid.uniform((4, 3)))) == Grid.uniform((4, 3))
+        True
+    """
+    if grid.is_uniform:
+        return {"axes": [dataclasses.asdict(axis) for axis in grid.axes]}
+    return {"points": grid.points.tolist(), "weights": grid.weights.tolist()}
+
+
+def described_grid(description: dict[str, Any]) -> Grid:
+    """Return the grid that `describe_grid` described."""
+    if "axes" in description:
+        axes = tuple(Axis(**axis) for axis in description["axes"])
+        return Grid(shape=tuple(axis.size for axis in axes), axes=axes)
+    return Grid.scattered(description["points"], description["weights"])

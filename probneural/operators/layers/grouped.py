@@ -1,0 +1,53 @@
+"""A read-out in which every output channel has features of its own."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from probneural.operators.checks import check_sizes
+
+
+class GroupedLinear(nn.Module):
+    """u_c(x) = sum over k of W_ck phi_ck(x) + b_c: pointwise, and channel c sees the features of channel c only.
+
+    It begins as the plain sum over k, so what is drawn at random are the features alone. A last-layer posterior, which knows of
+    it no more than that it is pointwise and affine, lets every channel vary in all features, those of other channels about
+    zero; an infinite `prior_precision` there keeps them out.
+
+    Args:
+        channels: Number of output channels c.
+        features: Features per channel; they come channel by channel.
+
+    Raises:
+        ArgumentError: If a size is not a positive integer.
+
+    Examples:
+        >>> GroupedLinear(2, 3)(torch.ones(1, 6, 4))[0, :, 0].tolist()
+        [3.0, 3.0]
+    """
+
+    def __init__(self, channels: int, features: int) -> None:
+        super().__init__()
+        check_sizes(channels=channels, features=features)
+        self.channels = channels
+        self.features = features
+        self.weight = nn.Parameter(torch.empty(channels, features))
+        self.bias = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Return to the plain sum."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, values: Float[Tensor, "n features *grid"]) -> Float[Tensor, "n c *grid"]:
+        """Map `(n, channels * features, *grid)` to `(n, channels, *grid)`."""
+        grouped = values.flatten(2).unflatten(1, (self.channels, self.features))
+        flat = torch.matmul(self.weight[:, None], grouped)[:, :, 0] + self.bias[:, None]
+        return flat.unflatten(-1, values.shape[2:])
+
+    def extra_repr(self) -> str:
+        """Sizes, for printing."""
+        return f"{self.channels}, {self.features}"

@@ -1,0 +1,10 @@
+"""Figures of predicted fields, of their calibration, and of training; needs Matplotlib, the extra `plots`.
+
+Every function returns a `matplotlib.figure.Figure` of its own. None of them touches `pyplot` or the user's style: save a figure
+with `figure.savefig(path)`, or turn it into bytes with [`png`][probneural.plots.single.png].
+"""
+
+from probneural.plots.several import cost, fields, pit, spread_skill
+from probneural.plots.single import band, calibration, field, png, training
+
+__all__ = ["band", "calibration", "cost", "field", "fields", "pit", "png", "spread_skill", "training"]

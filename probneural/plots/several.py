@@ -1,0 +1,302 @@
+"""Several predictors side by side: their fields, their calibration, and what they cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from probneural.distributions.base import FieldDistribution
+from probneural.errors import ArgumentError, DataError, GridError
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.metrics.comparison import Comparison, compare
+from probneural.metrics.reliability import pit_histogram
+from probneural.metrics.spread import spread_skill_curve
+from probneural.plots.single import (
+    BINS,
+    BLUE,
+    ERROR_MAP,
+    ORANGE,
+    SKY,
+    VALUE_MAP,
+    VERMILION,
+    WIDTH,
+    checked_position,
+    draw_map,
+    draw_transform,
+    ink,
+    limits,
+    new_figure,
+)
+
+_COLOURS = (BLUE, VERMILION, "#009E73", ORANGE, "#CC79A7", SKY)
+_MARKERS = "osD^vP"
+
+
+def fields(
+    predictions: Mapping[str, FieldDistribution],
+    truth: Field,
+    *,
+    index: int = 0,
+    noise: float | Float[Tensor, "..."] = 0.0,
+    labels: Sequence[str] | None = None,
+    axes: Sequence[str] = ("x", "y"),
+) -> Figure:
+    """Draw one function as several predictors see it: one row per predictor and channel.
+
+    In a plane, each row has maps of the truth, the mean, |truth - mean| and the standard deviation; in three dimensions, of
+    the slice in the middle of the last axis; on a line, curves of truth and mean with two standard deviations shaded, beside
+    the error and the standard deviation. All rows of a channel share their scales. The standard deviation is that of what is
+    observed, √(variance + noise).
+
+    Args:
+        predictions: Distributions over the same n functions, by name.
+        truth: The true functions, `(n, c, *grid)`, on the distributions' grid.
+        index: Which of the n functions; negative numbers count from the end.
+        noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
+        labels: What the values of each channel are, with their units.
+        axes: What the coordinates are, with their units.
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, or a value is not finite.
+        ArgumentError: If the index is out of range, labels or axis names are too few, or the noise is unusable.
+        GridError: If the grids differ, have more than three dimensions, or scattered points in three.
+        ShapeError: If the numbers of functions or channels differ.
+    """
+    compared = _compared(predictions, truth, noise)
+    row, channels = checked_position(index, len(truth), "index"), truth.channels
+    names = [f"channel {number}" if channels > 1 else "value" for number in range(channels)] if labels is None else list(labels)
+    if len(names) != channels:
+        raise ArgumentError(expected=f"{channels} labels", got=repr(labels), remedy="name every channel")
+    grid, select = _plane(truth.grid)
+    if len(axes) < grid.dimension:
+        raise ArgumentError(expected=f"{grid.dimension} axis names", got=repr(axes), remedy="name every coordinate")
+    count = len(compared) * channels
+    figure = new_figure(10.0 if grid.dimension == 2 else WIDTH, 0.6 + 2.1 * count)
+    panels = figure.subplots(count, 4 if grid.dimension == 2 else 2, squeeze=False, sharex=True)
+    for channel in range(channels):
+        parts = {
+            name: tuple(values[row, channel][select].cpu() for values in (c.truth, c.mean, c.residual.abs(), c.variance.sqrt()))
+            for name, c in compared.items()
+        }
+        rows = panels[channel * len(compared) : (channel + 1) * len(compared)]
+        draw = _map_row if grid.dimension == 2 else _curve_row
+        shared = list(parts.values())
+        for line, (name, maps) in zip(rows, parts.items(), strict=True):
+            draw(figure, list(line), grid, maps, shared, name, names[channel], axes)
+    for panel in panels[-1]:
+        panel.set_xlabel(axes[0])
+    return figure
+
+
+def pit(predictions: Mapping[str, FieldDistribution], truth: Field, *, noise: float | Float[Tensor, "..."] = 0.0) -> Figure:
+    """Draw histograms of the probability integral transform side by side: flat if calibrated, high at both ends if too sure.
+
+    Args:
+        predictions: Distributions over the same n functions, by name.
+        truth: The true functions, `(n, c, *grid)`, on the distributions' grid.
+        noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
+
+    Returns:
+        The figure; whiskers are two standard errors over the functions.
+
+    Raises:
+        DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, or a value is not finite.
+        GridError: If the grids differ.
+        ShapeError: If the numbers of functions or channels differ.
+        ArgumentError: If the noise is unusable.
+        UnsupportedError: If a distribution is neither Gaussian nor empirical.
+    """
+    compared = _compared(predictions, truth, noise)
+    figure = new_figure(max(WIDTH / 2, 2.6 * len(compared)), 2.8)
+    panels = figure.subplots(1, len(compared), squeeze=False, sharey=True)[0]
+    for panel, (name, comparison) in zip(panels, compared.items(), strict=True):
+        draw_transform(panel, pit_histogram(comparison, bins=BINS))
+        panel.set_title(name, fontsize=10)
+        panel.label_outer()
+    return figure
+
+
+def spread_skill(
+    predictions: Mapping[str, FieldDistribution],
+    truth: Field,
+    *,
+    channel: int = 0,
+    noise: float | Float[Tensor, "..."] = 0.0,
+    bins: int = 10,
+    unit: str = "",
+) -> Figure:
+    """Draw error against stated standard deviation, in bins of the latter; on the diagonal if calibrated.
+
+    Args:
+        predictions: Distributions over the same n functions, by name.
+        truth: The true functions, `(n, c, *grid)`, on the distributions' grid.
+        channel: Which of the c channels.
+        noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
+        bins: Number of bins of equal share of the domain.
+        unit: Unit of the values.
+
+    Returns:
+        The figure. An error or standard deviation of zero is left out of its logarithmic axes.
+
+    Raises:
+        DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, or a value is not finite.
+        GridError: If the grids differ.
+        ShapeError: If the numbers of functions or channels differ.
+        ArgumentError: If the channel is out of range, the bins are too many, or the noise is unusable.
+    """
+    compared = _compared(predictions, truth, noise)
+    column = checked_position(channel, truth.channels, "channel")
+    figure = new_figure(WIDTH * 0.75, 4.2)
+    panel = figure.subplots()
+    panel.set_xscale("log", nonpositive="mask")
+    panel.set_yscale("log", nonpositive="mask")
+    ends: list[float] = []
+    for number, (name, comparison) in enumerate(compared.items()):
+        curve = spread_skill_curve(comparison, bins=bins)
+        x, y = curve.spread[column].cpu().numpy(), curve.skill[column].cpu().numpy()
+        ends += [float(value) for value in (*x, *y) if value > 0 and math.isfinite(value)]
+        panel.plot(x, y, color=_colour(number), marker=_marker(number), markersize=4, linewidth=1.4, label=name)
+    if ends:
+        panel.plot(
+            [min(ends), max(ends)],
+            [min(ends), max(ends)],
+            color=ink(),
+            linewidth=0.9,
+            linestyle=(0, (4, 2)),
+            label="calibrated",
+        )
+    suffix = f" ({unit})" if unit else ""
+    panel.set(xlabel=f"predictive standard deviation{suffix}", ylabel=f"root mean squared error{suffix}")
+    panel.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def cost(points: Mapping[str, tuple[float, float]], *, score: str = "score", axis: str = "time (s)", title: str = "") -> Figure:
+    """Draw a score against what it costs, one labelled point each; cost is on a logarithmic axis.
+
+    Args:
+        points: (seconds, score) by name; seconds positive.
+        score: What the score is, with its unit and which way is better.
+        axis: What the seconds were spent on.
+        title: Above the figure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: If there is no point, a value is not finite, or seconds are not positive.
+    """
+    if not points or not all(math.isfinite(x) and x > 0 and math.isfinite(y) for x, y in points.values()):
+        raise DataError(
+            expected="points of finite positive seconds and finite scores", got=repr(dict(points)), remedy="leave failures out"
+        )
+    figure = new_figure(WIDTH, 3.6)
+    panel = figure.subplots()
+    panel.set_xscale("log")
+    for number, (name, (x, y)) in enumerate(points.items()):
+        panel.plot([x], [y], linestyle="none", color=_colour(number), marker=_marker(number), markersize=6)
+        panel.annotate(name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8)
+    panel.margins(x=0.2, y=0.15)
+    panel.set(xlabel=axis, ylabel=score, title=title)
+    return figure
+
+
+def _compared(predictions: Mapping[str, FieldDistribution], truth: Field, noise: float | Tensor) -> dict[str, Comparison]:
+    if not isinstance(predictions, Mapping) or not predictions:
+        raise DataError(expected="predictions by name", got=repr(predictions), remedy='{"Laplace": predict(inputs)}')
+    for name, u in predictions.items():
+        if not isinstance(u, FieldDistribution):
+            raise DataError(expected=f"a FieldDistribution as {name!r}", got=str(type(u)), remedy="plot what predictors return")
+    return {name: compare(u, truth, noise=noise) for name, u in predictions.items()}
+
+
+def _plane(grid: Grid) -> tuple[Grid, tuple[int | slice, ...]]:
+    """A grid of one or two dimensions, and what selects it: the middle slice of three dimensions."""
+    if grid.dimension <= 2:
+        return grid, (slice(None),)
+    if grid.dimension > 3 or not grid.is_uniform:
+        raise GridError(
+            expected="a grid of one or two dimensions, or a uniform one of three",
+            got=repr(grid),
+            remedy="evaluate on a slice of it: query=pn.Grid.scattered(points, weights)",
+        )
+    kept = grid.axes[:2]
+    flat = Grid(shape=tuple(axis.size for axis in kept), axes=kept)
+    return flat, (slice(None), slice(None), grid.shape[2] // 2)
+
+
+_Parts = tuple[Tensor, ...]
+
+
+def _map_row(
+    figure: Figure,
+    panels: Sequence[Axes],
+    grid: Grid,
+    maps: _Parts,
+    shared: list[_Parts],
+    name: str,
+    label: str,
+    axes: Sequence[str],
+) -> None:
+    values = limits({str(key): part for key, part in enumerate(p for parts in shared for p in parts[:2])})
+    errors = Normalize(0.0, max(float(p.max()) for parts in shared for p in parts[2:]) or 1.0)
+    titles = ("truth", "mean", "|truth - mean|", "sd")
+    for number, (panel, title, part) in enumerate(zip(panels, titles, maps, strict=True)):
+        colours, scale = (VALUE_MAP, values) if number < 2 else (ERROR_MAP, errors)
+        image = draw_map(panel, grid, part.numpy(), colours, scale)
+        panel.set_title(title, fontsize=10)
+        panel.tick_params(labelleft=number == 0)
+        if number % 2:
+            figure.colorbar(image, ax=panels[number - 1 : number + 1], label=label, pad=0.02)
+    panels[0].set_ylabel(f"{name}\n{axes[1]}")
+
+
+def _curve_row(
+    figure: Figure,
+    panels: Sequence[Axes],
+    grid: Grid,
+    maps: _Parts,
+    shared: list[_Parts],
+    name: str,
+    label: str,
+    axes: Sequence[str],
+) -> None:
+    del figure, axes
+    order = grid.points[:, 0].argsort(stable=True)
+    x = grid.points[order, 0].numpy()
+    true, mean, error, sd = (part[order].numpy() for part in maps)
+    left, right = panels
+    left.fill_between(x, mean - 2 * sd, mean + 2 * sd, color=SKY, alpha=0.35, linewidth=0, label="±2 sd")
+    left.plot(x, mean, color=BLUE, linewidth=1.6, label="mean")
+    left.plot(x, true, color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
+    right.plot(x, error, color=VERMILION, linewidth=1.3, label="|truth - mean|")
+    right.plot(x, sd, color=BLUE, linewidth=1.3, linestyle=(0, (4, 2)), label="sd")
+    lows = [float((m - 2 * s).min()) for _, m, _, s in shared] + [float(t.min()) for t, *_ in shared]
+    highs = [float((m + 2 * s).max()) for _, m, _, s in shared] + [float(t.max()) for t, *_ in shared]
+    scale = limits({"low": torch.tensor(lows, dtype=torch.float64), "high": torch.tensor(highs, dtype=torch.float64)})
+    margin = 0.05 * ((scale.vmax or 0.0) - (scale.vmin or 0.0))
+    left.set_ylim((scale.vmin or 0.0) - margin, (scale.vmax or 0.0) + margin)
+    right.set_ylim(0.0, 1.05 * max(float(p.max()) for parts in shared for p in parts[2:]) or 1.0)
+    left.set_ylabel(f"{name}\n{label}")
+    for panel in panels:
+        panel.legend(frameon=False, fontsize=8)
+
+
+def _colour(number: int) -> str:
+    return _COLOURS[number % len(_COLOURS)]
+
+
+def _marker(number: int) -> str:
+    """Markers move on once the colours are used up, so that pairs stay apart."""
+    return _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)]

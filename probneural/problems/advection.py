@@ -1,0 +1,213 @@
+"""Advection at constant speed: the plainest hyperbolic problem, from smooth states to ones with jumps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from probneural.errors import ArgumentError
+from probneural.grids import Grid
+from probneural.problems._arguments import check_count, check_positive
+from probneural.problems.base import Problem, shifted_laws
+from probneural.problems.laws import Law, UniformParameters
+from probneural.problems.random_fields import GaussianRandomField
+
+_AT_A_JUMP = 1e-12
+"""Distance within which a point counts as lying on a jump, so that rounding never decides between the two sides."""
+
+_OFF_GRID = 1.0371
+"""Factor of the speed shift: no usual grid has the resulting displacement as a multiple of its spacing."""
+
+_PUBLISHED_WIDTHS = {"square": (0.3, 0.6), "square_and_bump": (0.1, 0.2)}
+
+
+@dataclass(frozen=True)
+class Advection(Problem):
+    """Initial state to state at time t of ∂u/∂t + c ∂u/∂x = 0, periodic on [0, 1): u(x, t) = u₀(x − ct).
+
+    The law of u₀ is one of four:
+
+    * `"smooth"`: a Gaussian random field g.
+    * `"sign"`: −1 + 2·1{g ≥ 0}; after de Hoop et al. (2022) with time 0.5, τ = 3 and α = 2, where g is cut at `modes` here.
+    * `"square"`: h·1{|x − c| < w/2}, h ~ U[1, 2], w ~ U[0.3, 0.6], c ~ U[0.3, 0.7]; case I of Lu et al. (2022).
+    * `"square_and_bump"`: h₁·1{|x − c₁| < w/2} + √max(h₂² − a²(x − c₂)², 0), h₁, h₂ ~ U[0.5, 2], c₁ ~ U[0.2, 0.3],
+      w ~ U[0.1, 0.2], c₂ ~ U[0.7, 0.8], a ~ U[5, 10], after their cases II and III; the bump wraps around the circle.
+
+    A square is closed on its left and open on its right: at a jump u₀ takes the value to the right of it, and a node closer
+    than 1e-12 to a jump counts as on it. The sign of a field that vanishes is +1.
+
+    `sample` evaluates u₀ at x − ct, so jumps sit where they belong on any grid. `solve` knows nodal values only and
+    translates their trigonometric interpolant: exact for smooth states, and for any state where ct is a multiple of the
+    spacing (a linear regression learns that to rounding: weak evidence for a method); otherwise jumps get Gibbs oscillations,
+    some 10 % of their height.
+
+    With `space_time`, inputs and outputs live on [0, 1) x [0, t]: the input is u₀ at every time, of which `solve` reads the
+    values at time 0 only, and the output is u(x, s) for all times s up to t. At c = t = 1 on 40 x 40 points, with `"square"`,
+    that is the published setting of Lu et al. (2022), who include the right end point of the circle.
+
+    The map is linear, so its derivative is the map itself, jumps or not; it is the design that a jump depends on without a
+    derivative.
+
+    Args:
+        speed: c, in lengths per time.
+        time: t, at which the output is read.
+        initial: Which law of u₀.
+        space_time: Whether the grid has a second axis, time, from 0 to t.
+        modes: Highest wavenumber K of g.
+        sigma: Amplitude of g, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
+        tau: Inverse length scale of g.
+        alpha: Smoothness of g.
+        widths: Least and largest width of a square, in (0, 1); those above by default.
+        design_dim: Coordinates of the design space, at most 2K for g, 3 for a square (h, w, c), 6 with a bump
+            (h₁, w, c₁, h₂, c₂, a).
+
+    Raises:
+        ArgumentError: If an argument is out of range, or widths are given where there is no square.
+
+    Reference:
+        Lu et al. (2022), A comprehensive and fair comparison of two neural operators, the advection problem. De Hoop, Huang,
+        Qian and Stuart (2022), The cost-accuracy trade-off in operator learning with neural networks, the advection problem;
+        used again by Batlle et al. (2024), Kernel methods are competitive for operator learning.
+
+    Examples:
+        >>> pairs = Advection(time=0.25, initial="sign").sample(3, resolution=64, seed=0)
+        >>> torch.equal(pairs.outputs.values, pairs.inputs.values.roll(16, dims=-1))
+        True
+    """
+
+    speed: float = 1.0
+    _: KW_ONLY
+    time: float = 0.5
+    initial: Literal["smooth", "sign", "square", "square_and_bump"] = "smooth"
+    space_time: bool = False
+    modes: int = 31
+    sigma: float = 25.0
+    tau: float = 5.0
+    alpha: float = 2.0
+    widths: tuple[float, float] | None = None
+    design_dim: int = 3
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        check_positive(self.speed, "speed")
+        check_positive(self.time, "time")
+        if self.initial not in ("smooth", "sign", *_PUBLISHED_WIDTHS):
+            raise ArgumentError(
+                expected="initial 'smooth', 'sign', 'square' or 'square_and_bump'", got=repr(self.initial), remedy="choose one"
+            )
+        if self.widths is not None:
+            if self.initial not in _PUBLISHED_WIDTHS:
+                raise ArgumentError(
+                    expected=f"no widths for initial states {self.initial!r}", got=repr(self.widths), remedy="drop them"
+                )
+            if len(self.widths) != 2 or not 0.0 < self.widths[0] < self.widths[1] < 1.0:
+                raise ArgumentError(
+                    expected="widths (least, largest) in (0, 1)", got=repr(self.widths), remedy="give two increasing numbers"
+                )
+        check_count(self.design_dim, "design_dim", most=self.law.size)
+
+    @property
+    def name(self) -> str:
+        """Name with the law of the initial states, the speed, and the widths if they are others."""
+        where = ", space-time" if self.space_time else ""
+        widths = f", widths {self.widths[0]:g} to {self.widths[1]:g}" if self.widths else ""
+        return f"Advection, {self.initial.replace('_', ' ')}{widths}, speed {self.speed:g}{where}"
+
+    @property
+    def law(self) -> Law:
+        """A Gaussian random field, or the parameters of the shapes."""
+        if self.initial not in _PUBLISHED_WIDTHS:
+            return self._field
+        least, largest = self.widths or _PUBLISHED_WIDTHS[self.initial]
+        if self.initial == "square":
+            return UniformParameters((1.0, least, 0.3), (2.0, largest, 0.7))
+        return UniformParameters((0.5, least, 0.2, 0.5, 0.7, 5.0), (2.0, largest, 0.3, 2.0, 0.8, 10.0))
+
+    @property
+    def _field(self) -> GaussianRandomField:
+        return GaussianRandomField(1, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha)
+
+    @property
+    def periodic(self) -> bool | tuple[bool, ...]:
+        """True along space, False along time."""
+        return (True, False) if self.space_time else True
+
+    @property
+    def dimension(self) -> int:
+        """1, or 2 with a time axis."""
+        return 2 if self.space_time else 1
+
+    @property
+    def minimum_resolution(self) -> tuple[int, ...]:
+        """What the law needs along space, and 3 along time."""
+        return (self.law.minimum_resolution, 3)[: self.dimension]
+
+    def shifts(self) -> dict[str, Problem]:
+        """Every law has `"speed"`, a displacement that is no multiple of the usual spacings.
+
+        Beside it, smooth states have `"amplitude"` and `"roughness"`, signs have `"roughness"`, and squares are `"narrow"`:
+        of widths from 0.05 to 0.1.
+        """
+        shifts: dict[str, Problem] = {"speed": replace(self, speed=_OFF_GRID * self.speed)}
+        if self.initial in _PUBLISHED_WIDTHS:
+            return shifts | {"narrow": replace(self, widths=(0.05, 0.1))}
+        laws = shifted_laws(self._field, amplitude=2.0)
+        if self.initial == "sign":
+            del laws["amplitude"]  # a sign has none
+        return shifts | {name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()}
+
+    def _uniform(self, sizes: tuple[int, ...]) -> Grid:
+        return Grid.uniform(sizes, lengths=(1.0, self.time)[: self.dimension], periodic=self.periodic)
+
+    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        state = self._state(coefficients, grid.axes[0].coordinates)[:, None]
+        return state[..., None].repeat(1, 1, 1, grid.shape[1]) if self.space_time else state
+
+    def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        feet = grid.axes[0].coordinates[:, None] - self._displacements(grid)
+        return self._state(coefficients, feet.flatten()).reshape(-1, 1, *grid.shape)
+
+    def _solve(self, values: Tensor, grid: Grid) -> Tensor:
+        start = values[..., 0] if self.space_time else values
+        size = grid.shape[0]
+        spectrum = torch.fft.rfft(start, norm="forward")
+        wavenumbers = torch.arange(spectrum.shape[-1], dtype=torch.float64)
+        angle = -2.0 * math.pi * torch.remainder(wavenumbers[:, None] * self._displacements(grid), 1.0)
+        sines = angle.sin()
+        if size % 2 == 0:
+            sines[-1] = 0.0  # the Nyquist term is a cosine, and what it becomes has no sine part at the nodes
+        factors = torch.complex(angle.cos(), sines)
+        moved = torch.fft.irfft(spectrum[..., None] * factors.to(spectrum.device), n=size, dim=-2, norm="forward")
+        return moved if self.space_time else moved[..., 0]
+
+    def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
+        return self._solve(direction, grid)  # linear: the derivative is the map itself, everywhere
+
+    def _displacements(self, grid: Grid) -> Tensor:
+        """The speed c times the times at which the output is read."""
+        times = grid.axes[1].coordinates if self.space_time else torch.tensor([self.time], dtype=torch.float64)
+        return self.speed * times
+
+    def _state(self, coefficients: Tensor, points: Tensor) -> Tensor:
+        """u₀ at coordinates, `(n, len(points))`, in the coefficients' dtype; where jumps are is decided in double."""
+        if self.initial not in _PUBLISHED_WIDTHS:
+            field = self._field.evaluate_on_axes(coefficients, [points])
+            if self.initial == "smooth":
+                return field
+            return 2.0 * (field >= -_AT_A_JUMP * math.sqrt(self._field.mean_variance)).to(field) - 1.0
+        places = points.to(coefficients.device)
+        height, width, centre, *bump = coefficients.double()[..., None].unbind(1)
+        behind_edge = torch.remainder(places - (centre - 0.5 * width) + _AT_A_JUMP, 1.0)
+        state = height * (behind_edge < width)
+        if bump:
+            top, middle, slope = bump
+            distance = places - middle
+            square = top.square() - (slope * (distance - distance.round())).square()
+            inside = square > 0.0
+            # The root's derivative is infinite where the bump ends, and must not meet a zero in the backward pass.
+            state = state + torch.where(inside, square, 1.0).sqrt() * inside
+        return state.to(coefficients.dtype)

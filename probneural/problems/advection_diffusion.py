@@ -1,0 +1,140 @@
+"""Advection, diffusion and decay on the torus in one to three dimensions, solved mode by mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from probneural.errors import ArgumentError
+from probneural.grids import Grid
+from probneural.problems._arguments import check_count, check_positive
+from probneural.problems.base import Problem, shifted_laws
+from probneural.problems.random_fields import GaussianRandomField
+
+
+@dataclass(frozen=True)
+class AdvectionDiffusion(Problem):
+    """Initial state to state at time t of ∂u/∂t + c · ∇u = ν Δu − r u, periodic on the unit cube [0, 1)^d.
+
+    Modes decouple: û(κ, t) = û(κ, 0) e^((−ν|κ|² − i c·κ − r) t) with angular wavenumbers κ = 2πk. The factor is a product over
+    the axes, so this is one real transform per axis, exact for every input that the grid resolves.
+
+    Good values: the Péclet number |c|/ν says how far the state travels before it decays; at 100 and more an operator has to
+    get phases right. With c = 0 and r = 0 it is [`Heat`][probneural.problems.Heat], with ν and r tiny a translation by c t,
+    which is a permutation of the grid points where that is a multiple of the spacing: avoid that in a benchmark.
+
+    Failure modes: the map is linear, so a linear regression learns it to rounding from enough pairs. A frequency beyond the
+    grid's is not there; at the Nyquist frequency of an even size the sine half of the moved wave is invisible at the nodes.
+
+    Args:
+        velocity: c, one number per axis or one for all, in length per time.
+        diffusivity: ν, in length squared per time.
+        decay: r, per time, at least 0.
+        time: t, at which the output is read.
+        dimension: Number of space dimensions d, from 1 to 3.
+        modes: Highest wavenumber K per axis of the law of initial states.
+        sigma: Amplitude of the law, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
+        tau: Inverse length scale of the law.
+        alpha: Smoothness of the law.
+        design_dim: Coordinates of the design space, at most the number of the law's coefficients.
+
+    Raises:
+        ArgumentError: If an argument is out of range.
+
+    Reference:
+        Evans (2010), Partial Differential Equations, section 4.3.1 (Fourier transform of linear equations).
+
+    Examples:
+        >>> from probneural.fields import Field
+        >>> problem = AdvectionDiffusion(0.25, diffusivity=1e-9)
+        >>> wave = Field(torch.cos(2 * math.pi * problem.grid(64).points.T)[None], problem.grid(64))
+        >>> moved = problem.solve(wave).values  # a quarter of a turn
+        >>> torch.allclose(moved, torch.sin(2 * math.pi * problem.grid(64).points.T)[None], atol=1e-6)
+        True
+    """
+
+    velocity: float | tuple[float, ...] = 1.0
+    _: KW_ONLY
+    diffusivity: float = 0.01
+    decay: float = 0.0
+    time: float = 1.0
+    dimension: int = 1
+    modes: int = 31
+    sigma: float = 25.0
+    tau: float = 5.0
+    alpha: float = 2.0
+    design_dim: int = 8
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        check_positive(self.diffusivity, "diffusivity")
+        check_positive(self.time, "time")
+        if self.decay != 0.0:
+            check_positive(self.decay, "decay")
+        check_count(self.dimension, "dimension", most=3)
+        check_count(self.design_dim, "design_dim", most=self.law.size)
+        speeds = self._velocities()
+        if len(speeds) != self.dimension or not all(_is_finite(speed) for speed in speeds):
+            raise ArgumentError(
+                expected=f"a finite velocity, one number or {self.dimension} of them",
+                got=repr(self.velocity),
+                remedy="give a number, or a tuple of one per axis",
+            )
+
+    @property
+    def name(self) -> str:
+        """Name with dimension, velocity and diffusivity, and the decay if there is any."""
+        speeds = ", ".join(f"{c:g}" for c in self._velocities())
+        speed = speeds if len({*self._velocities()}) > 1 else f"{self._velocities()[0]:g}"
+        rest = f", decay {self.decay:g}" if self.decay else ""
+        return f"Advection-diffusion {self.dimension}-D, velocity {speed}, diffusivity {self.diffusivity:g}{rest}"
+
+    @property
+    def law(self) -> GaussianRandomField:
+        """The periodic Gaussian random field of initial states; zero mean."""
+        return GaussianRandomField(self.dimension, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha)
+
+    @property
+    def periodic(self) -> bool:
+        """True."""
+        return True
+
+    def shifts(self) -> dict[str, Problem]:
+        """Other laws of inputs, and a faster flow.
+
+        Returns:
+            `"amplitude"`: initial states twice as large; `"roughness"`: α reduced by a quarter at equal mean variance;
+            `"peclet"`: a quarter of the diffusivity, so another operator.
+        """
+        laws = shifted_laws(self.law, amplitude=2.0)
+        versions: dict[str, Problem] = {name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()}
+        return versions | {"peclet": replace(self, diffusivity=self.diffusivity / 4.0)}
+
+    def _velocities(self) -> tuple[float, ...]:
+        return tuple(self.velocity) if isinstance(self.velocity, Sequence) else (self.velocity,) * self.dimension
+
+    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        return self.law.evaluate(coefficients, grid)[:, None]
+
+    def _solve(self, values: Tensor, grid: Grid) -> Tensor:
+        for number, (axis, speed) in enumerate(zip(grid.axes, self._velocities(), strict=True)):
+            place = number - grid.dimension
+            angular = 2.0 * math.pi * torch.arange(axis.size // 2 + 1, dtype=torch.float64, device=values.device)
+            rates = torch.complex(-self.diffusivity * angular**2, -speed * angular)
+            factor = torch.exp(self.time * rates).reshape(-1, *(1,) * (-1 - place))
+            # The inverse transform drops what becomes imaginary at the Nyquist frequency, a sine that no node sees.
+            values = torch.fft.irfft(torch.fft.rfft(values, dim=place) * factor, n=axis.size, dim=place)
+        return values * math.exp(-self.decay * self.time)
+
+    def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
+        return self._solve(direction, grid)  # linear: the derivative is the map itself, everywhere
+
+
+def _is_finite(number: Any) -> bool:
+    return isinstance(number, Real) and math.isfinite(number)

@@ -1,0 +1,169 @@
+"""Ordinary differential equations driven by a random function and solved by its antiderivative."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Literal
+
+import numpy
+import torch
+from torch import Tensor
+
+from probneural.errors import ArgumentError
+from probneural.grids import Grid
+from probneural.problems._arguments import check_count
+from probneural.problems.base import Problem, shifted_laws
+from probneural.problems.random_fields import GaussianRandomField
+
+_GAUSS_POINTS = 3
+"""Gauss-Legendre points per cell: exact for the interpolant, which has degree 5 there."""
+
+_MATRIX_ELEMENTS = 2**22
+"""Largest part of the interpolation matrix built at once (32 MiB)."""
+
+_STARTS = {"linear": 0.0, "exponential": 1.0, "logistic": 0.5}
+
+
+@dataclass(frozen=True)
+class Antiderivative(Problem):
+    """Drive v to state s on [0, 1], where s(0) is given and s obeys one of three equations.
+
+    With V(x) = ∫₀ˣ v these, and their solutions, are:
+
+    * `"linear"`: s′ = v, s = s(0) + V, the antiderivative itself.
+    * `"exponential"`: s′ = v s, s = s(0) e^V.
+    * `"logistic"`: s′ = v s (1 − s), s = 1 / (1 + e^−V (1 − s(0))/s(0)).
+
+    The map is causal (s(x) depends on v up to x) and global, and smooths by one order. The law of v is a periodic Gaussian
+    random field, integrated term by term; grids include both end points.
+
+    Good values: the default law's V has a standard deviation of at most 0.18, for which all three maps are nearly linear;
+    with `sigma=250`, 1.8, the exponential and the logistic one are not.
+
+    Failure modes: `sample` is exact to rounding. `solve` knows v at the nodes and integrates the local interpolant of degree
+    5 exactly: its error falls as h⁶ once the grid resolves v. Its matrix has 3 N² elements, in parts. Values of |V| beyond 700
+    overflow the exponential.
+
+    Args:
+        equation: Which equation.
+        start: s(0): any number for the linear equation (0 by default), not 0 for the exponential one (1), inside (0, 1) for
+            the logistic one (1/2).
+        modes: Highest wavenumber K of the law of v.
+        sigma: Amplitude of the law, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
+        tau: Inverse length scale of the law.
+        alpha: Smoothness of the law.
+        design_dim: Coordinates of the design space, at most 2K.
+
+    Raises:
+        ArgumentError: If an argument is out of range.
+
+    Reference:
+        Lu et al. (2021), Learning nonlinear operators via DeepONet, where the antiderivative is the first example.
+
+    Examples:
+        >>> from probneural.fields import Field
+        >>> grid = Antiderivative().grid(65)
+        >>> constant = Field(torch.ones(1, 1, 65), grid)
+        >>> for equation in ("linear", "exponential", "logistic"):
+        ...     print(round(Antiderivative(equation).solve(constant).values[0, 0, -1].item(), 4))
+        1.0
+        2.7183
+        0.7311
+    """
+
+    equation: Literal["linear", "exponential", "logistic"] = "linear"
+    _: KW_ONLY
+    start: float | None = None
+    modes: int = 31
+    sigma: float = 25.0
+    tau: float = 5.0
+    alpha: float = 2.0
+    design_dim: int = 8
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        if self.equation not in _STARTS:
+            raise ArgumentError(
+                expected=f"an equation among {sorted(_STARTS)}", got=repr(self.equation), remedy="choose one of them"
+            )
+        start = self._start
+        suits = {
+            "linear": math.isfinite(start),
+            "exponential": math.isfinite(start) and start != 0.0,
+            "logistic": 0.0 < start < 1.0,
+        }
+        if not suits[self.equation]:
+            raise ArgumentError(
+                expected="a start that is finite; not 0 for 'exponential', inside (0, 1) for 'logistic'",
+                got=f"{start!r} for {self.equation!r}",
+                remedy="choose another; from 0, and from 1 in the logistic case, the state never moves",
+            )
+        check_count(self.design_dim, "design_dim", most=self.law.size)
+
+    @property
+    def name(self) -> str:
+        """Name with the equation and s(0)."""
+        return f"Antiderivative, {self.equation}, start {self._start:g}"
+
+    @property
+    def law(self) -> GaussianRandomField:
+        """The periodic Gaussian random field of drives; zero mean."""
+        return GaussianRandomField(1, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha)
+
+    @property
+    def periodic(self) -> bool:
+        """False: the state lives between two end points, whatever the law of the drive."""
+        return False
+
+    def shifts(self) -> dict[str, Problem]:
+        """`"amplitude"`: drives 2.5 times as large; `"roughness"`: α reduced by a quarter at equal mean variance."""
+        laws = shifted_laws(self.law, amplitude=2.5)
+        return {name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()}
+
+    @property
+    def _start(self) -> float:
+        return _STARTS[self.equation] if self.start is None else self.start
+
+    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        return self.law.evaluate(coefficients, grid)[:, None]
+
+    def _solve(self, values: Tensor, grid: Grid) -> Tensor:
+        return self._state(_integrate(values, grid))
+
+    def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        cosines, sines = coefficients.unflatten(1, (self.modes, 2)).unbind(2)
+        angular = 2.0 * math.pi * torch.arange(1, self.modes + 1, dtype=coefficients.dtype)
+        periodic = self.law.evaluate(torch.stack([-sines / angular, cosines / angular], dim=2).flatten(1), grid)
+        return self._state(periodic - periodic[:, :1])[:, None]
+
+    def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
+        change = _integrate(direction, grid)
+        if self.equation == "linear":
+            return change
+        state = self._state(_integrate(values, grid))
+        return state * change if self.equation == "exponential" else state * (1.0 - state) * change
+
+    def _state(self, integral: Tensor) -> Tensor:
+        """The state s where V has the values given."""
+        start = self._start
+        if self.equation == "linear":
+            return start + integral
+        if self.equation == "exponential":
+            return start * integral.exp()
+        return torch.sigmoid(integral + math.log(start) - math.log1p(-start))
+
+
+def _integrate(values: Tensor, grid: Grid) -> Tensor:
+    """The integral from 0 of the grid's local interpolant, at the nodes: `(..., N)` to `(..., N)`."""
+    axis = grid.axes[0]
+    cells, step = axis.size - 1, axis.length / (axis.size - 1)
+    nodes, weights = (torch.from_numpy(part) for part in numpy.polynomial.legendre.leggauss(_GAUSS_POINTS))
+    points = (torch.arange(cells)[:, None] + (nodes + 1.0) / 2.0) * step
+    pieces = []
+    for part in points.split(max(1, _MATRIX_ELEMENTS // (_GAUSS_POINTS * axis.size))):
+        readings = axis.matrix(part.flatten()).unflatten(0, part.shape)
+        per_cell = (readings * (weights * step / 2.0)[:, None]).sum(1)
+        pieces.append(values @ per_cell.to(values).mT)
+    total = torch.cat(pieces, dim=-1).cumsum(-1)
+    return torch.cat([torch.zeros_like(total[..., :1]), total], dim=-1)

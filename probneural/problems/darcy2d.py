@@ -1,0 +1,181 @@
+"""Steady flow through a two-dimensional medium of variable permeability, solved in closed form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.errors import DataError
+from probneural.grids import Grid
+from probneural.problems._arguments import check_count, check_positive
+from probneural.problems._modes import divide, eigenvalues
+from probneural.problems.base import Problem, shifted_laws
+from probneural.problems.laws import IndependentLaws, UniformParameters
+from probneural.problems.random_fields import GaussianRandomField
+
+_OUTSIDE = 1e-5
+"""Share of a function outside the family that is forgiven: rounding of float32 values."""
+
+
+@dataclass(frozen=True)
+class Darcy2D(Problem):
+    """Permeability a and source f to pressure u of −∇·(a∇u) = f on the unit square, with u = 0 on its boundary.
+
+    With a = φ² and u = v/φ the equation becomes −Δv + (Δφ/φ) v = f/φ. Where φ is positive and harmonic that is Poisson's
+    equation, so
+
+        u = φ⁻¹ (−Δ)⁻¹ (φ⁻¹ f),
+
+    with (−Δ)⁻¹ exact in sine modes. The map is nonlinear in a, linear in f, non-local in both.
+
+    Inputs have two channels: φ, the *square root* of the permeability, and f. It is the root, because admissible roots
+    form a linear space, that of harmonic polynomials up to `degree` D, so that derivatives within it exist. The law is
+
+        φ = 1/(2D + 1) Σ_j w_j F(x; θ_j),   log w_j uniform on (−spread, spread),   f = φ h,
+
+    with F(·; θ_j) the harmonic polynomial that equals Fejér's kernel of degree D around the angle θ_j on the circle through
+    the corners of the square, and h a Gaussian random field of sine modes. Fejér's kernels are not negative and add up to
+    one, so φ is an average of the weights: positive, whatever they are. Any harmonic polynomial of the degree is such a sum.
+
+    Good values: by default the largest permeability of a draw is about five times its least, and at most e⁴ = 55 times.
+
+    Failure modes: `solve` and `derivative` take permeabilities of the family only, and refuse others (harmonic polynomials
+    are told from others on grids of more than 2D + 1 points). Harmonic functions have no extrema inside, so there are no
+    islands of high or low permeability; see [`PiecewiseDarcy`][probneural.problems.PiecewiseDarcy] for those. Own sources are
+    treated as f = φh with h the sine interpolant of f/φ; their values on the boundary are not read.
+
+    Args:
+        degree: D, of the harmonic polynomials.
+        spread: Largest |log w|, dimensionless; log a stays within ±2 `spread`.
+        modes: Highest wavenumber K per axis of h.
+        sigma: Amplitude of the law of h, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
+        tau: Inverse length scale of h.
+        alpha: Smoothness of h.
+        design_dim: Coordinates of the design space, dealt to the weights and h in turn.
+
+    Raises:
+        ArgumentError: If an argument is out of range.
+
+    Reference:
+        Sylvester and Uhlmann (1987), A global uniqueness theorem for an inverse boundary value problem, section 1 (the
+        transformation to a Schrödinger equation); Evans (2010), Partial Differential Equations, section 2.2 (harmonic
+        functions).
+
+    Examples:
+        >>> from probneural.fields import Field
+        >>> problem = Darcy2D()
+        >>> x, y = problem.grid(33).points.T
+        >>> source = 2 * torch.sin(math.pi * x) * torch.sin(math.pi * y)
+        >>> inputs = torch.stack([torch.full_like(x, 2.0), source]).reshape(1, 2, 33, 33)  # a = 4
+        >>> pressure = problem.solve(Field(inputs, problem.grid(33))).values
+        >>> math.isclose(pressure.max().item(), 2 / (4 * 2 * math.pi**2))
+        True
+    """
+
+    in_channels: ClassVar[int] = 2
+
+    _: KW_ONLY
+    degree: int = 8
+    spread: float = 1.0
+    modes: int = 15
+    sigma: float = 25.0
+    tau: float = 5.0
+    alpha: float = 2.0
+    design_dim: int = 8
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        check_count(self.degree, "degree")
+        check_positive(self.spread, "spread")
+        check_count(self.design_dim, "design_dim", most=self.law.size)
+
+    @property
+    def name(self) -> str:
+        """Name."""
+        return "Darcy 2-D"
+
+    @property
+    def law(self) -> IndependentLaws:
+        """The logarithms of the weights, uniform, then the random field h."""
+        count, field = 2 * self.degree + 1, self._field
+        weights = UniformParameters(
+            (-self.spread,) * count, (self.spread,) * count, dimension=2, minimum_resolution=field.minimum_resolution
+        )
+        return IndependentLaws((weights, field))
+
+    @property
+    def _field(self) -> GaussianRandomField:
+        return GaussianRandomField(2, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha, boundary="dirichlet")
+
+    @property
+    def periodic(self) -> bool:
+        """False: the pressure is held at zero on every side."""
+        return False
+
+    def shifts(self) -> dict[str, Problem]:
+        """`"amplitude"`: h twice as large; `"roughness"`: its α reduced by a quarter; `"contrast"`: 1.5 times the spread.
+
+        The roughness shift leaves the mean variance of h as it was.
+        """
+        laws = shifted_laws(self._field, amplitude=2.0)
+        return {
+            **{name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()},
+            "contrast": replace(self, spread=1.5 * self.spread),
+        }
+
+    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        logarithms, source = self.law.split(coefficients)
+        root = (logarithms.exp() @ self._kernels(grid.points).to(logarithms)).unflatten(1, grid.shape)
+        return torch.stack([root, root * self._field.evaluate(source, grid)], dim=1)
+
+    def _solve(self, values: Tensor, grid: Grid) -> Tensor:
+        root, source = values[:, :1], values[:, 1:]
+        self._check_harmonic(root.detach(), grid, "the first channel, the root of a permeability,")
+        _check_positive_root(root.detach())
+        return divide(source / root, grid, eigenvalues(grid).to(values)) / root
+
+    def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
+        self._check_harmonic(direction[:, :1].detach(), grid, "the first channel of a direction")
+        return super()._differentiate(values, direction, grid)
+
+    def _harmonics(self, points: Float64[Tensor, "m 2"]) -> Float64[Tensor, "m basis"]:
+        """The harmonic polynomials ρ^m cos mθ for m ≤ D, then ρ^m sin mθ for 1 ≤ m ≤ D; ρ is 1 at the corners."""
+        centred = math.sqrt(2.0) * (points.double() - 0.5)
+        powers = torch.linalg.vander(torch.complex(centred[:, 0], centred[:, 1]), N=self.degree + 1)
+        return torch.cat([powers.real, powers.imag[:, 1:]], dim=1)
+
+    def _kernels(self, points: Float64[Tensor, "m 2"]) -> Float64[Tensor, "kernels m"]:
+        """F(x; θ_j)/(2D + 1) for 2D + 1 equispaced angles."""
+        degrees = torch.arange(self.degree + 1, dtype=torch.float64)
+        gains = 2.0 * (1.0 - degrees / (self.degree + 1))
+        gains[0] = 1.0
+        count = 2 * self.degree + 1
+        angles = 2.0 * math.pi * torch.remainder(torch.arange(count)[:, None] * degrees, count) / count
+        expansion = torch.cat([gains * angles.cos(), (gains * angles.sin())[:, 1:]], dim=1)
+        return expansion @ self._harmonics(points).T / count
+
+    def _check_harmonic(self, root: Tensor, grid: Grid, what: str) -> None:
+        basis = torch.linalg.qr(self._harmonics(grid.points))[0].to(root)
+        flat = root.flatten(1)
+        worst = float(((flat - flat @ basis @ basis.T).norm(dim=1) / (flat.norm(dim=1) + 1e-300)).max())
+        if worst > _OUTSIDE:
+            raise DataError(
+                expected=f"{what} that is a harmonic polynomial of degree up to {self.degree}",
+                got=f"one of which a share of {worst:.3g} is not",
+                remedy="the closed form is for these only; raise the degree, or solve for the pressure numerically",
+            )
+
+
+def _check_positive_root(root: Tensor) -> None:
+    least = float(root.min())
+    if least <= 0.0:
+        raise DataError(
+            expected="a positive first channel, the root of a permeability",
+            got=f"a least value of {least:.3g}",
+            remedy="take the positive root",
+        )

@@ -1,0 +1,200 @@
+"""The wave equation in one to three dimensions, solved mode by mode."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.errors import ArgumentError
+from probneural.fields import Field
+from probneural.grids import Grid, along_axis
+from probneural.problems._arguments import check_count, check_positive
+from probneural.problems.base import Problem, shifted_laws
+from probneural.problems.laws import IndependentLaws
+from probneural.problems.random_fields import GaussianRandomField
+
+
+@dataclass(frozen=True)
+class Wave(Problem):
+    """Displacement and velocity at time 0 to both at time t, for ∂²u/∂t² = c² Δu on the unit cube [0, 1]^d.
+
+    Two channels, u and v = ∂u/∂t. Each mode of angular wavenumber κ is an oscillator of frequency ω = c|κ|,
+
+        u(t) = cos(ωt) u₀ + sin(ωt)/ω v₀,   v(t) = −ω sin(ωt) u₀ + cos(ωt) v₀,
+
+    with κ = 2πk on periodic axes and κ = πk between walls held at zero. The energy ∫ (v² + c²|∇u|²)/2 is conserved, and the
+    map of time −t is the inverse.
+
+    Good values: the default law draws u₀ from the problem's Gaussian random field and v₀ from the same field scaled by
+    `velocity_scale`. Nothing decays, so errors in phase never fade: the longer the time, the harder. In one dimension all is
+    periodic in time, with period 1/c (periodic) or 2/c (walls): other times are more telling.
+
+    Failure modes: the map is linear, so a linear regression learns it to rounding from enough pairs. Between walls, values on
+    the boundary are not read. The velocity amplifies high frequencies of u by ω.
+
+    Args:
+        speed: c, in length per time.
+        time: t, at which the output is read.
+        dimension: Number of space dimensions d, from 1 to 3.
+        boundary: `"periodic"`, or `"dirichlet"` for zero values on the boundary (grids then include both end points).
+        velocity_scale: Initial velocities over initial displacements, in 1/time.
+        modes: Highest wavenumber K per axis of the laws.
+        sigma: Amplitude of the law of displacements, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
+        tau: Inverse length scale of the laws.
+        alpha: Smoothness of the laws.
+        design_dim: Coordinates of the design space, at most the number of the law's coefficients; they are dealt out to
+            displacements and velocities in turn.
+
+    Raises:
+        ArgumentError: If an argument is out of range.
+
+    Reference:
+        Evans (2010), Partial Differential Equations, section 2.4 (the equation), 4.1 (separation of variables).
+
+    Examples:
+        >>> problem = Wave(1.0, time=1.0, boundary="dirichlet")
+        >>> pairs = problem.sample(1, resolution=65, seed=0)  # half a period: everything is reflected
+        >>> torch.allclose(pairs.outputs.values, -pairs.inputs.values.flip(-1), atol=1e-5)
+        True
+    """
+
+    in_channels: ClassVar[int] = 2
+    out_channels: ClassVar[int] = 2
+
+    speed: float = 1.0
+    _: KW_ONLY
+    time: float = 0.6
+    dimension: int = 1
+    boundary: Literal["periodic", "dirichlet"] = "periodic"
+    velocity_scale: float = 5.0
+    modes: int = 12
+    sigma: float = 25.0
+    tau: float = 5.0
+    alpha: float = 2.0
+    design_dim: int = 8
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        check_positive(self.speed, "speed")
+        check_positive(self.time, "time")
+        check_positive(self.velocity_scale, "velocity_scale")
+        check_count(self.dimension, "dimension", most=3)
+        if self.boundary not in ("periodic", "dirichlet"):
+            raise ArgumentError(
+                expected="boundary 'periodic' or 'dirichlet'", got=repr(self.boundary), remedy="choose one of the two"
+            )
+        check_count(self.design_dim, "design_dim", most=self.law.size)
+
+    @property
+    def name(self) -> str:
+        """Name with dimension and speed, and the boundary if there is one."""
+        walls = ", fixed ends" if self.boundary == "dirichlet" else ""
+        return f"Wave {self.dimension}-D, speed {self.speed:g}{walls}"
+
+    @property
+    def law(self) -> IndependentLaws:
+        """The Gaussian random fields of displacements and of velocities, independent of each other."""
+        field = self._field()
+        return IndependentLaws((field, field.amplified(self.velocity_scale)))
+
+    @property
+    def periodic(self) -> bool:
+        """Whether the boundary is periodic; otherwise grids include both end points."""
+        return self.boundary == "periodic"
+
+    def shifts(self) -> dict[str, Problem]:
+        """`"amplitude"`: initial states twice as large; `"roughness"`: α reduced by a quarter at equal mean variance."""
+        laws = shifted_laws(self._field(), amplitude=2.0)
+        return {name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()}
+
+    def energy(self, states: Field) -> Float[Tensor, " n"]:
+        """The energy ∫ (v² + c²|∇u|²)/2 of states, by Parseval's identity, exact for what the grid resolves.
+
+        Args:
+            states: Displacements and velocities, `(n, 2, *grid)`.
+
+        Returns:
+            `(n,)` in the states' dtype; `solve` leaves it unchanged, except for what a Nyquist frequency holds.
+
+        Raises:
+            GridError: If the grid is not of the problem's kind.
+            ShapeError: If there are not two channels.
+            DataError: If a value is not finite.
+        """
+        self._check_field(states, "states")
+        coefficients, frequencies = self._analyse(states.values.double(), states.grid)
+        squares = (
+            coefficients.real.square() + coefficients.imag.square() if coefficients.is_complex() else coefficients.square()
+        )
+        density = squares[:, 1] + frequencies**2 * squares[:, 0]
+        total: Tensor = 0.5 * density.flatten(1).sum(1)
+        return total.to(states.dtype)
+
+    def _field(self) -> GaussianRandomField:
+        return GaussianRandomField(
+            self.dimension, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha, boundary=self.boundary
+        )
+
+    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        parts = zip(self.law.parts, self.law.split(coefficients), strict=True)
+        return torch.stack([self._field().evaluate(part, grid) for _, part in parts], dim=1)
+
+    def _solve(self, values: Tensor, grid: Grid) -> Tensor:
+        coefficients, frequencies = self._analyse(values, grid)
+        phase = frequencies * self.time
+        displacement, velocity = coefficients[:, 0], coefficients[:, 1]
+        # sin(ωt)/ω is t at ω = 0: a mean velocity moves the mean.
+        lift = self.time * torch.sinc(phase / math.pi)
+        moved = torch.stack(
+            [
+                phase.cos() * displacement + lift * velocity,
+                phase.cos() * velocity - frequencies * phase.sin() * displacement,
+            ],
+            dim=1,
+        )
+        return self._synthesise(moved, grid)
+
+    def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
+        return self._solve(direction, grid)  # linear: the derivative is the map itself, everywhere
+
+    def _analyse(self, values: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Orthonormal coefficients of the modes, and the modes' angular frequencies ω."""
+        axes = tuple(range(-grid.dimension, 0))
+        squares = torch.zeros((), dtype=torch.float64, device=values.device)
+        for axis in grid.axes:
+            if self.periodic:
+                counts = torch.fft.fftfreq(axis.size, 1.0 / axis.size, dtype=torch.float64, device=values.device)
+                angular = 2.0 * math.pi * counts
+            else:
+                angular = math.pi * torch.arange(1, axis.size - 1, dtype=torch.float64, device=values.device)
+            squares = squares[..., None] + angular**2
+        frequencies = self.speed * squares.sqrt()
+        if self.periodic:
+            return torch.fft.fftn(values, dim=axes, norm="forward"), frequencies
+        for number, axis in enumerate(grid.axes):
+            values = along_axis(values, _sines(axis.size).mT / (axis.size - 1), number - grid.dimension)
+        return values, frequencies
+
+    def _synthesise(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        """Values at the grid points of coefficients."""
+        if self.periodic:
+            values: Tensor = torch.fft.ifftn(coefficients, dim=tuple(range(-grid.dimension, 0)), norm="forward").real
+            return values
+        for number, axis in enumerate(grid.axes):
+            coefficients = along_axis(coefficients, _sines(axis.size), number - grid.dimension)
+        return coefficients
+
+
+def _sines(size: int) -> Tensor:
+    """The modes √2 sin πkx at the points of an axis with both ends, `(size, size - 2)`."""
+    cells = size - 1
+    # Whole numbers are reduced to one turn before the sine sees them, which is exact.
+    turns = torch.remainder(torch.arange(size)[:, None] * torch.arange(1, cells), 2 * cells).double() / cells
+    waves = math.sqrt(2.0) * torch.sin(math.pi * turns)
+    waves[0], waves[-1] = 0.0, 0.0
+    return waves

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scoringrules
+import torch
+
+from probneural import metrics
+from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
+from probneural.errors import ArgumentError
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.metrics import compare, energy_score
+from tests.metrics.cases import GRIDS, empirical, gaussian, normal, shares, truth_for
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_members_have_the_multivariate_score_of_weighted_values(grid: Grid) -> None:
+    u = EmpiricalField(normal(6, 3, 2, *grid.shape, seed=2), grid=grid)
+    truth = truth_for(u)
+    root = shares(grid).sqrt()
+    expected = scoringrules.es_ensemble(
+        (truth.values.flatten(2) * root).numpy(), (u.samples.flatten(3) * root).numpy(), m_axis=0
+    )
+    np.testing.assert_allclose(energy_score(compare(u, truth)), expected)
+
+
+def test_weighted_constants_score_their_crps() -> None:
+    grid = GRIDS["interval"]
+    members = normal(7, 4, 2, 1, seed=4).expand(7, 4, 2, 9)
+    u = EmpiricalField(members, normal(7, seed=5).abs(), grid=grid)
+    comparison = compare(u, Field(normal(4, 2, 1, seed=6).expand(4, 2, 9), grid))
+    torch.testing.assert_close(energy_score(comparison), metrics.crps(comparison))
+
+
+def test_a_gaussian_constant_scores_its_crps() -> None:
+    grid = GRIDS["interval"]
+    root = DenseRoot(torch.full((1, 1, 9, 1), 1.5, dtype=torch.float64))
+    u = GaussianField(torch.zeros(1, 1, 9, dtype=torch.float64), root, latent="one", grid=grid)
+    comparison = compare(u, Field(torch.full((1, 1, 9), 0.7, dtype=torch.float64), grid))
+    estimates = torch.stack([energy_score(comparison, draws=32, seed=seed) for seed in range(300)])
+    error = float(estimates.std()) / math.sqrt(300)
+    assert estimates.mean().item() == pytest.approx(metrics.crps(comparison).item(), abs=4 * error)
+
+
+@pytest.mark.parametrize("make", [gaussian, empirical])
+def test_noise_is_observed_at_one_point(make: object) -> None:
+    grid = Grid.uniform(1)
+    u = make(grid, n=2, c=2)  # type: ignore[operator]
+    comparison = compare(u, truth_for(u), noise=0.8)
+    estimates = torch.stack([energy_score(comparison, draws=32, seed=seed) for seed in range(300)])
+    gap = (estimates.mean(0) - metrics.crps(comparison)).abs()
+    assert bool((gap < 4.5 * estimates.std(0) / math.sqrt(300)).all())
+
+
+def test_seeds_repeat() -> None:
+    comparison = compare(gaussian(GRIDS["plane"]), truth_for(gaussian(GRIDS["plane"])), noise=0.1)
+    assert torch.equal(energy_score(comparison, seed=3), energy_score(comparison, seed=3))
+    assert not torch.equal(energy_score(comparison, seed=3), energy_score(comparison, seed=4))
+
+
+@pytest.mark.bad_input
+def test_draws() -> None:
+    comparison = compare(gaussian(GRIDS["plane"]), truth_for(gaussian(GRIDS["plane"])))
+    with pytest.raises(ArgumentError, match="at least two draws"):
+        energy_score(comparison, draws=1)

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scoringrules
+import torch
+from scipy import stats
+
+from probneural import metrics
+from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
+from probneural.errors import ArgumentError, DataError
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.metrics import compare
+from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, normal, shares, truth_for
+
+
+def members(count: int, n: int, *, seed: int, grid: Grid = GRIDS["periodic"]) -> EmpiricalField:
+    return EmpiricalField(normal(count, n, 1, *grid.shape, seed=seed), grid=grid)
+
+
+@pytest.mark.parametrize("make", [gaussian, empirical])
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_interval_score_and_sharpness_are_averages(grid: Grid, make: Maker) -> None:
+    u = make(grid)
+    truth = truth_for(u)
+    comparison = compare(u, truth, noise=0.4)
+    sd = (u.variance + 0.4).sqrt()
+    z = stats.norm.ppf(0.9)
+    pointwise = scoringrules.interval_score(
+        truth.values.numpy(), (u.mean - z * sd).numpy(), (u.mean + z * sd).numpy(), alpha=np.array(0.2)
+    )
+    expected = torch.as_tensor(pointwise).flatten(2) @ shares(grid)
+    torch.testing.assert_close(metrics.interval_score(comparison, level=0.8), expected)
+    torch.testing.assert_close(metrics.sharpness(comparison), sd.flatten(2) @ shares(grid))
+
+
+def test_spread_skill_of_exchangeable_members_is_one() -> None:
+    for count in (2, 5):
+        u = members(count, 4000, seed=1)
+        truth = Field(normal(4000, 1, 12, seed=2), u.grid)
+        assert metrics.spread_skill(compare(u, truth)).item() == pytest.approx(1.0, abs=0.015)
+        raw = metrics.spread_skill(compare(u, truth), corrects_size=False).item()
+        assert raw == pytest.approx(math.sqrt((count - 1) / (count + 1)), abs=0.015)
+
+
+def test_spread_skill_of_a_gaussian_is_its_definition() -> None:
+    u = gaussian(GRIDS["plane"])
+    truth = truth_for(u)
+    comparison = compare(u, truth, noise=0.3)
+    mass = shares(u.grid)
+    spread = ((u.variance + 0.3).flatten(2) @ mass).mean(0).sqrt()
+    torch.testing.assert_close(metrics.spread_skill(comparison), spread / metrics.rmse(Field(u.mean, u.grid), truth))
+
+
+def test_noise_is_not_corrected() -> None:
+    u = members(3, 4, seed=3)
+    truth = truth_for(u)
+    weights = shares(u.grid)
+    variance = (2.0 * u.variance + 0.5).flatten(2) @ weights  # (3 + 1) / (3 - 1) = 2
+    expected = variance.mean(0).sqrt() / metrics.rmse(Field(u.mean, u.grid), truth)
+    torch.testing.assert_close(metrics.spread_skill(compare(u, truth, noise=0.5)), expected)
+
+
+def known(sd: torch.Tensor, residual: torch.Tensor) -> metrics.Comparison:
+    """One function of independent values of these standard deviations and residuals."""
+    grid = Grid.uniform(len(sd))
+    root = DenseRoot(torch.diag(sd)[None, None])
+    u = GaussianField(torch.zeros(1, 1, len(sd), dtype=torch.float64), root, latent="known", grid=grid)
+    return compare(u, Field(residual[None, None], grid))
+
+
+def test_curve_bins_by_standard_deviation() -> None:
+    sd = torch.tensor([3.0, 1.0, 4.0, 2.0], dtype=torch.float64)
+    curve = metrics.spread_skill_curve(known(sd, torch.tensor([5.0, 6.0, 7.0, 8.0], dtype=torch.float64)), bins=2)
+    assert curve.spread[0].tolist() == pytest.approx([math.sqrt(2.5), math.sqrt(12.5)])
+    assert curve.skill[0].tolist() == pytest.approx([math.sqrt(50.0), math.sqrt(37.0)])
+
+
+def test_curve_joins_to_the_ratio() -> None:
+    comparison = compare(gaussian(GRIDS["interval"]), truth_for(gaussian(GRIDS["interval"])), noise=0.1)
+    curve = metrics.spread_skill_curve(comparison, bins=1)
+    torch.testing.assert_close((curve.spread / curve.skill)[:, 0], metrics.spread_skill(comparison))
+
+
+class TestMerci:
+    errors = normal(400, seed=5)
+
+    def test_proportional_deviations_reach_zero(self) -> None:
+        assert metrics.n_merci(known(2.0 * self.errors.abs(), self.errors)).item() == pytest.approx(0.0, abs=1e-9)
+
+    def test_a_constant_deviation_has_one(self) -> None:
+        assert metrics.n_merci(known(torch.full_like(self.errors, 0.3), self.errors)).item() == pytest.approx(1.0)
+
+    def test_is_its_definition_and_has_no_scale(self) -> None:
+        sd = normal(400, seed=6).abs() + 0.1
+        size = self.errors.abs()
+        factor = np.quantile((size / sd).numpy(), 0.9, method="inverted_cdf")
+        constant = np.quantile(size.numpy(), 0.9, method="inverted_cdf")
+        expected = (factor * sd.mean() - size.mean()) / (constant - size.mean())
+        for scale in (1.0, 7.0):
+            assert metrics.n_merci(known(scale * sd, self.errors), level=0.9).item() == pytest.approx(float(expected))
+
+    def test_points_are_weighted(self) -> None:
+        u = gaussian(GRIDS["scattered"])
+        assert torch.isfinite(metrics.n_merci(compare(u, truth_for(u), noise=0.1))).all()
+
+    def test_a_wrong_certainty_is_infinite(self) -> None:
+        sd = torch.ones_like(self.errors)
+        sd[:100] = 0.0
+        assert metrics.n_merci(known(sd, self.errors)).item() == math.inf
+
+    @pytest.mark.bad_input
+    def test_errors_of_one_size_have_none(self) -> None:
+        with pytest.raises(DataError, match="quantile of the errors above their mean"):
+            metrics.n_merci(known(torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)))
+
+
+def test_histogram_of_the_transform() -> None:
+    u = gaussian(GRIDS["interval"])
+    comparison = compare(u, truth_for(u), noise=0.2)
+    histogram = metrics.pit_histogram(comparison, bins=4)
+    expected, _ = np.histogram(metrics.pit(comparison)[1, 0], bins=4, range=(0, 1), weights=4 * shares(u.grid).numpy())
+    np.testing.assert_allclose(histogram[1, 0], expected)
+    torch.testing.assert_close(histogram.mean(-1), torch.ones_like(histogram[..., 0]))
+
+
+@pytest.mark.bad_input
+class TestBadInput:
+    comparison = compare(gaussian(GRIDS["interval"]), truth_for(gaussian(GRIDS["interval"])))
+
+    @pytest.mark.parametrize("level", [0.0, 1.0, -1.0])
+    def test_level(self, level: float) -> None:
+        for function in (metrics.interval_score, metrics.n_merci):
+            with pytest.raises(ArgumentError, match="level between 0 and 1"):
+                function(self.comparison, level=level)
+
+    @pytest.mark.parametrize("bins", [0, 46])
+    def test_bins(self, bins: int) -> None:
+        with pytest.raises(ArgumentError, match="1 to 45 bins"):
+            metrics.spread_skill_curve(self.comparison, bins=bins)
+
+    def test_no_bins(self) -> None:
+        with pytest.raises(ArgumentError, match="at least one bin"):
+            metrics.pit_histogram(self.comparison, bins=0)
+
+    def test_no_error(self) -> None:
+        u = gaussian(GRIDS["interval"])
+        with pytest.raises(DataError, match="an RMSE above zero"):
+            metrics.spread_skill(compare(u, Field(u.mean, u.grid)))
+
+    def test_one_member(self) -> None:
+        u = members(1, 2, seed=0)
+        with pytest.raises(DataError, match="two or more members"):
+            metrics.spread_skill(compare(u, truth_for(u)))

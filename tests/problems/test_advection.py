@@ -1,0 +1,197 @@
+"""Constant-speed advection against shapes in closed form, an upwind scheme, the statistics of its laws, and invariances."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from probneural.errors import ArgumentError, GridError
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.problems import Advection, VariableSpeedAdvection
+
+KINDS = ["smooth", "sign", "square", "square_and_bump"]
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def shape(kind: str, parameters: list[float], x: float) -> float:
+    """u₀(x) as the published formulas write it, one number at a time, with periodic images."""
+    height, width, centre, *bump = parameters
+    total = 0.0
+    for image in (-1, 0, 1):
+        total += height * (centre - width / 2 <= x + image < centre + width / 2)
+        if kind == "square_and_bump":
+            top, middle, slope = bump
+            total += math.sqrt(max(top**2 - slope**2 * (x + image - middle) ** 2, 0.0))
+    return total
+
+
+@pytest.mark.parametrize("kind", ["square", "square_and_bump"])
+def test_shapes_are_the_published_formulas(kind: str) -> None:
+    problem = Advection(0.8, time=0.45, initial=kind)
+    pairs = problem.sample(20, resolution=97, seed=0, dtype=torch.float64)
+    for number, parameters in enumerate(problem.law.draw(20, 0).tolist()):
+        inputs = [shape(kind, parameters, j / 97) for j in range(97)]
+        outputs = [shape(kind, parameters, (j / 97 - 0.36) % 1.0) for j in range(97)]
+        torch.testing.assert_close(pairs.inputs.values[number, 0], torch.tensor(inputs).double(), atol=1e-6, rtol=0)
+        # The bump is steep where it ends: there its root magnifies rounding.
+        torch.testing.assert_close(pairs.outputs.values[number, 0], torch.tensor(outputs).double(), atol=1e-6, rtol=0)
+
+
+@kinds
+def test_outputs_are_inputs_displaced_by_whole_cells(kind: str) -> None:
+    for speed, places in ((1.0, 32), (0.25, 8), (3.0, 96)):
+        pairs = Advection(speed, initial=kind).sample(50, resolution=64, seed=0, dtype=torch.float64)
+        expected = pairs.inputs.values.roll(places, dims=-1)
+        torch.testing.assert_close(pairs.outputs.values, expected, atol=1e-13 if kind == "smooth" else 1e-7, rtol=0)
+        if kind in ("sign", "square"):
+            assert torch.equal(pairs.outputs.values, expected)
+
+
+@kinds
+def test_space_time_outputs_are_the_states_at_all_times(kind: str) -> None:
+    problem = Advection(0.7, time=0.6, initial=kind, space_time=True)
+    pairs = problem.sample(4, resolution=(65, 5), seed=0, dtype=torch.float64)
+    assert pairs.inputs.grid == Grid.uniform((65, 5), lengths=(1.0, 0.6), periodic=(True, False))
+    for column, time in enumerate((0.15, 0.3, 0.45, 0.6), start=1):
+        at_time = Advection(0.7, time=time, initial=kind).sample(4, resolution=65, seed=0, dtype=torch.float64)
+        assert torch.equal(pairs.inputs.values[..., column], at_time.inputs.values)
+        torch.testing.assert_close(pairs.outputs.values[..., column], at_time.outputs.values, atol=1e-7, rtol=0)
+        solved = Advection(0.7, time=time, initial=kind).solve(at_time.inputs)
+        torch.testing.assert_close(problem.solve(pairs.inputs).values[..., column], solved.values, atol=1e-13, rtol=0)
+    torch.testing.assert_close(pairs.outputs.values[..., 0], pairs.inputs.values[..., 0], atol=1e-13, rtol=0)
+
+
+def test_solve_on_space_time_reads_the_start_only() -> None:
+    problem = Advection(space_time=True)
+    inputs = problem.sample(2, resolution=(63, 4), seed=0).inputs
+    changed = inputs.values.clone()
+    changed[..., 1:] = 7.0
+    assert torch.equal(problem.solve(inputs).values, problem.solve(Field(changed, inputs.grid)).values)
+
+
+def test_smooth_states_against_an_upwind_scheme() -> None:
+    # First order: the error halves with the spacing, and Richardson's extrapolation is of second order.
+    problem = Advection(1.1, time=0.3, modes=3)
+
+    def upwind(size: int) -> torch.Tensor:
+        state = problem.sample(2, resolution=size, seed=0, dtype=torch.float64).inputs.values
+        steps = math.ceil(1.1 * 0.3 * size / 0.8)
+        courant = 1.1 * 0.3 * size / steps
+        for _ in range(steps):
+            state = state - courant * (state - state.roll(1, dims=-1))
+        return state[..., :: size // 16]
+
+    exact = problem.sample(2, resolution=16, seed=0, dtype=torch.float64).outputs.values
+    coarse, fine = upwind(1600), upwind(3200)
+    errors = [(approximate - exact).abs().max().item() for approximate in (coarse, fine, 2 * fine - coarse)]
+    assert errors[0] / errors[1] == pytest.approx(2.0, rel=0.05)
+    assert errors[2] < 0.01 * errors[1]
+
+
+def test_constant_slowness_is_the_same_problem() -> None:
+    inputs = Advection().sample(3, resolution=63, seed=0, dtype=torch.float64).inputs
+    slow = Field(torch.cat([torch.full_like(inputs.values, 1 / 0.77), inputs.values], dim=1), inputs.grid)
+    expected = VariableSpeedAdvection(0.4).solve(slow).values
+    torch.testing.assert_close(Advection(0.77, time=0.4).solve(inputs).values, expected, atol=1e-13, rtol=0)
+
+
+def test_gibbs_oscillations_off_the_grid() -> None:
+    problem = Advection(initial="square").shifts()["speed"]
+    pairs = problem.sample(200, resolution=64, seed=0, dtype=torch.float64)
+    overshoot = (problem.solve(pairs.inputs).values.amax(-1) / pairs.inputs.values.amax(-1) - 1.0).amax()
+    assert 0.05 < overshoot < 0.2
+    assert pairs.outputs.values.amax() <= pairs.inputs.values.amax()  # sample has none
+
+
+def test_nodes_on_jumps() -> None:
+    problem = Advection(initial="square", time=0.3)
+    # Height 1.5, from .275 to .725, both nodes of 40 points: the left one is inside, the right one is not.
+    for size in (40, 80, 120, 200):
+        encoded = problem.encode(torch.full((3,), 0.5, dtype=torch.float64), grid=problem.grid(size))
+        inside = torch.arange(size) * 40 / size
+        expected = 1.5 * ((inside >= 11) & (inside < 29))
+        assert torch.equal(encoded.values[0, 0], expected.double())
+        moved = problem._solve_coefficients(torch.tensor([[1.5, 0.45, 0.5]], dtype=torch.float64), problem.grid(size))
+        assert torch.equal(moved[0, 0], expected.double().roll(size * 3 // 10))
+    sign = Advection(initial="sign", modes=3)
+    single_sine = torch.tensor([[0.0, 0.3, 0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)  # vanishes at 0 and .5: both count as +1
+    assert sign._inputs(single_sine, sign.grid(8))[0, 0].tolist() == [1, 1, 1, 1, 1, -1, -1, -1]
+
+
+def test_statistics_of_the_squares() -> None:
+    inputs = Advection(initial="square").sample(20_000, resolution=100, seed=0, dtype=torch.float64).inputs.values[:, 0]
+    assert inputs.mean().item() == pytest.approx(1.5 * 0.45, rel=0.01)  # E h E w
+    assert inputs.square().mean().item() == pytest.approx(7 / 3 * 0.45, rel=0.01)  # E h² E w
+    # At the middle: P(|c - .5| < w/2) = E min(1, w/.4) = 1 - (1/.3) ∫ from .3 to .4 of (1 - w/.4) dw
+    assert (inputs[:, 50] > 0).double().mean().item() == pytest.approx(1 - 0.0125 / 0.3, abs=0.01)
+    narrow = Advection(initial="square").shifts()["narrow"].sample(20_000, resolution=100, seed=0).inputs.values
+    assert narrow.mean().item() == pytest.approx(1.5 * 0.075, rel=0.02)
+
+
+def test_statistics_of_the_bumps() -> None:
+    inputs = Advection(initial="square_and_bump").sample(20_000, resolution=200, seed=0, dtype=torch.float64).inputs.values
+    # A half ellipse of half axes h and h/a has the area π h²/2a: E h² = 7/4, E 1/a = ln 2 / 5; the square E h E w.
+    expected = 1.25 * 0.15 + 0.5 * math.pi * 1.75 * math.log(2) / 5
+    assert inputs.mean().item() == pytest.approx(expected, rel=0.01)
+
+
+def test_statistics_of_signs() -> None:
+    problem = Advection(initial="sign", tau=3.0, modes=20)
+    inputs = problem.sample(20_000, resolution=41, seed=0, dtype=torch.float64).inputs.values[:, 0]
+    assert set(inputs.unique().tolist()) == {-1.0, 1.0}
+    assert inputs.mean(0).abs().max() < 0.03
+    k = torch.arange(1, 21, dtype=torch.float64)
+    weights = ((2 * math.pi * k) ** 2 + 9.0) ** -2
+    for places in (1, 3, 10):  # the arcsine law of the signs of two Gaussian variables
+        correlation = (weights * torch.cos(2 * math.pi * k * places / 41)).sum() / weights.sum()
+        agreement = (inputs * inputs.roll(places, dims=-1)).mean().item()
+        assert agreement == pytest.approx(2 / math.pi * math.asin(correlation), abs=0.02)
+
+
+def test_shifts_and_names() -> None:
+    assert set(Advection().shifts()) == {"speed", "amplitude", "roughness"}
+    assert set(Advection(initial="sign").shifts()) == {"speed", "roughness"}
+    assert set(Advection(initial="square_and_bump").shifts()) == {"speed", "narrow"}
+    assert Advection(initial="square", space_time=True).shifts()["narrow"].name == (
+        "Advection, square, widths 0.05 to 0.1, speed 1, space-time"
+    )
+
+
+@pytest.mark.parametrize("kind", ["square", "square_and_bump"])
+def test_gradients_of_shapes_are_finite_at_jumps_and_edges(kind: str) -> None:
+    problem = Advection(initial=kind, design_dim={"square": 3, "square_and_bump": 6}[kind])
+    design = torch.full((problem.design_dim,), 0.5, dtype=torch.float64, requires_grad=True)
+    problem.encode(design, grid=problem.grid(40)).values.sum().backward()
+    assert bool(torch.isfinite(design.grad).all())
+    assert design.grad[0].item() == pytest.approx({"square": 18.0, "square_and_bump": 1.5 * 6}[kind])  # nodes inside
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"speed": 0.0}, "speed"),
+        ({"time": -1.0}, "time"),
+        ({"initial": "round"}, "'square_and_bump'"),
+        ({"widths": (0.1, 0.2)}, "no widths"),
+        ({"initial": "square", "widths": (0.2, 0.1)}, "widths"),
+        ({"initial": "square", "widths": (0.2,)}, "widths"),
+        ({"initial": "square", "design_dim": 4}, "design_dim from 1 to 3"),
+        ({"modes": 0}, "modes"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Advection(**arguments)
+
+
+@pytest.mark.bad_input
+def test_space_time_grids_end_at_the_final_time() -> None:
+    problem = Advection(time=0.5, space_time=True)
+    inputs = problem.sample(1, resolution=(63, 3), seed=0).inputs
+    with pytest.raises(GridError, match="uniform grid"):
+        problem.solve(Field(inputs.values, Grid.uniform((63, 3), periodic=(True, False))))

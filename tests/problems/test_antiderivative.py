@@ -1,0 +1,127 @@
+"""Antiderivatives and their nonlinear twins against an ODE solver, closed forms, and each other."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+import torch
+from scipy.integrate import solve_ivp
+
+from probneural.errors import ArgumentError
+from probneural.fields import Field
+from probneural.problems import Antiderivative
+
+EQUATIONS = {
+    "linear": (numpy.ones_like, -0.4),
+    "exponential": (lambda s: s, -1.5),
+    "logistic": (lambda s: s * (1 - s), 0.3),
+}
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+@pytest.mark.parametrize("sigma", [25.0, 200.0])
+def test_against_an_ode_solver(equation: str, sigma: float) -> None:
+    rate, start = EQUATIONS[equation]
+    problem = Antiderivative(equation, start=start, sigma=sigma, modes=7, design_dim=1)
+    pairs = problem.sample(1, resolution=33, seed=0, dtype=torch.float64)
+    coefficients = problem.law.draw(1, 0)[0].numpy()
+    k = 2 * math.pi * numpy.arange(1, 8)
+
+    def right_hand_side(x: float, s: numpy.ndarray) -> numpy.ndarray:
+        drive = math.sqrt(2) * (coefficients[::2] @ numpy.cos(k * x) + coefficients[1::2] @ numpy.sin(k * x))
+        return drive * rate(s)
+
+    x = pairs.outputs.grid.points[:, 0].numpy()
+    solution = solve_ivp(right_hand_side, (0.0, 1.0), [start], method="DOP853", t_eval=x, rtol=1e-12, atol=1e-12)
+    # Dense output of the integrator has order 7: its error, not ours, is what this tolerance allows.
+    torch.testing.assert_close(pairs.outputs.values[0, 0], torch.from_numpy(solution.y[0]), atol=1e-9, rtol=1e-9)
+    assert pairs.outputs.values[0, 0, -1].item() == pytest.approx(solution.y[0, -1], abs=1e-10)
+
+
+@pytest.mark.parametrize("degree", range(6))
+def test_polynomials_to_degree_five_are_integrated_exactly(degree: int) -> None:
+    problem = Antiderivative(start=0.7)
+    x = problem.grid(63).points[:, 0]
+    solved = problem.solve(Field((x**degree)[None, None], problem.grid(63))).values[0, 0]
+    torch.testing.assert_close(solved, 0.7 + x ** (degree + 1) / (degree + 1), atol=1e-14, rtol=0)
+
+
+def test_solve_converges_with_order_six() -> None:
+    problem = Antiderivative(modes=6, design_dim=1)
+    errors = []
+    for size in (65, 129, 257):
+        pairs = problem.sample(4, resolution=size, seed=0, dtype=torch.float64)
+        errors.append((problem.solve(pairs.inputs).values - pairs.outputs.values).abs().max().item())
+    orders = [math.log2(errors[0] / errors[1]), math.log2(errors[1] / errors[2])]
+    assert min(orders) > 5.7
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_constant_drives_in_closed_form(equation: str) -> None:
+    problem = Antiderivative(equation)
+    grid = problem.grid(63)
+    x = grid.points[:, 0]
+    expected = {"linear": -3 * x, "exponential": torch.exp(-3 * x), "logistic": 1 / (1 + torch.exp(3 * x))}[equation]
+    solved = problem.solve(Field(torch.full((1, 1, 63), -3.0, dtype=torch.float64), grid)).values[0, 0]
+    torch.testing.assert_close(solved, expected, atol=1e-14, rtol=0)
+
+
+def test_small_drives_reduce_the_equations_to_the_linear_one() -> None:
+    inputs = Antiderivative().sample(3, resolution=65, seed=0, dtype=torch.float64).inputs
+    linear = Antiderivative().solve(inputs).values
+    for equation, start, slope in (("exponential", 1.5, 1.5), ("logistic", 0.2, 0.16)):
+        errors = []
+        for scale in (1e-3, 1e-4):
+            solved = Antiderivative(equation, start=start).solve(Field(scale * inputs.values, inputs.grid)).values
+            errors.append(((solved - start) / (slope * scale) - linear).abs().max().item())
+        assert errors[0] / errors[1] == pytest.approx(10.0, rel=0.01)
+        assert errors[1] < 1e-3
+
+
+def test_the_map_is_causal() -> None:
+    problem = Antiderivative("logistic")
+    inputs = problem.sample(1, resolution=201, seed=0, dtype=torch.float64).inputs
+    changed = inputs.values.clone()
+    changed[..., 120:] += 1.0
+    difference = problem.solve(Field(changed, inputs.grid)).values - problem.solve(inputs).values
+    assert difference[..., :115].abs().max() < 1e-15  # the interpolant of degree 5 looks three nodes ahead
+    assert difference[..., 125:].abs().min() > 1e-3
+
+
+def test_variance_of_the_antiderivative() -> None:
+    problem = Antiderivative(modes=5, design_dim=1)
+    states = problem.sample(20_000, resolution=11, seed=0, dtype=torch.float64).outputs.values[:, 0]
+    x, angular = problem.grid(11).points[:, 0], 2 * math.pi * torch.arange(1, 6, dtype=torch.float64)
+    rates = 625 * (angular**2 + 25) ** -2 / angular**2
+    # ∫₀ˣ √2 cos and ∫₀ˣ √2 sin squared add up to 4 (1 - cos κx)/κ².
+    variance = (rates * 4 * (1 - torch.cos(x[:, None] * angular))).sum(1)
+    torch.testing.assert_close(states.var(0), variance, rtol=0.05, atol=1e-12)
+    assert states.mean(0).abs().max() < 0.01
+    assert states[:, 0].abs().max() == 0.0
+
+
+def test_chunks_of_the_matrix_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Antiderivative("exponential")
+    inputs = problem.sample(2, resolution=65, seed=0, dtype=torch.float64).inputs
+    whole = problem.solve(inputs).values
+    monkeypatch.setattr("probneural.problems.antiderivative._MATRIX_ELEMENTS", 1000)
+    torch.testing.assert_close(problem.solve(inputs).values, whole, atol=1e-15, rtol=0)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("equation", "start"),
+    [("logistic", 0.0), ("logistic", 1.0), ("logistic", 1.5), ("exponential", 0.0), ("linear", math.inf), ("linear", math.nan)],
+)
+def test_starts_that_never_move(equation: str, start: float) -> None:
+    with pytest.raises(ArgumentError, match="start"):
+        Antiderivative(equation, start=start)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("arguments", [{"equation": "cubic"}, {"modes": 0}, {"design_dim": 63}], ids=str)
+def test_bad_arguments(arguments: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(arguments))):
+        Antiderivative(**arguments)

@@ -1,0 +1,133 @@
+"""The Helmholtz equation against finite differences, single modes, and its resonances."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+import torch
+
+from probneural.errors import ArgumentError, DataError
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.problems import Heat, Helmholtz
+
+
+def difference_solution(problem: Helmholtz, coefficients: torch.Tensor, cells: int) -> torch.Tensor:
+    """The five-point scheme of one source, `(cells + 1, cells + 1)`, by dense algebra along one axis."""
+    source = problem._field.evaluate(coefficients, Grid.uniform((cells + 1, cells + 1), periodic=False))[0, 1:-1, 1:-1].numpy()
+    count = cells - 1
+    second = cells**2 * (2.0 * numpy.eye(count) - numpy.eye(count, k=1) - numpy.eye(count, k=-1))
+    levels, vectors = numpy.linalg.eigh(second)
+    spectrum = vectors.T @ source @ vectors / (levels[:, None] + levels - problem.wavenumber**2)
+    return torch.from_numpy(numpy.pad(vectors @ spectrum @ vectors.T, 1))
+
+
+@pytest.mark.parametrize(("wavenumber", "seed"), [(8.0, 0), (6.0, 1), (0.5, 2)])
+def test_against_finite_differences_extrapolated(wavenumber: float, seed: int) -> None:
+    problem = Helmholtz(wavenumber, modes=4, design_dim=1)
+    exact = problem.sample(1, resolution=9, seed=seed, dtype=torch.float64).outputs.values[0, 0]
+    coefficients = problem.law.draw(1, seed)
+    coarse, middle, fine = (
+        difference_solution(problem, coefficients, cells)[:: cells // 8, :: cells // 8] for cells in (64, 128, 256)
+    )
+    first, second, third = ((approximation - exact).abs().max().item() for approximation in (coarse, middle, fine))
+    assert math.log2(first / second) == pytest.approx(2.0, abs=0.05)
+    assert math.log2(second / third) == pytest.approx(2.0, abs=0.02)
+    extrapolated = (64 * fine - 20 * middle + coarse) / 45  # errors in h² and h⁴ cancel
+    assert (extrapolated - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+def test_modes_on_both_sides_of_the_wavenumber_respond_with_opposite_signs() -> None:
+    problem, grid = Helmholtz(8.0), Grid.uniform((12, 17), periodic=False)
+    x, y = (math.pi * grid.points).T
+    for i, j in [(1, 1), (1, 2), (2, 2), (10, 3), (7, 15)]:
+        wave = (torch.sin(i * x) * torch.sin(j * y)).reshape(1, 1, 12, 17)
+        expected = wave / (math.pi**2 * (i**2 + j**2) - 64.0)
+        torch.testing.assert_close(problem.solve(Field(wave, grid)).values, expected, atol=1e-15, rtol=0)
+
+
+@pytest.mark.parametrize("share", [0.1, -0.3])
+def test_the_response_near_a_resonance_is_one_mode(share: float) -> None:
+    problem = Helmholtz(math.sqrt(5 * math.pi**2 + share * 1e-4), modes=4, design_dim=1)
+    assert problem.resonance_distance == pytest.approx(abs(share) * 1e-4, rel=1e-6)
+    output = problem.sample(1, resolution=17, seed=0, dtype=torch.float64).outputs.values[0, 0]
+    x = math.pi * torch.arange(17, dtype=torch.float64) / 16
+    pair = torch.stack([torch.outer(torch.sin(a * x), torch.sin(b * x)).flatten() for a, b in [(1, 2), (2, 1)]], dim=1)
+    pair = pair / pair.norm(dim=0)
+    left = output.flatten() - pair @ (pair.T @ output.flatten())
+    assert left.norm() < 1e-5 * output.norm()
+    assert output.abs().max() > 1e3
+
+
+def test_a_varied_wavenumber_agrees_with_a_fixed_one() -> None:
+    varied = Helmholtz(8.0, vary_wavenumber=True, modes=4)
+    pairs = varied.sample(4, resolution=11, seed=0, dtype=torch.float64)
+    squares = pairs.inputs.values[:, 1, 0, 0]
+    assert squares.std() > 1.0
+    for source, squared, output in zip(pairs.inputs.values[:, :1], squares, pairs.outputs.values, strict=True):
+        fixed = Helmholtz(squared.sqrt().item(), modes=4)
+        torch.testing.assert_close(fixed.solve(Field(source[None], pairs.inputs.grid)).values[0], output, atol=1e-14, rtol=1e-9)
+
+
+def test_the_interval_of_wavenumbers_leaves_the_resonance_out_and_the_shift_moves_towards_it() -> None:
+    problem = Helmholtz(8.0, vary_wavenumber=True, modes=2, design_dim=2)
+    assert problem.resonance_distance == pytest.approx(64 - 5 * math.pi**2)
+    squares = problem.sample(2000, resolution=5, seed=0, dtype=torch.float64).inputs.values[:, 1, 0, 0]
+    reach = 0.7 * problem.resonance_distance
+    assert (squares - 64).abs().max() < reach
+    assert (squares - 64).abs().max() > 0.99 * reach
+    closer = problem.shifts()["resonance"]
+    assert isinstance(closer, Helmholtz)
+    assert closer.resonance_distance == pytest.approx(problem.resonance_distance / 8)
+    assert (
+        closer.sample(64, resolution=5, seed=0).outputs.values.std()
+        > 2 * problem.sample(64, resolution=5, seed=0).outputs.values.std()
+    )
+    corners = problem.encode(torch.tensor([[0.5, 0.0], [0.5, 1.0]], dtype=torch.float64), grid=problem.grid(5)).values
+    torch.testing.assert_close(corners[:, 1, 0, 0], torch.tensor([64 - reach, 64 + reach], dtype=torch.float64))
+
+
+def test_a_heat_source_in_the_limit_of_slow_waves_is_poisson() -> None:
+    # ∫ e^(Δt) f dt over all times solves Poisson's equation; the heat equation is another problem of this package.
+    problem = Helmholtz(1e-6, modes=3, design_dim=1)
+    pairs = problem.sample(2, resolution=7, seed=0, dtype=torch.float64)
+    nodes, weights = numpy.polynomial.legendre.leggauss(30)
+    total = torch.zeros_like(pairs.outputs.values)
+    for lower, upper in [(0.0, 0.02), (0.02, 0.1), (0.1, 0.5), (0.5, 2.5)]:
+        for node, weight in zip(nodes, weights, strict=True):
+            time = lower + (upper - lower) * (node + 1) / 2
+            heat = Heat(1.0, time=time, boundary="dirichlet", modes=3, design_dim=1)
+            total += weight * (upper - lower) / 2 * heat.solve(pairs.inputs).values
+    torch.testing.assert_close(pairs.outputs.values, total, atol=1e-13, rtol=0)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"wavenumber": 0.0},
+        {"wavenumber": math.sqrt(2.0) * math.pi},
+        {"spread": 1.0},
+        {"spread": 0.0},
+        {"modes": 0},
+        {"design_dim": 0},
+    ],
+    ids=str,
+)
+def test_bad_arguments(arguments: dict[str, float]) -> None:
+    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
+        Helmholtz(**arguments)
+
+
+@pytest.mark.bad_input
+def test_wavenumbers_that_vary_in_space_or_resonate() -> None:
+    problem = Helmholtz(8.0, vary_wavenumber=True, modes=4)
+    values = problem.sample(2, resolution=11, seed=0, dtype=torch.float64).inputs.values
+    values[1, 1, 3, 3] += 1e-3
+    with pytest.raises(DataError, match="constant in space"):
+        problem.solve(Field(values, problem.grid(11)))
+    values[:, 1] = 10.0 * math.pi**2
+    with pytest.raises(DataError, match="no resonance"):
+        problem.solve(Field(values, problem.grid(11)))

@@ -1,0 +1,130 @@
+"""The wave equation against d'Alembert, energy, reversal, and the heat equation's modes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+import torch
+
+from probneural.errors import ArgumentError, ShapeError
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.problems import MethodOfLines, Wave, spectral_derivative
+
+
+def d_alembert(problem: Wave, seed: int, grid: Grid) -> torch.Tensor:
+    """Half the sum of two travelling displacements, and half the integral of the velocity between them."""
+    displacement, velocity = problem.law.split(problem.law.draw(3, seed))
+    law, scale = problem._field(), problem.law.parts[1]
+    x, reach = grid.points[:, 0], problem.speed * problem.time
+    ahead, behind = (law.evaluate_on_axes(displacement, [x + sign * reach]) for sign in (1.0, -1.0))
+    nodes, weights = (torch.from_numpy(part) for part in numpy.polynomial.legendre.leggauss(80))
+    places = x[:, None] + reach * nodes
+    between = scale.evaluate_on_axes(velocity, [places.flatten()]).unflatten(-1, places.shape) @ weights
+    return 0.5 * (ahead + behind) + 0.5 * problem.time * between
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "dirichlet"])
+@pytest.mark.parametrize("time", [0.37, 1.9])
+def test_against_d_alembert(boundary: str, time: float) -> None:
+    # Sine modes are odd about both walls, so their continuation beyond [0, 1] is the one d'Alembert's formula needs.
+    problem = Wave(0.8, time=time, boundary=boundary, modes=6)
+    pairs = problem.sample(3, resolution=17, seed=0, dtype=torch.float64)
+    expected = d_alembert(problem, 0, pairs.outputs.grid)
+    torch.testing.assert_close(pairs.outputs.values[:, 0], expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "dirichlet"])
+@pytest.mark.parametrize("dimension", [1, 2, 3])
+def test_velocity_is_the_rate_of_change(dimension: int, boundary: str) -> None:
+    def wave(time: float) -> Wave:
+        return Wave(0.7, time=time, boundary=boundary, dimension=dimension, modes=3, design_dim=1)
+
+    inputs = wave(1.0).sample(2, resolution=9, seed=0, dtype=torch.float64).inputs
+    early, now, late = (wave(0.5 + step).solve(inputs).values for step in (-1e-4, 0.0, 1e-4))
+    torch.testing.assert_close((late - early)[:, 0] / 2e-4, now[:, 1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "dirichlet"])
+@pytest.mark.parametrize("shape", [(16,), (9, 10), (7, 6, 5)])
+def test_energy_is_conserved_and_time_is_reversible(boundary: str, shape: tuple[int, ...]) -> None:
+    problem = Wave(
+        1.3, time=2.7, boundary=boundary, dimension=len(shape), modes=1 if boundary == "periodic" else 2, design_dim=1
+    )
+    pairs = problem.sample(3, resolution=shape, seed=0, dtype=torch.float64)
+    torch.testing.assert_close(problem.energy(pairs.outputs), problem.energy(pairs.inputs), rtol=1e-12, atol=0)
+    signs = torch.tensor([1.0, -1.0]).reshape(2, *(1,) * len(shape))
+    back = problem.solve(Field(pairs.outputs.values * signs, pairs.outputs.grid)).values * signs
+    torch.testing.assert_close(back, pairs.inputs.values, atol=1e-12, rtol=0)
+
+
+def test_energy_is_the_integral() -> None:
+    problem = Wave(0.6, dimension=2, modes=3)
+    states = problem.sample(2, resolution=(9, 8), seed=0, dtype=torch.float64).inputs
+    slopes = [spectral_derivative(states.values[:, 0], states.grid, axis=axis) for axis in (0, 1)]
+    density = 0.5 * (states.values[:, 1].square() + 0.36 * (slopes[0].square() + slopes[1].square()))
+    torch.testing.assert_close(problem.energy(states), density.flatten(1) @ states.grid.weights, rtol=1e-12, atol=0)
+    fixed = Wave(0.6, boundary="dirichlet", modes=3, design_dim=1)
+    grid = fixed.grid(33)
+    x = grid.points[:, 0]
+    state = torch.stack([torch.sin(2 * math.pi * x), torch.sin(math.pi * x)])[None]
+    assert fixed.energy(Field(state, grid)).item() == pytest.approx(0.25 + 0.25 * 0.36 * (2 * math.pi) ** 2, rel=1e-12)
+
+
+def test_a_mean_velocity_moves_the_mean() -> None:
+    problem = Wave(time=1.5)
+    inputs = torch.stack([torch.full((32,), 2.0), torch.full((32,), -3.0)])[None].double()
+    moved = problem.solve(Field(inputs, problem.grid(32))).values
+    torch.testing.assert_close(moved[:, 0], torch.full((1, 32), 2.0 - 4.5).double(), atol=1e-14, rtol=0)
+    torch.testing.assert_close(moved[:, 1], inputs[:, 1], atol=1e-14, rtol=0)
+
+
+def test_against_the_method_of_lines() -> None:
+    problem = Wave(0.9, time=0.3, modes=4)
+
+    def rate(time: torch.Tensor, u: torch.Tensor, grid: Grid) -> torch.Tensor:
+        return torch.stack([u[:, 1], 0.81 * spectral_derivative(u[:, 0], grid, order=2)], dim=1)
+
+    pairs = problem.sample(2, resolution=12, seed=0, dtype=torch.float64)
+    stepped = MethodOfLines(rate, law=problem.law, channels=2, time=0.3).solve(pairs.inputs).values
+    torch.testing.assert_close(stepped, pairs.outputs.values, atol=1e-6, rtol=0)
+
+
+def test_velocities_have_the_scale_asked_for() -> None:
+    inputs = Wave(velocity_scale=3.0).sample(400, resolution=25, seed=0, dtype=torch.float64).inputs.values
+    assert (inputs[:, 1].std() / inputs[:, 0].std()).item() == pytest.approx(3.0, rel=0.1)
+    correlation = torch.corrcoef(inputs.transpose(0, 1).flatten(1))[0, 1]
+    assert abs(correlation.item()) < 0.1
+
+
+def test_names() -> None:
+    assert Wave(2.0).name == "Wave 1-D, speed 2"
+    assert Wave(dimension=2, boundary="dirichlet", modes=4).name == "Wave 2-D, speed 1, fixed ends"
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"speed": 0.0},
+        {"time": -1.0},
+        {"velocity_scale": 0.0},
+        {"dimension": 4},
+        {"boundary": "neumann"},
+        {"modes": 0},
+        {"design_dim": 10**6},
+    ],
+    ids=str,
+)
+def test_bad_arguments(arguments: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
+        Wave(**arguments)
+
+
+@pytest.mark.bad_input
+def test_energy_of_one_channel() -> None:
+    problem = Wave()
+    with pytest.raises(ShapeError, match="2 channels"):
+        problem.energy(Field(torch.zeros(1, 1, 32), problem.grid(32)))
