@@ -24,6 +24,7 @@ class ProblemSource:
         finer: Points per axis of the finer test grid, or None if the problem has one grid only.
         pairs: Training pairs.
         fields: Calibration functions, test functions per place, and half the pool of the conformal bands.
+        finer_fields: Test functions of the finer grid; as many as `fields` by default.
     """
 
     problem: pn.problems.Problem
@@ -31,6 +32,7 @@ class ProblemSource:
     finer: tuple[int, ...] | None
     pairs: int = 1000
     fields: int = 200
+    finer_fields: int | None = None
 
     @property
     def name(self) -> str:
@@ -53,7 +55,7 @@ class ProblemSource:
         """Test functions by where they come from, the training grid first."""
         found = {"in distribution": self._sample(self.problem, "test", self.fields, self.resolution)}
         if self.finer is not None:
-            found["finer grid"] = self._sample(self.problem, "test", self.fields, self.finer)
+            found["finer grid"] = self._sample(self.problem, "test", self.finer_fields or self.fields, self.finer)
         for name, shifted in self.problem.shifts().items():
             found[name] = self._sample(shifted, "shift", self.fields, self.resolution)
         return found

@@ -76,6 +76,10 @@ class FieldDistribution(ABC):
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> FieldDistribution:
         """Select functions; one integer selects one and keeps its batch axis."""
 
+    def alone(self, index: int) -> FieldDistribution:
+        """One function by itself: its own distribution, whose randomness need not be shared with the others."""
+        return self[index]
+
     @property
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
         """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units."""

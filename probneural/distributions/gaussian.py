@@ -329,6 +329,13 @@ class GaussianField(FieldDistribution):
         rows = select_rows(index, len(self))
         return GaussianField(self._mean[rows], self.root.select(rows), latent=self.latent, grid=self.grid)
 
+    def alone(self, index: int) -> GaussianField:
+        """One function by itself, under a latent of its own where that makes its root smaller."""
+        root = self.root.alone(index)
+        rank = root.shape[3]
+        latent = self.latent if rank == self.latent.rank else Latent(id=f"{self.latent.id}|alone-{index}", rank=rank)
+        return GaussianField(self._mean[index : index + 1], root, latent=latent, grid=self.grid)
+
     def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor]:
         """Root and residual of a functional's values, the residual in float64."""
         check_functional(functional, self.grid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 
 import torch
@@ -281,7 +281,7 @@ class KernelPredictor(Predictor):
             deviations=torch.cat([process.amplitude for process in self.processes]),
             sizes=tuple(len(process.amplitude) for process in self.processes),
             variances=torch.stack([process.variance(points) for process in self.processes]),
-            factors=partial(_factors, self.processes, points),
+            factors=cache(partial(_factors, self.processes, points)),
             joint=len(points),
         )
         latent = Latent(id=f"{self._name}-{digest(points)}", rank=coordinates.shape[2])

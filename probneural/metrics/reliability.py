@@ -198,7 +198,8 @@ def _suprema(comparison: Comparison, *, count: int, functions: int, seed: int) -
     suprema = []
     for start in range(0, comparison.truth.shape[0], functions):
         part = slice(start, start + functions)
-        drawn = comparison.distribution[part].rsample(torch.Size([count]), seed=seed).detach()
+        field = comparison.distribution.alone(start) if functions == 1 else comparison.distribution[part]
+        drawn = field.rsample(torch.Size([count]), seed=seed).detach()
         deviation = drawn.to(comparison.truth) - comparison.mean[part]
         if white is not None:
             deviation += comparison.noise[part].sqrt() * white

@@ -33,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         paths = tuple(folder / f"{recipe.kind}-{member}.safetensors" for member in range(exact.MEMBERS))
         facts = [exact.train(exact.Training(0, case.source, recipe, member, path), ticks) for member, path in enumerate(paths)]
         own, figures = exact.evaluate(exact.Evaluation(0, case.source, recipe.kind, paths), ticks)
-        assert len(figures) == (6 if recipe.kind == "FNO" else 0)
+        assert len(figures) == (8 if recipe.kind == "FNO" else 0)
         assert all(image.startswith(b"\x89PNG") for image in figures.values())
         found += [exact._joined(run, facts) for run in own]
     for kind in (exact.KERNEL, exact.REGRESSION.kind):

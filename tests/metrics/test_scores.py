@@ -69,6 +69,21 @@ def test_each_score_is_the_mean_of_its_function(grid: Grid, make: Maker) -> None
     assert (found.level, found.functions, found.reasons) == (0.8, 5, {})
 
 
+@pytest.mark.parametrize("make", [gaussian, empirical])
+def test_scores_of_whole_functions_can_be_had_for_the_first_ones(make: Maker) -> None:
+    u = make(GRIDS[next(iter(GRIDS))])
+    truth = truth_for(u)
+    found, everything, first = (
+        score(u, truth, noise=0.5, whole=2),
+        score(u, truth, noise=0.5),
+        score(u[:2], truth[:2], noise=0.5),
+    )
+    for name in NAMES:
+        source = first if name in ("joint_nll", "simultaneous_coverage") else everything
+        assert getattr(found, name) == getattr(source, name), name
+    assert found.functions == len(truth)
+
+
 def smooth(resolution: int) -> tuple[EmpiricalField, Field]:
     grid = Grid.uniform((resolution,), lengths=1.0)
     x = 2 * math.pi * grid.points[:, 0]
@@ -190,6 +205,13 @@ def test_scoring_leaves_the_global_generator_alone() -> None:
     first, second = (score(u, truth_for(u), noise=0.1) for _ in range(2))
     assert first == second
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.bad_input
+def test_no_whole_function_at_all() -> None:
+    u = gaussian(GRIDS[next(iter(GRIDS))])
+    with pytest.raises(ArgumentError, match="whole >= 1"):
+        score(u, truth_for(u), noise=0.5, whole=0)
 
 
 @pytest.mark.bad_input
