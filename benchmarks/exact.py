@@ -83,24 +83,24 @@ def cases() -> list[Case]:
         trained = recipes.fno(16, epochs=60, **options), recipes.deeponet(epochs=80, learning_rate=rate)
         return Case(ProblemSource(problem, (points,), (finer,)), trained)
 
-    def square(problem: pn.problems.Problem, points: int, *, epochs: int, **options: Any) -> Case:
+    def square(problem: pn.problems.Problem, points: int, *, branch: int = 25, **options: Any) -> Case:
         """A problem in two dimensions."""
         finer = 2 * points if problem.grid(points).periodic[0] else 2 * points - 1
         source = ProblemSource(problem, (points, points), (finer, finer), pairs=500, finer_fields=50)
-        return Case(source, (recipes.fno(9, 9, epochs=epochs, **plane, **options), recipes.deeponet(epochs=25)))
+        return Case(source, (recipes.fno(9, 9, epochs=16, **plane, **options), recipes.deeponet(epochs=branch, basis=32)))
 
     default = [
         line(problems.Burgers(viscosity=0.1), 64),
         line(problems.Burgers(viscosity=0.01), 64, rate=3e-3),
         line(problems.Darcy1D(), 65, rate=3e-3, **walls),
         line(problems.VariableSpeedAdvection(), 64),
-        square(problems.ShallowWater(), 32, epochs=24),
+        square(problems.ShallowWater(), 32, branch=12),
     ]
     further = [
         line(problems.Antiderivative(equation="logistic"), 65, rate=3e-3, **walls),
-        square(problems.Heat(dimension=2), 32, epochs=24),
-        square(problems.Helmholtz(), 33, epochs=24, **walls),
-        square(problems.Darcy2D(), 33, epochs=24, **walls),
+        square(problems.Heat(dimension=2), 32),
+        square(problems.Helmholtz(), 33, **walls),
+        square(problems.Darcy2D(), 33, **walls),
         Case(
             ProblemSource(problems.SignalSeparation(), (200,), None),
             (recipes.fno(24, epochs=30, width=24, **walls), recipes.deeponet(epochs=40)),
@@ -219,7 +219,7 @@ def _run_all(todo: Sequence[Case], workers: int) -> tuple[list[dict[str, Any]], 
     figures: dict[str, dict[str, bytes]] = {}
     for one, (own, images) in zip(evaluations, done, strict=True):
         trained = by_operator.get((one.case, one.kind), [])
-        runs += [_joined(run, trained) for run in own]
+        runs += [_joined(run | {"in_slice": todo[one.case].is_in_slice}, trained) for run in own]
         figures.setdefault(one.source.name, {}).update(images)
     for name, images in figures.items():
         images |= _comparison([run for run in runs if run["problem"] == name])
@@ -240,8 +240,9 @@ def _joined(run: dict[str, Any], trained: list[dict[str, Any]]) -> dict[str, Any
 
 
 def _spread(pool: ProcessPoolExecutor, work: Callable[..., Any], todo: Sequence[Any], ticks: Any, bar: tqdm) -> list[Any]:
-    """Results in the order of the tasks."""
-    futures = {pool.submit(work, one, ticks): number for number, one in enumerate(todo)}
+    """Results in the order of the tasks; the largest grids begin, so that the workers end together."""
+    order = sorted(range(len(todo)), key=lambda number: -todo[number].source.points)
+    futures = {pool.submit(work, todo[number], ticks): number for number in order}
     results: dict[int, Any] = {}
     try:
         for future in as_completed(futures):

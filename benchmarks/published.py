@@ -60,7 +60,11 @@ def settings() -> list[Setting]:
             problems.Burgers(viscosity=0.1),
             (128,),
             200,
-            (recipes.fno(16, epochs=100), recipes.deeponet(epochs=300), recipes.pod_deeponet(epochs=300, basis=32)),
+            (
+                recipes.fno(16, epochs=100),
+                recipes.deeponet(epochs=200, learning_rate=3e-4),
+                recipes.pod_deeponet(epochs=200, learning_rate=3e-4),
+            ),
             {"FNO": 0.0193, "DeepONet": 0.0215, "POD-DeepONet": 0.0194},
         ),
         Setting(
@@ -70,8 +74,8 @@ def settings() -> list[Setting]:
             1000,
             (
                 recipes.fno(20, 8, epochs=30, width=24, projection=48),
-                recipes.deeponet(epochs=200, basis=128, frequencies=8),
-                recipes.pod_deeponet(epochs=200, basis=48),
+                recipes.deeponet(epochs=60, basis=128, frequencies=8),
+                recipes.pod_deeponet(epochs=150, basis=48),
             ),
             {"FNO": 0.0066, "DeepONet": 0.0022, "POD-DeepONet": 0.0004, KERNEL: 2.8e-5},
         ),
@@ -80,7 +84,7 @@ def settings() -> list[Setting]:
             problems.Advection(initial="sign", time=0.5, tau=3.0, modes=99),
             (199,),
             1000,
-            (recipes.fno(100, epochs=60, width=16), recipes.deeponet(epochs=200, basis=128, frequencies=16)),
+            (recipes.fno(100, epochs=60, width=16), recipes.deeponet(epochs=100, basis=128, frequencies=16)),
             {"FNO": 0.135, "DeepONet": 0.153, KERNEL: 0.116},
             has_floor=True,
         ),

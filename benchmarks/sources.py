@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +38,11 @@ class ProblemSource:
     @property
     def name(self) -> str:
         return self.problem.name
+
+    @property
+    def points(self) -> int:
+        """Points of the training grid."""
+        return math.prod(self.resolution)
 
     @property
     def train(self) -> pn.FieldPairs:
@@ -87,6 +93,11 @@ class FileSource:
     @property
     def name(self) -> str:
         return str(self._data.name)
+
+    @property
+    def points(self) -> int:
+        """Points of the training grid."""
+        return self.train.inputs.grid.size
 
     @property
     def train(self) -> pn.FieldPairs:

@@ -12,7 +12,9 @@ from benchmarks import environment, report
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("baselines.md", "benchmarks.md", "laplace.md")))
 RESULTS = Path(__file__).parent / "results"
-_MARK = re.compile(r"(<!-- table: ([a-z-]+)(?:/([a-z ]+))?(?: on ([a-z ]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARK = re.compile(
+    r"(<!-- table: ([a-z-]+)(?:/([a-z ]+))?(?: on ([a-z ]+))?(, default problems)? -->\n).*?(<!-- end -->)", re.DOTALL
+)
 
 
 def update() -> None:
@@ -25,18 +27,20 @@ def rendered(text: str) -> str:
     """Return a document with its tables generated from the committed results.
 
     A mark `<!-- table: laplace/ranks -->` stands for the table `ranks` of `results/laplace.json`, `<!-- table: exact -->`
-    for all rows of `results/exact.json`, and `<!-- table: exact on finer grid -->` for those evaluated there.
+    for all rows of `results/exact.json`, `<!-- table: exact on finer grid -->` for those evaluated there, and
+    `<!-- table: exact on finer grid, default problems -->` for the problems that the default run has.
     """
     return _MARK.sub(_table, text)
 
 
 def _table(match: re.Match[str]) -> str:
-    opening, name, section, place, closing = match.groups()
+    opening, name, section, place, default, closing = match.groups()
     results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     if "modified" in results["commit"]:
         raise ValueError(f"{name}.json comes from a modified checkout ({results['commit']}): commit, run again, copy it anew")
     if section is None:
-        rows = [row for row in report.rows(results) if place is None or row["on"] == place]
+        chosen = {**results, "runs": [run for run in results["runs"] if run["in_slice"] or not default]}
+        rows = [row for row in report.rows(chosen) if place is None or row["on"] == place]
     else:
         rows = results["sections"][section]
     facts = results["machine"]
