@@ -106,8 +106,8 @@ def own_data(train: pn.FieldPairs) -> list[Recipe]:
     cap = {1: 16, 2: 12, 3: 8}[grid.dimension]
     modes = tuple(min(cap, (size + 1) // 2) for size in grid.shape)
     walls = not all(grid.periodic)
-    epochs = max(20, min(200, math.ceil(50_000 / len(train))))
+    epochs = max(20, min(200, math.ceil(30_000 / len(train))))
     return [
-        fno(*modes, epochs=epochs, width=32 if grid.dimension == 1 else 24, embeds_position=walls),
+        fno(*modes, epochs=epochs, width=32 if grid.dimension == 1 else 16, embeds_position=walls),
         deeponet(epochs=2 * epochs),
     ]
