@@ -27,10 +27,10 @@ from probneural.curvature.weight_roots import DenseWeights, DiagonalWeights, Low
 from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.grids import Axis, Grid
-from probneural.heads.bayesian import SampledLastLayerPredictor, VariationalLastLayerPredictor
 from probneural.heads.kernel import KernelPaths, KernelPredictor
 from probneural.heads.laplace import LaplacePredictor
 from probneural.heads.last_layer import LastLayerPredictor
+from probneural.heads.last_layer_predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
 from probneural.heads.principal import PrincipalComponents
 from probneural.heads.processes import Covariance, Process
 from probneural.heads.readout import Readout

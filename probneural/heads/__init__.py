@@ -1,16 +1,12 @@
 """Uncertainty heads: `.fit(operator, data)` turns any operator into a predictor of field distributions."""
 
 from probneural.heads.anchored import AnchoredEnsemble
-from probneural.heads.bayesian import (
-    BayesianLastLayer,
-    ConvergenceWarning,
-    SampledLastLayerPredictor,
-    VariationalLastLayerPredictor,
-)
+from probneural.heads.bayesian import BayesianLastLayer, ConvergenceWarning
 from probneural.heads.ensembles import DeepEnsemble
 from probneural.heads.kernel import KernelOperator, KernelPaths, KernelPredictor
 from probneural.heads.laplace import Laplace, LaplacePredictor
 from probneural.heads.last_layer import LastLayerLaplace, LastLayerPredictor
+from probneural.heads.last_layer_predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
 from probneural.heads.sampled import WeightSampledPredictor
 
 __all__ = [

@@ -22,7 +22,7 @@ from probneural.errors import ArgumentError, DataError, ReadoutError, ShapeError
 from probneural.fields import Field, FieldPairs, evaluate
 from probneural.grids import Grid
 from probneural.heads import BayesianLastLayer, ConvergenceWarning, LastLayerLaplace
-from probneural.heads.bayesian import chain_report, effective_size, split_r_hat
+from probneural.heads.chains import chain_report, effective_size, split_r_hat
 from probneural.metrics import score
 from probneural.operators import FNO
 from probneural.problems import Burgers
@@ -513,11 +513,11 @@ def test_the_trained_offset_is_in_standard_deviations() -> None:
 
 
 def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from probneural.heads import bayesian
+    from probneural.heads import last_layer_predictors
 
     predict, inputs = fitted("nuts", "outputs"), outputs().data.inputs
     expected = predict(inputs).samples
-    monkeypatch.setattr(bayesian, "_BATCH_ELEMENTS", 1)
+    monkeypatch.setattr(last_layer_predictors, "_BATCH_ELEMENTS", 1)
     torch.testing.assert_close(predict(inputs).samples, expected, rtol=1e-12, atol=1e-12)
 
 
