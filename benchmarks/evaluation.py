@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 import probneural as pn
 from benchmarks.sources import Source
-from probneural.errors import ConstraintError
+from probneural.errors import CalibrationError, ConstraintError
 
 LEVEL = 0.9
 WHOLE = {1: 200, 2: 20, 3: 10}
@@ -29,16 +30,18 @@ def evaluate(
     """Calibrate a predictor, score it at every place, and try its bands; returns facts, evaluations and figures."""
     start = time.perf_counter()
     calibration = source.calibration
-    predict = pn.calibration.VarianceScale().fit(raw, calibration)
-    facts: dict[str, Any] = {
-        "calibration_seconds": time.perf_counter() - start,
-        "noise": raw.noise.tolist(),
-        "scale": predict.scale.tolist(),
-        "noise_scale": predict.noise_scale.tolist(),
-    }
+    facts: dict[str, Any] = {"noise": raw.noise.tolist()}
+    predict = raw
+    try:
+        predict = scaled = pn.calibration.VarianceScale().fit(raw, calibration)
+        facts |= {"scale": scaled.scale.tolist(), "noise_scale": scaled.noise_scale.tolist()}
+    except CalibrationError as error:  # a linear problem, solved up to rounding: there is nothing to calibrate
+        facts["not_calibrated"] = str(error)
+    facts["calibration_seconds"] = time.perf_counter() - start
     evaluations: list[dict[str, Any]] = []
     figures: dict[str, bytes] = {}
-    band = pn.calibration.SimultaneousBand(level=LEVEL).fit(predict, calibration) if source.pool is None else None
+    pool = source.pool
+    band = pn.calibration.SimultaneousBand(level=LEVEL).fit(predict, calibration) if pool is None else None
     for name, pairs in places.items():
         start = time.perf_counter()
         query = None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid
@@ -58,9 +61,9 @@ def evaluate(
     u = predict(pairs.inputs)
     if isinstance(u, pn.distributions.GaussianField):
         first["constrained"] = _constrained(u, pairs.outputs)
-    pool = source.pool
     if pool is not None:
-        first["bands"] = bands(predict, pool)
+        with contextlib.suppress(CalibrationError):  # as above
+            first["bands"] = bands(predict, pool)
     if compares_scales:
         common = pn.calibration.VarianceScale(separate=False).fit(raw, calibration)
         alike = pn.metrics.score(
