@@ -39,7 +39,7 @@ def _table(match: re.Match[str]) -> str:
     if "modified" in results["commit"]:
         raise ValueError(f"{name}.json comes from a modified checkout ({results['commit']}): commit, run again, copy it anew")
     if section is None:
-        chosen = {**results, "runs": [run for run in results["runs"] if run["in_slice"] or not default]}
+        chosen = {**results, "runs": [run for run in results["runs"] if not default or run["in_slice"]]}
         rows = [row for row in report.rows(chosen) if place is None or row["on"] == place]
     else:
         rows = results["sections"][section]
