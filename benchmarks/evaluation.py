@@ -15,7 +15,7 @@ from probneural.errors import CalibrationError, ConstraintError
 
 LEVEL = 0.9
 WHOLE = {1: 200, 2: 20, 3: 10}
-"""Functions per place that scores of whole functions, and laws, are computed on, by dimension: their work grows with the points."""
+"""Functions per place that scores of whole functions, and laws, are computed on, by dimension: work grows with the points."""
 SPLITS = 100
 
 
