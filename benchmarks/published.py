@@ -114,7 +114,7 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
 def _all(*, small: bool, workers: int) -> list[dict[str, Any]]:
     """One model per single-threaded process, the longest first."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    chosen = [replace(one, pairs=40, tests=20) for one in settings()] if small else settings()
+    chosen = [replace(one, pairs=80, tests=20) for one in settings()] if small else settings()
     todo = [
         (number, recipe) for number, one in enumerate(chosen) for recipe in (*one.operators, Recipe(KERNEL), Recipe(REGRESSION))
     ]
