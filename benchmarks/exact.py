@@ -8,12 +8,14 @@ is fitted on test functions.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import multiprocessing
 import os
 import re
-import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -141,7 +143,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, p
     """Run, print the table, write results.json and the report."""
     start = time.perf_counter()
     todo = chosen(mode, problem=problem, path=path)
-    runs, figures = _run_all(todo, workers)
+    runs, figures = _run_all(todo, workers, output / "operators")
     flags = "" if mode == "default" else f" --{mode}"
     flags += f' --problem "{problem}"' if problem else ""
     flags += f" --data {path.name}" if path else ""
@@ -167,6 +169,12 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, p
         ],
         "runs": runs,
     }
+    resumed = sum(run["train"].get("resumed", False) for run in runs)
+    if resumed:
+        results["notes"].append(
+            f"An earlier run, cut off or smaller, trained the operators of {resumed} rows: the seconds that it took are in "
+            "those of training, not in those of the run."
+        )
     environment.write_json(results, output / "results.json")
     report.write_report(results, figures, output / "report.html")
     for name, images in figures.items():
@@ -178,17 +186,20 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, p
     return results
 
 
-def _run_all(todo: Sequence[Case], workers: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, bytes]]]:
-    """Train everything, then evaluate everything, in single-threaded processes under one progress bar in epochs."""
+def _run_all(todo: Sequence[Case], workers: int, folder: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, bytes]]]:
+    """Train everything, then evaluate everything, in single-threaded processes under one progress bar in epochs.
+
+    Trained operators stay in the folder, and a run that was cut off goes on from them: what a training says of itself, its
+    seconds among them, is kept beside it.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
     context = multiprocessing.get_context("spawn")
     with (
-        tempfile.TemporaryDirectory() as folder,
         context.Manager() as manager,
         ProcessPoolExecutor(workers, mp_context=context) as pool,
     ):
         trainings = [
-            Training(number, case.source, recipe, member, Path(folder) / f"{number}-{recipe.kind}-{member}.safetensors")
+            Training(number, case.source, recipe, member, _kept(folder, case, recipe, member))
             for number, case in enumerate(todo)
             for recipe in case.operators
             for member in range(MEMBERS)
@@ -227,6 +238,13 @@ def _run_all(todo: Sequence[Case], workers: int) -> tuple[list[dict[str, Any]], 
     return runs, figures
 
 
+def _kept(folder: Path, case: Case, recipe: Recipe, member: int) -> Path:
+    """Where a trained operator is kept: the name holds all that it follows from, the commit included."""
+    said = f"{environment.commit()} {case.source.identity} {recipe!r} {member} {SEEDS!r} {environment.versions()!r}"
+    name = re.sub(r"[^a-z0-9.]+", "-", f"{case.source.name} {recipe.kind} {member}".lower())
+    return folder / f"{name}-{hashlib.sha256(said.encode()).hexdigest()[:12]}.safetensors"
+
+
 def _paths(trainings: Sequence[Training], case: int, kind: str) -> tuple[Path, ...]:
     return tuple(one.path for one in trainings if one.case == case and one.recipe.kind == kind)
 
@@ -236,8 +254,8 @@ def _joined(run: dict[str, Any], trained: list[dict[str, Any]]) -> dict[str, Any
     if not trained:
         return run
     members = trained if run["head"] == ENSEMBLE else trained[:1]
-    seconds = sum(one["seconds"] for one in members)
-    return run | {"train": members[0] | {"seconds": seconds, "undertrained": any(one["undertrained"] for one in members)}}
+    flags = {name: any(one.get(name, False) for one in members) for name in ("undertrained", "resumed")}
+    return run | {"train": members[0] | {"seconds": sum(one["seconds"] for one in members)} | flags}
 
 
 def _spread(pool: ProcessPoolExecutor, work: Callable[..., Any], todo: Sequence[Any], ticks: Any, bar: tqdm) -> list[Any]:
@@ -263,10 +281,18 @@ def _listen(ticks: Any, bar: tqdm) -> None:
 
 
 def train(task: Training, ticks: Any) -> dict[str, Any]:
-    """Train one member and keep it in a file; returns facts."""
+    """Train one member and keep it in a file, unless this very one is there already; returns facts."""
     torch.set_num_threads(1)
+    beside = task.path.with_suffix(".json")
+    if beside.exists() and not environment.commit().endswith(("-modified", "unknown")):
+        for _ in range(task.recipe.epochs):
+            ticks.put(1)
+        known: dict[str, Any] = json.loads(beside.read_text())
+        return known | {"resumed": True}
     operator, facts, _ = task.recipe.train(task.source.train, seed=task.member, tick=lambda: ticks.put(1))
+    task.path.parent.mkdir(parents=True, exist_ok=True)
     pn.save(operator, task.path)
+    environment.write_json(facts, beside)
     return facts
 
 
@@ -295,16 +321,20 @@ def evaluate(task: Evaluation, ticks: Any) -> tuple[list[dict[str, Any]], dict[s
         run = {"problem": source.name, "operator": task.kind, "head": head, "seed": 0, "train": training}
         try:
             raw = make()
-        except ProbneuralError as error:  # one head that fails must not cost the hours of all others: the row says why
+            fitted: dict[str, Any] = {"seconds": time.perf_counter() - start}
+            if isinstance(raw, pn.heads.LastLayerPredictor):
+                fitted |= {"effective_observations": raw.effective_observations.tolist(), "log_evidence": raw.log_evidence}
+            more, evaluations, images = evaluation.evaluate(
+                raw,
+                source,
+                places,
+                compares_scales=task.kind == "FNO" and not runs,
+                draws_figures=task.kind in ("FNO", KERNEL),
+            )
+        except (ProbneuralError, RuntimeError) as error:  # must not cost the work on all others: the row says why
+            traceback.print_exc()
             runs.append(run | {"head_fit": {"seconds": time.perf_counter() - start, "failed": str(error)}, "evaluations": []})
             continue
-        fitted: dict[str, Any] = {"seconds": time.perf_counter() - start}
-        if isinstance(raw, pn.heads.LastLayerPredictor):
-            fitted |= {"effective_observations": raw.effective_observations.tolist(), "log_evidence": raw.log_evidence}
-        first = task.kind == "FNO" and not runs
-        more, evaluations, images = evaluation.evaluate(
-            raw, source, places, compares_scales=first, draws_figures=task.kind in ("FNO", KERNEL)
-        )
         figures |= {f"{task.kind}, {head}: {caption}": image for caption, image in images.items()}
         runs.append(run | {"head_fit": fitted | more, "evaluations": evaluations})
     ticks.put(1)

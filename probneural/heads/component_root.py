@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -56,6 +56,10 @@ class Coordinates(ABC):
     @abstractmethod
     def select(self, index: slice | Tensor) -> Coordinates:
         """The map for some of the functions, from the same latent."""
+
+    @abstractmethod
+    def compose(self, shrink: Shrink) -> Coordinates:
+        """The map times one on the latent side, of this latent dimension: one for all functions, or one each."""
 
     @abstractmethod
     def dense(self) -> Float64[Tensor, "n f k"]:
@@ -112,6 +116,10 @@ class DenseCoordinates(Coordinates):
     def select(self, index: slice | Tensor) -> DenseCoordinates:
         """Select functions."""
         return DenseCoordinates(self.matrix[index])
+
+    def compose(self, shrink: Shrink) -> DenseCoordinates:
+        """Multiply on the latent side."""
+        return DenseCoordinates(shrink.product(self.matrix))
 
     def dense(self) -> Float64[Tensor, "n f k"]:
         """The matrix itself."""
@@ -192,20 +200,133 @@ class BlockCoordinates(Coordinates):
         chosen = everyone[index.to(self.device) if isinstance(index, Tensor) else index]
         return replace(self, variances=self.variances[:, index], rows=chosen)
 
+    def compose(self, shrink: Shrink) -> ShrunkCoordinates:
+        """Remember the map."""
+        return ShrunkCoordinates(self, (shrink,))
+
+    def own_deviations(self, index: int) -> Float64[Tensor, " f"]:
+        """Standard deviations of one function's coordinates, which are independent of each other."""
+        return self.deviations * self.variances[self._groups, index].sqrt()
+
     def alone(self, index: int) -> DenseCoordinates:
         """The coordinates of one function, which are independent: f latent dimensions, and no factor."""
-        groups = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(self.device)
-        own = self.deviations * self.variances[groups, index].sqrt()
-        return DenseCoordinates(torch.diag_embed(own)[None])
+        return DenseCoordinates(torch.diag_embed(self.own_deviations(index))[None])
+
+    @property
+    def _groups(self) -> Tensor:
+        return torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(self.device)
 
     def dense(self) -> Float64[Tensor, "n f k"]:
         """Form the map: a block per coordinate."""
         functions, coordinates, rank = self.shape
         found = self.deviations.new_zeros(functions, coordinates, coordinates, self.joint)
-        groups = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(self.device)
-        blocks = self._blocks[groups] * self.deviations[:, None, None]
+        blocks = self._blocks[self._groups] * self.deviations[:, None, None]
         row, number = torch.arange(functions, device=self.device)[:, None], torch.arange(coordinates, device=self.device)
         return found.index_put((row, number, number), blocks.movedim(0, 1)).reshape(functions, coordinates, rank)
+
+
+@dataclass(frozen=True, eq=False)
+class ShrunkCoordinates(Coordinates):
+    """Independent coordinates after observations, B S1 S2 ..., kept in the numbers that B and the observations take.
+
+    B maps k = f * N latent dimensions to f coordinates, so B S has n * f * f * N numbers where B has n * N: it is not formed.
+    What concerns one function alone is computed in a basis of f + r dimensions: the f rows of its B are orthogonal, and the r
+    directions of its observations add what sticks out of them.
+
+    Args:
+        blocks: B.
+        shrinks: Maps of the latent side, in the order in which they are composed.
+    """
+
+    blocks: BlockCoordinates
+    shrinks: tuple[Shrink, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`(n, f, k)`."""
+        return self.blocks.shape
+
+    @property
+    def device(self) -> torch.device:
+        """The blocks' device."""
+        return self.blocks.device
+
+    def product(self, latents: Float64[Tensor, "s k"]) -> Float64[Tensor, "s n f"]:
+        """Map s latent vectors, by one function after another where each has a map of its own."""
+        if any(shrink.batch_shape for shrink in self.shrinks):
+            return torch.cat([one.product(latents) for one in self._singles()], dim=1)
+        return self.blocks.product(self._shrunk(latents))
+
+    def product_each(self, latents: Float64[Tensor, "n k"]) -> Float64[Tensor, "n f"]:
+        """Map one latent vector per function."""
+        return self.blocks.product_each(self._shrunk(latents))
+
+    def transposed_product(self, values: Float64[Tensor, "s n f"]) -> Float64[Tensor, "s k"]:
+        """Apply the transpose of the joint map."""
+        if any(shrink.batch_shape for shrink in self.shrinks):
+            parts = (one.transposed_product(values[:, [index]]) for index, one in enumerate(self._singles()))
+            return sum(parts, start=values.new_zeros(len(values), self.shape[2]))
+        latents = self.blocks.transposed_product(values)
+        for shrink in self.shrinks:
+            latents = shrink.product(latents)
+        return latents
+
+    def pull(self, values: Float64[Tensor, "n m f"]) -> Float64[Tensor, "n m k"]:
+        """Apply each function's own transpose."""
+        latents = self.blocks.pull(values)
+        for shrink in self.shrinks:
+            latents = shrink.product(latents)
+        return latents
+
+    def row_squares(self, modes: Float64[Tensor, "f c p"]) -> Float64[Tensor, "n c p"]:
+        """Variances of the fields, function by function."""
+        return torch.cat([self.alone(index).row_squares(modes) for index in range(self.shape[0])])
+
+    def select(self, index: slice | Tensor) -> ShrunkCoordinates:
+        """Select functions, and what was learnt about each of them."""
+        shrinks = tuple(shrink[index] if shrink.batch_shape else shrink for shrink in self.shrinks)
+        return ShrunkCoordinates(self.blocks.select(index), shrinks)
+
+    def compose(self, shrink: Shrink) -> ShrunkCoordinates:
+        """Remember the map."""
+        return ShrunkCoordinates(self.blocks, (*self.shrinks, shrink))
+
+    def alone(self, index: int) -> DenseCoordinates:
+        """One function's coordinates, with a latent dimension for each of them and each observation."""
+        one = self._single(index)
+        deviations = self.blocks.own_deviations(index)
+        inverse = torch.where(deviations > 0, 1.0 / deviations, 0.0)
+        own = [shrink.to(deviations) for shrink in one.shrinks]
+        directions = torch.cat([shrink.directions for shrink in own])
+        along = one.blocks.product(directions)[:, 0] * inverse  # in the orthonormal rows of B; the rest sticks out of them
+        rest = directions - one.blocks.pull((along * inverse)[None])[0]
+        _, outside = torch.linalg.qr(rest.mT)
+        basis = torch.cat([along, outside.mT], dim=1)  # the directions again, in f + r dimensions
+        start = torch.nn.functional.pad(torch.diag_embed(deviations), (0, basis.shape[1] - len(deviations)))
+        parts = basis.split([len(shrink.factors) for shrink in own])
+        for part, shrink in zip(parts, own, strict=True):
+            start = Shrink(part, shrink.factors).product(start)
+        return DenseCoordinates(start[None])
+
+    def dense(self) -> Float64[Tensor, "n f k"]:
+        """Form the map."""
+        formed = self.blocks.dense()
+        for shrink in self.shrinks:
+            formed = shrink.product(formed)
+        return formed
+
+    def _shrunk(self, latents: Tensor) -> Tensor:
+        for shrink in reversed(self.shrinks):
+            latents = shrink.product(latents)
+        return latents
+
+    def _single(self, index: int) -> ShrunkCoordinates:
+        """One function, whose own maps then serve all."""
+        shrinks = tuple(shrink[index] if shrink.batch_shape else shrink for shrink in self.shrinks)
+        return ShrunkCoordinates(self.blocks.select(slice(index, index + 1)), shrinks)
+
+    def _singles(self) -> Iterator[ShrunkCoordinates]:
+        return (self._single(index) for index in range(self.shape[0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,14 +400,14 @@ class ComponentRoot(Root):
         return ComponentRoot(functional(self.modes.unflatten(-1, functional.grid.shape)), self.coordinates)
 
     def compose(self, shrink: Shrink) -> Root:
-        """Multiply on the latent side; the coordinates become dense."""
+        """Multiply the coordinates on the latent side."""
         if shrink.rank != self.shape[3] or tuple(shrink.batch_shape) not in ((), (self.shape[0],)):
             raise ShapeError(
                 expected=f"directions (r, {self.shape[3]}) or ({self.shape[0]}, r, {self.shape[3]})",
                 got=str(tuple(shrink.directions.shape)),
                 remedy="one map for all inputs, or one per input",
             )
-        return ComponentRoot(self.modes, DenseCoordinates(shrink.product(self.coordinates.dense())))
+        return ComponentRoot(self.modes, self.coordinates.compose(shrink))
 
     def scale(self, factors: Float[Tensor, " c"]) -> Root:
         """Multiply each channel of the modes."""
@@ -306,5 +427,7 @@ class ComponentRoot(Root):
 
     def gram(self) -> Float64[Tensor, "n cp cp"]:
         """The covariance of each function's values, by way of that of its coordinates."""
-        maps, modes = self.coordinates.dense(), self.modes.flatten(1)
-        return modes.mT @ (maps @ maps.mT) @ modes
+        modes = self.modes.flatten(1)
+        maps = (self.coordinates.alone(index).dense()[0] for index in range(self.shape[0]))
+        roots = [own.mT @ modes for own in maps]
+        return torch.stack([root.mT @ root for root in roots]) if roots else modes.new_zeros(0, *2 * modes.shape[1:])

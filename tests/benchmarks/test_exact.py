@@ -134,3 +134,45 @@ def test_tables_refuse_results_of_a_modified_checkout(tmp_path: Path, monkeypatc
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     with pytest.raises(ValueError, match="commit, run again"):
         tables.rendered("<!-- table: exact -->\n<!-- end -->")
+
+
+def tiny_training(folder: Path) -> exact.Training:
+    case = exact.chosen("small", problem=pn.problems.Burgers(viscosity=0.1).name)[0]
+    recipe = case.operators[0]
+    return exact.Training(0, case.source, recipe, 0, exact._kept(folder, case, recipe, 0))
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "commit", lambda: "0123456789ab")
+    task = tiny_training(tmp_path)
+    first = exact.train(task, Ticks())
+    kept = task.path.read_bytes()
+    ticks = Ticks()
+    assert exact.train(task, ticks) == {**first, "resumed": True}
+    assert ticks.count == task.recipe.epochs
+    assert task.path.read_bytes() == kept
+    monkeypatch.setattr(environment, "commit", lambda: "ba9876543210")
+    assert tiny_training(tmp_path).path != task.path
+    monkeypatch.setattr(environment, "commit", lambda: "0123456789ab-modified")  # nobody knows what was modified
+    modified = tiny_training(tmp_path)
+    for _ in range(2):
+        assert "resumed" not in exact.train(modified, Ticks())
+
+
+def test_a_head_that_fails_costs_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr(exact.evaluation, "evaluate", fail)
+    task = tiny_training(tmp_path)
+    runs, figures = exact.evaluate(exact.Evaluation(0, task.source, "linear regression"), Ticks())
+    assert [run["head_fit"]["failed"] for run in runs] == ["not enough memory"]
+    assert (runs[0]["evaluations"], figures) == ([], {})
+
+
+def test_data_are_known_by_their_numbers(tmp_path: Path) -> None:
+    values = numpy.random.default_rng(0).normal(size=(20, 8))
+    for name, last in (("one", values), ("same", values), ("other", values + 1)):
+        numpy.savez(tmp_path / f"{name}.npz", inputs=values, outputs=last, periodic=True)
+    one, same, other = (exact.FileSource(tmp_path / f"{name}.npz").identity for name in ("one", "same", "other"))
+    assert one == same != other

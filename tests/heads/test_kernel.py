@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path as FilePath
 
@@ -307,6 +308,9 @@ def test_root_stands_for_its_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
         (root.scale(factors), dense * factors[:, None, None]),
         (root.compose(one), one.product(dense)),
         (root.compose(own).select(index), own.product(dense)[index]),
+        (root.compose(own).compose(one), one.product(own.product(dense))),
+        (root.compose(one).compose(own).select(slice(1, 3)), own.product(one.product(dense))[1:3]),
+        (root.compose(own).compose(own), own.product(own.product(dense))),
         (root.push(probe), probe(dense.movedim(-1, 1)).movedim(1, -1)),
     ]
     for lazy, full in cases:
@@ -324,6 +328,33 @@ def test_root_stands_for_its_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(lazy.row_squares(), full.square().sum(-1))
         flat = full.flatten(1, 2)
         torch.testing.assert_close(lazy.gram(), flat @ flat.mT)
+        torch.testing.assert_close(lazy.alone(count - 1).gram(), flat[-1:] @ flat[-1:].mT)
+
+
+def test_observed_roots_stay_small() -> None:
+    """600 functions of 40 coordinates are a tensor of 4.6 GB; one observation of each takes 115 MB."""
+    functions, coordinates = 600, 40
+    factor = 0.1 * normal(functions, functions).tril() + torch.eye(functions).double()
+    deviations = torch.linspace(2.0, 0.0, coordinates).double()  # the last coordinate is known already
+    blocks = BlockCoordinates(deviations, (coordinates,), factor.square().sum(1)[None], lambda: factor[None], functions)
+    root = ComponentRoot(normal(coordinates, 1, 64, seed=1), blocks)
+    rows = root.pull(torch.ones(functions, 1, 1, 64).double() / 64)
+    seen = root.compose(Shrink(rows / rows.norm(dim=-1, keepdim=True), torch.zeros(functions, 1).double()))
+    draws = seen.product(normal(2, seen.shape[3]))
+    assert draws.shape == (2, functions, 1, 64)
+    assert draws.mean(-1).abs().max() < 1e-11 * draws.abs().max()
+    variance = seen.row_squares()
+    full = root.row_squares()
+    assert ((variance <= full) & (variance > 0.5 * full)).double().mean() > 0.9
+    assert seen.alone(3).push(integral(Grid.uniform(64))).row_squares().max() < 1e-20 * full[3].max()
+
+
+def test_a_certain_coordinate_stays_certain() -> None:
+    root, _ = root_case()
+    certain = replace(root.coordinates, deviations=torch.tensor([2.0, 0.0, 0.5]).double())
+    own = Shrink(torch.linalg.qr(normal(12, 12, seed=4))[0][:8].reshape(4, 2, 12), torch.full((4, 2), 0.3).double())
+    seen = ComponentRoot(root.modes, certain).compose(own)
+    torch.testing.assert_close(seen.row_squares(), seen.dense().square().sum(-1))
 
 
 @pytest.mark.bad_input
