@@ -122,6 +122,7 @@ class ScaledPredictor(Predictor):
     out_channels: int = field(init=False)
     noise: Float[Tensor, " c"] = field(init=False)
     domain: Grid = field(init=False)
+    effective_observations: Float[Tensor, " c"] | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Check the scales and take over what does not change."""
@@ -140,6 +141,7 @@ class ScaledPredictor(Predictor):
         object.__setattr__(self, "out_channels", self.inner.out_channels)
         object.__setattr__(self, "noise", noise.to(self.inner.noise.dtype))
         object.__setattr__(self, "domain", self.inner.domain)
+        object.__setattr__(self, "effective_observations", self.inner.effective_observations)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -23,12 +23,15 @@ class Predictor(ABC):
         out_channels: Channels c of its predictions.
         noise: Pointwise observation variance per channel, `(c,)`, in physical units squared.
         domain: The grid of the training inputs; other inputs may have another resolution.
+        effective_observations: Independent observations that one observed function amounts to, per channel, `(c,)`,
+            dimensionless, whatever the grid; None if the head does not say.
     """
 
     in_channels: int
     out_channels: int
     noise: Float[Tensor, " c"]
     domain: Grid
+    effective_observations: Float[Tensor, " c"] | None = None
 
     @property
     @abstractmethod

@@ -1,0 +1,70 @@
+"""Observing a whole function, against the closed-form update of the head itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from probneural.active.observation import observation_weights, whitened_rows
+from probneural.calibration import ScaledPredictor
+from probneural.distributions import GaussianField
+from probneural.errors import ArgumentError, ShapeError
+from probneural.fields import Field
+from probneural.heads import LastLayerLaplace
+from probneural.operators import LinearRegression
+from probneural.problems import Heat
+from tests.active.predictors import FINE_GRID, INPUT_GRID, FeaturePredictor, dense_root, feature_root
+
+HEAT = Heat(dimension=1)
+PAIRS = HEAT.sample(20, resolution=64, seed=0, dtype=torch.float64)
+
+
+def test_rows_are_what_an_update_learns_from() -> None:
+    predict = LastLayerLaplace(noise=1e-4).fit(LinearRegression.fitted(PAIRS), PAIRS)
+    new, probes = HEAT.sample(3, resolution=96, seed=1, dtype=torch.float64), HEAT.sample(4, resolution=64, seed=2).inputs
+    before = predict(Field(probes.values.double(), probes.grid)).root.dense().flatten(0, 2)
+    after = predict.update(new)(Field(probes.values.double(), probes.grid)).root.dense().flatten(0, 2)
+    field = predict(new.inputs)
+    assert isinstance(field, GaussianField)
+    rows = whitened_rows(field, observation_weights(predict, new.inputs.grid)).flatten(0, 1)
+    shrunk = torch.linalg.inv(torch.eye(rows.shape[1], dtype=torch.float64) + rows.mT @ rows)
+    torch.testing.assert_close(after @ after.mT, before @ shrunk @ before.mT, rtol=1e-8, atol=1e-12)
+
+
+def test_finer_grids_are_no_more_data() -> None:
+    predict = LastLayerLaplace(noise=1e-4).fit(LinearRegression.fitted(PAIRS), PAIRS)
+    grams = []
+    for resolution in (64, 256):
+        inputs = HEAT.sample(2, resolution=resolution, seed=3).inputs
+        field = predict(inputs)
+        assert isinstance(field, GaussianField)
+        rows = whitened_rows(field, observation_weights(predict, inputs.grid))
+        grams.append(rows.mT @ rows)
+    torch.testing.assert_close(grams[0], grams[1], rtol=1e-4, atol=1e-4 * float(grams[0].abs().max()))
+
+
+def test_noise_and_counts() -> None:
+    predict = FeaturePredictor(feature_root, out_channels=2)
+    own = observation_weights(predict, INPUT_GRID)
+    assert own.shape == (2, 16)
+    torch.testing.assert_close(own.sum(1), torch.full((2,), 16 / 1e-2).double(), rtol=1e-6, atol=0.0)  # no m: every point
+    given = observation_weights(predict, INPUT_GRID, noise=torch.tensor([1.0, 4.0]))
+    torch.testing.assert_close(given.sum(1), torch.tensor([16.0, 4.0]).double())
+    linear = LastLayerLaplace().fit(LinearRegression.fitted(PAIRS), PAIRS)
+    scaled = ScaledPredictor(linear, scale=torch.tensor([2.0]).double())
+    assert scaled.effective_observations is not None
+    torch.testing.assert_close(scaled.effective_observations, linear.effective_observations)
+
+
+@pytest.mark.bad_input
+def test_bad_input() -> None:
+    predict = FeaturePredictor(dense_root, out_channels=2)
+    for noise in (0.0, -1.0, float("nan")):
+        with pytest.raises(ArgumentError, match="positive"):
+            observation_weights(predict, INPUT_GRID, noise=noise)
+    with pytest.raises(ShapeError, match="2 channels"):
+        observation_weights(predict, INPUT_GRID, noise=torch.ones(3))
+    field = predict(Field(torch.zeros(1, 1, 16).double(), INPUT_GRID))
+    assert isinstance(field, GaussianField)
+    with pytest.raises(ShapeError, match="field's grid"):
+        whitened_rows(field, observation_weights(predict, FINE_GRID))
