@@ -164,6 +164,22 @@ def rows(results: Mapping[str, Any], *, is_brief: bool = True) -> list[Row]:
     return table
 
 
+def side_by_side(rows: Sequence[Row], score: str) -> list[Row]:
+    """One score of all heads: a row per problem and place, a column per operator and head.
+
+    Examples:
+        >>> row = {"problem": "Heat", "operator": "FNO", "on": "finer grid", "grid": "64"}
+        >>> side_by_side([row | {"head": "Laplace", "chi2": 1.25}, row | {"head": "ensemble", "chi2": 1.5}], "chi2")
+        [{'problem': 'Heat', 'grid': '64', 'FNO, Laplace': 1.25, 'FNO, ensemble': 1.5}]
+    """
+    heads = list(dict.fromkeys(f"{row['operator']}, {row['head']}" for row in rows))
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        line = {"problem": row["problem"], "grid": row["grid"], **dict.fromkeys(heads)}
+        found.setdefault((row["problem"], row["on"], row["grid"]), line)[f"{row['operator']}, {row['head']}"] = row[score]
+    return list(found.values())
+
+
 def terminal_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Align rows for a terminal: text to the left, numbers to the right, a dash where there is nothing.
 

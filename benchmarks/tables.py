@@ -12,8 +12,10 @@ from benchmarks import environment, report
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("baselines.md", "benchmarks.md", "laplace.md")))
 RESULTS = Path(__file__).parent / "results"
+PIVOTS = {"errors": "rel. L2", "densities": "NLL", "deviations": "chi2", "bands": "band cov.", "widths": "band ratio"}
+"""Tables of one score, a problem per row and a head per column: their names, and the score's heading."""
 _MARK = re.compile(
-    r"(<!-- table: ([a-z-]+)(?:/([a-z ]+))?(?: on ([a-z ]+))?(, default problems)? -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- table: ([a-z-]+)(?:/([a-z ]+?))?(?: on ([a-z ]+))?(, default problems)? -->\n).*?(<!-- end -->)", re.DOTALL
 )
 
 
@@ -28,7 +30,8 @@ def rendered(text: str) -> str:
 
     A mark `<!-- table: laplace/ranks -->` stands for the table `ranks` of `results/laplace.json`, `<!-- table: exact -->`
     for all rows of `results/exact.json`, `<!-- table: exact on finer grid -->` for those evaluated there, and
-    `<!-- table: exact on finer grid, default problems -->` for the problems that the default run has.
+    `<!-- table: exact on finer grid, default problems -->` for the problems that the default run has. `<!-- table: exact/errors
+    on finer grid -->` puts one score of `PIVOTS` side by side for all heads.
     """
     return _MARK.sub(_table, text)
 
@@ -38,9 +41,11 @@ def _table(match: re.Match[str]) -> str:
     results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     if "modified" in results["commit"]:
         raise ValueError(f"{name}.json comes from a modified checkout ({results['commit']}): commit, run again, copy it anew")
-    if section is None:
+    if section is None or section in PIVOTS:
         chosen = {**results, "runs": [run for run in results["runs"] if not default or run["in_slice"]]}
         rows = [row for row in report.rows(chosen) if place is None or row["on"] == place]
+        if section is not None:
+            rows = report.side_by_side(rows, PIVOTS[section])
     else:
         rows = results["sections"][section]
     facts = results["machine"]

@@ -176,3 +176,13 @@ def test_data_are_known_by_their_numbers(tmp_path: Path) -> None:
         numpy.savez(tmp_path / f"{name}.npz", inputs=values, outputs=last, periodic=True)
     one, same, other = (exact.FileSource(tmp_path / f"{name}.npz").identity for name in ("one", "same", "other"))
     assert one == same != other
+
+
+def test_a_score_of_all_heads_stands_side_by_side() -> None:
+    results = json.loads((tables.RESULTS / "exact.json").read_text())
+    lines = tables.rendered("<!-- table: exact/errors on finer grid -->\n<!-- end -->").splitlines()
+    assert [cell.strip() for cell in lines[1].split("|")[3:5]] == ["FNO, last-layer Laplace", "FNO, ensemble of 4"]
+    problems = dict.fromkeys(run["problem"] for run in results["runs"])
+    assert [line.split("|")[1].strip() for line in lines[3 : 3 + len(problems)]] == list(problems)
+    (first,) = (one for one in results["runs"][0]["evaluations"] if one["on"] == "finer grid")
+    assert lines[3].split("|")[3].strip() == report.shown(first["scores"]["relative_l2"])
