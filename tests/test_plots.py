@@ -327,10 +327,14 @@ def test_histograms_and_spread_against_skill_are_those_of_the_scores() -> None:
 
 
 def test_cost_points_are_labelled() -> None:
-    (axes,) = plots.cost({"a": (1.0, 0.2), "b": (100.0, 0.1)}, score="CRPS (K)").axes
+    figure = plots.cost({"a": (1.0, 0.2), "b": (100.0, 0.1)}, score="CRPS (K)")
+    (axes,) = figure.axes
     assert [line.get_xydata().tolist() for line in axes.lines] == [[[1.0, 0.2]], [[100.0, 0.1]]]
-    assert [text.get_text() for text in axes.texts] == ["a", "b"]
-    assert (axes.get_xscale(), axes.get_ylabel()) == ("log", "CRPS (K)")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    assert (axes.get_xscale(), axes.get_yscale(), axes.get_ylabel()) == ("log", "linear", "CRPS (K)")
+    for scores, scale in (((0.2, 0.01), "log"), ((0.2, -0.01), "linear")):
+        (axes,) = plots.cost({"a": (1.0, scores[0]), "b": (100.0, scores[1])}).axes
+        assert axes.get_yscale() == scale
 
 
 @pytest.mark.bad_input

@@ -183,7 +183,9 @@ def spread_skill(
 
 
 def cost(points: Mapping[str, tuple[float, float]], *, score: str = "score", axis: str = "time (s)", title: str = "") -> Figure:
-    """Draw a score against what it costs, one labelled point each; cost is on a logarithmic axis.
+    """Draw a score against what it costs, one labelled point each.
+
+    Cost is on a logarithmic axis; so are scores that are all positive and of more than one order of magnitude.
 
     Args:
         points: (seconds, score) by name; seconds positive.
@@ -204,10 +206,13 @@ def cost(points: Mapping[str, tuple[float, float]], *, score: str = "score", axi
     figure = new_figure(WIDTH, 3.6)
     panel = figure.subplots()
     panel.set_xscale("log")
+    scores = [y for _, y in points.values()]
+    if min(scores) > 0 and max(scores) > 10.0 * min(scores):
+        panel.set_yscale("log")
     for number, (name, (x, y)) in enumerate(points.items()):
-        panel.plot([x], [y], linestyle="none", color=_colour(number), marker=_marker(number), markersize=6)
-        panel.annotate(name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8)
-    panel.margins(x=0.2, y=0.15)
+        panel.plot([x], [y], linestyle="none", color=_colour(number), marker=_marker(number), markersize=6, label=name)
+    panel.margins(x=0.1, y=0.15)
+    figure.legend(loc="outside right upper", fontsize=8)  # beside the panel: good methods lie close together
     panel.set(xlabel=axis, ylabel=score, title=title)
     return figure
 
