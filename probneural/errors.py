@@ -90,3 +90,7 @@ class UnsupportedError(ProbneuralError, NotImplementedError):
 
 class TrainingError(ProbneuralError, RuntimeError):
     """Training met a value it cannot continue from."""
+
+
+class SimulationError(ProbneuralError, RuntimeError):
+    """Simulations failed in a way that choosing others cannot make up for."""

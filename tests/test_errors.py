@@ -15,7 +15,12 @@ ERRORS = [
     for _, kind in inspect.getmembers(errors, inspect.isclass)
     if issubclass(kind, errors.ProbneuralError) and kind is not errors.ProbneuralError
 ]
-BUILT_IN = {errors.FileError: OSError, errors.UnsupportedError: NotImplementedError, errors.TrainingError: RuntimeError}
+BUILT_IN = {
+    errors.FileError: OSError,
+    errors.UnsupportedError: NotImplementedError,
+    errors.TrainingError: RuntimeError,
+    errors.SimulationError: RuntimeError,
+}
 
 
 def test_there_are_errors_to_test() -> None:

@@ -7,40 +7,88 @@ from collections.abc import Callable
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
-from botorch.models.model import Model
+from botorch.models.model import FantasizeMixin, Model
+from botorch.models.transforms.input import InputTransform
+from botorch.models.utils.assorted import fantasize as fantasizing
 from botorch.posteriors.posterior import Posterior
-from jaxtyping import Float
+from botorch.sampling.base import MCSampler
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
+from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.active.conditioning import (
+    Learned,
+    Measurements,
+    Moments,
+    broadcast_batches,
+    check_noise,
+    joined,
+    reading_noise,
+)
+from probneural.active.paths import OperatorDraws, draw_matheron_paths
 from probneural.active.posteriors import FieldPosterior, MemberPosterior
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
-from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
-from probneural.fields import Field
+from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
+from probneural.fields import Field, check_finite
 from probneural.functionals import Functional
 
 
-class OperatorModel(Model):
+class OperatorModel(Model, FantasizeMixin):
     """The BoTorch model of y = A u(encode(x)): numbers that a functional A reads from the field at design x.
 
-    Any acquisition function that asks for a posterior's mean, variance or draws works on it; several outputs need an objective
-    or a posterior transform, as with any BoTorch model. Functionals of one predictor belong in one model, side by side: a
-    `ModelList` of two models would draw their latents independently.
+    Any acquisition function works on it where the predictor is Gaussian: those that ask for a posterior's mean, variance or
+    draws, those that look ahead (`condition_on_observations`, `fantasize`), and those that maximise draws (`draw_paths`,
+    `PathwiseThompsonSampling`). An ensemble cannot be conditioned on numbers it did not predict, so looking ahead is refused;
+    with `moment_matched=True` its Gaussian of the same mean and covariance takes its place. Refused too is a head without a
+    finite number of weights, `KernelOperator`, whose predictions of two calls share no latent. Several outputs need an
+    objective or a posterior transform, as with any BoTorch model. Functionals of one predictor belong in one model, side by
+    side: a `ModelList` of two models would draw their latents independently.
 
-    It cannot be conditioned on observations (`condition_on_observations`, and with it knowledge gradients and look-ahead), nor
-    does it take input transforms, for `encode` is one: refit the head or wrap the predictor, and build a new model. One call
-    predicts all b x q designs at once, baseline and pending ones included, for BoTorch appends those to every t-batch; the
-    options `batch_limit` and `init_batch_limit` of its optimiser bound b.
+    Observing is Bayes' rule on the latent, in closed form and in float64: xi = shift + S xi', where S keeps one direction per
+    reading. It is exact for the Gaussian that the head fitted, at its noise and prior: neither those nor the features are
+    trained anew, so looking ahead equals the head's `update`, not retraining.
+
+    One call predicts all b x q designs at once, baseline and pending ones included, for BoTorch appends those to every t-batch,
+    and holds their roots, b q m k numbers; the options `batch_limit` and `init_batch_limit` of its optimiser bound b. Fantasies
+    share their roots, so f of them cost f b k numbers more.
 
     Args:
         predict: Any predictor: a fitted head, or a calibrated one.
         encode: Maps designs `(N, d)` to N input functions, differentiably; `problem.encode` with a grid is one.
         functional: A, on the grid where the field is to be evaluated; it need not be the inputs' grid.
+        noise: Variance of the observation noise of the outputs, in their units squared: a number, or one per output `(m,)`; the
+            predictor's own by default, as [`reading_noise`][probneural.active.conditioning.reading_noise] has it.
+        input_transform: A BoTorch transform of designs, such as `Normalize`; `encode` gets what it returns.
+        moment_matched: Whether an ensemble counts as a Gaussian of its mean and covariance, of rank s.
 
     Raises:
-        ArgumentError: If `predict` is no predictor or `functional` no functional.
+        ArgumentError: If `predict` is no predictor, `functional` no functional, or the noise not positive.
+        ShapeError: If there is not one noise per output.
+
+    Examples:
+        >>> import probneural as pn
+        >>> problem = pn.problems.Heat(dimension=1)
+        >>> pairs = problem.sample(20, resolution=32, seed=0)
+        >>> predict = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> probe = pn.functionals.sensors(pairs.outputs.grid, [[0.25], [0.75]])
+        >>> encode = lambda designs: problem.encode(designs, grid=pairs.inputs.grid)
+        >>> model = OperatorModel(predict, encode=encode, functional=probe)
+        >>> X = torch.full((3, 1, problem.design_dim), 0.5, dtype=torch.double)
+        >>> known = model.condition_on_observations(X, torch.zeros(4, 3, 1, 2, dtype=torch.double))
+        >>> known.batch_shape, bool((known.posterior(X).variance < model.posterior(X).variance).all())
+        (torch.Size([4, 3]), True)
     """
 
-    def __init__(self, predict: Predictor, *, encode: Callable[[Tensor], Field], functional: Functional) -> None:
+    def __init__(
+        self,
+        predict: Predictor,
+        *,
+        encode: Callable[[Tensor], Field],
+        functional: Functional,
+        noise: float | Float[Tensor, "..."] | None = None,
+        input_transform: InputTransform | None = None,
+        moment_matched: bool = False,
+    ) -> None:
         super().__init__()
         for name, value, kind in (("predict", predict, Predictor), ("functional", functional, Functional)):
             if not isinstance(value, kind):
@@ -52,7 +100,17 @@ class OperatorModel(Model):
         self.predict = predict
         self.encode = encode
         self.functional = functional
-        self._outputs = list(range(predict.out_channels * functional.size))
+        self.moment_matched = moment_matched
+        size = predict.out_channels * functional.size
+        self._outputs = list(range(size))
+        self._noise = (
+            None if noise is None else check_noise(noise, torch.Size([1, size]), torch.empty(0)).flatten().expand(size)
+        )
+        self._learned: tuple[Learned, ...] = ()
+        self._latent: str | None = None
+        self._batch_shape = torch.Size()
+        if input_transform is not None:  # BoTorch asks whether the attribute exists
+            self.input_transform = input_transform
 
     @property
     def num_outputs(self) -> int:
@@ -61,20 +119,27 @@ class OperatorModel(Model):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """`()`: one model, not a batch of them."""
-        return torch.Size()
+        """`()` for a model that has observed nothing, else the batches of what it observed: `f x b` after fantasies."""
+        return self._batch_shape
+
+    @property
+    def noise(self) -> Float64[Tensor, " m"]:
+        """Variance of the observation noise of each output, in its units squared."""
+        if self._noise is None:
+            self._noise = reading_noise(self.predict, self.functional)
+        return self._noise[self._outputs]
 
     def subset_output(self, idcs: list[int]) -> OperatorModel:
-        """Return the model of some of the outputs; its draws are those of this model.
+        """Return the model of some of the outputs; its draws are those of this model, and it knows what this one has observed.
 
         Raises:
             ArgumentError: If an output does not exist.
         """
-        subset = OperatorModel(self.predict, encode=self.encode, functional=self.functional)
+        subset = self._copied()
         subset._outputs = self._select(idcs)
         return subset
 
-    def posterior(
+    def posterior(  # type: ignore[override]  # the mixin's *args
         self,
         X: Float[Tensor, "*b q d"],
         output_indices: list[int] | None = None,
@@ -84,9 +149,10 @@ class OperatorModel(Model):
         """Return the joint posterior over q designs and m outputs, for each t-batch.
 
         Args:
-            X: Designs, `b x q x d` with any number of t-batch axes, or none; dimensionless, in whatever set `encode` takes.
+            X: Designs, `b x q x d` with any number of t-batch axes, or none; dimensionless, in whatever set `encode` or the
+                input transform takes. If this model has a batch shape, b broadcasts against it.
             output_indices: Which outputs to return; all by default.
-            observation_noise: Only `False` is supported.
+            observation_noise: Whether to add this model's `noise`; or the variances to add, broadcastable to `b x q x m`.
             posterior_transform: Applied to the result. `ScalarizedPosteriorTransform` is exact and keeps the kind of posterior;
                 others get the posterior as it is, so those that ask for a gpytorch distribution fail.
 
@@ -95,23 +161,138 @@ class OperatorModel(Model):
             device, differentiable in the designs.
 
         Raises:
-            ShapeError: If X has fewer than two axes, or `encode` does not return one field per design.
+            ShapeError: If X has fewer than two axes, does not broadcast against the batch shape, or `encode` does not return
+                one field per design.
             DataError: If X is not a floating point tensor, or `encode` does not return a Field.
-            ArgumentError: If an output does not exist.
-            UnsupportedError: If observation noise is asked for, the predictor is neither Gaussian nor an ensemble, or members
-                have unequal weights.
+            ArgumentError: If an output does not exist, or the noise is no variance.
+            LatentError: If this model has observed something, and the predictor does not say how other designs depend on it.
+            UnsupportedError: If an ensemble is asked for observation noise, the predictor is neither Gaussian nor an ensemble,
+                or members have unequal weights.
         """
-        if observation_noise is not False:
-            raise UnsupportedError(
-                expected="observation_noise=False, for how noise enters a functional depends on the measurement",
-                got=f"observation_noise={'a tensor' if isinstance(observation_noise, Tensor) else observation_noise!r}",
-                remedy="add the variance of your measurement to the posterior's",
+        outputs = list(range(self.num_outputs)) if output_indices is None else output_indices
+        chosen = self._select(outputs)
+        X = self._transformed_designs(X)
+        posterior = self._predicted(X, chosen)
+        if not isinstance(observation_noise, bool | Tensor):
+            raise ArgumentError(
+                expected="observation_noise as True, False or a tensor of variances",
+                got=repr(observation_noise),
+                remedy="True adds the model's own noise",
             )
-        outputs = self._outputs if output_indices is None else self._select(output_indices)
-        posterior = self._predicted(self._inputs(X), X)
-        if outputs != list(range(posterior.mean.shape[-1])):
-            posterior = posterior.select(outputs)
+        if observation_noise is not False:
+            if not isinstance(posterior, FieldPosterior):
+                raise self._unsupported("posterior with observation noise")
+            noise = self.noise[outputs] if observation_noise is True else observation_noise
+            posterior = FieldPosterior(posterior.mean, posterior.root, noise=noise, latent=posterior.latent)
         return posterior if posterior_transform is None else _transformed(posterior, posterior_transform, X)
+
+    def condition_on_observations(  # type: ignore[override]  # no **kwargs: a misspelt option would pass
+        self, X: Float[Tensor, "*b q d"], Y: Float[Tensor, "*fb q m"], *, noise: Tensor | float | None = None
+    ) -> OperatorModel:
+        """Return the model that has observed Y at X, in closed form; this one is left as it was.
+
+        Args:
+            X: Designs, `b x q x d`, where `posterior` takes them.
+            Y: What was read there, `f x b x q x m`, in the outputs' units; any axes in front, fantasies first.
+            noise: Variances of the readings, broadcastable to Y, in the outputs' units squared; the model's `noise` by default.
+
+        Returns:
+            A model whose batch shape is `f x b`, broadcast with this model's. Gradients pass through X, Y and noise.
+
+        Raises:
+            UnsupportedError: If the predictor is an ensemble.
+            ShapeError: If the shapes do not fit together.
+            DataError: If Y is not finite.
+            ArgumentError: If the noise is not positive.
+            LatentError: As `posterior`.
+        """
+        with fantasizing():  # BoTorch's sign for transforms that perturb designs to leave observed ones alone
+            X = self._transformed_designs(X)
+        if not isinstance(Y, Tensor) or Y.ndim < 2 or Y.shape[-2:] != (X.shape[-2], self.num_outputs):
+            raise ShapeError(
+                expected=f"Y of shape (..., {X.shape[-2]}, {self.num_outputs}), one row per design and one column per output",
+                got=str(tuple(Y.shape) if isinstance(Y, Tensor) else type(Y)),
+                remedy="b x q x d designs have f x b x q x m observations",
+            )
+        check_finite(Y, "observations")
+        variance = check_noise(self.noise if noise is None else noise, Y.shape, X)
+        batch = broadcast_batches(Y.shape[:-2], variance.shape[:-2], X.shape[:-2], self._batch_shape)
+        if X.shape[-2] == 0:
+            return self._copied(batch)
+        return self._having_seen(Y, variance, self._gaussian(X, "model conditioned on observations"))
+
+    def fantasize(  # type: ignore[override]  # as above
+        self,
+        X: Float[Tensor, "*b q d"],
+        sampler: MCSampler,
+        observation_noise: Tensor | None = None,
+        *,
+        propagate_grads: bool = True,
+    ) -> OperatorModel:
+        """Return the model that has observed what it thinks it may observe at X: one batch axis of fantasies in front.
+
+        Fantasies are drawn jointly over the q designs and m outputs of a t-batch, noise included, from q m base samples that
+        all t-batches share, so that equal designs have equal fantasies. A latent vector per fantasy would have its hundreds of
+        dimensions, where quasi-random numbers are no better than random ones.
+
+        Args:
+            X: Designs, `b x q x d`.
+            sampler: One of BoTorch's normal samplers, of sample shape f.
+            observation_noise: Variances of the noise, broadcastable to `b x q x m`; this model's `noise` by default.
+            propagate_grads: For BoTorch's sake; gradients always pass.
+
+        Returns:
+            A model of batch shape `f x b`.
+
+        Raises:
+            UnsupportedError: If the predictor is an ensemble.
+            ShapeError: If the shapes do not fit together.
+            ArgumentError: If the noise is not positive.
+            LatentError: As `posterior`.
+        """
+        with fantasizing():
+            X = self._transformed_designs(X)
+        size = torch.Size([X.shape[-2], self.num_outputs])
+        variance = check_noise(self.noise if observation_noise is None else observation_noise, size, X)
+        if X.shape[-2] == 0:
+            return self._copied(sampler.sample_shape + broadcast_batches(variance.shape[:-2], X.shape[:-2], self._batch_shape))
+        seen = self._gaussian(X, "fantasy")
+        mean, root = (part.to(torch.float64) for part in joined(seen.mean, seen.root, variance.shape[:-2]))
+        return self._having_seen(sampler(Measurements(mean, root, variance)), variance, seen)
+
+    def draw_paths(self, count: int | None = None, *, seed: int | None = None) -> OperatorDraws:
+        """Draw functions, as deterministic models for Thompson sampling.
+
+        Args:
+            count: How many, as a batch axis in front of this model's; one without such an axis by default.
+            seed: Names the draws; from torch's global generator by default, because BoTorch's users seed that. A single draw of
+                a model that has observed nothing is `predict.draw(seed)`.
+
+        Returns:
+            A BoTorch model without randomness: the outputs of `count` operators, each one function wherever it is evaluated.
+
+        Raises:
+            ArgumentError: If the count is not positive.
+        """
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise ArgumentError(expected="a positive number of draws", got=repr(count), remedy="or none for a single one")
+        return OperatorDraws(self, torch.Size([] if count is None else [count]), seed=seed)
+
+    def _set_transformed_inputs(self) -> None:
+        """Nothing to transform: no training inputs are kept."""
+
+    def _copied(self, batch_shape: torch.Size | None = None) -> OperatorModel:
+        copy = OperatorModel(
+            self.predict,
+            encode=self.encode,
+            functional=self.functional,
+            input_transform=getattr(self, "input_transform", None),
+            moment_matched=self.moment_matched,
+        )
+        for name in ("_outputs", "_noise", "_learned", "_latent"):
+            setattr(copy, name, getattr(self, name))
+        copy._batch_shape = self._batch_shape if batch_shape is None else batch_shape
+        return copy
 
     def _select(self, indices: list[int]) -> list[int]:
         """Resolve positions, negative ones too, among this model's outputs."""
@@ -123,8 +304,8 @@ class OperatorModel(Model):
             )
         return [self._outputs[index] for index in indices]
 
-    def _inputs(self, X: Tensor) -> Field:
-        """Encode designs, flattened over t-batches."""
+    def _transformed_designs(self, X: Tensor) -> Tensor:
+        """Check designs, and apply the input transform in evaluation mode."""
         if not isinstance(X, Tensor) or not X.is_floating_point():
             raise DataError(
                 expected="designs as a floating point tensor",
@@ -137,6 +318,11 @@ class OperatorModel(Model):
                 got=str(tuple(X.shape)),
                 remedy="a single design of d numbers is design[None]",
             )
+        self.eval()
+        return self.transform_inputs(X)
+
+    def _inputs(self, X: Tensor) -> Field:
+        """Encode designs, flattened over t-batches."""
         designs = X.reshape(-1, X.shape[-1])
         inputs = self.encode(designs)
         if not isinstance(inputs, Field):
@@ -151,21 +337,72 @@ class OperatorModel(Model):
             )
         return inputs
 
-    def _predicted(self, inputs: Field, X: Tensor) -> FieldPosterior | MemberPosterior:
-        """Predict, push through the functional, and put the t-batches back."""
-        where = self.functional.grid
+    def _read(self, X: Tensor) -> GaussianField | EmpiricalField:
+        """Predict at transformed designs and push through the functional."""
+        inputs, where = self._inputs(X), self.functional.grid
         field = self.predict(inputs, None if inputs.grid == where else where).apply(self.functional)
-        shape = (*X.shape[:-1], field.mean.shape[1] * field.mean.shape[2])
-        if isinstance(field, GaussianField):
-            mean, root = field.mean.to(X), field.root.dense().to(X)
-            return FieldPosterior(mean.reshape(shape), root.reshape(*shape, root.shape[-1]))
         if isinstance(field, EmpiricalField):
-            values = field.samples.to(X)
-            return MemberPosterior(values.reshape(values.shape[0], *shape), field.weights)
+            if not self.moment_matched:
+                return field
+            matched = field.moment_matched()  # its latent has one number per member, the same members in every call
+            return GaussianField(matched.mean, matched.root, latent="members", grid=matched.grid)
+        if isinstance(field, GaussianField):
+            return field
         raise UnsupportedError(
             expected="a predictor of Gaussian or empirical fields",
             got=type(field).__name__,
             remedy="draw samples and wrap them in an EmpiricalField",
+        )
+
+    def _predicted(self, X: Tensor, outputs: list[int]) -> FieldPosterior | MemberPosterior:
+        """Return the posterior of some of the functional's values at transformed designs, in their dtype."""
+        field = self._read(X)
+        if isinstance(field, EmpiricalField):
+            values = field.samples.flatten(2)[..., outputs].to(X)
+            return MemberPosterior(values.reshape(values.shape[0], *X.shape[:-1], len(outputs)), field.weights)
+        seen = self._moments(field, X, outputs)
+        mean, root = joined(seen.mean, seen.root, self._batch_shape)
+        return FieldPosterior(mean.to(X), root.to(X), latent=seen.latent)
+
+    def _gaussian(self, X: Tensor, wish: str) -> Moments:
+        """Mean and root of this model's outputs at transformed designs, or an UnsupportedError."""
+        field = self._read(X)
+        if isinstance(field, EmpiricalField):
+            raise self._unsupported(wish)
+        return self._moments(field, X, self._outputs)
+
+    def _moments(self, field: GaussianField, X: Tensor, outputs: list[int]) -> Moments:
+        """Put t-batches back and apply what was observed."""
+        if self._latent not in (None, field.latent.id):
+            raise LatentError(
+                expected="a predictor whose fields share their randomness from call to call",
+                got=f"{field.latent!r} after observing {self._latent!r}",
+                remedy="fit a head with a finite number of weights: LastLayerLaplace, Laplace, or an ensemble",
+            )
+        shape = (*X.shape[:-1], len(outputs))
+        mean = field.mean.flatten(1)[:, outputs].to(X.device).reshape(shape)
+        root = field.root.dense().flatten(1, 2)[:, outputs].to(X.device)
+        root = root.reshape(*shape, root.shape[-1])
+        if self._learned:
+            broadcast_batches(X.shape[:-2], self._batch_shape)
+            for learned in self._learned:
+                mean, root = learned.move(mean, root)
+        return Moments(mean, root, field.latent.id)
+
+    def _having_seen(self, Y: Tensor, variance: Tensor, seen: Moments) -> OperatorModel:
+        """Return the model conditioned on Y, where `seen` was predicted."""
+        result = self._copied(broadcast_batches(Y.shape[:-2], variance.shape[:-2], seen.mean.shape[:-2], self._batch_shape))
+        residual = Y.to(seen.mean.device, torch.float64) - seen.mean.to(torch.float64)
+        result._learned = (*self._learned, Learned.of(seen.root, residual, variance))
+        result._latent = seen.latent
+        return result
+
+    def _unsupported(self, wish: str) -> UnsupportedError:
+        return UnsupportedError(
+            expected=f"a Gaussian predictor for a {wish}",
+            got="an ensemble, whose members are the only functions it knows: noisy readings agree with none of them",
+            remedy="OperatorModel(..., moment_matched=True) takes its Gaussian of the same mean and covariance, "
+            "that of EmpiricalField.moment_matched()",
         )
 
 
@@ -176,3 +413,6 @@ def _transformed(posterior: FieldPosterior | MemberPosterior, transform: Posteri
     if "X" in inspect.signature(transform.forward).parameters:  # BoTorch 0.16 does not pass the designs
         return transform(posterior=posterior, X=X)
     return transform(posterior)
+
+
+DrawMatheronPaths.register(OperatorModel)(draw_matheron_paths)

@@ -11,6 +11,7 @@ from botorch.posteriors.posterior import Posterior
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.active.conditioning import check_noise
 from probneural.errors import ArgumentError, ShapeError, UnsupportedError
 
 _ONE_DRAW = torch.Size([1])
@@ -27,12 +28,17 @@ class FieldPosterior(Posterior):
     designs repeat or a variance is zero. Here the base sample is xi itself, of the one shape `(k,)`, whatever b, q and m are:
     nothing is factorised, nothing is jittered, no variance is clamped, and equal designs have equal draws.
 
+    With observation noise it is the law of noisy readings, y + epsilon. Base samples are then `(k + q m,)`: xi followed by the
+    noise of each reading, the same in all t-batches. Their first k numbers are the function that is read.
+
     Args:
         mean: `b x q x m`, in the functional's units.
         root: `b x q x m x k`, in the functional's units.
+        noise: Variances of independent observation noise, broadcastable to the mean, in the functional's units squared.
+        latent: The name of xi, where one is known: posteriors of the same name have the same draws.
 
     Raises:
-        ShapeError: If the two do not fit together.
+        ShapeError: If they do not fit together.
 
     Examples:
         >>> root = torch.tensor([[[3.0, 4.0]]], dtype=torch.double)
@@ -41,7 +47,14 @@ class FieldPosterior(Posterior):
         (25.0, torch.Size([2]))
     """
 
-    def __init__(self, mean: Float[Tensor, "..."], root: Float[Tensor, "..."]) -> None:
+    def __init__(
+        self,
+        mean: Float[Tensor, "..."],
+        root: Float[Tensor, "..."],
+        *,
+        noise: Float[Tensor, "..."] | None = None,
+        latent: str | None = None,
+    ) -> None:
         if mean.ndim < 2 or root.ndim != mean.ndim + 1 or root.shape[:-1] != mean.shape:
             raise ShapeError(
                 expected="a mean of shape b x q x m and a root of shape b x q x m x k",
@@ -50,6 +63,8 @@ class FieldPosterior(Posterior):
             )
         self._mean = mean
         self.root = root
+        self.latent = latent
+        self.noise = None if noise is None else _expanded(noise, mean)
 
     @property
     def mean(self) -> Float[Tensor, "*b q m"]:
@@ -59,13 +74,15 @@ class FieldPosterior(Posterior):
     @property
     def variance(self) -> Float[Tensor, "*b q m"]:
         """The marginal variances, `b x q x m`, in the functional's units squared; zero is legal and stays zero."""
-        return self.root.square().sum(-1)
+        variance = self.root.square().sum(-1)
+        return variance if self.noise is None else variance + self.noise
 
     @property
     def covariance(self) -> Float[Tensor, "*b qm qm"]:
         """The joint covariance, `b x (q m) x (q m)`, design by design and output by output within a design."""
         flat = self.root.flatten(-3, -2)
-        return flat @ flat.mT
+        covariance = flat @ flat.mT
+        return covariance if self.noise is None else covariance + torch.diag_embed(self.noise.flatten(-2))
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -74,8 +91,8 @@ class FieldPosterior(Posterior):
 
     @property
     def base_sample_shape(self) -> torch.Size:
-        """`(k,)`, whatever b, q and m are."""
-        return self.root.shape[-1:]
+        """`(k,)`, whatever b, q and m are; with observation noise `(k + q m,)`."""
+        return torch.Size([self._rank + (0 if self.noise is None else self._mean.shape[-2:].numel())])
 
     @property
     def batch_range(self) -> tuple[int, int]:
@@ -91,6 +108,10 @@ class FieldPosterior(Posterior):
     def dtype(self) -> torch.dtype:
         """Dtype of the mean."""
         return self._mean.dtype
+
+    @property
+    def _rank(self) -> int:
+        return self.root.shape[-1]
 
     def _extended_shape(self, sample_shape: torch.Size = _NO_DRAWS) -> torch.Size:
         return sample_shape + self._mean.shape
@@ -119,7 +140,7 @@ class FieldPosterior(Posterior):
 
         Args:
             sample_shape: Shape of the draws.
-            base_samples: xi, `sample_shape x k`, dimensionless.
+            base_samples: xi, `sample_shape x k`, dimensionless, followed by the q m numbers of the noise if there is any.
 
         Returns:
             `sample_shape x b x q x m`.
@@ -133,11 +154,17 @@ class FieldPosterior(Posterior):
                 got=str(tuple(base_samples.shape)),
                 remedy="one latent vector per draw serves all designs; take the sampler that botorch's get_sampler returns",
             )
-        return self._mean + torch.tensordot(base_samples.to(self.root), self.root, dims=([-1], [-1]))
+        latents, errors = base_samples.to(self.root).split([self._rank, base_samples.shape[-1] - self._rank], dim=-1)
+        draws = self._mean + torch.tensordot(latents, self.root, dims=([-1], [-1]))
+        if self.noise is None:
+            return draws
+        batches = [1] * len(self.batch_shape)
+        return draws + errors.reshape(*sample_shape, *batches, *self._mean.shape[-2:]) * self.noise.sqrt()
 
     def select(self, outputs: list[int]) -> FieldPosterior:
         """Return the posterior of some of the outputs."""
-        return FieldPosterior(self._mean[..., outputs], self.root[..., outputs, :])
+        noise = None if self.noise is None else self.noise[..., outputs]
+        return FieldPosterior(self._mean[..., outputs], self.root[..., outputs, :], noise=noise, latent=self.latent)
 
     def scalarize(self, weights: Float[Tensor, " m"], *, offset: float = 0.0) -> FieldPosterior:
         """Return the exact posterior of offset + weights . y, of one output.
@@ -147,7 +174,9 @@ class FieldPosterior(Posterior):
         """
         factors = _check_weights(weights, self._mean)
         mean = offset + (self._mean @ factors)[..., None]
-        return FieldPosterior(mean, torch.einsum("...mk,m->...k", self.root, factors)[..., None, :])
+        noise = None if self.noise is None else (self.noise @ factors.square())[..., None]
+        root = torch.einsum("...mk,m->...k", self.root, factors)[..., None, :]
+        return FieldPosterior(mean, root, noise=noise, latent=self.latent)
 
 
 class MemberPosterior(Posterior):
@@ -278,6 +307,18 @@ class MemberPosterior(Posterior):
             ShapeError: If there is not one weight per output.
         """
         return MemberPosterior(offset + (self.values @ _check_weights(weights, self.values))[..., None])
+
+
+def _expanded(noise: Tensor, mean: Tensor) -> Tensor:
+    """Return noise variances of the mean's shape and dtype, or raise."""
+    variance = check_noise(noise, mean.shape, mean, positive=False).to(mean)
+    if torch.broadcast_shapes(variance.shape, mean.shape) != mean.shape:
+        raise ShapeError(
+            expected=f"noise variances that broadcast to {tuple(mean.shape)}",
+            got=str(tuple(noise.shape)),
+            remedy="noise has no axes that the designs do not have",
+        )
+    return variance.expand(mean.shape)
 
 
 def _check_weights(weights: Tensor, values: Tensor) -> Tensor:

@@ -182,6 +182,8 @@ class LastLayerPredictor(Predictor):
         latent: The name of the weights' randomness.
     """
 
+    effective_observations: Float64[Tensor, " c"]  # known to this head
+
     def __init__(
         self,
         *,

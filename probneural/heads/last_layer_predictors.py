@@ -44,6 +44,8 @@ class SampledLastLayerPredictor(Predictor):
             diverged; `trained_offset`, how far the trained weights are from the mean, in standard deviations per direction.
     """
 
+    effective_observations: Float64[Tensor, " c"]  # known to this head
+
     def __init__(
         self,
         *,

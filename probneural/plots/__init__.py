@@ -4,7 +4,8 @@ Every function returns a `matplotlib.figure.Figure` of its own. None of them tou
 with `figure.savefig(path)`, or turn it into bytes with [`png`][probneural.plots.single.png].
 """
 
+from probneural.plots.active import active_learning
 from probneural.plots.several import cost, fields, pit, spread_skill
 from probneural.plots.single import band, calibration, field, png, training
 
-__all__ = ["band", "calibration", "cost", "field", "fields", "pit", "png", "spread_skill", "training"]
+__all__ = ["active_learning", "band", "calibration", "cost", "field", "fields", "pit", "png", "spread_skill", "training"]

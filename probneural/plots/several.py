@@ -166,7 +166,7 @@ def spread_skill(
         curve = spread_skill_curve(comparison, bins=bins)
         x, y = curve.spread[column].cpu().numpy(), curve.skill[column].cpu().numpy()
         ends += [float(value) for value in (*x, *y) if value > 0 and math.isfinite(value)]
-        panel.plot(x, y, color=_colour(number), marker=_marker(number), markersize=4, linewidth=1.4, label=name)
+        panel.plot(x, y, color=series_colour(number), marker=series_marker(number), markersize=4, linewidth=1.4, label=name)
     if ends:
         panel.plot(
             [min(ends), max(ends)],
@@ -210,7 +210,9 @@ def cost(points: Mapping[str, tuple[float, float]], *, score: str = "score", axi
     if min(scores) > 0 and max(scores) > 10.0 * min(scores):
         panel.set_yscale("log")
     for number, (name, (x, y)) in enumerate(points.items()):
-        panel.plot([x], [y], linestyle="none", color=_colour(number), marker=_marker(number), markersize=6, label=name)
+        panel.plot(
+            [x], [y], linestyle="none", color=series_colour(number), marker=series_marker(number), markersize=6, label=name
+        )
     panel.margins(x=0.1, y=0.15)
     figure.legend(loc="outside right upper", fontsize=8)  # beside the panel: good methods lie close together
     panel.set(xlabel=axis, ylabel=score, title=title)
@@ -298,10 +300,11 @@ def _curve_row(
         panel.legend(frameon=False, fontsize=8)
 
 
-def _colour(number: int) -> str:
+def series_colour(number: int) -> str:
+    """The colour of one of several series."""
     return _COLOURS[number % len(_COLOURS)]
 
 
-def _marker(number: int) -> str:
+def series_marker(number: int) -> str:
     """Markers move on once the colours are used up, so that pairs stay apart."""
     return _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)]

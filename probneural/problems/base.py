@@ -147,6 +147,26 @@ class Problem(ABC):
             outputs.append(self._solve_coefficients(part, grid).to(dtype))
         return FieldPairs(Field(torch.cat(inputs), grid), Field(torch.cat(outputs), grid))
 
+    def sample_inputs(self, n: int, *, resolution: int | Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> Field:
+        """Draw inputs from the law without solving for any: candidates for simulation.
+
+        Args:
+            n: Number of functions.
+            resolution: Points per axis.
+            seed: Seed of the draw.
+            dtype: Of the values returned.
+
+        Returns:
+            The inputs that `sample` draws with the same arguments, on the CPU.
+
+        Raises:
+            ArgumentError: If n is less than 1.
+            ResolutionError: If an axis has fewer points than the law needs.
+        """
+        grid = self.grid(resolution)
+        parts = self.law.draw(n, seed).split(max(1, _CHUNK_ELEMENTS // grid.size))
+        return Field(torch.cat([self._inputs(part, grid).to(dtype) for part in parts]), grid)
+
     def solve(self, inputs: Field) -> Field:
         """Apply the solution operator to inputs of your own, as the grid's interpolant defines them between the points.
 

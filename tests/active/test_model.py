@@ -159,13 +159,6 @@ def test_a_transform_without_designs_is_called_as_older_botorch_does() -> None:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("noise", [True, torch.ones(1, 6), None])
-def test_observation_noise_is_refused_with_its_reason(noise: object) -> None:
-    with pytest.raises(UnsupportedError, match="depends on the measurement"):
-        model_of("members").posterior(designs(2), observation_noise=noise)
-
-
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("X", "error", "message"),
     [

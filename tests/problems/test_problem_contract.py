@@ -239,6 +239,14 @@ def test_one_seed_is_the_same_pairs_at_every_resolution(case: Case) -> None:
     torch.testing.assert_close(coarse.outputs.values, fine.outputs.values[nested], atol=case.rounding, rtol=0)
 
 
+@cases
+def test_inputs_alone_are_those_of_the_sample(case: Case) -> None:
+    pairs = case.problem.sample(3, resolution=case.resolution, seed=7)
+    alone = case.problem.sample_inputs(3, resolution=case.resolution, seed=7)
+    assert alone.grid == pairs.inputs.grid
+    assert torch.equal(alone.values, pairs.inputs.values)
+
+
 @exact_on_nodes
 def test_sample_is_solve(case: Case) -> None:
     pairs = case.problem.sample(8, resolution=case.resolution, seed=2, dtype=torch.float64)

@@ -1,0 +1,291 @@
+"""What readings of fields say about the latent, batched over designs and fantasies, and how noisy readings are.
+
+Everything here is in terms of y = mean + root xi with xi ~ N(0, I_k), as BoTorch batches it: a mean `b x q x m` and a root
+`b x q x m x k`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from botorch.posteriors.posterior import Posterior
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.distributions import Predictor
+from probneural.errors import ArgumentError, ShapeError
+from probneural.functionals import Functional
+
+_ROWS = 256
+"""Rows of a functional's matrix formed at once."""
+
+
+def reading_noise(predict: Predictor, functional: Functional) -> Float64[Tensor, " cm"]:
+    """Noise variance of each number that a functional reads from an observed field, channel by channel.
+
+    Observed fields differ from the operator's by noise of pointwise variance s² that amounts to M effective observations on the
+    domain D, see `observation_weights`. Seen through readings a with A u = ∫ a u, noise of that density has variance
+
+        s² |D| / M * ∫ a².
+
+    It is the variance of an integral or of a coefficient, but grows without bound where a narrows to a point. There noise is
+    s², so no reading gets more than s² (∫ |a|)², the variance of noise that is the same all over its support; if a functional
+    has m > M readings per channel, they are worth M observations, and the bound is m/M times that. Reading all points of a
+    uniform grid is then observing the whole field. Noise of different readings is taken to be independent. Between grid points
+    the interpolant's weights alternate in sign, so that sensors there get a few times s²: where you know the noise of your
+    measurement, pass it.
+
+    Args:
+        predict: A predictor, which knows s² and M.
+        functional: A, of size m.
+
+    Returns:
+        `(c * m,)`, in the functional's units squared, on the CPU.
+
+    Examples:
+        >>> import probneural as pn
+        >>> pairs = pn.problems.Heat(dimension=1).sample(20, resolution=32, seed=0)
+        >>> head = pn.heads.LastLayerLaplace(noise=0.02, effective_observations=4.0)
+        >>> predict = head.fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> grid = pairs.inputs.grid
+        >>> both = pn.functionals.stack([pn.functionals.integral(grid), pn.functionals.sensors(grid, [[0.5]])])
+        >>> [round(value, 6) for value in reading_noise(predict, both).tolist()]
+        [0.005, 0.02]
+    """
+    grid, channels = functional.grid, predict.out_channels
+    own = predict.effective_observations
+    variance = predict.noise.detach().to("cpu", torch.float64).expand(channels)
+    counts = torch.full((channels,), float(grid.size), dtype=torch.float64)
+    if own is not None:
+        counts = own.detach().to("cpu", torch.float64).expand(channels)
+    weights = grid.weights.clamp_min(torch.finfo(torch.float64).tiny)
+    squares, sums = [], []
+    for rows in torch.eye(functional.size, dtype=torch.float64).split(_ROWS):
+        matrix = functional.adjoint(rows).flatten(1)
+        squares.append((matrix.square() / weights).sum(1))
+        sums.append(matrix.abs().sum(1))
+    spread = torch.cat(squares) * weights.sum() / counts[:, None]
+    bound = torch.cat(sums).square() * (functional.size / counts).clamp_min(1.0)[:, None]
+    return (variance[:, None] * torch.minimum(spread, bound)).flatten()
+
+
+def _square_root(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Q and a triangular L of positive diagonal with A = Q L^T and L L^T = I + A^T A.
+
+    They are the QR decomposition of A on top of I: that never squares A, whose rows may be in units of a tiny noise, and has
+    full rank, so that its derivatives exist.
+    """
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    stacked = torch.cat([matrix, identity.expand(*matrix.shape[:-2], -1, -1)], dim=-2)
+    basis, triangle = torch.linalg.qr(stacked)
+    signs = torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    return basis[..., : matrix.shape[-2], :] * signs[..., None, :], triangle.mT * signs[..., None, :]
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """What readings say about xi ~ N(0, I): xi = shift + S xi' with S = I - rows^T core rows and xi' standard normal again.
+
+    The map S is kept as r = q m directions. It is the triangular root of Andrews (1968), not the symmetric one of
+    [`Shrink`][probneural.distributions.linear_algebra.Shrink]: that needs singular vectors, whose derivatives do not exist
+    where designs repeat, and look-ahead acquisition functions differentiate it in the designs.
+
+    Args:
+        shift: `(*f, *b, k)`, float64, dimensionless; it alone depends on what was read, so that fantasies share the rest.
+        rows: `(*b, r, k)`, float64, dimensionless.
+        core: `(*b, r, r)`, float64, dimensionless.
+
+    Reference:
+        Andrews (1968), A square root formulation of the Kalman covariance equations.
+    """
+
+    shift: Float64[Tensor, "..."]
+    rows: Float64[Tensor, "..."]
+    core: Float64[Tensor, "..."]
+
+    @classmethod
+    def of(cls, root: Float[Tensor, "..."], residual: Float[Tensor, "..."], noise: Float[Tensor, "..."]) -> Learned:
+        """Condition on residual = root xi + N(0, diag(noise)).
+
+        With R = diag(noise)^(-1/2) root and I + R R^T = L L^T, the posterior of xi has the mean R^T (L L^T)^-1 r and the root
+        S = I - R^T L^-T (L + I)^-1 R of its covariance. Where readings outnumber the latent's dimensions, S = L^-T with
+        I + R^T R = L L^T.
+
+        Args:
+            root: `b x q x m x k`.
+            residual: Readings minus their mean, `f x b x q x m`.
+            noise: Their noise variances, positive, broadcastable to `b x q x m`, or to the residual's shape.
+        """
+        inverse = noise.to(torch.float64).rsqrt()
+        rows = (root.to(torch.float64) * inverse[..., None]).flatten(-3, -2)
+        whitened = (residual.to(torch.float64) * inverse).flatten(-2)[..., None]
+        count, rank = rows.shape[-2:]
+        if count <= rank:
+            basis, triangle = _square_root(rows.mT)
+            identity = torch.eye(count, dtype=rows.dtype, device=rows.device)
+            inner = torch.linalg.solve_triangular(triangle + identity, identity, upper=False)
+            core = torch.linalg.solve_triangular(triangle.mT, inner, upper=True)
+            shift = basis @ torch.linalg.solve_triangular(triangle, whitened, upper=False)
+            return cls(shift[..., 0], rows, core)
+        basis, triangle = _square_root(rows)
+        identity = torch.eye(rank, dtype=rows.dtype, device=rows.device)
+        inverse = torch.linalg.solve_triangular(triangle.mT, identity, upper=True)
+        return cls((inverse @ (basis.mT @ whitened))[..., 0], identity, identity - inverse)
+
+    def move(self, mean: Float[Tensor, "..."], root: Float[Tensor, "..."]) -> tuple[Tensor, Tensor]:
+        """Return mean and root given what was learned: float64, of batch shapes that broadcast against each other."""
+        flat, outputs = root.to(torch.float64).flatten(-3, -2), root.shape[-3:-1]
+        shift, rows, core = (part.to(flat.device) for part in (self.shift, self.rows, self.core))
+        moved = (flat @ shift[..., None])[..., 0].unflatten(-1, outputs)
+        shrunk = flat - (flat @ rows.mT) @ core @ rows
+        return mean.to(torch.float64) + moved, shrunk.unflatten(-2, outputs)
+
+
+class Measurements(Posterior):
+    """The law of q x m noisy readings, one base sample per reading: what fantasies are drawn from.
+
+    A `FieldPosterior` has as many base samples as its latent has dimensions, often hundreds, where quasi-random points are no
+    better than random ones. Noisy readings have a regular covariance, so its Cholesky factor takes q m base samples.
+
+    Args:
+        mean: `b x q x m`.
+        root: `b x q x m x k`.
+        noise: `b x q x m`, positive.
+    """
+
+    def __init__(self, mean: Float[Tensor, "..."], root: Float[Tensor, "..."], noise: Float[Tensor, "..."]) -> None:
+        self._mean = mean
+        rows = root.to(torch.float64).flatten(-3, -2)
+        covariance = rows @ rows.mT + torch.diag_embed(noise.to(torch.float64).flatten(-2))
+        self.triangle = torch.linalg.cholesky(covariance)
+
+    @property
+    def mean(self) -> Float[Tensor, "*b q m"]:
+        """The mean."""
+        return self._mean
+
+    @property
+    def variance(self) -> Float[Tensor, "*b q m"]:
+        """The marginal variances, noise included."""
+        return self.triangle.square().sum(-1).unflatten(-1, self._mean.shape[-2:]).to(self._mean)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The t-batch shape b."""
+        return self._mean.shape[:-2]
+
+    @property
+    def base_sample_shape(self) -> torch.Size:
+        """`b x q x m`, as BoTorch's Gaussian posteriors have it; samplers collapse b to ones."""
+        return self._mean.shape
+
+    @property
+    def batch_range(self) -> tuple[int, int]:
+        """`(0, -2)`: base samples are the same in all t-batches, so that equal designs score equally."""
+        return (0, -2)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the mean."""
+        return self._mean.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the mean."""
+        return self._mean.dtype
+
+    def _extended_shape(self, sample_shape: torch.Size = torch.Size()) -> torch.Size:  # noqa: B008
+        return sample_shape + self._mean.shape
+
+    def rsample(self, sample_shape: torch.Size | None = None) -> Float[Tensor, "... q m"]:
+        """Draw readings from torch's global generator, as BoTorch's posteriors do."""
+        shape = torch.Size([1]) if sample_shape is None else sample_shape
+        base = torch.randn(shape + self._mean.shape, dtype=self.dtype, device=self.device)
+        return self.rsample_from_base_samples(shape, base)
+
+    def rsample_from_base_samples(
+        self, sample_shape: torch.Size, base_samples: Float[Tensor, "..."]
+    ) -> Float[Tensor, "... q m"]:
+        """Map base samples to readings.
+
+        Raises:
+            ShapeError: If the base samples have another shape.
+        """
+        if base_samples.shape != sample_shape + self._mean.shape:
+            raise ShapeError(
+                expected=f"base samples of shape {tuple(sample_shape + self._mean.shape)}",
+                got=str(tuple(base_samples.shape)),
+                remedy="fantasies of a Gaussian model take one of botorch's normal samplers",
+            )
+        flat = base_samples.to(self.triangle).flatten(-2)[..., None]
+        deviation = (self.triangle @ flat)[..., 0].unflatten(-1, self._mean.shape[-2:])
+        return self._mean + deviation.to(self._mean)
+
+
+def check_noise(
+    noise: Float[Tensor, "..."] | float, shape: torch.Size, like: Tensor, *, positive: bool = True
+) -> Float64[Tensor, "..."]:
+    """Return noise variances in float64 with at least the axes q and m, or raise.
+
+    Args:
+        noise: A number, or a tensor whose last axes are `q x m`, `1 x m` or `m`.
+        shape: `... x q x m`, which it has to broadcast to; more axes in front are allowed.
+        like: A tensor on the device it goes to.
+        positive: Whether zero is refused.
+
+    Raises:
+        ArgumentError: If it is not finite, negative, or zero where it must be positive.
+        ShapeError: If it does not fit.
+    """
+    if not isinstance(noise, Tensor | float | int) or isinstance(noise, bool):
+        raise ArgumentError(
+            expected="noise variances as a number or a tensor",
+            got=repr(noise),
+            remedy="leave noise out to have the model's own",
+        )
+    variance = torch.as_tensor(noise, dtype=torch.float64, device=like.device)  # at once: float32 in between would round
+    if not bool(torch.isfinite(variance).all() and ((variance > 0) if positive else (variance >= 0)).all()):
+        raise ArgumentError(
+            expected=f"{'positive' if positive else 'non-negative'} finite noise variances",
+            got=f"{float(variance.min()):.4g} at the least" if variance.numel() else "none",
+            remedy="they are in the outputs' units squared; for exact readings take some 1e-8 of the outputs' variance",
+        )
+    try:
+        fits = torch.broadcast_shapes(variance.shape, shape)[-2:] == shape[-2:]
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            expected=f"noise variances that broadcast to (..., {shape[-2]}, {shape[-1]})",
+            got=str(tuple(variance.shape)),
+            remedy="give one number, one per output, or one per design and output",
+        )
+    return variance.expand(torch.broadcast_shapes(variance.shape, shape[-2:]))
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """A mean `b x q x m` and a root `b x q x m x k`, whose batches may still have to be broadcast, with the latent's name."""
+
+    mean: Tensor
+    root: Tensor
+    latent: str
+
+
+def broadcast_batches(*shapes: torch.Size) -> torch.Size:
+    """Broadcast batch shapes, or raise a ShapeError."""
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError as error:
+        raise ShapeError(
+            expected="batch shapes that broadcast against each other, fantasies in front",
+            got=", ".join(str(tuple(shape)) for shape in shapes),
+            remedy="observations f x b x q x m belong to designs b x q x d, and so do those that the result is asked about",
+        ) from error
+
+
+def joined(mean: Tensor, root: Tensor, batch: torch.Size = torch.Size()) -> tuple[Tensor, Tensor]:  # noqa: B008
+    """Expand mean and root to one batch shape."""
+    shape = broadcast_batches(mean.shape[:-2], root.shape[:-3], batch)
+    return mean.expand(*shape, *mean.shape[-2:]), root.expand(*shape, *root.shape[-3:])

@@ -1,0 +1,186 @@
+"""Choose a batch from a pool, one function after another, each far from those before it in posterior features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from probneural.active.candidates import TIE, Candidates, candidates
+from probneural.active.pool_features import DEFAULT_SKETCH, FeatureSketch, posterior_features
+from probneural.active.selectors import Selector
+from probneural.distributions import Predictor
+from probneural.fields import Field
+from probneural.grids import Grid
+
+_CHUNK = 2**21
+"""Entries of temporary tensors (16 MiB each)."""
+
+
+@dataclass(frozen=True)
+class CoreSetSelection(Selector):
+    """Greedy k-centre on posterior features: the function farthest from all chosen and labelled ones.
+
+    The distance of two functions is the root of the posterior variance of u(a) - u(a'), averaged over the domain and summed
+    over channels in units of their size. Without labelled functions the first one is that of the largest variance. The
+    largest distance of the pool to its nearest centre is at most twice the smallest possible. What is certain may be far from
+    all that is not: functions without variance come after all others.
+
+    Args:
+        sketch: How features are kept small.
+
+    Reference:
+        Sener and Savarese (2018), Active learning for convolutional neural networks: a core-set approach, algorithm 1.
+        Deviation: features are those of the posterior, not activations.
+    """
+
+    sketch: FeatureSketch = DEFAULT_SKETCH
+
+    def select(
+        self,
+        predict: Predictor,
+        pool: Field,
+        count: int,
+        *,
+        seed: int,
+        labelled: Field | None = None,
+        query: Grid | None = None,
+    ) -> Int64[Tensor, " count"]:
+        """Choose by distance; see the base class."""
+        found = candidates(pool, count, seed=seed, labelled=labelled)
+        features = posterior_features(predict, pool, seed=seed, labelled=labelled, query=query, sketch=self.sketch)
+        norms = squared_distances(features.pool, torch.zeros_like(features.pool[0]))
+        return farthest_points(
+            features.pool,
+            features.labelled,
+            first=norms,
+            available=_uncertain(norms, found),
+            found=found,
+            count=count,
+        )
+
+
+@dataclass(frozen=True)
+class LCMDSelection(Selector):
+    """Largest cluster, maximum distance: the farthest function of the cluster that has most left to tell.
+
+    Every function of the pool belongs to the cluster of its nearest centre, chosen or labelled; a cluster's size is the sum of
+    its squared distances, those of [`CoreSetSelection`][probneural.active.CoreSetSelection]. Unlike core-set it heeds how many
+    functions there are of a kind, so that outliers get fewer labels.
+
+    Args:
+        sketch: How features are kept small.
+
+    Reference:
+        Holzmüller et al. (2023), A framework and benchmark for deep batch active learning for regression (LCMD-TP). Deviation:
+        features are those of the posterior over functions.
+    """
+
+    sketch: FeatureSketch = DEFAULT_SKETCH
+
+    def select(
+        self,
+        predict: Predictor,
+        pool: Field,
+        count: int,
+        *,
+        seed: int,
+        labelled: Field | None = None,
+        query: Grid | None = None,
+    ) -> Int64[Tensor, " count"]:
+        """Choose by cluster and distance; see the base class."""
+        found = candidates(pool, count, seed=seed, labelled=labelled)
+        features = posterior_features(predict, pool, seed=seed, labelled=labelled, query=query, sketch=self.sketch)
+        return _largest_clusters(features.pool, features.labelled, found=found, count=count)
+
+
+def farthest_points(
+    points: Float64[Tensor, "n d"],
+    centres: Float64[Tensor, "m d"],
+    *,
+    first: Float64[Tensor, " n"],
+    available: Bool[Tensor, " n"],
+    found: Candidates,
+    count: int,
+) -> Int64[Tensor, " count"]:
+    """Take, one after another, the point farthest from all centres and all points taken.
+
+    Args:
+        points: Where the functions are.
+        centres: Points that count as taken.
+        first: Scores that decide the first point where there is no centre.
+        available: Which points may be taken; others follow when these are used up.
+        found: In which order ties and others are taken.
+        count: How many.
+    """
+    available = available.clone()
+    nearest = torch.full((len(points),), torch.inf, dtype=torch.float64)
+    for centre in centres:
+        nearest = torch.minimum(nearest, squared_distances(points, centre))
+    chosen: list[int] = []
+    reference = 0.0
+    for step in range(min(count, int(available.sum()))):
+        scores = nearest if len(centres) or step else first
+        if step < 2:  # the first distances may come after the first point
+            reference = float(scores[available].abs().max())
+        index = found.best(scores, available, reference=reference)
+        chosen.append(index)
+        available[index] = False
+        nearest = torch.minimum(nearest, squared_distances(points, points[index]))
+    return found.completed(chosen, count)
+
+
+def squared_distances(points: Float64[Tensor, "n d"], centre: Float64[Tensor, " d"]) -> Float64[Tensor, " n"]:
+    """Squared distances to one point, from differences: nothing cancels."""
+    return torch.cat([(part - centre).square().sum(1) for part in points.split(step_size(points))])
+
+
+def _largest_clusters(
+    points: Float64[Tensor, "n d"], centres: Float64[Tensor, "m d"], *, found: Candidates, count: int
+) -> Int64[Tensor, " count"]:
+    """Take, one after another, the farthest point of the largest cluster."""
+    norms = squared_distances(points, torch.zeros_like(points[0]))
+    available = _uncertain(norms, found)
+    member = torch.zeros(len(points), dtype=torch.float64)
+    member[torch.cat([found.fresh, found.spare])] = 1.0
+    nearest = torch.full((len(points),), torch.inf, dtype=torch.float64)
+    owner = torch.zeros(len(points), dtype=torch.int64)
+    number, chosen = 0, []
+    for centre in centres:
+        nearest, owner = _assigned(points, centre, nearest, owner, number=number)
+        number += 1
+    reference = 0.0
+    for step in range(min(count, int(available.sum()))):
+        scores = norms
+        if number:
+            sizes = torch.zeros(number, dtype=torch.float64).index_add(0, owner, nearest * member)
+            in_largest = owner == sizes.argmax()
+            usable = bool((available & in_largest & (nearest > 0)).any())
+            scores = torch.where(in_largest, nearest, torch.zeros_like(nearest)) if usable else nearest
+        if step < 2:  # the first distances may come after the first point
+            reference = float(scores[available].max())
+        index = found.best(scores, available, reference=reference)
+        chosen.append(index)
+        available[index] = False
+        nearest, owner = _assigned(points, points[index], nearest, owner, number=number)
+        number += 1
+    return found.completed(chosen, count)
+
+
+def _assigned(points: Tensor, centre: Tensor, nearest: Tensor, owner: Tensor, *, number: int) -> tuple[Tensor, Tensor]:
+    """Squared distance to, and number of, the nearest centre, after one more."""
+    distances = squared_distances(points, centre)
+    closer = distances < nearest
+    return torch.where(closer, distances, nearest), torch.where(closer, number, owner)
+
+
+def _uncertain(variances: Float64[Tensor, " n"], found: Candidates) -> Bool[Tensor, " n"]:
+    """Which functions may be chosen and have a variance beyond rounding."""
+    return found.available & (variances > TIE * variances.max())
+
+
+def step_size(values: Tensor) -> int:
+    """How many rows of a tensor to take at once."""
+    return max(1, _CHUNK // max(1, values[0].numel()))

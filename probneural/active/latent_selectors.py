@@ -1,0 +1,245 @@
+"""Choose a batch from a pool, one function after another, by what observing each would do to the posterior of the latent.
+
+With xi ~ N(0, I) and rows X_a that standardise the observation of function a, the precision of xi after observing a batch S is
+M_S = I + sum over a in S of X_a^T X_a.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from probneural.active.candidates import TIE, Candidates, candidates
+from probneural.active.greedy_selectors import step_size
+from probneural.active.pool_features import DEFAULT_SKETCH, FeatureSketch, observation_rows
+from probneural.active.selectors import Selector
+from probneural.distributions import Predictor
+from probneural.fields import Field
+from probneural.grids import Grid
+
+_LAZY = 64
+"""Candidates whose gains are brought up to date at once."""
+_OVERSAMPLING = 2
+"""BAIT's forward pass takes so many times the batch, as its authors do."""
+
+
+@dataclass(frozen=True)
+class InformationGainSelection(Selector):
+    """The largest joint information gain of observing whole functions: log det(M_S) / 2, one function after another.
+
+    This is BatchBALD in closed form: the mutual information between a batch of noisy observed functions and the latent. It is
+    submodular, so that the greedy batch has at least 63 % of the best one's information, and old gains bound new ones, so that
+    few need computing. Information about every direction of the latent counts alike, whether the prediction depends on it
+    much or little.
+
+    Args:
+        noise: Observation variance, in physical units squared; the predictor's by default.
+        sketch: `latents` bounds the directions of the latent that are followed.
+
+    Reference:
+        Kirsch et al. (2019), BatchBALD; lazy evaluation by Minoux (1978).
+    """
+
+    noise: float | None = None
+    sketch: FeatureSketch = DEFAULT_SKETCH
+
+    def select(
+        self,
+        predict: Predictor,
+        pool: Field,
+        count: int,
+        *,
+        seed: int,
+        labelled: Field | None = None,
+        query: Grid | None = None,
+    ) -> Int64[Tensor, " count"]:
+        """Choose by information; see the base class.
+
+        Raises:
+            ArgumentError: If the noise is not positive, or `count` too large.
+        """
+        found = candidates(pool, count, seed=seed, labelled=labelled)
+        view = observation_rows(predict, pool, seed=seed, query=query, noise=self.noise, sketch=self.sketch)
+        return _most_informative(view.rows, found=found, count=count)
+
+
+@dataclass(frozen=True)
+class IntegratedVarianceSelection(Selector):
+    """The smallest integrated posterior variance at target functions: tr(T M_S^-1), one function after another.
+
+    T is the average over target inputs of L(a)^T L(a), averaged over the domain and summed over channels in units of their
+    size, for u(a) = mean(a) + L(a) xi: what is left is the expected squared error of the prediction there.
+
+    Args:
+        targets: Input functions at which predictions are to become good; all of the pool by default, which costs nothing extra.
+        noise: Observation variance, in physical units squared; the predictor's by default.
+        sketch: `latents` bounds the directions of the latent that are followed.
+
+    Reference:
+        Cohn (1996), Neural network exploration using optimal experiment design (active learning by integrated variance).
+    """
+
+    targets: Field | None = None
+    noise: float | None = None
+    sketch: FeatureSketch = DEFAULT_SKETCH
+
+    def select(
+        self,
+        predict: Predictor,
+        pool: Field,
+        count: int,
+        *,
+        seed: int,
+        labelled: Field | None = None,
+        query: Grid | None = None,
+    ) -> Int64[Tensor, " count"]:
+        """Choose by what is left of the variance; see the base class.
+
+        Raises:
+            ArgumentError: If the noise is not positive, or `count` too large.
+        """
+        found = candidates(pool, count, seed=seed, labelled=labelled)
+        view = observation_rows(
+            predict, pool, seed=seed, targets=self.targets, query=query, noise=self.noise, sketch=self.sketch
+        )
+        return found.completed(_smallest_trace(view.rows, view.moment, found=found, count=count), count)
+
+
+@dataclass(frozen=True)
+class BAITSelection(Selector):
+    """Forward greedy, backward pruned minimum of tr(M_S^-1 F), with F the pool's average Fisher information X_a^T X_a.
+
+    The forward pass takes twice the batch; the backward pass gives back, one by one, the function whose loss raises the trace
+    least. F is in units of the noise; apart from that and the pruning it is
+    [`IntegratedVarianceSelection`][probneural.active.IntegratedVarianceSelection] over the pool.
+
+    Args:
+        noise: Observation variance, in physical units squared; the predictor's by default.
+        sketch: `latents` bounds the directions of the latent that are followed.
+
+    Reference:
+        Ash et al. (2021), Gone fishing: neural active learning with Fisher embeddings, algorithm 1. Deviation: what labelled
+        functions say is in the posterior, so that M starts at the identity.
+    """
+
+    noise: float | None = None
+    sketch: FeatureSketch = DEFAULT_SKETCH
+
+    def select(
+        self,
+        predict: Predictor,
+        pool: Field,
+        count: int,
+        *,
+        seed: int,
+        labelled: Field | None = None,
+        query: Grid | None = None,
+    ) -> Int64[Tensor, " count"]:
+        """Choose by Fisher information; see the base class.
+
+        Raises:
+            ArgumentError: If the noise is not positive, or `count` too large.
+        """
+        found = candidates(pool, count, seed=seed, labelled=labelled)
+        view = observation_rows(predict, pool, seed=seed, query=query, noise=self.noise, sketch=self.sketch)
+        fisher = torch.zeros_like(view.moment)
+        for part in view.rows.split(step_size(view.rows)):
+            flat = part.flatten(0, 1)
+            fisher += flat.mT @ flat / len(view.rows)
+        forward = _smallest_trace(view.rows, fisher, found=found, count=_OVERSAMPLING * count)
+        return found.completed(_pruned(view.rows, fisher, forward, count=count), count)
+
+
+def _most_informative(rows: Float64[Tensor, "n r k"], *, found: Candidates, count: int) -> Int64[Tensor, " count"]:
+    """Take, one after another, the function of the largest log det; gains from before are bounds, so few are renewed."""
+    root = torch.eye(rows.shape[2], dtype=torch.float64)  # R with Cov(xi) = R R^T
+    available = found.available.clone()
+    bounds = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
+    bounds[found.fresh] = _by_chunks(rows[found.fresh], partial(_log_determinants, root=root))
+    reference, chosen = float(bounds.max()), []
+    current = available.clone()
+    for _ in range(min(count, len(found.fresh))):
+        while True:
+            top = bounds[current & available].max() if bool((current & available).any()) else torch.tensor(-torch.inf)
+            stale = (available & ~current & (bounds >= top - 1e-9 * reference)).nonzero()[:, 0]
+            if not len(stale):
+                break
+            renewed = stale[bounds[stale].argsort(descending=True)[:_LAZY]]
+            bounds[renewed] = _by_chunks(rows[renewed], partial(_log_determinants, root=root))
+            current[renewed] = True
+        index = found.best(bounds, available & current, reference=reference)
+        chosen.append(index)
+        available[index] = False
+        root = _observed(root, rows[index])
+        current.zero_()
+    return found.completed(chosen, count)
+
+
+def _smallest_trace(
+    rows: Float64[Tensor, "n r k"], moment: Float64[Tensor, "k k"], *, found: Candidates, count: int
+) -> list[int]:
+    """Take, one after another, the function that lowers tr(moment M_S^-1) most; at most as many as there are."""
+    sizes, vectors = torch.linalg.eigh(moment)
+    half = vectors * sizes.clamp(min=0.0).sqrt()
+    root = torch.eye(rows.shape[2], dtype=torch.float64)
+    available = found.available.clone()
+    chosen: list[int] = []
+    reference = 0.0
+    own = rows[found.fresh]
+    for step in range(min(count, len(found.fresh))):
+        scores = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
+        scores[found.fresh] = _by_chunks(own, partial(_reductions, root=root, half=half))
+        if step == 0:
+            reference = float(scores.max())
+        index = found.best(scores, available, reference=reference)
+        chosen.append(index)
+        available[index] = False
+        root = _observed(root, rows[index])
+    return chosen
+
+
+def _pruned(rows: Float64[Tensor, "n r k"], moment: Float64[Tensor, "k k"], chosen: list[int], *, count: int) -> list[int]:
+    """Give back, one by one, the function whose loss raises tr(moment M_S^-1) least."""
+    kept = list(chosen)
+    while len(kept) > count:
+        grams = torch.stack([rows[index].mT @ rows[index] for index in kept])
+        identity = torch.eye(rows.shape[2], dtype=torch.float64)
+        total = identity + grams.sum(0)
+        traces = torch.stack([torch.linalg.solve(total - gram, moment).trace() for gram in grams])
+        equal = traces <= traces.min() + TIE * moment.trace()
+        kept.pop(int(equal.nonzero()[-1]))  # of equals, the one that came last
+    return kept
+
+
+def _observed(root: Float64[Tensor, "k k"], rows: Float64[Tensor, "r k"]) -> Float64[Tensor, "k k"]:
+    """R of the covariance after an observation: R (I + R^T X^T X R)^(-1/2), which stays positive whatever the rounding."""
+    moved = rows @ root
+    sizes, vectors = torch.linalg.eigh(moved.mT @ moved)
+    return root @ (vectors / (1.0 + sizes.clamp(min=0.0)).sqrt())
+
+
+def _log_determinants(rows: Float64[Tensor, "n r k"], *, root: Float64[Tensor, "k k"]) -> Float64[Tensor, " n"]:
+    """Information gain of each function, log det(I + X R R^T X^T) / 2, in nats."""
+    return torch.linalg.cholesky(_precisions(rows @ root)).diagonal(dim1=1, dim2=2).log().sum(1)
+
+
+def _reductions(
+    rows: Float64[Tensor, "n r k"], *, root: Float64[Tensor, "k k"], half: Float64[Tensor, "k k"]
+) -> Float64[Tensor, " n"]:
+    """How much each function lowers tr(H^T R R^T H): a sum of squares, so that nothing cancels."""
+    moved = rows @ root
+    factor = torch.linalg.cholesky(_precisions(moved))
+    return torch.linalg.solve_triangular(factor, moved @ (root.mT @ half), upper=False).square().sum((1, 2))
+
+
+def _precisions(rows: Float64[Tensor, "n r k"]) -> Float64[Tensor, "n r r"]:
+    return torch.eye(rows.shape[1], dtype=torch.float64) + rows @ rows.mT
+
+
+def _by_chunks(rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    return torch.cat([function(part) for part in rows.split(step_size(rows))])

@@ -1,0 +1,210 @@
+"""What an active learning loop has decided and learnt so far, as its store remembers it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from probneural.active.history import LearningHistory, Round
+from probneural.active.settings import digest, keys_of
+from probneural.active.store import ResultStore
+from probneural.errors import DataError, FileError
+from probneural.fields import Field, FieldPairs
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Simulations that are asked for together; remembered before the first of them starts.
+
+    Attributes:
+        round: The round they belong to.
+        target: Labels planned for the end of that round.
+        calibration: Positions in the pool of calibration functions, which only the random start has.
+        training: Positions of functions to learn from, in the order of choice.
+        known: How many of all these the store had a result of already.
+        seconds: Time of the choice.
+    """
+
+    round: int
+    target: int
+    calibration: tuple[int, ...]
+    training: tuple[int, ...]
+    known: int
+    seconds: float
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """All of them, calibration first."""
+        return self.calibration + self.training
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a stage.
+
+    Attributes:
+        failed: Positions of those without a usable result.
+        seconds: Wall time.
+    """
+
+    failed: tuple[int, ...]
+    seconds: float
+
+
+class Ledger:
+    """The memory of one loop, in a store, where each entry is written once and found again after a restart.
+
+    Args:
+        store: Where to remember.
+        pool: The candidates.
+    """
+
+    def __init__(self, store: ResultStore, pool: Field) -> None:
+        self.store = store
+        self.pool = pool
+        self.keys = keys_of(store, pool)
+        first: dict[str, int] = {}
+        for position, key in enumerate(self.keys):
+            first.setdefault(key, position)
+        self.distinct = tuple(first.values())
+        """Positions of the candidates, the first of equal ones."""
+        self._held: dict[str, tuple[list[int], FieldPairs]] = {}
+        self.stages = [_stage(found) for found in self._recalled("stage")]
+        self.outcomes = [_outcome(found) for found in self._recalled("outcome")]
+        self.rounds = [_round(found) for found in self._recalled("round")]
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Remember the settings of the loop, or check that they are those that it began with.
+
+        Args:
+            settings: Everything that decides what the loop does, in types that JSON knows.
+
+        Raises:
+            FileError: If the store belongs to a loop of other settings; the message names those.
+        """
+        ours = json.loads(json.dumps({**settings, "pool": digest(self.keys), "pool size": len(self.pool)}))
+        theirs: Any = self.store.recall("settings")
+        if theirs is None:
+            self.store.remember("settings", ours)
+            return
+        differ = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+        if differ:
+            raise FileError(
+                expected="the settings that the store's loop began with: "
+                + ", ".join(f"{name} {theirs.get(name)!r}" for name in differ),
+                got=", ".join(f"{name} {ours.get(name)!r}" for name in differ),
+                remedy="construct the learner as before (build the operator from the same seed), or name another store",
+            )
+
+    @property
+    def history(self) -> LearningHistory:
+        """The finished rounds."""
+        return LearningHistory(tuple(self.rounds))
+
+    @property
+    def open(self) -> Stage | None:
+        """The stage whose simulations are under way, if there is one."""
+        return self.stages[-1] if len(self.stages) > len(self.outcomes) else None
+
+    @property
+    def labelled(self) -> list[int]:
+        """Positions of the functions to learn from, in the order of choice."""
+        return self.labelled_before(len(self.stages))
+
+    def labelled_before(self, number: int) -> list[int]:
+        """Positions of those that rounds before this one contribute."""
+        return [
+            position for stage, failed in self._closed() if stage.round < number for position in _left(stage.training, failed)
+        ]
+
+    @property
+    def calibration(self) -> list[int]:
+        """Positions of the calibration functions."""
+        return [position for stage, failed in self._closed() for position in _left(stage.calibration, failed)]
+
+    @property
+    def free(self) -> list[int]:
+        """Positions of the candidates that no stage has asked for."""
+        taken = {position for stage in self.stages for position in stage.positions}
+        return [position for position in self.distinct if position not in taken]
+
+    def round_of(self, number: int) -> list[tuple[Stage, Outcome]]:
+        """The closed stages of one round."""
+        return [pair for pair in zip(self.stages, self.outcomes, strict=False) if pair[0].round == number]
+
+    def recent(self, count: int) -> list[bool]:
+        """Whether the last `count` simulations of closed stages failed, in the order they were asked for."""
+        return [position in failed for stage, failed in self._closed() for position in stage.positions][-count:]
+
+    def pairs(self, positions: Sequence[int], kind: str) -> FieldPairs:
+        """The candidates at these positions with their results; those asked for last are kept for each kind.
+
+        Raises:
+            DataError: If there are none yet.
+        """
+        if not positions:
+            raise DataError(expected=f"{kind} functions", got="none yet", remedy="call run, or tell what ask asked for")
+        held = self._held.get(kind)
+        if held is None or held[0] != positions:  # reading them back takes a file each
+            held = (list(positions), self.store.pairs([self.keys[position] for position in positions]))
+            self._held[kind] = held
+        return held[1]
+
+    def ask(self, stage: Stage) -> Stage:
+        """Open a stage, for good."""
+        stage = replace(stage, known=sum(self.keys[position] in self.store for position in stage.positions))
+        self.store.remember(f"stage-{len(self.stages):04d}", asdict(stage))
+        self.stages.append(stage)
+        return stage
+
+    def close(self, outcome: Outcome) -> None:
+        """Close the open stage."""
+        self.store.remember(f"outcome-{len(self.outcomes):04d}", asdict(outcome))
+        self.outcomes.append(outcome)
+
+    def finish(self, found: Round) -> None:
+        """Add a finished round."""
+        self.store.remember(f"round-{len(self.rounds):04d}", asdict(found))
+        self.rounds.append(found)
+
+    def trained(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Weights after the training of a round and what it reported, or None if it has not ended or they are damaged."""
+        report: Any = self.store.recall(f"training-{number:04d}")
+        weights = None if report is None else self.store.load_tensors(f"weights-{number:04d}")
+        return None if weights is None else (weights, report)
+
+    def keep(self, number: int, weights: Mapping[str, Tensor], report: Mapping[str, Any]) -> None:
+        """Remember weights, and then that there are some."""
+        self.store.save_tensors(f"weights-{number:04d}", dict(weights))
+        if self.store.recall(f"training-{number:04d}") is None:
+            self.store.remember(f"training-{number:04d}", dict(report))
+
+    def _closed(self) -> list[tuple[Stage, frozenset[int]]]:
+        pairs = zip(self.stages, self.outcomes, strict=False)
+        return [(stage, frozenset(outcome.failed)) for stage, outcome in pairs]
+
+    def _recalled(self, kind: str) -> list[Any]:
+        entries: list[Any] = []
+        while (entry := self.store.recall(f"{kind}-{len(entries):04d}")) is not None:
+            entries.append(entry)
+        return entries
+
+
+def _left(positions: Sequence[int], failed: frozenset[int]) -> list[int]:
+    return [position for position in positions if position not in failed]
+
+
+def _stage(found: Mapping[str, Any]) -> Stage:
+    return Stage(**{**found, "calibration": tuple(found["calibration"]), "training": tuple(found["training"])})
+
+
+def _outcome(found: Mapping[str, Any]) -> Outcome:
+    return Outcome(**{**found, "failed": tuple(found["failed"])})
+
+
+def _round(found: Mapping[str, Any]) -> Round:
+    return Round(**{**found, "chosen": tuple(found["chosen"])})

@@ -1,0 +1,103 @@
+"""What one or several observations see of a posterior's latent, in the smaller of two forms; and how its gradient is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from probneural.active.conditioning import Learned
+from probneural.active.information import (
+    information_gain,
+    information_gain_of_moments,
+    variance_reduction,
+    variance_reduction_of_moments,
+)
+
+_DEPENDENT = 1e-15
+"""Share of the largest variance along a combination of rows, below which it is rounding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """What is seen of xi, as whitened rows or, where those outnumber the latent's dimensions, as their moments.
+
+    Args:
+        values: Rows `(*b, m, k)`, or moments `(*b, k, k)`.
+        are_moments: Which.
+    """
+
+    values: Tensor
+    are_moments: bool
+
+    def together(self, count: int) -> Observed:
+        """Join the observations of `count` functions each: `(b * count, ...)` to `(b, ...)`."""
+        grouped = self.values.unflatten(0, (-1, count))
+        return Observed(grouped.sum(1) if self.are_moments else grouped.flatten(1, 2), self.are_moments)
+
+    def beside(self, other: Observed) -> Observed:
+        """Add what another, single observation sees, to each of a batch."""
+        if self.are_moments:
+            return Observed(self.values + other.values, True)
+        rows = other.values.expand(len(self.values), -1, -1)
+        return Observed(torch.cat([self.values, rows.to(self.values)], dim=1), False)
+
+    def after(self, learned: Learned) -> Observed:
+        """Take what was learned before into account: rows R become R S with S = I - VᵀCV."""
+        rows, core = learned.rows.to(self.values), learned.core.to(self.values)
+        values = self.values - (self.values @ rows.mT) @ core @ rows
+        if self.are_moments:
+            values = values - rows.mT @ core.mT @ (rows @ values)
+        return Observed(values, self.are_moments)
+
+    def gain(self) -> Tensor:
+        """Information gained, `(*b,)`, in nats."""
+        return (information_gain_of_moments if self.are_moments else information_gain)(self.values)
+
+    def reduction(self, targets: Observed) -> Tensor:
+        """Variance taken off target fields, whose rows or moments are given likewise, `(*b,)`."""
+        compute = variance_reduction_of_moments if self.are_moments else variance_reduction
+        name = "moments" if targets.are_moments else "targets"
+        return compute(self.values, **{name: targets.values})
+
+
+def independent_rows(rows: Float64[Tensor, "t k"]) -> Float64[Tensor, "r k"]:
+    """Fewer rows of the same moments within rounding: neighbouring values of smooth fields say almost the same."""
+    values, vectors = torch.linalg.eigh(rows @ rows.mT)
+    kept = values > _DEPENDENT * len(rows) * values[-1]
+    return vectors[:, kept].mT @ rows
+
+
+class Recomputed(torch.autograd.Function):
+    """A function of batches, a few at a time, that is evaluated again for its gradient instead of keeping what that needs.
+
+    `torch.utils.checkpoint` would do, but for the transforms of torch.func that Jacobian-backed roots use.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, batches: Tensor, levels: Tensor, value: Callable[[Tensor, Tensor], Tensor], step: int) -> Tensor:
+        """Evaluate `value(batches, levels)`, `step` batches at a time."""
+        ctx.save_for_backward(batches, levels)
+        ctx.value, ctx.step = value, step
+        pieces = [value(part, level) for part, level in zip(batches.split(step), levels.split(step), strict=True)]
+        return torch.cat(pieces)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangents: Tensor) -> tuple[Tensor, None, None, None]:
+        """Evaluate it again, with a graph, and differentiate in the batches."""
+        batches, levels = ctx.saved_tensors
+        parts = zip(batches.split(ctx.step), levels.split(ctx.step), cotangents.split(ctx.step), strict=True)
+        pieces = []
+        for part, level, cotangent in parts:
+            with torch.enable_grad():
+                leaf = part.detach().requires_grad_()
+                values = ctx.value(leaf, level)
+            depends = values.requires_grad  # a predictor that is certain of everything has a value without a gradient
+            pieces.append(torch.autograd.grad(values, leaf, cotangent)[0] if depends else torch.zeros_like(part))
+        return torch.cat(pieces), None, None, None

@@ -1,0 +1,382 @@
+"""What a posterior says about each function of a pool, a few functions at a time.
+
+Two views of u(a) = mean(a) + L(a) xi. In function space, features whose inner products are the posterior covariances of whole
+functions. In latent space, rows that say what observing a function would teach about xi.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.active.observation import observation_weights
+from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Predictor
+from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
+from probneural.fields import Field, check_finite
+from probneural.grids import Grid
+
+_CHUNK_VALUES = 2**16
+"""Output values predicted at once; heads keep up to some hundred numbers for each."""
+_CHUNK_COLUMNS = 2**21
+"""Entries of roots held at once, in float64 (16 MiB, and a few times that while they are formed)."""
+_FRAME_ENTRIES = 2**25
+"""Entries of a frame of latent vectors (256 MiB): latents longer than 2^18 get fewer than 128 of them."""
+_ROW_ENTRIES = 2**25
+"""Entries of the latent rows of a pool (256 MiB)."""
+_NEGLIGIBLE = 1e-9
+"""Information about a function, in nats, that may be left out."""
+
+
+@dataclass(frozen=True)
+class FeatureSketch:
+    """How posterior features are made small enough to keep.
+
+    They are exact while `n * c * p * k`, or `n * c * p` members, is at most `exact_entries`. Beyond it, latents of more than
+    `latents` dimensions are replaced by so many random orthonormal directions, scaled to keep covariances unbiased, and the
+    values are added up with random signs in `dimension` random groups (a count sketch with groups of equal size). Squared
+    distances then have a relative standard error of at most sqrt(2 / dimension), 6 % by default, and where directions were
+    left out another sqrt(2 / (latents * r)), with r the participation ratio of the posterior over the functions.
+
+    Args:
+        dimension: Length of sketched features.
+        latents: Latent directions that are followed, members of an ensemble included.
+        exact_entries: Largest number of entries of exact features for the whole pool, 8 bytes each.
+
+    Raises:
+        ArgumentError: If a number is not positive.
+
+    Reference:
+        Charikar, Chen and Farach-Colton (2002), Finding frequent items in data streams. Deviation: groups of equal size.
+    """
+
+    dimension: int = 512
+    latents: int = 128
+    exact_entries: int = 2**24
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if min(self.dimension, self.latents, self.exact_entries) < 1:
+            raise ArgumentError(expected="positive numbers", got=repr(self), remedy="leave them out for the defaults")
+
+
+DEFAULT_SKETCH = FeatureSketch()
+"""The limits that selectors have by default."""
+
+
+@dataclass(frozen=True, eq=False)
+class PoolFeatures:
+    """Features phi whose inner products are the posterior's covariances of whole functions.
+
+    phi(a) . phi(a') = sum over c of (1/|D|) integral Cov(u_c(a, x), u_c(a', x)) dx / scale_c².
+
+    Args:
+        pool: `(n, d)`, dimensionless, on the CPU.
+        labelled: `(m, d)`, the same of functions whose outputs are known.
+        is_exact: Whether nothing was sketched.
+    """
+
+    pool: Float64[Tensor, "n d"]
+    labelled: Float64[Tensor, "m d"]
+    is_exact: bool
+
+
+@dataclass(frozen=True, eq=False)
+class PoolRows:
+    """What observing each function of a pool would teach about the latent, xi ~ N(0, I_k).
+
+    Args:
+        rows: `(n, r, k)`, with rows^T rows = sum over c, p of w_cp L_cp L_cp^T; dimensionless, on the CPU.
+        moment: `(k, k)`, the average over target functions of L^T L, averaged over the domain and summed over channels in
+            units of their size: the integrated variance is tr(moment Cov(xi)).
+        is_exact: Whether all latent directions were followed.
+    """
+
+    rows: Float64[Tensor, "n r k"]
+    moment: Float64[Tensor, "k k"]
+    is_exact: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """Means `(n, c, p)` and root columns `(n, c, p, s)` of a run of functions, float64 on the CPU."""
+
+    index: slice
+    mean: Tensor
+    columns: Tensor
+
+
+def integrated_variances(predict: Predictor, pool: Field, *, query: Grid | None = None) -> Float64[Tensor, " n"]:
+    """Variance of each predicted function, averaged over the domain and summed over channels in units of their size.
+
+    sum over c of (1/|D|) integral Var u_c(a, x) dx / scale_c², with scale_c the root mean square of the predicted means over
+    the pool; where that is zero, of the standard deviations.
+
+    Args:
+        predict: Any predictor.
+        pool: Input functions.
+        query: Where predictions are evaluated; the pool's grid by default.
+
+    Returns:
+        `(n,)`, dimensionless, on the CPU.
+
+    Raises:
+        DataError: If a mean or a variance is not finite.
+    """
+    where = pool.grid if query is None else query
+    share = where.weights / where.volume
+    step = max(1, _CHUNK_VALUES // (predict.out_channels * where.size))
+    variances = torch.empty(len(pool), predict.out_channels, dtype=torch.float64)  # filled in place: see `_Stream`
+    squares = torch.empty_like(variances)
+    for start in range(0, len(pool), step):
+        index = slice(start, start + step)
+        field = predict(Field(pool.values[index].detach(), pool.grid), query)
+        variances[index] = _checked(field.variance.flatten(2), "predicted variances") @ share
+        squares[index] = _checked(field.mean.flatten(2), "predicted means").square() @ share
+    return (variances / _scales(squares, variances).square()).sum(1)
+
+
+def posterior_features(
+    predict: Predictor,
+    pool: Field,
+    *,
+    seed: int,
+    labelled: Field | None = None,
+    query: Grid | None = None,
+    sketch: FeatureSketch = DEFAULT_SKETCH,
+) -> PoolFeatures:
+    """Features of the functions of a pool, and of labelled ones, in function space.
+
+    The pool is streamed: beside the features, at most some hundred MiB are held, and what the predictor needs for a part of
+    the pool. A predictor whose latent belongs to one call (a Gaussian process on principal coefficients) is asked for all
+    functions in one call, and needs a matrix of their number squared.
+
+    Args:
+        predict: A predictor of Gaussian or empirical fields.
+        pool: Input functions.
+        seed: Of the sketch.
+        labelled: Further input functions; they are moved to the pool's grid.
+        query: Where predictions are evaluated; the pool's grid by default. A coarser grid costs less.
+        sketch: Limits.
+
+    Raises:
+        DataError: If a prediction is not finite.
+        ShapeError: If labelled functions do not have the pool's channels.
+        LatentError: If two calls of the predictor do not share their latent, for no apparent reason.
+        UnsupportedError: If the field is neither Gaussian nor empirical.
+    """
+    inputs = pool if labelled is None else _joined(pool, labelled)
+    where = pool.grid if query is None else query
+    stream = _Stream(predict, inputs, query, seed=seed, limits=sketch)
+    share = (where.weights / where.volume).sqrt()[:, None]
+    exact = len(inputs) * predict.out_channels * where.size * stream.rank <= sketch.exact_entries
+    maps = [
+        None if exact else _Sketch(where.size * stream.rank, sketch.dimension, seed=seed + channel)
+        for channel in range(predict.out_channels)
+    ]
+    length = where.size * stream.rank if exact else min(sketch.dimension, where.size * stream.rank)
+    found = torch.empty(len(inputs), predict.out_channels, length, dtype=torch.float64)
+    squares = torch.empty(len(inputs), predict.out_channels, dtype=torch.float64)
+    for run in stream:
+        for channel, one in enumerate(maps):
+            weighted = (run.columns[:, channel] * share).flatten(1)
+            found[run.index, channel] = weighted if one is None else one(weighted)
+        squares[run.index] = (run.mean * share[:, 0]).square().sum(2)
+    count = len(pool)
+    scaled = found.div_(_scales(squares[:count], found[:count].square().sum(2))[:, None])
+    flat = scaled.flatten(1) if exact else scaled.sum(1)
+    return PoolFeatures(flat[:count], flat[count:], is_exact=exact and stream.is_exact)
+
+
+def observation_rows(
+    predict: Predictor,
+    pool: Field,
+    *,
+    seed: int,
+    targets: Field | None = None,
+    query: Grid | None = None,
+    noise: float | None = None,
+    sketch: FeatureSketch = DEFAULT_SKETCH,
+) -> PoolRows:
+    """Rows of the functions of a pool in latent space, and the moment of target functions.
+
+    The many values of a function are replaced by the few directions in which they inform the latent, an orthogonal change of
+    its data that keeps all information. Beyond 2^25 entries for the pool (4,000 functions, k = 128 and 65 directions each)
+    the least informative directions are left out.
+
+    Args:
+        predict: A predictor of Gaussian fields; an empirical field counts as the Gaussian of its moments.
+        pool: Input functions.
+        seed: Of the sketch.
+        targets: Input functions at which the posterior is to become narrow; the pool by default.
+        query: Where functions are observed; the pool's grid by default.
+        noise: Observation variance, in physical units squared; the predictor's by default.
+        sketch: `latents` and `exact_entries` are used.
+
+    Raises:
+        ArgumentError: If the noise is not positive.
+        DataError: If a prediction is not finite, or there is no target.
+        ShapeError: If the targets do not have the pool's channels.
+        LatentError: If two calls of the predictor do not share their latent, for no apparent reason.
+        UnsupportedError: If the field is neither Gaussian nor empirical.
+    """
+    where = pool.grid if query is None else query
+    if targets is not None and not len(targets):
+        raise DataError(expected="at least one target function", got="none", remedy="leave targets out for the pool")
+    weights = observation_weights(predict, where, noise=noise).sqrt()[..., None]
+    share = (where.weights / where.volume).sqrt()[:, None]
+    inputs, count = pool if targets is None else _joined(pool, targets), len(pool)
+    stream = _Stream(predict, inputs, query, seed=seed, limits=sketch)
+    most = min(stream.rank, predict.out_channels * where.size, max(1, _ROW_ENTRIES // (count * stream.rank)))
+    rows = torch.empty(count, most, stream.rank, dtype=torch.float64)
+    squares = torch.empty(len(inputs), predict.out_channels, dtype=torch.float64)
+    variances = torch.empty_like(squares)
+    moments = torch.zeros(predict.out_channels, stream.rank, stream.rank, dtype=torch.float64)
+    for run in stream:
+        observed = max(0, min(len(run.mean), count - run.index.start))
+        if observed:
+            seen = (run.columns[:observed] * weights).flatten(1, 2)
+            rows[run.index.start : run.index.start + observed] = _informative(seen, most)
+        weighted = run.columns * share
+        aims = (weighted if targets is None else weighted[observed:]).transpose(0, 1).flatten(1, 2)
+        moments += aims.mT @ aims
+        squares[run.index] = (run.mean * share[:, 0]).square().sum(2)
+        variances[run.index] = weighted.square().sum((2, 3))
+    scales = _scales(squares[:count], variances[:count])
+    moment = (moments / scales.square()[:, None, None]).sum(0) / (count if targets is None else len(targets))
+    return PoolRows(rows[:, : _needed(rows)], moment, is_exact=stream.is_exact)
+
+
+class _Stream:
+    """Means and root columns of all functions, in a common frame of the latent, a few functions at a time.
+
+    What is read off a run goes into a tensor made beforehand: a list of small tensors, each allocated among large ones that are
+    freed at once, leaves the heap so broken that memory grows by gigabytes.
+
+    Attributes:
+        rank: Columns s.
+        is_exact: Whether the columns are the whole root.
+    """
+
+    def __init__(self, predict: Predictor, inputs: Field, query: Grid | None, *, seed: int, limits: FeatureSketch) -> None:
+        self.predict, self.inputs, self.query = predict, Field(inputs.values.detach(), inputs.grid), query
+        first = predict(self.inputs[:1], query)
+        latent = _randomness(first)
+        self._joint: FieldDistribution | None = None
+        if len(inputs) > 1 and _randomness(predict(self.inputs[:2], query)) != latent:
+            self._joint = predict(self.inputs, query)
+            latent = _randomness(self._joint)
+        self._latent = latent
+        values = math.prod(first.mean.shape[1:])
+        directions = latent[1]
+        most = min(limits.latents, max(1, _FRAME_ENTRIES // directions))
+        self.is_exact = directions <= most or len(inputs) * values * directions <= limits.exact_entries
+        self.rank = directions if self.is_exact else most
+        self._frame = _frame(directions, self.rank, seed=seed)
+        self._step = max(1, min(_CHUNK_VALUES // values, _CHUNK_COLUMNS // (values * self.rank)))
+
+    def __iter__(self) -> Iterator[_Run]:
+        """Run through the functions in their order."""
+        for start in range(0, len(self.inputs), self._step):
+            index = slice(start, start + self._step)
+            field = self.predict(self.inputs[index], self.query) if self._joint is None else self._joint[index]
+            if _randomness(field) != self._latent:
+                raise LatentError(
+                    expected=f"predictions driven by one latent, {self._latent}",
+                    got=str(_randomness(field)),
+                    remedy="choose by TopKSelection, or from fewer functions at a time",
+                )
+            columns = self._columns(field)
+            mean = _checked(field.mean.flatten(2), "predicted means")
+            yield _Run(index, mean, _checked(columns.flatten(3).permute(1, 2, 3, 0), "posterior roots"))
+
+    def _columns(self, field: FieldDistribution) -> Tensor:
+        """`(s, n, c, ...)`."""
+        if isinstance(field, GaussianField):
+            return field.root.product(self._frame.to(field.root.device))
+        assert isinstance(field, EmpiricalField)
+        members = field.weights.sqrt().to(field.samples)
+        deviations = (field.samples - field.mean) * members.reshape(-1, *(1,) * field.mean.ndim)
+        return torch.tensordot(self._frame.to(deviations), deviations, dims=1) if not self.is_exact else deviations
+
+
+class _Sketch:
+    """Adds coordinates with random signs, in random groups of equal size."""
+
+    def __init__(self, length: int, dimension: int, *, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.dimension = min(length, dimension)
+        self.order = torch.randperm(length, generator=generator)
+        self.signs = 2.0 * torch.randint(2, (length,), generator=generator).to(torch.float64) - 1.0
+
+    def __call__(self, values: Float64[Tensor, "n f"]) -> Float64[Tensor, "n d"]:
+        mixed = (values * self.signs)[:, self.order]
+        return torch.nn.functional.pad(mixed, (0, -mixed.shape[1] % self.dimension)).unflatten(1, (-1, self.dimension)).sum(1)
+
+
+def _randomness(field: FieldDistribution) -> tuple[str, int]:
+    """Name and dimension of what drives a field; the members of an ensemble are the same in every call."""
+    if isinstance(field, GaussianField):
+        return field.latent.id, field.latent.rank
+    if isinstance(field, EmpiricalField):
+        return "members", field.samples.shape[0]
+    raise UnsupportedError(
+        expected="a predictor of Gaussian or empirical fields",
+        got=type(field).__name__,
+        remedy="draw samples and wrap them in an EmpiricalField",
+    )
+
+
+def _frame(directions: int, count: int, *, seed: int) -> Float64[Tensor, "s k"]:
+    """The unit vectors, or `count` random orthonormal ones of length sqrt(k / s), so that covariances are right on average."""
+    if count == directions:
+        return torch.eye(directions, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(directions, count, generator=generator, dtype=torch.float64)
+    return torch.linalg.qr(vectors).Q.mT * math.sqrt(directions / count)
+
+
+def _informative(rows: Float64[Tensor, "n m k"], most: int) -> Float64[Tensor, "n r k"]:
+    """Few rows of the same Gram matrix rows^T rows, the largest first."""
+    values, rank = rows.shape[1:]
+    if rank <= values:
+        sizes, vectors = torch.linalg.eigh(rows.mT @ rows)
+        found = vectors.mT * sizes.clamp(min=0.0).sqrt()[..., None]
+    else:
+        found = torch.linalg.eigh(rows @ rows.mT).eigenvectors.mT @ rows
+    return found.flip(1)[:, :most]
+
+
+def _needed(rows: Float64[Tensor, "n r k"]) -> int:
+    """How many rows tell all but `_NEGLIGIBLE` nats of what any function tells; at least one."""
+    left_out = torch.linalg.vector_norm(rows, dim=2).square().flip(1).cumsum(1).flip(1).amax(0) / 2
+    return max(1, int((left_out > _NEGLIGIBLE).sum()))
+
+
+def _joined(pool: Field, others: Field) -> Field:
+    """Both, on the pool's grid."""
+    if others.channels != pool.channels:
+        raise ShapeError(
+            expected=f"further functions of {pool.channels} channels, as in the pool",
+            got=str(others.channels),
+            remedy="use one layout for both",
+        )
+    moved = others if others.grid == pool.grid else others.resample(pool.grid)
+    return Field(torch.cat([pool.values.detach(), moved.values.detach().to(pool.values)]), pool.grid)
+
+
+def _checked(values: Tensor, name: str) -> Float64[Tensor, "..."]:
+    """Detached, in float64 on the CPU, and finite."""
+    numbers = values.detach().to("cpu", torch.float64)
+    check_finite(numbers, name)
+    return numbers
+
+
+def _scales(squares: Float64[Tensor, "n c"], variances: Float64[Tensor, "n c"]) -> Float64[Tensor, " c"]:
+    """Root mean square of each channel over the pool; of its standard deviation, or one, where there is nothing else."""
+    size, spread = squares.mean(0).sqrt(), variances.mean(0).sqrt()
+    return torch.where(size > 0, size, torch.where(spread > 0, spread, torch.ones_like(size)))

@@ -1,0 +1,56 @@
+"""How many functions each round adds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from probneural.errors import ArgumentError
+
+Schedule = int | Callable[[int], int]
+"""Functions a round adds: a number, or what makes one of the number of labels so far."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Rounds that grow with the data: each multiplies the number of labels by a factor.
+
+    The number of trainings then grows like the logarithm of the number of labels.
+
+    Args:
+        factor: Labels after a round by labels before it, dimensionless, above 1.
+
+    Raises:
+        ArgumentError: If the factor is not above 1, or not finite.
+
+    Examples:
+        >>> Growth(2.0)(16), Growth(1.1)(16), Growth(1.1)(1)
+        (16, 2, 1)
+    """
+
+    factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Check the factor."""
+        if not 1.0 < self.factor < math.inf:
+            raise ArgumentError(expected="a factor above 1", got=repr(self.factor), remedy="2 doubles the labels every round")
+
+    def __call__(self, labels: int) -> int:
+        """Functions to add to so many."""
+        return max(1, round((self.factor - 1.0) * labels))
+
+
+def next_target(schedule: Schedule, labels: int) -> int:
+    """The number of labels after the next round.
+
+    Raises:
+        ArgumentError: If the schedule adds nothing.
+    """
+    added: Any = schedule(labels) if callable(schedule) else schedule
+    if not isinstance(added, int) or isinstance(added, bool) or added < 1:
+        raise ArgumentError(
+            expected=f"a batch of at least 1 at {labels} labels", got=repr(added), remedy="end the loop by run(labels=...)"
+        )
+    return labels + int(added)

@@ -1,0 +1,161 @@
+"""Choose from a pool which input functions to simulate next: the interface, and rules that look at one function at a time.
+
+Those that look at a whole batch at once are in `greedy_selectors` and `latent_selectors`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from probneural.active.candidates import candidates
+from probneural.active.pool_features import integrated_variances
+from probneural.distributions import Predictor
+from probneural.errors import ArgumentError
+from probneural.fields import Field
+from probneural.grids import Grid
+
+
+class Selector(ABC):
+    """A rule that chooses input functions from a pool; abstract.
+
+    All rules share these habits. A function of the pool that equals a labelled one bit for bit is never chosen, and copies
+    within the pool only when nothing else is left. Equal scores, zeros everywhere among them, are taken in an order that the
+    seed decides. The same arguments give the same choice.
+    """
+
+    @abstractmethod
+    def select(
+        self,
+        predict: Predictor,
+        pool: Field,
+        count: int,
+        *,
+        seed: int,
+        labelled: Field | None = None,
+        query: Grid | None = None,
+    ) -> Int64[Tensor, " count"]:
+        """Choose `count` functions.
+
+        Args:
+            predict: What is known so far: any fitted head, or a calibrated one. Rules on inputs alone do not call it.
+            pool: Input functions to choose from, `(n, c, *grid)`.
+            count: How many.
+            seed: Of ties, of draws, and of sketches.
+            labelled: Input functions whose outputs are known.
+            query: Where predictions are evaluated; the pool's grid by default.
+
+        Returns:
+            Indices into the pool, distinct, in the order of choice, on the CPU.
+
+        Raises:
+            DataError: If pool or labelled are no fields or not finite, or predicted variances are not.
+            ShapeError: If labelled functions do not have the pool's channels.
+            ArgumentError: If `count` is not between 1 and the number of functions that are not labelled.
+        """
+
+
+@dataclass(frozen=True)
+class RandomSelection(Selector):
+    """Every function is equally likely: the baseline.
+
+    Examples:
+        >>> import probneural as pn
+        >>> pairs = pn.problems.Heat(dimension=1).sample(20, resolution=64, seed=0)
+        >>> predict = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> chosen = RandomSelection().select(predict, pairs.inputs, 20, seed=0)
+        >>> sorted(chosen.tolist()) == list(range(20))
+        True
+    """
+
+    def select(
+        self,
+        predict: Predictor,
+        pool: Field,
+        count: int,
+        *,
+        seed: int,
+        labelled: Field | None = None,
+        query: Grid | None = None,
+    ) -> Int64[Tensor, " count"]:
+        """Choose uniformly without replacement; see the base class."""
+        return candidates(pool, count, seed=seed, labelled=labelled).shuffled()[:count]
+
+
+@dataclass(frozen=True)
+class TopKSelection(Selector):
+    """The largest integrated variances, each function by itself.
+
+    score(a) = sum over c of the average over the domain of Var u_c(a, x), divided by scale_c², where scale_c is the root mean
+    square of the predicted means over the pool, so that no channel's unit matters. The noise is left out: it is no reason to
+    look. It takes functions that tell the same story together, and is known to be unreliable for batches.
+    """
+
+    def select(
+        self,
+        predict: Predictor,
+        pool: Field,
+        count: int,
+        *,
+        seed: int,
+        labelled: Field | None = None,
+        query: Grid | None = None,
+    ) -> Int64[Tensor, " count"]:
+        """Choose by descending score; see the base class."""
+        found = candidates(pool, count, seed=seed, labelled=labelled)
+        scores = integrated_variances(predict, pool, query=query)
+        ranked = found.fresh[found.order[found.fresh].argsort()]  # the stable sort below keeps this order among equals
+        return found.completed(ranked[scores[ranked].argsort(descending=True, stable=True)].tolist(), count)
+
+
+@dataclass(frozen=True)
+class StochasticSelection(Selector):
+    """Draw functions one after another, without replacement, with probability proportional to score^power.
+
+    The score is the integrated variance of [`TopKSelection`][probneural.active.TopKSelection]. Power 0 is random choice, and a
+    large power top-k. It costs no more than top-k and, by chance, takes batches that are less alike. Functions without any
+    variance come after all others.
+
+    Args:
+        power: Exponent of the score, dimensionless, not negative; 1/2 is proportional to standard deviations.
+
+    Raises:
+        ArgumentError: If the power is negative or not finite.
+
+    Reference:
+        Kirsch et al. (2021), Stochastic batch acquisition: a simple baseline for deep active learning (power acquisition),
+        drawn by the Gumbel-top-k trick of Kool et al. (2019).
+    """
+
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the power."""
+        if not (isfinite(self.power) and self.power >= 0):
+            raise ArgumentError(expected="a power >= 0", got=repr(self.power), remedy="0 is random choice, 1 the default")
+
+    def select(
+        self,
+        predict: Predictor,
+        pool: Field,
+        count: int,
+        *,
+        seed: int,
+        labelled: Field | None = None,
+        query: Grid | None = None,
+    ) -> Int64[Tensor, " count"]:
+        """Draw; see the base class."""
+        found = candidates(pool, count, seed=seed, labelled=labelled)
+        scores = integrated_variances(predict, pool, query=query)[found.fresh]
+        generator = torch.Generator().manual_seed(seed)
+        gumbel = -torch.empty(len(pool), dtype=torch.float64).exponential_(generator=generator).log()[found.fresh]
+        keys = self.power * scores.log() + gumbel if self.power > 0 else gumbel
+        keys = torch.where((scores > 0) | (self.power == 0), keys, -torch.inf)
+        ranked = found.fresh[keys.argsort(descending=True, stable=True)]
+        positive = int(torch.isfinite(keys).sum())
+        return found.completed(ranked[:positive].tolist(), count)

@@ -1,0 +1,79 @@
+"""What an active learner is given: checked, and described so that a store can tell one loop from another."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probneural.active.store import ResultStore
+from probneural.errors import ArgumentError
+from probneural.fields import Field, FieldPairs
+
+SEEDS = 2**20
+"""Seeds a loop may use: those of different loops are then different, and still fit `pn.fit`."""
+
+
+def check(holds: bool, expected: str, got: object) -> None:
+    """Raise an ArgumentError unless an argument is as expected."""
+    if not holds:
+        raise ArgumentError(expected=expected, got=repr(got), remedy="see the arguments of ActiveLearner")
+
+
+def check_count(value: object, least: int, most: int, *, name: str) -> None:
+    """Raise an ArgumentError unless a value is an integer in range."""
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    check(is_integer and least <= value <= most, f"{name} as an integer from {least} to {most}", value)  # type: ignore[operator]
+
+
+def keys_of(store: ResultStore, fields: Field) -> list[str]:
+    """The store's name of each function."""
+    return [store.key(fields[position]) for position in range(len(fields))]
+
+
+def digest(names: Sequence[str]) -> str:
+    """One short text for many."""
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+
+
+def digest_of_pairs(store: ResultStore, pairs: FieldPairs | None) -> str | None:
+    """One short text for a data set."""
+    return None if pairs is None else digest(keys_of(store, pairs.inputs) + keys_of(store, pairs.outputs))
+
+
+def weights_of(operator: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a module.
+
+    Raises:
+        ArgumentError: If a part of it is no tensor.
+    """
+    state = operator.state_dict()
+    check(all(isinstance(value, Tensor) for value in state.values()), "an operator whose state is made of tensors", operator)
+    return state
+
+
+def digest_of_operator(operator: nn.Module | None) -> str | None:
+    """The class of a module, and one short text for the bits of its state.
+
+    Raises:
+        ArgumentError: If a part of the state is no tensor.
+    """
+    if operator is None:
+        return None
+    state: Mapping[str, Tensor] = weights_of(operator)
+    total = hashlib.sha256()
+    for name, tensor in state.items():
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        real = torch.view_as_real(plain) if plain.is_complex() else plain
+        total.update(f"{name}{plain.dtype}{tuple(plain.shape)}".encode())
+        total.update(real.reshape(-1).view(torch.uint8).numpy().tobytes() if real.numel() else b"")
+    return f"{type(operator).__name__} {total.hexdigest()[:16]}"
+
+
+def described(thing: Any) -> str:
+    """What tells things apart: their representation, without the addresses that change from process to process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))

@@ -1,0 +1,92 @@
+"""Designs and choices that cover the inputs evenly and ask no predictor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from probneural.active.candidates import candidates
+from probneural.active.greedy_selectors import farthest_points, squared_distances
+from probneural.active.selectors import Selector
+from probneural.distributions import Predictor
+from probneural.errors import ArgumentError
+from probneural.fields import Field
+from probneural.grids import Grid
+
+
+@dataclass(frozen=True)
+class SpaceFillingSelection(Selector):
+    """The input function farthest, in L2, from all chosen and labelled ones; predictions play no part.
+
+    Channels count in units of their root mean square deviation from the pool's mean. Without labelled functions the first one
+    is the one nearest to that mean. It keeps one copy of the pool in float64, which is little beside any prediction of it.
+
+    Reference:
+        Johnson, Moore and Ylvisaker (1990), Minimax and maximin distance designs; greedy as in Gonzalez (1985).
+    """
+
+    def select(
+        self,
+        predict: Predictor,
+        pool: Field,
+        count: int,
+        *,
+        seed: int,
+        labelled: Field | None = None,
+        query: Grid | None = None,
+    ) -> Int64[Tensor, " count"]:
+        """Choose by distance of inputs; see the base class."""
+        found = candidates(pool, count, seed=seed, labelled=labelled)
+        known = Field(pool.values[:0], pool.grid) if labelled is None else labelled
+        known = known if known.grid == pool.grid else known.resample(pool.grid)
+        share = (pool.grid.weights / pool.grid.volume).sqrt()
+        both = torch.cat([field.values.detach().flatten(2).to("cpu", torch.float64) for field in (pool, known)])
+        points = (both - both[: len(pool)].mean(0)).mul_(share)
+        scales = points[: len(pool)].square().sum(2).mean(0).sqrt()
+        points = points.div_(torch.where(scales > 0, scales, torch.ones_like(scales))[:, None]).flatten(1)
+        central = -squared_distances(points[: len(pool)], torch.zeros_like(points[0]))
+        own, others = points[: len(pool)], points[len(pool) :]
+        return farthest_points(own, others, first=central, available=found.available, found=found, count=count)
+
+
+def space_filling_designs(
+    count: int, dimension: int, *, seed: int, kind: Literal["sobol", "latin_hypercube"] = "sobol"
+) -> Float64[Tensor, "count dimension"]:
+    """Points that cover the unit cube more evenly than random ones, for `problem.encode`.
+
+    Args:
+        count: How many; Sobol points are balanced at powers of two.
+        dimension: Of the cube: `problem.design_dim`.
+        seed: Of the scrambling.
+        kind: `"sobol"`, scrambled (Owen), or `"latin_hypercube"`, with one point in each of `count` slices of every axis.
+
+    Returns:
+        `(count, dimension)` in [0, 1), dimensionless.
+
+    Raises:
+        ArgumentError: If a number is not positive, or the kind is another one.
+
+    Reference:
+        Owen (1998), Scrambling Sobol' and Niederreiter-Xing points; McKay et al. (1979); both by `scipy.stats.qmc`.
+
+    Examples:
+        >>> designs = space_filling_designs(5, 2, seed=0, kind="latin_hypercube")
+        >>> sorted((designs[:, 0] * 5).int().tolist())
+        [0, 1, 2, 3, 4]
+    """
+    from scipy.stats import qmc  # half a second to import
+
+    if count < 1 or dimension < 1 or kind not in ("sobol", "latin_hypercube"):
+        raise ArgumentError(
+            expected="a positive count and dimension, and kind 'sobol' or 'latin_hypercube'",
+            got=f"{count}, {dimension} and {kind!r}",
+            remedy="give the number of designs, then problem.design_dim",
+        )
+    if kind == "latin_hypercube":
+        return torch.from_numpy(qmc.LatinHypercube(dimension, rng=seed).random(count))
+    # All of a power of two, or SciPy warns; the first of them are the same points.
+    return torch.from_numpy(qmc.Sobol(dimension, rng=seed).random_base2((count - 1).bit_length())[:count].copy())

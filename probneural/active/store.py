@@ -1,0 +1,408 @@
+"""A durable store of simulated results: one file each, and an index that can be lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from probneural.active.result_files import (
+    FAILURES,
+    MARK,
+    RESULTS,
+    SUFFIX,
+    VERSION,
+    DamagedError,
+    function_key,
+    is_record,
+    locked,
+    read_record,
+    set_aside,
+    store_identity,
+    write_failure,
+    write_result,
+    write_text,
+)
+from probneural.active.store_index import Entry, StoreIndex
+from probneural.errors import ArgumentError, DataError, FileError, GridError
+from probneural.fields import Field, FieldPairs
+from probneural.training import files
+
+JSON: TypeAlias = "str | int | float | bool | Sequence[JSON] | Mapping[str, JSON] | None"
+
+_DECISIONS = "decisions"
+_TENSORS = "tensors"
+
+_OLD = 24 * 3600.0
+"""Age in seconds beyond which a half-written file is known to be a killed process's."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failed attempt at a simulation.
+
+    Attributes:
+        key: Of the input function.
+        reason: What went wrong, in one line.
+        seconds: What the attempt took.
+        when: When it ended, UTC in ISO 8601.
+    """
+
+    key: str
+    reason: str
+    seconds: float
+    when: str
+
+
+class ResultStore:
+    """Results of simulations, failed attempts and a loop's decisions, in a folder that survives being killed at any moment.
+
+    Each result is one safetensors file named after its input function's key, with a digest; it is complete and synced to disk
+    when [`add`][probneural.active.ResultStore.add] returns. An SQLite index spares reading all files when a store is
+    opened. It is an index and no more: where it is missing, stale or corrupt it is made again from the files. A file that is
+    truncated, damaged or foreign is renamed to `*.broken` with a warning, and counts as missing. No pickle is ever read.
+
+    Several processes may use one store at once. That they see each other's results only needs a shared file system, but the
+    index is for processes of one machine: SQLite's write-ahead log does not work over a network, so workers elsewhere write
+    result files and leave the index to the process that runs the loop. A folder that cannot be written to can be read, without
+    an index. Advisory locks need `fcntl`; without it (Windows) keep to one process.
+
+    Args:
+        path: The store's folder, made if it does not exist.
+
+    Raises:
+        FileError: If the folder is something else's, of another format version, or cannot be made.
+
+    Examples:
+        >>> import tempfile
+        >>> from probneural.grids import Grid
+        >>> field = Field(torch.ones(1, 1, 8), Grid.uniform((8,)))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = ResultStore(folder)
+        ...     key = store.add(field, field, seconds=0.5)
+        ...     key in store, len(store), store.pairs([key]).outputs.values.sum().item()
+        (True, 1, 8.0)
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self._guard = threading.RLock()
+        self.identity = _open_folder(self.path)
+        _remove_leftovers(self.path)
+        self._index = StoreIndex(self.path / "index.sqlite")
+        with self._guard:
+            self._entries = self._index.read()
+            self._refresh()
+
+    def key(self, inputs: Field) -> str:
+        """Return the key of one input function: a digest of its values, its dtype and its grid.
+
+        Args:
+            inputs: One function, `(1, c, *grid)`.
+
+        Returns:
+            40 hexadecimal digits; equal functions have equal keys on every machine.
+
+        Raises:
+            DataError: If it is not one function, or not finite.
+        """
+        return function_key(inputs)
+
+    def __contains__(self, key: str) -> bool:
+        """Whether there is a usable result for a key."""
+        with self._guard:
+            return self._look_at(f"{RESULTS}/{key}{SUFFIX}")
+
+    def __len__(self) -> int:
+        """Number of results."""
+        return sum(entry.status == "done" for entry in self._current())
+
+    def add(self, inputs: Field, outputs: Field, *, seconds: float) -> str:
+        """Store one result durably: when this returns, it survives a crash of the process and of the machine.
+
+        The file is written under another name, synced, renamed, and its folder synced; then the index follows. Adding a result
+        again changes nothing.
+
+        Args:
+            inputs: One function, `(1, c, *grid)`.
+            outputs: Its result, `(1, c', *grid')`.
+            seconds: What the simulation took.
+
+        Returns:
+            The key of the input function.
+
+        Raises:
+            DataError: If either is not one finite function.
+            FileError: If the store cannot be written to.
+        """
+        key = write_result(self.path, inputs, outputs, seconds=seconds)
+        if key not in self:
+            raise FileError(expected="the result just written", got="a damaged file", remedy="check the disk")
+        with self._guard:
+            self._index.write(self._entries)
+        return key
+
+    def pairs(self, keys: Sequence[str]) -> FieldPairs:
+        """Return the results of some keys as a data set on the CPU, in the order of the keys.
+
+        Raises:
+            DataError: If there are no keys.
+            FileError: If there is no usable result for a key.
+            GridError: If results have different grids, channels or dtypes.
+        """
+        if not keys:
+            raise DataError(expected="at least one key", got="none", remedy="an empty data set has no grid")
+        inputs, outputs = zip(*(self._result(key) for key in keys), strict=True)
+        return FieldPairs(_joined(inputs, "input"), _joined(outputs, "output"))
+
+    def inputs(self, keys: Sequence[str]) -> Field:
+        """Return the input functions of results or failed attempts, in the order of the keys.
+
+        Raises:
+            DataError: If there are no keys.
+            FileError: If nothing is known of a key.
+            GridError: If the functions have different grids, channels or dtypes.
+        """
+        if not keys:
+            raise DataError(expected="at least one key", got="none", remedy="an empty field has no grid")
+        return _joined([self._fields(key, results_only=False)["inputs"] for key in keys], "input")
+
+    def fail(self, inputs: Field, *, reason: str, seconds: float) -> None:
+        """Store one failed attempt durably, with its input function.
+
+        Args:
+            inputs: One function, `(1, c, *grid)`.
+            reason: What went wrong, in one line.
+            seconds: What the attempt took.
+
+        Raises:
+            DataError: If `inputs` is not one finite function.
+            FileError: If the store cannot be written to.
+        """
+        write_failure(self.path, inputs, reason=reason, seconds=seconds)
+
+    def failures(self) -> list[Failure]:
+        """Return the failed attempts, oldest first, those of functions that succeeded later included."""
+        entries = sorted((entry for entry in self._current() if entry.status == "failed"), key=lambda entry: entry.created)
+        return [Failure(entry.key, entry.reason, entry.seconds, entry.when) for entry in entries]
+
+    def attempts(self, key: str) -> int:
+        """Return how many attempts at a function have failed."""
+        return sum(failure.key == key for failure in self.failures())
+
+    def table(self) -> list[dict[str, object]]:
+        """Return one row per result or failed attempt, oldest first: key, status, seconds, when, reason.
+
+        The status is "done" or "failed", and `reason` is empty for results.
+        """
+        entries = sorted(self._current(), key=lambda entry: (entry.created, entry.name))
+        names = ("key", "status", "seconds", "when", "reason")
+        return [{name: getattr(entry, name) for name in names} for entry in entries]
+
+    def remember(self, name: str, value: JSON) -> None:
+        """Keep a decision for good, for example which candidates a round chose: what was decided stays decided.
+
+        Args:
+            name: Letters, digits, ".", "_" and "-".
+            value: What JSON can hold; tuples come back as lists.
+
+        Raises:
+            ArgumentError: If the name or the value is of another kind, or another value is kept under this name.
+            FileError: If the store cannot be written to.
+        """
+        path = self._named(_DECISIONS, name, ".json")
+        try:
+            text = json.dumps(value, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(expected="a value that JSON can hold", got=str(error), remedy="convert it to lists") from error
+        with locked(self.path, f"{_DECISIONS}-{name}"):
+            kept = self.recall(name)
+            if not path.exists():
+                write_text(path, text)
+            elif json.dumps(kept, sort_keys=True) != text:
+                raise ArgumentError(
+                    expected=f"the decision kept as {name!r}, {json.dumps(kept)[:100]}",
+                    got=text[:100],
+                    remedy="decisions are kept once; recall this one, or choose another name or another store",
+                )
+
+    def recall(self, name: str) -> JSON | None:
+        """Return what is kept under a name, or None.
+
+        Raises:
+            ArgumentError: If the name has other characters than `remember` takes.
+        """
+        path = self._named(_DECISIONS, name, ".json")
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            set_aside(path, error)
+            return None
+
+    def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep tensors under a name, replacing those kept before in one step.
+
+        Raises:
+            ArgumentError: If the name has other characters than `remember` takes.
+            FileError: If the store cannot be written to.
+        """
+        files.write(self._named(_TENSORS, name, SUFFIX), tensors, {"kind": "tensors", "name": name})
+
+    def load_tensors(self, name: str) -> dict[str, Tensor] | None:
+        """Return the tensors kept under a name, on the CPU, or None.
+
+        Raises:
+            ArgumentError: If the name has other characters than `remember` takes.
+        """
+        path = self._named(_TENSORS, name, SUFFIX)
+        if not path.exists():
+            return None
+        try:
+            return files.read(path)[0]
+        except FileError as error:
+            set_aside(path, error)
+            return None
+
+    def __reduce__(self) -> tuple[type[ResultStore], tuple[Path]]:
+        """Travel to other processes as a path."""
+        return ResultStore, (self.path,)
+
+    def __repr__(self) -> str:
+        """A short description."""
+        return f"ResultStore({str(self.path)!r}, {len(self)} results)"
+
+    def _named(self, folder: str, name: str, suffix: str) -> Path:
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", name):
+            raise ArgumentError(
+                expected='a name of letters, digits, ".", "_" and "-"', got=repr(name), remedy='for example "round-3.chosen"'
+            )
+        return self.path / folder / f"{name}{suffix}"
+
+    def _result(self, key: str) -> tuple[Field, Field]:
+        found = self._fields(key, results_only=True)
+        return found["inputs"], found["outputs"]
+
+    def _fields(self, key: str, *, results_only: bool) -> dict[str, Field]:
+        path = self.path / RESULTS / f"{key}{SUFFIX}"
+        if not path.exists() and not results_only:
+            path = self.path / FAILURES / f"{key}-1{SUFFIX}"
+        try:
+            return read_record(path)[1]
+        except OSError as error:
+            if isinstance(error, DamagedError):
+                set_aside(path, error)
+            raise FileError(
+                expected=f"a usable result for {key!r}", got=str(error), remedy="simulate that function again"
+            ) from error
+
+    def _current(self) -> list[Entry]:
+        with self._guard:
+            self._refresh()
+            return list(self._entries.values())
+
+    def _refresh(self) -> None:
+        """Make the entries agree with the files, whoever wrote them."""
+        found = set()
+        for folder in (RESULTS, FAILURES):
+            with os.scandir(self.path / folder) as listing:
+                found |= {f"{folder}/{file.name}" for file in listing if is_record(file.name)}
+        for name in self._entries.keys() | found:
+            self._look_at(name)
+        self._index.write(self._entries)
+
+    def _look_at(self, name: str) -> bool:
+        """Whether there is a usable file, reading it unless its present state is known to be good."""
+        path = self.path / name
+        try:
+            state = path.stat()
+        except FileNotFoundError:
+            self._entries.pop(name, None)
+            return False
+        known = self._entries.get(name)
+        if known is not None and (known.size, known.changed) == (state.st_size, state.st_mtime_ns):
+            return True
+        self._entries.pop(name, None)
+        try:
+            about, _ = read_record(path)
+        except DamagedError as error:
+            set_aside(path, error)
+            return False
+        except FileNotFoundError:  # set aside by another process just now
+            return False
+        except OSError as error:
+            raise FileError(
+                expected=f"a readable {path}", got=str(error), remedy="check its permissions and the disk"
+            ) from error
+        status = "done" if about["kind"] == "result" else "failed"
+        seconds, created, reason = float(about["seconds"]), float(about["when"]), str(about.get("reason", ""))
+        self._entries[name] = Entry(name, about["key"], status, seconds, created, reason, state.st_size, state.st_mtime_ns)
+        return True
+
+
+def _open_folder(path: Path) -> str:
+    """Make the folder, or check that it is a store of this version; return the store's identity."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if _is_unused(path):
+            (path / "locks").mkdir(exist_ok=True)
+            with locked(path, "create"):
+                if not (path / MARK).exists():
+                    for folder in (RESULTS, FAILURES, _DECISIONS, _TENSORS):
+                        (path / folder).mkdir(exist_ok=True)
+                    write_text(path / MARK, json.dumps({**VERSION, "identity": secrets.token_hex(16)}))
+    except OSError as error:
+        raise FileError(expected=f"a folder for a store at {path}", got=str(error), remedy="choose another path") from error
+    identity = store_identity(path)
+    if identity is None:
+        raise FileError(
+            expected=f"a store of format {VERSION['format']} or an empty folder at {path}",
+            got="a folder with other contents, or a store of another version",
+            remedy="choose another path; nothing was changed",
+        )
+    return identity
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether a folder is empty, but for what another process that is making a store there, or died doing so, has made."""
+    names = {file.name for file in path.iterdir() if not file.name.startswith(".")}
+    if not names <= {RESULTS, FAILURES, _DECISIONS, _TENSORS, "locks"}:
+        return False
+    return not any(any((path / name).iterdir()) for name in names - {"locks"})
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what killed processes left half written; a file of today may be one that another process is writing."""
+    for folder in (RESULTS, FAILURES, _DECISIONS, _TENSORS):
+        for file in (path / folder).glob(".*"):
+            with contextlib.suppress(OSError):
+                if time.time() - file.stat().st_mtime > _OLD:
+                    file.unlink()
+    with contextlib.suppress(OSError):
+        for file in (path / "locks").iterdir():
+            with locked(path, file.name, wait=False):  # which removes it, unless somebody holds it
+                pass
+
+
+def _joined(parts: Sequence[Field], side: str) -> Field:
+    first = parts[0]
+    for part in parts:
+        if (part.grid, part.channels, part.dtype) != (first.grid, first.channels, first.dtype):
+            raise GridError(
+                expected=f"{side} functions that share grid, channels and dtype, as the first one's {first!r}",
+                got=repr(part),
+                remedy="ask for the results of one kind at a time, or resample them",
+            )
+    return Field(torch.cat([part.values for part in parts]), first.grid)

@@ -1,0 +1,219 @@
+"""What a worker does for one simulation."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from probneural.active.result_files import (
+    RESULTS,
+    SUFFIX,
+    check_result,
+    describe_grid,
+    function_key,
+    locked,
+    rebuild_grid,
+    store_identity,
+    write_failure,
+    write_result,
+)
+from probneural.errors import ArgumentError, FileError, GridError, ProbneuralError
+from probneural.fields import Field
+from probneural.grids import Grid
+
+Simulator = Callable[[Field], Field]
+
+
+@dataclass(frozen=True)
+class PlainGrid:
+    """A grid as arrays and JSON.
+
+    Between processes PyTorch would send tensors as shared memory, which is gone when the process that sent it is.
+    """
+
+    described: dict[str, Any]
+    parts: dict[str, NDArray[Any]]
+
+    @classmethod
+    def of(cls, grid: Grid) -> PlainGrid:
+        """Take a grid apart."""
+        described, parts = describe_grid(grid)
+        return cls(described, {name: part.numpy() for name, part in parts.items()})
+
+    def grid(self) -> Grid:
+        """Put the grid together again."""
+        return rebuild_grid(self.described, {name: torch.tensor(part) for name, part in self.parts.items()})
+
+
+@dataclass(frozen=True)
+class PlainField:
+    """A field as arrays and JSON."""
+
+    values: NDArray[Any]
+    where: PlainGrid
+
+    @classmethod
+    def of(cls, field: Field) -> PlainField:
+        """Take a field apart."""
+        return cls(field.values.detach().to("cpu").contiguous().numpy(), PlainGrid.of(field.grid))
+
+    def field(self) -> Field:
+        """Put the field together again, in memory of its own."""
+        return Field(torch.tensor(self.values), self.where.grid())
+
+
+@dataclass(frozen=True)
+class Task:
+    """One simulation.
+
+    Attributes:
+        inputs: The input function.
+        folder: The store's, as the parent sees it.
+        identity: The store's; a worker that finds it in the folder writes results itself.
+        out_grid: Where results have to live, or None.
+        number: Of this submission, so that no executor takes two of them for one.
+    """
+
+    inputs: PlainField
+    folder: str
+    identity: str
+    out_grid: PlainGrid | None
+    number: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task.
+
+    Attributes:
+        status: "done"; "reused", if the result was there; "busy", if another process is simulating the function; "failed";
+            "abandoned", if time ran out and the simulation runs on; "died", if its worker did; "lost", if the executor lost it.
+        seconds: What the simulation took.
+        reason: Of a failure, in one line.
+        is_stored: Whether the worker has stored the result or the failure.
+        outputs: The result, where it is not stored.
+    """
+
+    status: str
+    seconds: float = 0.0
+    reason: str = ""
+    is_stored: bool = True
+    outputs: PlainField | None = None
+
+
+def attempt(simulator: Simulator, task: Task, limit: float | None) -> Outcome:
+    """Run one simulation in a worker of any executor, for at most `limit` seconds if that is not None.
+
+    A worker of somebody else's pool cannot be killed from here, so a simulation with a limit runs in a thread that is left
+    alone when time is up. Should it finish after all, its result is stored, and a later call finds it.
+    """
+    if limit is None:
+        return run(simulator, task)
+    future: Future[Outcome] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(run(simulator, task))
+        except Exception as error:  # noqa: BLE001 (it is raised again where it is waited for)
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    if not wait([future], timeout=limit).done:
+        return _failed(task, too_late(limit), limit, status="abandoned")
+    return future.result()
+
+
+def attempt_pickled(payload: bytes, task: Task, limit: float | None) -> Outcome:
+    """Do the same with a simulator that `pickled` made bytes of, whose tensors travel by value then."""
+    return attempt(pickle.loads(payload), task, limit)  # noqa: S301 (from our own parent, never from a file)
+
+
+def run(simulator: Simulator, task: Task) -> Outcome:
+    """Simulate and store, unless the result is there already or another process is at it.
+
+    While it runs, it holds the function's lock, which the system releases when this process ends, however it ends. So a
+    worker that outlives its parent is waited for, and its simulation is not repeated.
+    """
+    folder = Path(task.folder)
+    if store_identity(folder) != task.identity:  # another machine, without the file system that the store is on
+        return _simulate(simulator, task)
+    key = function_key(task.inputs.field())
+    with locked(folder, f"simulate-{key}", wait=False) as is_held:
+        if not is_held:
+            return Outcome("busy")
+        if (folder / RESULTS / f"{key}{SUFFIX}").exists():
+            return Outcome("reused")
+        outcome = _simulate(simulator, task)
+        if outcome.outputs is None:
+            return _failed(task, outcome.reason, outcome.seconds)
+        try:
+            write_result(folder, task.inputs.field(), outcome.outputs.field(), seconds=outcome.seconds)
+        except FileError:
+            return outcome  # the parent tries, and raises what it meets
+        return replace(outcome, is_stored=True, outputs=None)
+
+
+def too_late(limit: float) -> str:
+    """The reason given for a simulation that ran out of time."""
+    return f"no result within {limit:g} s"
+
+
+def _simulate(simulator: Simulator, task: Task) -> Outcome:
+    start = time.perf_counter()
+    try:
+        outputs = simulator(task.inputs.field())
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (a simulator may raise anything, and the loop goes on)
+        return Outcome("failed", time.perf_counter() - start, _reason(error), is_stored=False)
+    seconds = time.perf_counter() - start
+    try:
+        check_result(outputs)
+        expected = None if task.out_grid is None else task.out_grid.grid()
+        if expected is not None and outputs.grid != expected:
+            raise GridError(expected=f"a result on {expected!r}", got=repr(outputs.grid), remedy="resample it in the simulator")
+    except ProbneuralError as error:
+        return Outcome("failed", seconds, f"{type(error).__name__}: {error}", is_stored=False)
+    return Outcome("done", seconds, is_stored=False, outputs=PlainField.of(outputs))
+
+
+def _failed(task: Task, reason: str, seconds: float, *, status: str = "failed") -> Outcome:
+    folder = Path(task.folder)
+    if store_identity(folder) != task.identity:
+        return Outcome(status, seconds, reason, is_stored=False)
+    try:
+        write_failure(folder, task.inputs.field(), reason=reason, seconds=seconds)
+    except FileError:
+        return Outcome(status, seconds, reason, is_stored=False)
+    return Outcome(status, seconds, reason)
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of the traceback, and where it came from."""
+    last = " ".join(traceback.format_exception_only(error)[-1].split())[:500]
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{last} ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else last
+
+
+def pickled(simulator: Simulator) -> bytes:
+    """Return a simulator as bytes.
+
+    Raises:
+        ArgumentError: If it cannot be sent to another process.
+    """
+    try:
+        return pickle.dumps(simulator)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ArgumentError(
+            expected="a simulator that can be sent to worker processes",
+            got=str(error),
+            remedy="define it at the top level of a module, or pass executor=concurrent.futures.ThreadPoolExecutor()",
+        ) from error

@@ -1,0 +1,184 @@
+"""A cheap simulator, recipe and head, so that tests of the loop are about the loop."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probneural.active import ActiveLearner, Selector, StochasticSelection
+from probneural.active.result_files import RESULTS, SUFFIX, function_key
+from probneural.distributions import DenseRoot, GaussianField, Predictor
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
+from probneural.training.history import History
+
+GRID = Grid.uniform(8)
+
+
+def functions(count: int, *, seed: int, grid: Grid = GRID) -> Field:
+    """Random functions of two modes."""
+    generator = torch.Generator().manual_seed(seed)
+    angle = 2 * torch.pi * grid.points[:, 0]
+    waves = torch.stack([torch.ones_like(angle), angle.sin(), angle.cos()])
+    return Field((torch.randn(count, 3, generator=generator, dtype=torch.float64) @ waves)[:, None], grid)
+
+
+def square(inputs: Field) -> Field:
+    return Field(inputs.values.square(), inputs.grid)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The square, with a line in a file for each call; sleeps, fails, returns NaN or hangs where the mean says so."""
+
+    path: Path
+    seconds: float = 0.0
+    fails_above: float = float("inf")
+    nan_below: float = float("-inf")
+    hangs_above: float = float("inf")
+
+    def __call__(self, inputs: Field) -> Field:
+        line = f"{float(inputs.values.sum())!r}\n".encode()
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(descriptor, line)
+        os.close(descriptor)
+        time.sleep(self.seconds)
+        mean = float(inputs.values.mean())
+        if mean > self.hangs_above:
+            time.sleep(600)
+        if mean > self.fails_above:
+            raise RuntimeError(f"no convergence at {mean:.2f}")
+        return Field(torch.full_like(inputs.values, torch.nan), inputs.grid) if mean < self.nan_below else square(inputs)
+
+    @property
+    def calls(self) -> list[str]:
+        return self.path.read_text().splitlines() if self.path.exists() else []
+
+
+def kneaded(operator: nn.Module, pairs: FieldPairs, *, seed: int, show_progress: bool = True) -> History:
+    """A recipe that depends on old weights, data, seed and the global generator."""
+    assert not show_progress
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in operator.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) + torch.rand_like(parameter)
+            parameter.mul_(0.5).add_(0.1 * noise + pairs.outputs.values.mean())
+        loss = float(sum(parameter.abs().sum() for parameter in operator.parameters()))
+    return History(train=(1.0, loss), validation=(), seconds=(0.0, 0.0))
+
+
+@dataclass(frozen=True)
+class NearestHead:
+    """Predicts the nearest labelled function's output; its standard deviation is the distance."""
+
+    weight: float = 0.01
+
+    def fit(self, operator: nn.Module | None, pairs: FieldPairs) -> Predictor:
+        return _Nearest(operator, pairs, self.weight)
+
+
+class _Nearest(Predictor):
+    in_channels = out_channels = 1
+
+    def __init__(self, operator: nn.Module | None, pairs: FieldPairs, weight: float) -> None:
+        self.pairs, self.operator, self.weight = pairs, operator, weight
+        self.noise = torch.full((1,), 1e-4, dtype=torch.float64)
+        self.domain = pairs.inputs.grid
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @torch.no_grad()
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        where = query or inputs.grid
+        distance = (inputs.values[:, None] - self.pairs.inputs.values[None]).square().mean((2, 3)).sqrt()
+        nearest, position = distance.min(1)
+        mean = self.pairs.outputs[position].resample(where).values
+        if self.operator is not None:
+            mean = mean + self.weight * Field(self.operator(inputs.values), inputs.grid).resample(where).values
+        root = (0.1 + nearest)[:, None, None, None].expand(-1, 1, where.size, 1).contiguous()
+        return GaussianField(mean, DenseRoot(root), latent="nearest", grid=where)
+
+
+def convolution() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular", dtype=torch.float64)
+
+
+class Here(Executor):
+    """Runs everything at once, in the caller's thread: own processes take seconds to start."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(call(*arguments, **options))
+        return done
+
+
+POOL = functions(60, seed=0)
+TEST = FieldPairs(functions(20, seed=1), square(functions(20, seed=1)))
+SELECTOR: Selector = StochasticSelection()
+
+
+def learner(store: Path, simulator: Any = square, **changes: Any) -> ActiveLearner:
+    """A loop of 6 random functions, 4 for calibration and batches of 4."""
+    settings: dict[str, Any] = {
+        "head": NearestHead(),
+        "acquisition": SELECTOR,
+        "operator": convolution(),
+        "train": kneaded,
+        "pool": POOL,
+        "initial": 6,
+        "batch": 4,
+        "calibration": 4,
+        "test": TEST,
+        "executor": Here(),
+        "progress": False,
+    } | changes
+    return ActiveLearner(simulator, settings.pop("head"), settings.pop("acquisition"), store=store, **settings)
+
+
+def same_pairs(first: FieldPairs, second: FieldPairs) -> bool:
+    """Whether two data sets are equal bit for bit, in order."""
+    sides: list[tuple[Tensor, Tensor]] = [
+        (first.inputs.values, second.inputs.values),
+        (first.outputs.values, second.outputs.values),
+    ]
+    return all(torch.equal(one, other) for one, other in sides)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The square, slowly, with a line in a file for each call that the store could have answered."""
+
+    store: Path
+    repeats: Path
+
+    def __call__(self, inputs: Field) -> Field:
+        if (self.store / RESULTS / f"{function_key(inputs)}{SUFFIX}").exists():
+            with self.repeats.open("a") as stream:
+                stream.write("again\n")
+        time.sleep(0.005)
+        return square(inputs)
+
+
+def work(store: Path, repeats: Path, started: Event) -> None:
+    """What a process that is going to be killed does."""
+    torch.set_num_threads(1)
+    started.set()
+    with ThreadPoolExecutor(2) as pool:
+        learner(store, Watched(store, repeats), executor=pool).run(rounds=4)
