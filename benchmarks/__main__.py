@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import curvature, exact, gold, laplace, low_data, published, tables
+from benchmarks import active, bo, curvature, exact, gold, laplace, low_data, published, tables
 from probneural.errors import ProbneuralError
 
 LOCAL = Path(__file__).parent / "results" / "local"
@@ -23,11 +23,21 @@ def main() -> None:
     run.add_argument("--data", type=Path, dest="path", help="functions of your own instead: .npz, NetCDF, Zarr or safetensors")
     run.add_argument("--output", type=Path, default=LOCAL, help="folder for results.json and report.html")
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
+    run = commands.add_parser("active", help="labels that active learning saves; about 40 minutes")
+    size = run.add_mutually_exclusive_group()
+    size.add_argument(
+        "--full", dest="mode", action="store_const", const="full", help="all problems and selectors; hours, goes on if cut off"
+    )
+    size.add_argument("--small", dest="mode", action="store_const", const="small", help="seconds; the numbers mean nothing")
+    run.add_argument("--problem", help="one problem only, by the name it has in the tables")
+    run.add_argument("--output", type=Path, default=LOCAL, help="folder for active.json, active.html and finished units")
+    run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
     for name, help_text in (
         ("curvature", "cost of curvature products, beside other libraries where they are installed; minutes"),
         ("laplace", "Laplace structures: accuracy, evidence, speed and memory; about 10 minutes"),
         ("low-data", "heads where training functions are few; about 15 minutes"),
         ("gold", "heads against a posterior known in closed form; minutes"),
+        ("bo", "Bayesian optimisation over input functions; about half an hour, goes on if cut off"),
         ("published", "settings that papers report, beside their figures; about 20 minutes"),
     ):
         other = commands.add_parser(name, help=help_text)
@@ -40,12 +50,20 @@ def main() -> None:
     options = parser.parse_args()
     if options.name == "tables":
         tables.update()
+    elif options.name == "active":
+        try:
+            active.chosen(options.mode or "default", problem=options.problem)
+        except ValueError as error:
+            parser.error(str(error))
+        active.main(mode=options.mode or "default", output=options.output, workers=options.workers, problem=options.problem)
     elif options.name == "curvature":
         curvature.main(mode=options.mode or "default", output=options.output)
     elif options.name == "laplace":
         laplace.main(mode=options.mode or "default", output=options.output)
     elif options.name == "low-data":
         low_data.main(mode=options.mode or "default", output=options.output, workers=options.workers)
+    elif options.name == "bo":
+        bo.main(mode=options.mode or "default", output=options.output, workers=options.workers)
     elif options.name == "gold":
         gold.main(mode=options.mode or "default", output=options.output, workers=options.workers)
     elif options.name == "published":

@@ -73,9 +73,9 @@ def settings() -> list[Setting]:
             (39, 40),
             1000,
             (
-                recipes.fno(20, 8, epochs=30, width=24, projection=48),
-                recipes.deeponet(epochs=60, basis=128, frequencies=8),
-                recipes.pod_deeponet(epochs=150, basis=48),
+                recipes.fno(20, 20, epochs=60, width=16, projection=48, embeds_position=True),  # or it could not tell the time
+                recipes.deeponet(epochs=60, basis=128, frequencies=19),
+                recipes.pod_deeponet(epochs=500, basis=48),
             ),
             {"FNO": 0.0066, "DeepONet": 0.0022, "POD-DeepONet": 0.0004, KERNEL: 2.8e-5},
         ),

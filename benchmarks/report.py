@@ -118,6 +118,36 @@ def write_report(
         write_text(page, place)
 
 
+def write_tables(
+    results: Mapping[str, Any], *, title: str, figures: Mapping[str, str | bytes], path: str | os.PathLike[str]
+) -> None:
+    """Write one page of a benchmark whose results are `sections`: figures, a sortable table per section, and notes.
+
+    Args:
+        results: What the benchmark wrote to JSON.
+        title: Of the page.
+        figures: Caption to a PNG image (bytes) or an SVG one (text).
+        path: The page, written atomically.
+
+    Raises:
+        DataError: If a figure is neither PNG nor SVG.
+    """
+    pictures = "".join(_figure(caption, image, title) for caption, image in figures.items())
+    tables = "".join(f"<h2>{escape(name)}</h2>{_html_table(rows)}" for name, rows in results["sections"].items())
+    page = _PAGE.format(
+        title=escape(title),
+        style=_STYLE,
+        script=_SCRIPT,
+        about="",
+        small=_SMALL if results.get("mode") == "small" else "",
+        links="",
+        body=f'<div class="figures">{pictures}</div>{tables}',
+        method=f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in results.get('notes', ()))}</ul>",
+        provenance=_provenance(results),
+    )
+    write_text(page, Path(path))
+
+
 def _page(results: Mapping[str, Any], title: str, *, links: str, about: str, body: str) -> str:
     return _PAGE.format(
         title=escape(title),

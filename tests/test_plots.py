@@ -16,6 +16,7 @@ from scipy import stats
 from torch import Tensor
 
 from probneural import plots
+from probneural.active import LearningHistory, Round
 from probneural.calibration import BandField
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, ProbneuralError, ShapeError
@@ -71,6 +72,27 @@ def rendered(figure: Figure) -> bytes:
     return plots.png(figure, dpi=40.0)
 
 
+def loop(*errors: float | None) -> LearningHistory:
+    """A loop that doubles its labels from 16 and ends with these errors."""
+    times = dict.fromkeys(("select_seconds", "simulate_seconds", "train_seconds", "fit_seconds"), 1.0)
+    counts: dict[str, Any] = {"chosen": (), "simulated": 0, "reused": 0, "failed": 0, "loss": None}
+    return LearningHistory(
+        tuple(
+            Round(
+                number=number,
+                labels=16 * 2**number,
+                error=error,
+                error_95=None if error is None else 2 * error,
+                error_99=None if error is None else 3 * error,
+                stated=None if error is None else error / 2,
+                **counts,
+                **times,
+            )
+            for number, error in enumerate(errors)
+        )
+    )
+
+
 FOUR = gaussian(Grid.uniform((2, 2, 2, 2)))
 
 MAKERS: list[Callable[[], Figure]] = [
@@ -86,6 +108,8 @@ MAKERS: list[Callable[[], Figure]] = [
     lambda: plots.pit(two(PLANE), truth_for(gaussian(PLANE))),
     lambda: plots.spread_skill(two(PLANE), truth_for(gaussian(PLANE)), unit="K"),
     lambda: plots.cost({"a": (1.0, 0.2), "b": (100.0, 0.1)}),
+    lambda: plots.active_learning(loop(0.2, 0.1, 0.05)),
+    lambda: plots.active_learning({"random": loop(0.2, 0.1), "chosen": loop(*(0.5**n for n in range(10)))}),
 ]
 
 
@@ -337,6 +361,21 @@ def test_cost_points_are_labelled() -> None:
         assert axes.get_yscale() == scale
 
 
+def test_loops_show_error_quantile_and_stated_error_by_labels() -> None:
+    (axes,) = plots.active_learning({"random": loop(0.2, 0.1, 0.09), "chosen": loop(None, 0.08, 0.02)}).axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    np.testing.assert_allclose(curve(axes, "random").get_xydata().T, [[16, 32, 64], [0.2, 0.1, 0.09]])
+    np.testing.assert_allclose(curve(axes, "chosen").get_xydata().T, [[32, 64], [0.08, 0.02]])
+    assert [text.get_text() for text in axes.get_legend().texts] == ["random", "chosen", "stated"]
+    dashed = [line.get_ydata() for line in axes.lines if line.get_linestyle() == "--"]
+    np.testing.assert_allclose(np.concatenate(dashed), [0.1, 0.05, 0.045, 0.04, 0.01])
+    shades = [shade.get_paths()[0].vertices[:, 1].max() for shade in axes.collections]
+    np.testing.assert_allclose(shades, [0.4, 0.16])
+    assert axes.get_xticks().tolist() == [16, 32, 64]
+    (alone,) = plots.active_learning(loop(0.2, 0.1)).axes
+    assert [text.get_text() for text in alone.get_legend().texts] == ["error", "stated"]
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
@@ -372,6 +411,10 @@ def test_cost_points_are_labelled() -> None:
         (lambda: plots.training([1.0, 0.5]), DataError, "a History"),
         (lambda: plots.training(History(train=(), validation=(), seconds=())), DataError, "one epoch"),
         (lambda: plots.png(plots.training(HISTORY), dpi=0.0), ArgumentError, "dpi"),
+        (lambda: plots.active_learning(HISTORY), DataError, "a LearningHistory"),
+        (lambda: plots.active_learning({}), DataError, "a LearningHistory"),
+        (lambda: plots.active_learning({"a": HISTORY}), DataError, "a LearningHistory"),
+        (lambda: plots.active_learning({"a": loop(None)}), DataError, "errors in the history 'a'"),
     ],
 )
 def test_bad_input(call: Callable[[], object], kind: type[ProbneuralError], message: str) -> None:

@@ -1,0 +1,104 @@
+"""Cost of observing whole fields: the joint information gain of four candidates with its gradient, in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import probneural as pn
+
+CANDIDATES = 4
+OUTPUTS = 4096
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A posterior, and whether candidates are chosen together (q) or are alternatives (b)."""
+
+    head: str
+    together: bool
+    points: int = OUTPUTS
+
+
+CASES = (
+    *(Case(head, together) for head in ("last layer", "ensemble") for together in (True, False)),
+    Case("low rank, two layers", together=True, points=128),
+    Case("low rank, all weights", together=True, points=64),
+)
+"""Where a latent has a dimension for each weight, 1,409 and 41,109 here, fields are observed on a coarse grid."""
+
+
+def rows(*, small: bool = False) -> list[dict[str, Any]]:
+    """Every case, one after the other."""
+    return [measure_information_gain(case, rounds=1 if small else ROUNDS) for case in (CASES[:1] if small else CASES)]
+
+
+def measure_information_gain(case: Case = CASES[0], *, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Median seconds of a value with its gradient, and peak memory beyond that of the fitted model, in MiB."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        facts = pool.submit(_measure, case, rounds).result()
+    return {"head": case.head, "candidates": "together" if case.together else "one by one", "outputs": case.points, **facts}
+
+
+def _measure(case: Case, rounds: int) -> dict[str, Any]:
+    from benchmarks.field_size import peak_memory, reset_peak_memory
+
+    torch.set_num_threads(1)
+    problem = pn.problems.Burgers(viscosity=0.1)
+    train = problem.sample(16, resolution=128, seed=0)
+    predict = _fitted(case.head, train)
+    grid = train.inputs.grid.resized((OUTPUTS,))
+    model = pn.active.OperatorModel(
+        predict,
+        encode=lambda designs: problem.encode(designs, grid=grid.resized((max(case.points, 128),))),
+        functional=pn.functionals.integral(grid.resized((case.points,))),
+    )
+    score = pn.active.FieldInformationGain(model)
+    generator = torch.Generator().manual_seed(1)
+    shape = (1, CANDIDATES) if case.together else (CANDIDATES, 1)
+    X = torch.rand(*shape, problem.design_dim, generator=generator, dtype=torch.double).requires_grad_()
+    torch.autograd.grad(score(X[:1, :1]).sum(), X)  # code is loaded, and tables that depend on the grid are made
+    before = reset_peak_memory()
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        value = score(X).sum()
+        torch.autograd.grad(value, X)
+        times.append(time.perf_counter() - start)
+    return {
+        "seconds": statistics.median(times),
+        "peak_mb": (peak_memory() - before) / 2**20,
+        "latent": score._rank,
+        "nats": float(value.detach()),
+    }
+
+
+def _fitted(head: str, train: pn.FieldPairs) -> Any:
+    """A posterior over a Fourier neural operator of 41,000 weights, which need not be trained to cost what it costs."""
+    torch.manual_seed(0)
+    operator = pn.operators.FNO(1, 1, modes=(16,), width=20, depth=3, projection=64)
+    operator.fit_normalizers(train)
+    if head == "last layer":
+        return pn.heads.LastLayerLaplace(noise=1e-3, prior_precision=1.0).fit(operator, train)
+    if head == "ensemble":
+        return pn.heads.DeepEnsemble(members=5, train=_trained, execution="loop").fit(operator, train)
+    chosen = None if head.endswith("all weights") else ["projection", "readout"]
+    return pn.heads.Laplace(structure="low_rank", parameters=chosen, rank=20, noise=1e-3, prior_precision=10.0).fit(
+        operator, train
+    )
+
+
+def _trained(operator: torch.nn.Module, data: pn.FieldPairs, *, seed: int) -> None:
+    """The recipe of an ensemble that is only timed: it has to move the weights, no matter where."""
+    with torch.no_grad():
+        for weights in operator.parameters():
+            weights.mul_(1.01)

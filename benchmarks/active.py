@@ -1,0 +1,185 @@
+"""Active learning against random choice: how many exact solutions does an operator need?
+
+The protocol is that of AL4PDE (Musekamp et al. 2025, Active learning for neural PDE solvers): from a pool of 4,000 input
+functions, 16 random ones are labelled, then batches are chosen until there are 32, 64, 128 and 256; after each batch operators
+are trained from new weights, for equally many gradient steps, and tested on 500 other functions of the same law. Labels are
+exact solutions. Per seed, all selectors share the pool, the test functions, the 16 initial labels, and the initial weights
+and seeds of batches of every round.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+import probneural as pn
+from benchmarks import active_figures, active_sources, active_summary, environment, report
+from benchmarks.active_runs import ENSEMBLE, LAST_LAYER, MEMBERS, POOL_SEED, TEST_SEED, Protocol, Recipe, Unit, run
+from benchmarks.active_sources import VariedSource
+
+SEEDS = range(5)
+LINE = Recipe((12,))
+PLANE = Recipe((9, 9), depth=3, projection=32, steps=640, batch_size=8, learning_rate=1e-2)
+
+NOTES = (
+    "RMSE: over all test functions, channels and points, in units of the standard deviation of the test outputs; q50, q95, "
+    "q99: quantiles of the RMSE of single functions. Means over seeds are geometric.",
+    "area: the area under (log labels, log error), as a mean ratio to random choice on the same seed; from, to: its 95 % t "
+    "interval over seeds; likewise for the 95 % and 99 % quantiles of single functions.",
+    "labels: the share of random choice's labels from which on the RMSE stays at or below random's final one, per seed, "
+    "interpolated on doubly logarithmic axes; inf: not reached with as many labels. The median over seeds, and the order "
+    "statistics that hold it with 90 % or more (of five seeds the extremes, 94 %).",
+    "ranks: Spearman's correlation between the integrated variance of test functions, which selectors look at, and their "
+    "squared error, averaged over rounds: what the posterior knows of where its errors are.",
+    f"ensemble: {MEMBERS} operators, its prediction their mean; last layer: the first of them alone. select s: seconds per "
+    "choice, of one thread, with functions compared on a coarser grid; other processes ran beside it.",
+    "Relative errors of single functions are not reported: where viscosity is large, functions decay to 1e-17.",
+    "Settings of training were chosen by errors of random choice on functions of seeds 900 and 950; laws were written down "
+    "before any selector was run on them.",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A law, and how operators are trained on it.
+
+    Attributes:
+        source: The law.
+        recipe: Of the operators.
+        is_in_slice: Whether the default run has it; the full run has all.
+    """
+
+    source: VariedSource
+    recipe: Recipe
+    is_in_slice: bool
+
+
+def cases() -> list[Case]:
+    """All laws; the default run has those of one dimension whose map is not linear in the functions."""
+    return [
+        Case(source, LINE if source.grid.dimension == 1 else PLANE, number < 3)
+        for number, source in enumerate(active_sources.sources())
+    ]
+
+
+def selectors(mode: str) -> dict[str, tuple[pn.active.Selector, ...]]:
+    """Selectors per head, beside random choice."""
+    active = pn.active
+    stochastic, lcmd, core_set = active.StochasticSelection(), active.LCMDSelection(), active.CoreSetSelection()
+    if mode == "small":
+        return {LAST_LAYER: (stochastic,), ENSEMBLE: (lcmd,)}
+    if mode == "default":
+        return {LAST_LAYER: (stochastic, lcmd, core_set), ENSEMBLE: (stochastic, lcmd)}
+    functions = (stochastic, lcmd, core_set, active.TopKSelection())
+    latent = (active.BAITSelection(), active.InformationGainSelection(), active.IntegratedVarianceSelection())
+    # An ensemble's latent has one direction per member: information and variance in it are spent after a few functions.
+    return {LAST_LAYER: (*functions, *latent), ENSEMBLE: functions}
+
+
+def chosen(mode: str, *, problem: str | None = None) -> list[Case]:
+    """The laws of one run.
+
+    Raises:
+        ValueError: If no law has that name.
+    """
+    found = [case for case in cases() if mode == "full" or case.is_in_slice or problem is not None]
+    if problem is not None:
+        names = [case.source.name for case in found]
+        found = [case for case in found if case.source.name == problem]
+        if not found:
+            raise ValueError(f"no problem is called {problem!r}; there are {', '.join(names)}")
+    if mode == "small":
+        found = [replace(case, recipe=replace(case.recipe, width=4, depth=1, projection=4, steps=16)) for case in found[:1]]
+    return found
+
+
+def units(mode: str, todo: Sequence[Case], *, folder: Path) -> list[Unit]:
+    """Everything to run, random choice first: it leaves the operators of the first round to all others."""
+    protocol = Protocol(rounds=(4, 8, 16), pool=60, tests=20) if mode == "small" else Protocol()
+    seeds = list(SEEDS)[: 2 if mode == "small" else None]
+    commit = environment.commit()  # once: it may change while a long run goes on
+    arms: list[tuple[str | None, pn.active.Selector]] = [(None, pn.active.RandomSelection())]
+    arms += [(head, selector) for head, found in selectors(mode).items() for selector in found]
+    made = [
+        Unit(case.source, case.recipe, head, selector, seed, protocol, commit, folder)
+        for case in todo
+        for seed in seeds
+        for head, selector in arms
+    ]
+    return sorted(made, key=lambda unit: unit.head is not None)
+
+
+def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
+    """Run, print the tables, write active.json, the figures and the report."""
+    start = time.perf_counter()
+    todo = chosen(mode, problem=problem)
+    planned = units(mode, todo, folder=output / "active")
+    done = _run_all(planned, workers=workers)
+    flags = ("" if mode == "default" else f" --{mode}") + (f' --problem "{problem}"' if problem else "")
+    name = "active" if problem is None else f"active-{problem.lower().replace(' ', '-')}"
+    failed = [f"{one['problem']}, {one['selector']}, seed {one['seed']}: {one['failed']}" for one in done if "failed" in one]
+    resumed = [one["seconds"] for one in done if one.get("resumed")]
+    results: dict[str, Any] = {
+        "benchmark": "active",
+        "command": f"python -m benchmarks active{flags}",
+        "mode": mode,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": environment.machine(),
+        "versions": environment.versions(),
+        "commit": planned[0].commit,
+        "seeds": {"pools": [POOL_SEED + seed for seed in SEEDS], "tests": [TEST_SEED + seed for seed in SEEDS]},
+        "wall_seconds": round(time.perf_counter() - start, 1),
+        "notes": [*NOTES, *(f"failed: {reason}" for reason in failed)],
+        "sections": {"ratios": active_summary.ratios(done), "curves": active_summary.curves(done)},
+        "units": [{**one, "rows": [_without_choice(row) for row in one["rows"]]} for one in done],
+    }
+    if resumed:
+        results["notes"].append(
+            f"{len(resumed)} of {len(done)} units were finished by an earlier run that was cut off: {sum(resumed):.0f} s of "
+            "one thread that are not in those of the run."
+        )
+    figures = active_figures.figures(results["sections"]["curves"])
+    environment.write_json(results, output / f"{name}.json")
+    for caption, image in figures.items():
+        environment.write_bytes(image, output / "figures" / f"active-{caption.lower().replace(' ', '-')}.png")
+    report.write_tables(results, title="probneural benchmark: active learning", figures=figures, path=output / f"{name}.html")
+    print(report.terminal_table(results["sections"]["ratios"]))
+    print("\n".join(["", *(f"failed: {reason}" for reason in failed), str(output / f"{name}.json")]))
+    print(f"{output / f'{name}.html'}\n{results['wall_seconds']:.0f} s")
+    return results
+
+
+def _without_choice(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for the results: which functions were chosen is in the file of the unit."""
+    return {key: value for key, value in row.items() if key != "chosen"}
+
+
+def _run_all(planned: Sequence[Unit], *, workers: int) -> list[dict[str, Any]]:
+    """One unit per single-threaded process; what is finished is kept, and a run that was cut off goes on from there."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
+    context = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(workers, mp_context=context) as pool,
+        tqdm(total=sum(unit.trainings for unit in planned), desc="active learning", unit="training", smoothing=0.05) as bar,
+    ):
+        futures = {pool.submit(run, unit): number for number, unit in enumerate(planned)}
+        found: dict[int, dict[str, Any]] = {}
+        try:
+            for future in as_completed(futures):
+                number = futures[future]
+                found[number] = future.result()
+                bar.update(planned[number].trainings)
+                bar.set_postfix_str(f"{planned[number].source.name}, {planned[number].name}: done")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [found[number] for number in range(len(planned))]

@@ -1,0 +1,326 @@
+"""One unit of the active-learning benchmark: one law, one head, one selector and one seed, through all rounds.
+
+All units of a seed share pool, test functions, the initial labels, and the initial weights and batches of every round. Random
+choice does not look at the head, so one unit serves both: it trains the ensemble, whose first member is the single operator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor
+
+import probneural as pn
+from benchmarks import environment
+from benchmarks.active_sources import VariedInputs, VariedSource
+from probneural.errors import ProbneuralError
+
+LAST_LAYER, ENSEMBLE = "last layer", "ensemble"
+MEMBERS = 3
+RANDOM = "random"
+NAMES: dict[type[pn.active.Selector], str] = {
+    pn.active.RandomSelection: RANDOM,
+    pn.active.StochasticSelection: "stochastic",
+    pn.active.TopKSelection: "top-k",
+    pn.active.CoreSetSelection: "core-set",
+    pn.active.LCMDSelection: "LCMD",
+    pn.active.BAITSelection: "BAIT",
+    pn.active.InformationGainSelection: "information gain",
+    pn.active.IntegratedVarianceSelection: "integrated variance",
+}
+
+POOL_SEED, TEST_SEED = 9000, 9500
+"""First seeds of pools and of test functions. The recipes were chosen on pools and tests of seeds 900 and 950."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An FNO and its training, of equally many gradient steps however many labels there are.
+
+    Attributes:
+        modes: Frequencies per axis.
+        width: Channels of its hidden states.
+        depth: Number of its blocks.
+        projection: Features of its last layer.
+        steps: Gradient steps.
+        batch_size: Pairs a step.
+        learning_rate: Peak of the one-cycle schedule.
+    """
+
+    modes: tuple[int, ...]
+    _: KW_ONLY
+    width: int = 16
+    depth: int = 4
+    projection: int = 64
+    steps: int = 800
+    batch_size: int = 16
+    learning_rate: float = 5e-3
+
+    def train(self, pairs: pn.FieldPairs, *, seed: int) -> pn.operators.FNO:
+        """Train from new weights on all pairs.
+
+        The loss is the root of each function's mean squared error in units of the outputs' standard deviation, averaged: unlike
+        a relative error it leaves functions that have decayed to nothing their small weight, as the scores do.
+        """
+        periodic = pairs.inputs.grid.periodic
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            operator = pn.operators.FNO(
+                pairs.inputs.channels,
+                pairs.outputs.channels,
+                modes=self.modes,
+                width=self.width,
+                depth=self.depth,
+                projection=self.projection,
+                periodic=periodic,
+                embeds_position=not all(periodic),
+            )
+        scales = channel_scales(pairs.outputs)
+
+        def loss(predicted: Tensor, target: Tensor, grid: pn.Grid) -> Tensor:
+            squares = pn.Field((predicted - target) / scales.to(target), grid).mean_square().mean(1)
+            return squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt().mean()
+
+        # Pairs are repeated so that an epoch, which has costs of its own, is 16 steps or more for 16 pairs and for 256.
+        per_epoch = max(16, math.ceil(len(pairs) / self.batch_size))
+        tiled = pairs[torch.arange(per_epoch * self.batch_size) % len(pairs)]
+        pn.fit(
+            operator,
+            tiled,
+            epochs=max(1, round(self.steps / per_epoch)),
+            seed=seed,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            validation=0.0,
+            loss=loss,
+            show_progress=False,
+        )
+        return operator
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Sizes that all units of a run share.
+
+    Attributes:
+        rounds: Numbers of labels at which operators are trained anew.
+        pool: Input functions to choose from.
+        tests: Test functions.
+    """
+
+    rounds: tuple[int, ...] = (16, 32, 64, 128, 256)
+    pool: int = 4000
+    tests: int = 500
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one worker does at a time.
+
+    Attributes:
+        source: The law.
+        recipe: How operators are trained.
+        head: LAST_LAYER or ENSEMBLE; None for random choice, which is run for both.
+        selector: How labels are chosen.
+        seed: Names pool, tests, initial labels, and initial weights.
+        protocol: The sizes.
+        commit: Of the code.
+        folder: Where finished units are kept.
+    """
+
+    source: VariedSource
+    recipe: Recipe
+    head: str | None
+    selector: pn.active.Selector
+    seed: int
+    protocol: Protocol
+    commit: str
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The selector's name in tables."""
+        return NAMES[type(self.selector)]
+
+    @property
+    def query(self) -> pn.Grid:
+        """Where the selector compares functions: a coarser grid, coarser still for those whose work grows with its square."""
+        in_latent_space = (
+            pn.active.BAITSelection,
+            pn.active.InformationGainSelection,
+            pn.active.IntegratedVarianceSelection,
+        )
+        part = 2 * self.source.grid.dimension
+        return coarser(self.source.grid, 2 * part if isinstance(self.selector, in_latent_space) else part)
+
+    @property
+    def trainings(self) -> int:
+        """Operators that it trains, those of the first round included."""
+        return len(self.protocol.rounds) * (1 if self.head == LAST_LAYER else MEMBERS)
+
+    @property
+    def path(self) -> Path:
+        """Where it is kept: the name holds all that it follows from."""
+        label = f"{self.source.name} {self.head or 'all'} {self.name} {self.seed}"
+        return self.folder / f"{_slug(label)}-{self._digest(self.head, self.selector)}.json"
+
+    def start_path(self, member: int) -> Path:
+        """Where an operator of the first round is kept, which does not depend on the selector."""
+        return self.folder / "start" / f"{_slug(self.source.name)}-{self.seed}-{member}-{self._digest(member)}.safetensors"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether what is kept may be trusted to come from this very code."""
+        return not self.commit.endswith(("-modified", "unknown"))
+
+    def _digest(self, *more: object) -> str:
+        said = (self.commit, self.source, self.recipe, self.seed, self.protocol, MEMBERS, _versions(), *more)
+        return hashlib.sha256(repr(said).encode()).hexdigest()[:12]
+
+
+def run(unit: Unit) -> dict[str, Any]:
+    """Go through all rounds, unless this very unit is there already; returns facts and one row per round and head."""
+    torch.set_num_threads(1)
+    if unit.is_kept and unit.path.exists():
+        known: dict[str, Any] = json.loads(unit.path.read_text())
+        return known | {"resumed": True}
+    start = time.perf_counter()
+    facts: dict[str, Any] = {"problem": unit.source.name, "head": unit.head, "selector": unit.name, "seed": unit.seed}
+    try:
+        rows = _rounds(unit)
+    except (ProbneuralError, RuntimeError) as error:  # must not cost the work on all others: the unit says why
+        return facts | {"rows": [], "failed": f"{type(error).__name__}: {error}", "seconds": time.perf_counter() - start}
+    facts |= {"rows": rows, "seconds": time.perf_counter() - start}
+    environment.write_json(facts, unit.path)
+    return facts
+
+
+def _rounds(unit: Unit) -> list[dict[str, Any]]:
+    protocol, heads = unit.protocol, (LAST_LAYER, ENSEMBLE) if unit.head is None else (unit.head,)
+    pool = unit.source.draw(protocol.pool, seed=POOL_SEED + unit.seed)
+    inputs, test = pool.inputs, _tests(unit.source, protocol.tests, TEST_SEED + unit.seed)
+    labelled = torch.randperm(protocol.pool, generator=torch.Generator().manual_seed(unit.seed))[: protocol.rounds[0]].tolist()
+    pairs = pool.label(labelled)
+    rows = []
+    for number, size in enumerate(protocol.rounds):
+        start = time.perf_counter()
+        operators = _trained(unit, pairs, number)
+        trained = time.perf_counter() - start
+        for head in heads:
+            predict = fitted(head, operators, pairs)
+            row = {"head": head, "labels": size, "train_seconds": trained} | scores(predict, test)
+            rows.append(row)
+        if size == protocol.rounds[-1]:
+            break
+        start = time.perf_counter()
+        chosen = unit.selector.select(
+            predict,
+            inputs,
+            protocol.rounds[number + 1] - size,
+            seed=1000 * unit.seed + number,
+            labelled=inputs[labelled],
+            query=unit.query,
+        ).tolist()
+        row["select_seconds"] = time.perf_counter() - start
+        row["chosen"] = chosen
+        pairs, labelled = _joined(pairs, pool.label(chosen)), labelled + chosen
+    return rows
+
+
+def _trained(unit: Unit, pairs: pn.FieldPairs, number: int) -> list[pn.operators.FNO]:
+    """The operators of a round; those of the first are kept for other selectors."""
+    operators = []
+    for member in range(1 if unit.head == LAST_LAYER else MEMBERS):
+        path = unit.start_path(member)
+        if number == 0 and unit.is_kept and path.exists():
+            operators.append(pn.load(path))
+            continue
+        operators.append(unit.recipe.train(pairs, seed=10_000 * unit.seed + 100 * number + member))
+        if number == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pn.save(operators[-1], path)
+    return operators
+
+
+def fitted(head: str, operators: Sequence[pn.operators.FNO], pairs: pn.FieldPairs) -> pn.distributions.Predictor:
+    """A posterior on operators that were trained already, without calibration: all labels are trained on."""
+    if head == LAST_LAYER:
+        return pn.heads.LastLayerLaplace().fit(operators[0], pairs)
+    rest = iter(operators[1:])
+
+    def recall(operator: torch.nn.Module, data: pn.FieldPairs, *, seed: int) -> None:
+        operator.load_state_dict(next(rest).state_dict())
+
+    ensemble = pn.heads.DeepEnsemble(
+        len(operators), train=recall, keeps_operator=True, execution="loop", prediction="loop", progress=False
+    )
+    return ensemble.fit(operators[0], pairs)
+
+
+def scores(predict: pn.distributions.Predictor, test: pn.FieldPairs) -> dict[str, float]:
+    """Errors on test functions, and whether the posterior's variances rank them.
+
+    Returns:
+        `rmse`, over all functions, channels and points, and quantiles `q50`, `q95` and `q99` of the RMSE of single functions,
+        all in units of the standard deviation of the test outputs per channel; `ranks`, Spearman's correlation over functions
+        between the integrated variance, on the grid of the data, and the squared error.
+    """
+    scales = channel_scales(test.outputs).double()
+    means = [predict(test.inputs[start : start + 100]).mean for start in range(0, len(test), 100)]
+    differences = (torch.cat(means).double() - test.outputs.values.double()) / scales
+    squares = pn.Field(differences, test.outputs.grid).mean_square().mean(1)
+    variances = pn.active.integrated_variances(predict, test.inputs)
+    middle, high, highest = squares.sqrt().quantile(torch.tensor([0.5, 0.95, 0.99], dtype=torch.float64)).tolist()
+    return {
+        "rmse": float(squares.mean().sqrt()),
+        "q50": middle,
+        "q95": high,
+        "q99": highest,
+        "ranks": float(spearmanr(variances.numpy(), squares.numpy()).statistic),
+    }
+
+
+def channel_scales(outputs: pn.Field) -> Tensor:
+    """Standard deviation of each channel over functions and points, shaped to divide values by."""
+    values = outputs.values
+    return values.std(dim=(0, *range(2, values.ndim)), keepdim=True)
+
+
+def coarser(grid: pn.Grid, part: int) -> pn.Grid:
+    """A grid with one `part`-th of the points, or cells between walls, per axis."""
+    axes = zip(grid.shape, grid.periodic, strict=True)
+    return grid.resized(tuple(size // part if periodic else (size - 1) // part + 1 for size, periodic in axes))
+
+
+@cache
+def _versions() -> dict[str, str]:
+    return environment.versions()
+
+
+@lru_cache(maxsize=2)
+def _tests(source: VariedSource, count: int, seed: int) -> pn.FieldPairs:
+    """Test functions; the units of one seed follow each other in a worker."""
+    drawn: VariedInputs = source.draw(count, seed=seed)
+    return drawn.label(range(count))
+
+
+def _joined(first: pn.FieldPairs, second: pn.FieldPairs) -> pn.FieldPairs:
+    def both(one: pn.Field, other: pn.Field) -> pn.Field:
+        return pn.Field(torch.cat([one.values, other.values]), one.grid)
+
+    return pn.FieldPairs(both(first.inputs, second.inputs), both(first.outputs, second.outputs))
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")

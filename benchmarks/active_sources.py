@@ -1,0 +1,157 @@
+"""Laws whose functions differ in difficulty: equations whose parameters vary from function to function.
+
+Each law was written down before any selector was run on it. A pool of functions that are all equally hard leaves nothing to
+choose, so, as AL4PDE has it, a parameter of the equation varies and is an input channel of its own, constant in space; where
+the coefficient function is itself the parameter (Darcy, variable speed), its amplitude varies instead, log-uniformly:
+
+| problem | what varies | law | input channels |
+|---|---|---|---|
+| Burgers | viscosity ν | log-uniform on [1e-3, 1], AL4PDE's | initial state, log ν |
+| Darcy 1-D | amplitude of the log-permeability | log-uniform on [1/4, 1] | log-permeability |
+| advection-diffusion | velocity c, diffusivity ν | uniform on [0, 1/2], log-uniform on [1e-3, 1e-1] | initial state, c, log ν |
+| variable-speed advection | amplitude of the field behind the slowness | log-uniform on [1/4, 2] | slowness, initial state |
+| heat 2-D | diffusivity ν | log-uniform on [1e-4, 1e-1] | initial state, log ν |
+| shallow water | rotation f | log-uniform on [1, 16] | height, two velocities, log f |
+
+Random fields are those of the problems themselves. (Darcy's amplitude ends at that law: beyond it the log-normal tail of single
+functions is most of any mean squared error.) Parameter channels are scaled to [-1, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+import probneural as pn
+
+_PARAMETERS = 2**32
+"""What lies between the seed of functions and that of their parameters."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number of the equation that differs from function to function.
+
+    Attributes:
+        name: The argument of the problem that it is.
+        low: Its least value.
+        high: Its largest value.
+        is_logarithmic: Whether its logarithm is uniform, and is what the operator sees; otherwise it is itself.
+    """
+
+    name: str
+    low: float
+    high: float
+    _: KW_ONLY
+    is_logarithmic: bool = True
+
+    def at(self, share: float) -> float:
+        """The value at a share of the interval, from 0 to 1."""
+        if self.is_logarithmic:
+            return math.exp(math.log(self.low) + share * math.log(self.high / self.low))
+        return self.low + share * (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class VariedSource:
+    """Functions of a problem whose parameters vary; outputs are solved for, exactly, only where a label is asked for.
+
+    Attributes:
+        name: What tables call it.
+        problem: The problem; its own values of the parameters that vary do not matter.
+        resolution: Points per axis.
+        channel_parameters: Parameters of the equation; each is an input channel after those of the problem.
+        amplitude: Range of a log-uniform factor on the leading coefficients of the law, or None.
+        amplified: How many leading coefficients that factor reaches, all of them by default.
+    """
+
+    name: str
+    problem: pn.problems.Problem
+    resolution: tuple[int, ...]
+    channel_parameters: tuple[Parameter, ...] = ()
+    amplitude: tuple[float, float] | None = None
+    amplified: int | None = None
+
+    @property
+    def grid(self) -> pn.Grid:
+        """Where inputs and outputs live."""
+        return self.problem.grid(self.resolution)
+
+    def draw(self, count: int, *, seed: int) -> VariedInputs:
+        """Draw input functions, without solving for any output.
+
+        Args:
+            count: How many.
+            seed: Of the law's coefficients and of the parameters.
+        """
+        coefficients = self.problem.law.draw(count, seed)
+        shares = torch.rand(
+            count, len(self.channel_parameters) + 1, generator=torch.Generator().manual_seed(seed + _PARAMETERS)
+        )
+        if self.amplitude is not None:
+            factor = Parameter("amplitude", *self.amplitude)
+            factors = torch.tensor([factor.at(share) for share in shares[:, -1].tolist()], dtype=torch.float64)
+            reached = slice(self.amplified)
+            coefficients[:, reached] = coefficients[:, reached] * factors[:, None]
+        return VariedInputs(self, coefficients, shares[:, :-1])
+
+
+@dataclass(frozen=True)
+class VariedInputs:
+    """Functions that were drawn, and their labels on request.
+
+    Attributes:
+        source: Where they come from.
+        coefficients: `(n, size)`, amplified.
+        shares: Where each parameter lies in its interval, `(n, parameters)`, from 0 to 1.
+    """
+
+    source: VariedSource
+    coefficients: Float64[Tensor, "n size"]
+    shares: Float[Tensor, "n parameters"]
+
+    @property
+    def inputs(self) -> pn.Field:
+        """All inputs, float32: the problem's channels, then one constant channel per parameter, in [-1, 1]."""
+        grid = self.source.grid
+        functions = self.source.problem._inputs(self.coefficients, grid).float()
+        ranks = (None,) * grid.dimension
+        constants = (2.0 * self.shares - 1.0)[(..., *ranks)].expand(-1, -1, *grid.shape)
+        return pn.Field(torch.cat([functions, constants.to(functions)], dim=1), grid)
+
+    def problem(self, index: int) -> pn.problems.Problem:
+        """The problem of one function, with its own parameters."""
+        values = self.shares[index].tolist()
+        changes = {one.name: one.at(share) for one, share in zip(self.source.channel_parameters, values, strict=True)}
+        return replace(self.source.problem, **changes)
+
+    def label(self, indices: Sequence[int]) -> pn.FieldPairs:
+        """Solve for some of the functions, one by one: exact, float64, then rounded to float32."""
+        grid = self.source.grid
+        rows = [int(index) for index in indices]
+        solutions = [self.problem(row)._solve_coefficients(self.coefficients[row : row + 1], grid) for row in rows]
+        return pn.FieldPairs(self.inputs[rows], pn.Field(torch.cat(solutions).float(), grid))
+
+
+def sources() -> tuple[VariedSource, ...]:
+    """All laws; those of the default run come first."""
+    problems = pn.problems
+    speed = problems.VariableSpeedAdvection()
+    return (
+        VariedSource("Burgers", problems.Burgers(), (64,), (Parameter("viscosity", 1e-3, 1.0),)),
+        VariedSource("Darcy 1-D", problems.Darcy1D(), (65,), amplitude=(0.25, 1.0)),
+        VariedSource("variable-speed advection", speed, (64,), amplitude=(0.25, 2.0), amplified=speed.law.parts[0].size),
+        VariedSource(
+            "advection-diffusion",
+            problems.AdvectionDiffusion(),
+            (64,),
+            (Parameter("velocity", 0.0, 0.5, is_logarithmic=False), Parameter("diffusivity", 1e-3, 1e-1)),
+        ),
+        VariedSource("heat 2-D", problems.Heat(dimension=2), (32, 32), (Parameter("diffusivity", 1e-4, 1e-1),)),
+        VariedSource("shallow water", problems.ShallowWater(), (32, 32), (Parameter("rotation", 1.0, 16.0),)),
+    )

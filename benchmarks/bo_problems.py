@@ -1,0 +1,250 @@
+"""Design problems whose simulator is exact: find the design whose output field is best in some sense that is stated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import probneural as pn
+
+SPACE, TIME = (0.0, 1.0, 2.5), (15.0, 30.0, 45.0, 60.0)
+"""Where and when the environmental model is observed."""
+LOWER, UPPER = (7.0, 0.02, 0.01, 30.01), (13.0, 0.12, 3.0, 30.295)
+"""Mass M, diffusivity D, place L and time tau of the second spill: their range."""
+TRUE = (10.0, 0.07, 1.505, 30.1525)
+"""The spill that papers look for. It is the centre of the range, which an optimiser may like for other reasons."""
+
+
+@dataclass(frozen=True)
+class DesignProblem:
+    """Minimise loss(readings of solve(encode(design))) over the unit cube.
+
+    Attributes:
+        name: What tables call it.
+        dimension: Number d of coordinates of a design.
+        initial: Random designs that every method begins with.
+        evaluations: Designs that it chooses then, one after the other.
+        encode: Designs `(N, d)` to N input functions, differentiably.
+        solve: Input functions to output functions: the simulator.
+        functional: What the loss reads from an output function: m numbers.
+        loss: Readings `(..., m)` to losses `(...)`, known and cheap.
+        shape: Of the m readings, for models that factorise over axes.
+        target: A loss that counts as reached; None where the least loss is not known, see `reference`.
+        solved: A loss at which a run ends, its curve flat from there on: what is smaller is rounding.
+    """
+
+    name: str
+    dimension: int
+    initial: int
+    evaluations: int
+    encode: Callable[[Tensor], pn.Field]
+    solve: Callable[[pn.Field], pn.Field]
+    functional: pn.functionals.Functional
+    loss: Callable[[Tensor], Tensor]
+    shape: tuple[int, ...]
+    target: float | None = None
+    solved: float = -math.inf
+
+    def simulate(self, designs: Tensor) -> pn.FieldPairs:
+        """Input and output functions of designs `(N, d)`."""
+        inputs = self.encode(designs)
+        return pn.FieldPairs(inputs, self.solve(inputs))
+
+    def read(self, outputs: pn.Field) -> Tensor:
+        """Readings of output functions, `(N, m)`."""
+        return self.functional(outputs.values).flatten(1)
+
+
+def names() -> tuple[str, ...]:
+    """All problems, in the order of the tables."""
+    return tuple(_MAKERS)
+
+
+def make(name: str, *, seed: int) -> DesignProblem:
+    """A problem; where the target is hidden, every seed hides another one."""
+    return _MAKERS[name](seed)
+
+
+def concentration(parameters: Tensor) -> Tensor:
+    """Concentrations after two spills of a pollutant into a long channel, at twelve places and times.
+
+    c(s, t) = M / sqrt(4 pi D t) exp(-s^2 / (4 D t)) + [t > tau] M / sqrt(4 pi D (t - tau)) exp(-(s - L)^2 / (4 D (t - tau)))
+
+    Args:
+        parameters: M, D, L, tau, `(..., 4)`.
+
+    Returns:
+        `(..., 3, 4)`: places by times. Some authors multiply by sqrt(4 pi), and their sums of squares by 4 pi.
+
+    Reference:
+        Bliznyuk et al. (2008), Bayesian calibration and uncertainty analysis for computationally expensive models using
+        optimization and radial basis function approximation; Astudillo & Frazier (2019), Bayesian optimization of composite
+        functions, section 5.3.
+    """
+    mass, diffusivity, place, moment = (part[..., None, None] for part in parameters.unbind(-1))
+    times = torch.tensor(TIME).to(parameters)
+    spaces = torch.tensor(SPACE).to(parameters)[:, None]
+
+    def spill(distance: Tensor, age: Tensor) -> Tensor:
+        return mass / (4.0 * math.pi * diffusivity * age).sqrt() * torch.exp(-distance.square() / (4.0 * diffusivity * age))
+
+    age = times - moment
+    second = spill(
+        spaces - place, torch.where(age > 0, age, torch.ones_like(age))
+    )  # no root of a negative age, nor its gradient
+    return spill(spaces, times) + torch.where(age > 0, second, torch.zeros_like(second))
+
+
+def _environmental(design: Tensor | None, name: str) -> DesignProblem:
+    lower, upper = (torch.tensor(limit, dtype=torch.double) for limit in (LOWER, UPPER))
+    true = torch.tensor(TRUE, dtype=torch.double) if design is None else lower + design * (upper - lower)
+    target = concentration(true).flatten()
+    points = torch.cartesian_prod(torch.tensor(SPACE, dtype=torch.double), torch.tensor(TIME, dtype=torch.double))
+    grid = pn.Grid.scattered(points, torch.full((12,), 1.0 / 12.0, dtype=torch.double))
+
+    def encode(designs: Tensor) -> pn.Field:
+        """The four parameters as constant channels."""
+        parameters = lower.to(designs) + designs * (upper - lower).to(designs)
+        return pn.Field(parameters[:, :, None].expand(-1, -1, 12), grid)
+
+    def solve(inputs: pn.Field) -> pn.Field:
+        return pn.Field(concentration(inputs.values[:, :, 0]).flatten(1)[:, None], grid)
+
+    return DesignProblem(
+        name=name,
+        dimension=4,
+        initial=5,
+        evaluations=30,
+        encode=encode,
+        solve=solve,
+        functional=_values(grid),
+        loss=lambda readings: _misfit(readings, target).sum(-1),
+        shape=(3, 4),
+        target=6e-6,
+        solved=1e-7,
+    )
+
+
+def _hidden(dimension: int, seed: int) -> Tensor:
+    """A design that no method is told: uniform in the middle nine tenths of the cube."""
+    generator = torch.Generator().manual_seed(7_000 + seed)
+    return 0.05 + 0.9 * torch.rand(dimension, generator=generator, dtype=torch.double)
+
+
+def _inverse(name: str, problem: pn.problems.Problem, points: int, *, seed: int, evaluations: int = 20) -> DesignProblem:
+    """Find the input function whose output equals a target, in mean square relative to the target's."""
+    grid = problem.grid(points)
+
+    def encode(designs: Tensor) -> pn.Field:
+        return problem.encode(designs, grid=grid)
+
+    functional = _values(grid) if problem.periodic else _values(grid, slice(1, -1))  # walls have one value
+    hidden = problem.solve(encode(_hidden(problem.design_dim, seed)[None]))
+    target = functional(hidden.values).flatten()
+    return DesignProblem(
+        name=name,
+        dimension=problem.design_dim,
+        initial=10,
+        evaluations=evaluations,
+        encode=encode,
+        solve=problem.solve,
+        functional=functional,
+        loss=lambda readings: _misfit(readings, target).sum(-1) / target.square().sum(),
+        shape=(functional.size,),
+        target=1e-4,
+        solved=1e-6,
+    )
+
+
+def _burgers() -> pn.problems.Burgers:
+    return pn.problems.Burgers(viscosity=0.05, modes=6, design_dim=6)
+
+
+def _darcy() -> pn.problems.Darcy1D:
+    return pn.problems.Darcy1D(modes=6, design_dim=6)
+
+
+def _dissipation(seed: int) -> DesignProblem:
+    """Drag-like: the initial state whose flow dissipates most at t = 1, as the integral of u_x squared; losses are negative."""
+    problem = _burgers()
+    grid = problem.grid(32)
+    return DesignProblem(
+        name="burgers dissipation",
+        dimension=problem.design_dim,
+        initial=10,
+        evaluations=20,
+        encode=lambda designs: problem.encode(designs, grid=grid),
+        solve=problem.solve,
+        functional=pn.functionals.derivative(grid),
+        loss=lambda readings: -(readings.square() @ grid.weights.to(readings)),
+        shape=(32,),
+    )
+
+
+def _peak(seed: int) -> DesignProblem:
+    """Drag-like: the log-permeability, of mean zero, under which the highest pressure is least."""
+    problem = _darcy()
+    grid = problem.grid(33)
+    return DesignProblem(
+        name="darcy peak pressure",
+        dimension=problem.design_dim,
+        initial=10,
+        evaluations=20,
+        encode=lambda designs: problem.encode(designs, grid=grid),
+        solve=problem.solve,
+        functional=_values(grid, slice(1, -1)),
+        loss=lambda readings: readings.amax(-1),
+        shape=(31,),
+    )
+
+
+def reference(problem: DesignProblem, *, starts: int = 12, steps: int = 300) -> tuple[float, float]:
+    """The least loss that gradient descent on the simulator itself finds, and how near to it counts as reached.
+
+    For scoring only: no method sees it. Near is a hundredth of what it gains on the mean of random designs.
+    """
+    if problem.target is not None:
+        return 0.0, problem.target
+    generator = torch.Generator().manual_seed(0)
+    random = torch.rand(256, problem.dimension, generator=generator, dtype=torch.double)
+    losses = problem.loss(problem.read(problem.simulate(random).outputs))
+    place = random[losses.argsort()[:starts]].clone().requires_grad_()
+    optimiser = torch.optim.Adam([place], lr=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    best = float(losses.min())
+    for _ in range(steps):
+        optimiser.zero_grad()
+        found = problem.loss(problem.read(problem.simulate(place).outputs))
+        best = min(best, float(found.detach().min()))
+        found.sum().backward()
+        optimiser.step()
+        schedule.step()
+        with torch.no_grad():
+            place.clamp_(0.0, 1.0)
+    return best, 0.01 * (float(losses.mean()) - best)
+
+
+def _values(grid: pn.Grid, which: slice = slice(None)) -> pn.functionals.Functional:
+    """The values at grid points themselves."""
+    return pn.functionals.Readings(grid, torch.eye(grid.size, dtype=torch.double)[which])
+
+
+def _misfit(readings: Tensor, target: Tensor) -> Tensor:
+    """Squared errors of readings `(..., m)` against a target `(m,)`; any other shape is an error, not a broadcast."""
+    if target.ndim != 1 or readings.shape[-1] != len(target):
+        raise ValueError(f"readings {tuple(readings.shape)} against a target {tuple(target.shape)}")
+    return (readings - target.to(readings)).square()
+
+
+_MAKERS: dict[str, Callable[[int], DesignProblem]] = {
+    "environmental model": lambda seed: _environmental(None, "environmental model"),
+    "environmental hidden target": lambda seed: _environmental(_hidden(4, seed), "environmental hidden target"),
+    "burgers target field": lambda seed: _inverse("burgers target field", _burgers(), 32, seed=seed),
+    "darcy target field": lambda seed: _inverse("darcy target field", _darcy(), 33, seed=seed),
+    "burgers dissipation": _dissipation,
+    "darcy peak pressure": _peak,
+}

@@ -1,0 +1,100 @@
+"""Design an input function whose output equals a target field, with few simulations and no gradient of the simulator.
+
+Burgers' equation maps an initial state to the state at t = 1. A state is wanted, and the simulator is expensive: which initial
+state leads there? Ten random designs are simulated. Then, again and again, a posterior over the whole output field is fitted
+to all pairs so far, and the design is simulated whose distance to the target is expected to improve most.
+
+The distance is a known function of the field, and only the field is learned: the acquisition function draws fields and measures
+each. A model of the distance alone would see one number per simulation where this one sees 32, and would have to learn that
+the distance is a sum of squares. With so few pairs the kernel operator, which needs no training, is the head to begin with.
+"""
+
+import sys
+
+import torch
+from botorch.acquisition import qLogExpectedImprovement
+from botorch.acquisition.objective import GenericMCObjective
+from botorch.optim import optimize_acqf
+from botorch.sampling.get_sampler import get_sampler
+from matplotlib.figure import Figure
+
+import probneural as pn
+
+small = "--small" in sys.argv
+initial, further = (6, 2) if small else (10, 15)
+burgers = pn.problems.Burgers(viscosity=0.05, modes=6, design_dim=6)
+grid = burgers.grid(32)
+readings = pn.functionals.sensors(grid, grid.points)  # what the distance needs to know: here, the field at all points
+
+
+def encode(design):
+    """Map designs in the unit cube to initial states."""
+    return burgers.encode(design, grid=grid)
+
+
+def simulate(design):
+    """Stand in for the expensive simulator; here it is the exact solution."""
+    inputs = encode(design)
+    return pn.FieldPairs(inputs, burgers.solve(inputs))
+
+
+def joined(first, second):
+    """Put two sets of pairs into one."""
+    sides = [(first.inputs, second.inputs), (first.outputs, second.outputs)]
+    return pn.FieldPairs(*(pn.Field(torch.cat([a.values, b.values]), grid) for a, b in sides))
+
+
+# A target that can be reached: the output of a design that is not used again.
+generator = torch.Generator().manual_seed(0)
+hidden = torch.rand(1, 6, generator=generator, dtype=torch.double)
+wanted = simulate(hidden).outputs
+target = readings(wanted.values).flatten()
+
+
+def distance(numbers):
+    """Relative squared distance of fields `(..., 32)` to the target."""
+    return (numbers - target).square().sum(-1) / target.square().sum()
+
+
+# First some random designs. BoTorch maximises, so the objective is minus the distance.
+pairs = simulate(torch.rand(initial, 6, generator=generator, dtype=torch.double))
+distances = distance(readings(pairs.outputs.values).flatten(1))
+print(f"best of {initial} random designs: {float(distances.min()):.1e}")
+objective = GenericMCObjective(lambda numbers, X=None: -distance(numbers))
+bounds = torch.tensor([[0.0] * 6, [1.0] * 6], dtype=torch.double)
+
+for number in range(further):
+    # Every simulation changes the posterior over fields, hyper-parameters included.
+    predict = pn.heads.KernelOperator().fit(None, pairs)
+    model = pn.active.OperatorModel(predict, encode=encode, functional=readings)
+    sampler = get_sampler(model.posterior(bounds[:1]), torch.Size([64]), seed=number)
+    acquisition = qLogExpectedImprovement(model, best_f=-distances.min(), objective=objective, sampler=sampler)
+    options = {"maxiter": 5 if small else 60, "seed": number}
+    raw, restarts = (16, 1) if small else (128, 4)
+    design, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=restarts, raw_samples=raw, options=options)
+
+    # Simulate the design that was chosen, and add the pair to what is known.
+    new = simulate(design)
+    pairs = joined(pairs, new)
+    distances = torch.cat([distances, distance(readings(new.outputs.values).flatten(1))])
+    print(f"design {number + 1:2d}: {float(distances[-1]):.1e}, best so far {float(distances.min()):.1e}")
+    if distances.min() < 1e-6:
+        break
+
+# The target is met by the output; the input need not be the hidden one, for smooth outputs forget much.
+best = int(distances.argmin())
+figure = Figure(figsize=(8.0, 2.8), layout="constrained")
+panels = figure.subplots(1, 3)
+place = grid.points[:, 0]
+for panel, title, found, exact in (
+    (panels[0], "initial state", pairs.inputs, encode(hidden)),
+    (panels[1], "state at t = 1", pairs.outputs, wanted),
+):
+    panel.plot(place, exact.values[0, 0], color="black", label="target" if panel is panels[1] else "hidden")
+    panel.plot(place, found.values[best, 0], color="C1", linestyle="--", label="found")
+    panel.set(title=title, xlabel="x")
+    panel.legend(frameon=False, fontsize=8)
+panels[2].semilogy(range(1, len(distances) + 1), distances.cummin(0).values, color="C1")
+panels[2].axvline(initial, color="grey", linewidth=0.8)
+panels[2].set(title="relative squared distance", xlabel="simulations")
+figure.savefig("design_a_target.png", dpi=120)

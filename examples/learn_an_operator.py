@@ -1,0 +1,72 @@
+"""Learn an operator from fewer simulations: a loop in which the posterior chooses what to simulate next.
+
+The inputs of this operator are an initial state and a viscosity, and states of low viscosity, which form shocks, are the hard
+ones. Two loops start from the same random functions. One goes on at random; in the other the posterior looks at a pool of
+candidate inputs and prefers those that it knows least about. Every result is stored before it is used: a script that
+was killed is simply started again, and goes on where it was.
+"""
+
+import functools
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+import probneural as pn
+
+small = "--small" in sys.argv
+folder = Path(tempfile.mkdtemp())  # name a folder that stays, and the loop survives this process
+
+
+def candidates(count, *, seed):
+    """Initial states, each with the logarithm of a viscosity as a second, constant channel."""
+    states = pn.problems.Burgers().sample_inputs(count, resolution=64, seed=seed)
+    share = torch.rand(count, 1, 1, generator=torch.Generator().manual_seed(seed))
+    return pn.Field(torch.cat([states.values, (2 * share - 1).expand_as(states.values)], dim=1), states.grid)
+
+
+def simulate(inputs):
+    """Your simulator: one input function to one output function."""
+    viscosity = 0.01 * 4 ** float(inputs.values[0, 1, 0])  # from 0.0025 to 0.04
+    return pn.problems.Burgers(viscosity=viscosity).solve(pn.Field(inputs.values[:, :1], inputs.grid))
+
+
+def loop(acquisition):
+    torch.manual_seed(0)
+    return pn.active.ActiveLearner(
+        simulate,
+        pn.heads.LastLayerLaplace(),
+        acquisition,
+        operator=pn.operators.FNO(in_channels=2, out_channels=1, modes=(12,), width=8 if small else 20),
+        train=functools.partial(pn.fit, epochs=20 if small else 80, validation=0.0),  # no label is spent on watching
+        pool=candidates(200 if small else 2000, seed=0),
+        store=folder / type(acquisition).__name__,
+        initial=16,
+        batch=pn.active.Growth(2.0),  # 16, 32, 64, ...
+        calibration=20,  # random, and never trained on
+        calibrate=pn.calibration.VarianceScale(),
+        test=test,  # only for the table and the figure: no choice depends on it
+        executor=ThreadPoolExecutor(2),  # this solver takes milliseconds; leave it out for one that takes minutes
+        progress=False,
+    )
+
+
+inputs = candidates(40 if small else 200, seed=1)
+outputs = [simulate(inputs[number]).values for number in range(len(inputs))]
+test = pn.FieldPairs(inputs, pn.Field(torch.cat(outputs), inputs.grid))
+
+labels = 32 if small else 256
+at_random = loop(pn.active.RandomSelection()).run(labels=labels)
+chosen = loop(pn.active.StochasticSelection())
+chosen.run(labels=labels // 2)  # say the machine went down here
+chosen = loop(pn.active.StochasticSelection())  # the same arguments and the same store
+chosen.run(labels=labels)
+
+print(f"random\n{at_random}\nchosen\n{chosen.history}")
+pn.plots.active_learning({"random": at_random, "chosen": chosen.history}).savefig("learning.png")
+
+# The calibration functions were drawn at random, so a conformal band fitted on them keeps its promise.
+band = pn.calibration.SimultaneousBand(level=0.9).fit(chosen.predict, chosen.calibration_pairs)
+print(f"test functions inside their 90 % band everywhere: {band.coverage(test):.0%}")

@@ -1,0 +1,208 @@
+"""Design problems, ways to choose designs, and runs that go on where they were cut off."""
+
+from __future__ import annotations
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from benchmarks import bo, bo_methods, bo_problems, tables
+
+
+def _losses(problem: bo_problems.DesignProblem, designs: torch.Tensor) -> torch.Tensor:
+    return problem.loss(problem.read(problem.simulate(designs).outputs))
+
+
+def test_concentrations_are_the_formula() -> None:
+    mass, diffusivity, place, moment = 8.3, 0.05, 1.1, 30.2
+    found = bo_problems.concentration(torch.tensor([mass, diffusivity, place, moment], dtype=torch.double))
+    for row, s in enumerate((0.0, 1.0, 2.5)):
+        for column, t in enumerate((15.0, 30.0, 45.0, 60.0)):
+            value = mass / math.sqrt(4 * math.pi * diffusivity * t) * math.exp(-(s**2) / (4 * diffusivity * t))
+            if t > moment:
+                age = t - moment
+                spread = 4 * diffusivity * age
+                value += mass / math.sqrt(math.pi * spread) * math.exp(-((s - place) ** 2) / spread)
+            assert found[row, column].item() == pytest.approx(value, rel=1e-13)
+
+
+def test_random_designs_reach_what_papers_report() -> None:
+    """A misfit between (12,) and (12, 1), or the factor sqrt(4 pi), would be off by far: papers have .37."""
+    problem = bo_problems.make("environmental model", seed=0)
+    designs = torch.rand(400 * 35, 4, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    best = _losses(problem, designs).reshape(400, 35).amin(1)
+    assert 0.33 < float(best.median()) < 0.41
+
+
+def test_the_spill_of_the_papers_is_the_optimum() -> None:
+    problem = bo_problems.make("environmental model", seed=3)
+    centre = torch.full((1, 4), 0.5, dtype=torch.double)
+    assert _losses(problem, centre).item() < 1e-24
+    design = torch.rand(3, 4, dtype=torch.double, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    _losses(problem, design).sum().backward()
+    assert design.grad is not None
+    assert bool(torch.isfinite(design.grad).all())
+
+
+@pytest.mark.parametrize("name", [name for name in bo_problems.names() if "target" in name])
+def test_hidden_targets_are_reached_and_differ(name: str) -> None:
+    first, second = (bo_problems.make(name, seed=seed) for seed in (0, 1))
+    hidden = bo_problems._hidden(first.dimension, 0)[None]
+    assert _losses(first, hidden).item() < 1e-20
+    assert _losses(second, hidden).item() > 1e-3
+
+
+def test_losses_keep_batches_and_refuse_other_shapes() -> None:
+    for name in bo_problems.names():
+        problem = bo_problems.make(name, seed=0)
+        designs = torch.rand(6, problem.dimension, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+        readings = problem.read(problem.simulate(designs).outputs)
+        assert readings.shape == (6, math.prod(problem.shape))
+        flat = problem.loss(readings)
+        torch.testing.assert_close(problem.loss(readings.reshape(2, 3, -1)), flat.reshape(2, 3), rtol=1e-12, atol=0)
+        if "target" in name:
+            with pytest.raises(ValueError, match="against a target"):
+                problem.loss(readings[..., None])
+
+
+def test_functionals_of_the_flow() -> None:
+    dissipation, peak = (bo_problems.make(name, seed=0) for name in ("burgers dissipation", "darcy peak pressure"))
+    designs = torch.rand(2, 6, dtype=torch.double, generator=torch.Generator().manual_seed(2))
+    states = dissipation.simulate(designs).outputs.values[:, 0].numpy()
+    wavenumbers = 2 * math.pi * numpy.fft.fftfreq(32, 1 / 32)
+    wavenumbers[16] = 0.0  # a derivative of the sawtooth wave is zero at the nodes
+    power = numpy.abs(numpy.fft.fft(states) * wavenumbers / 32) ** 2  # Parseval
+    assert (-_losses(dissipation, designs)).tolist() == pytest.approx(power.sum(1).tolist(), rel=1e-10)
+    pressures = peak.simulate(designs).outputs.values
+    assert _losses(peak, designs).tolist() == pressures.amax((1, 2)).tolist()
+
+
+def test_the_reference_is_better_than_random_designs() -> None:
+    problem = bo_problems.make("darcy peak pressure", seed=0)
+    best, near = bo_problems.reference(problem, starts=3, steps=30)
+    designs = torch.rand(256, 6, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    assert best < float(_losses(problem, designs).min())
+    assert near == pytest.approx(0.01 * (float(_losses(problem, designs).mean()) - best))
+    assert bo_problems.reference(bo_problems.make("environmental model", seed=0)) == (0.0, 6e-6)
+
+
+@pytest.mark.parametrize("method", bo_methods.names())
+def test_every_method_begins_alike_and_chooses_in_the_cube(method: str) -> None:
+    problem = bo_problems.make("environmental model", seed=0)
+    before = torch.random.get_rng_state()
+    result = bo_methods.run(method, problem, seed=4, effort=bo_methods.SMALL, evaluations=1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert len(result["losses"]) == result["evaluations"] == 6
+    designs = torch.rand(5, 4, generator=torch.Generator().manual_seed(1_004), dtype=torch.double)
+    assert result["losses"][:5] == _losses(problem, designs).tolist()
+    assert math.isfinite(result["losses"][5])
+
+
+def test_networks_learn_on_grids() -> None:
+    problem = bo_problems.make("darcy target field", seed=0)
+    result = bo_methods.run("network, last-layer Laplace", problem, seed=0, effort=bo_methods.SMALL, evaluations=2)
+    assert len(result["losses"]) == 12
+
+
+def test_the_logarithm_orders_losses_of_either_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bo_methods, "_fitted", lambda model, effort: model)
+    for name in ("environmental model", "burgers dissipation"):
+        problem = bo_problems.make(name, seed=0)
+        designs = torch.rand(8, problem.dimension, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+        pairs = problem.simulate(designs)
+        history = bo_methods.History(designs, pairs, problem.read(pairs.outputs), 0)
+        model, _, best = bo_methods._scalar(problem, history, bo_methods.SMALL, logarithmic=True)
+        values = model.outcome_transform.untransform(model.train_targets[:, None])[0].flatten()
+        assert torch.equal(values.argsort(), (-problem.loss(history.readings)).argsort())
+        assert best == pytest.approx(float(values.max()))
+
+
+def test_a_run_ends_where_rounding_begins() -> None:
+    problem = bo_problems.make("environmental model", seed=0)
+    solved = bo_problems.DesignProblem(**{**vars(problem), "solved": 1e9})
+    assert len(bo_methods.run("random", solved, seed=0, effort=bo_methods.SMALL)["losses"]) == 5
+
+
+def test_curves_go_on_where_a_run_ended() -> None:
+    run = {"losses": [3.0, 1.0, 2.0], "evaluations": 5}
+    assert bo.best_so_far(run, reference=0.5) == [2.5, 0.5, 0.5, 0.5, 0.5]
+
+
+def test_medians_of_counts_some_of_which_are_missing() -> None:
+    assert bo._middle([9, None, 7]) == 9
+    assert bo._middle([9, None, None]) is None
+    assert bo._middle([9, 6]) == 7.5
+
+
+def _results() -> dict[bo.Unit, dict[str, Any]]:
+    times = {"fit_seconds": 0.5, "choice_seconds": 0.25}
+    tail = {0: [1e-7], 1: [1e-3] * 30, 2: [5e-6] * 30}
+    return {
+        bo.Unit("environmental model", "random", seed, False): {"losses": [1.0] * 5 + tail[seed], "evaluations": 35, **times}
+        for seed in range(3)
+    }
+
+
+def test_a_table_and_a_figure() -> None:
+    (row,) = bo.summary("environmental model", _results())
+    assert row["seeds"] == 3
+    assert row["start"] == 1.0
+    assert row["end"] == pytest.approx(5e-6)
+    assert row["upper"] == pytest.approx((1e-3 + 5e-6) / 2)
+    assert (row["to target"], row["reached"]) == (6, 2)
+    curves = bo.trajectories("environmental model", _results())
+    assert curves["random"]["median"] == pytest.approx([1.0] * 5 + [5e-6] * 30)
+    assert bo.figure({"environmental model": curves}).startswith(b"\x89PNG")
+
+
+def test_finished_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[bo.Unit] = []
+    todo = [bo.Unit("environmental model", method, 0, True) for method in ("random", "Sobol")]
+    with monkeypatch.context() as patched:
+        patched.setattr(bo, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(1))
+        patched.setattr(bo.environment, "commit", lambda: "0123456789ab")
+        first = bo.spread(todo[:1], tmp_path, workers=1)
+        assert first[todo[0]] == json.loads(todo[0].path(tmp_path).read_text())
+        patched.setattr(bo, "work", _counted(done))
+        both = bo.spread(todo, tmp_path, workers=1)
+        assert done == [todo[1]]
+        assert both[todo[0]] == first[todo[0]]
+        patched.setattr(bo.environment, "commit", lambda: "0123456789ab-modified")
+        bo.spread(todo[:1], tmp_path, workers=1)
+        bo.spread(todo[:1], tmp_path, workers=1)  # a modified checkout may have changed since
+        assert done == [todo[1], todo[0], todo[0]]
+    assert todo[0].path(tmp_path) != todo[1].path(tmp_path)
+
+
+def _counted(done: list[bo.Unit]) -> Any:
+    original = bo.work
+
+    def work(unit: bo.Unit, path: Path) -> dict[str, Any]:
+        done.append(unit)
+        return original(unit, path)
+
+    return work
+
+
+def test_documents_can_name_the_tables() -> None:
+    for name in bo_problems.names():
+        match = tables._MARK.fullmatch(f"<!-- table: bo/{name} -->\n<!-- end -->")
+        assert match is not None
+        assert match.group(3) == name
+
+
+def test_every_problem_has_ours_and_a_composite_model() -> None:
+    methods: dict[str, set[str]] = {}
+    for unit in bo.units(small=False):
+        methods.setdefault(unit.problem, set()).add(unit.method)
+    assert list(methods) == list(bo_problems.names())
+    for own in methods.values():
+        assert {"random", "kernel operator", "composite GPs, noise 1e-6"} <= own
+    assert methods["environmental model"] == set(bo_methods.names())
+    assert sum(unit.problem == "environmental model" and unit.method == "random" for unit in bo.units(small=False)) == 10
