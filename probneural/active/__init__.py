@@ -1,17 +1,21 @@
 """Active learning and Bayesian optimisation: any predictor as a BoTorch model."""
 
-from probneural.active.acquisition import FieldAcquisition, FieldInformationGain, FieldIntegratedVariance
-from probneural.active.coefficients import ModeCoefficients
-from probneural.active.conditioning import reading_noise
-from probneural.active.fidelity import CostAware, Fidelity, FidelityCost, discretisation_variance
-from probneural.active.greedy_selectors import CoreSetSelection, LCMDSelection
-from probneural.active.history import LearningHistory, Round
-from probneural.active.information import information_gain, target_moments, variance_reduction
-from probneural.active.latent_selectors import BAITSelection, InformationGainSelection, IntegratedVarianceSelection
-from probneural.active.learner import ActiveLearner
-from probneural.active.model import OperatorModel
-from probneural.active.paths import OperatorDraws
-from probneural.active.pool_features import (
+from probneural.active.information.acquisition import FieldAcquisition, FieldInformationGain, FieldIntegratedVariance
+from probneural.active.information.fidelity import CostAware, Fidelity, FidelityCost, discretisation_variance
+from probneural.active.information.latent_information import information_gain, target_moments, variance_reduction
+from probneural.active.information.observation import observation_weights, whitened_rows
+from probneural.active.loop.history import LearningHistory, Round
+from probneural.active.loop.learner import ActiveLearner
+from probneural.active.loop.schedule import Growth
+from probneural.active.models.coefficients import ModeCoefficients
+from probneural.active.models.conditioning import reading_noise
+from probneural.active.models.model import OperatorModel
+from probneural.active.models.paths import OperatorDraws
+from probneural.active.models.posteriors import FieldPosterior, MemberPosterior
+from probneural.active.models.samplers import MemberSampler
+from probneural.active.selection.greedy_selectors import CoreSetSelection, LCMDSelection
+from probneural.active.selection.latent_selectors import BAITSelection, InformationGainSelection, IntegratedVarianceSelection
+from probneural.active.selection.pool_features import (
     FeatureSketch,
     PoolFeatures,
     PoolRows,
@@ -19,13 +23,10 @@ from probneural.active.pool_features import (
     observation_rows,
     posterior_features,
 )
-from probneural.active.posteriors import FieldPosterior, MemberPosterior
-from probneural.active.samplers import MemberSampler
-from probneural.active.schedule import Growth
-from probneural.active.selectors import RandomSelection, Selector, StochasticSelection, TopKSelection
-from probneural.active.simulation import SimulationReport, simulate
-from probneural.active.space_filling import SpaceFillingSelection, space_filling_designs
-from probneural.active.store import Failure, ResultStore
+from probneural.active.selection.selectors import RandomSelection, Selector, StochasticSelection, TopKSelection
+from probneural.active.selection.space_filling import SpaceFillingSelection, space_filling_designs
+from probneural.active.simulation.running import SimulationReport, simulate
+from probneural.active.simulation.store import Failure, ResultStore
 
 __all__ = [
     "ActiveLearner",
@@ -64,10 +65,12 @@ __all__ = [
     "information_gain",
     "integrated_variances",
     "observation_rows",
+    "observation_weights",
     "posterior_features",
     "reading_noise",
     "simulate",
     "space_filling_designs",
     "target_moments",
     "variance_reduction",
+    "whitened_rows",
 ]

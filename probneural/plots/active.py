@@ -13,11 +13,11 @@ from probneural.plots.several import series_colour, series_marker
 from probneural.plots.single import WIDTH, ink, new_figure
 
 if TYPE_CHECKING:
-    import probneural.active.history  # whose package imports BoTorch
+    import probneural.active.loop.history  # whose package imports BoTorch
 
 
 def active_learning(
-    histories: probneural.active.history.LearningHistory | Mapping[str, probneural.active.history.LearningHistory],
+    histories: probneural.active.loop.history.LearningHistory | Mapping[str, probneural.active.loop.history.LearningHistory],
 ) -> Figure:
     """Draw the error against the number of labels, on logarithmic axes, for one active learning loop or several.
 
@@ -33,7 +33,7 @@ def active_learning(
     Raises:
         DataError: If there is no history, one is something else, or one has no errors.
     """
-    from probneural.active.history import LearningHistory
+    from probneural.active.loop.history import LearningHistory
 
     named = {"error": histories} if isinstance(histories, LearningHistory) else histories
     if not isinstance(named, Mapping) or not named or not all(isinstance(found, LearningHistory) for found in named.values()):

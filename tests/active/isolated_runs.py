@@ -23,10 +23,10 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from probneural.active import worker_pools
-from probneural.active.simulation import simulate
-from probneural.active.store import ResultStore
-from probneural.active.workers import PlainField, Task
+from probneural.active.simulation import worker_pools
+from probneural.active.simulation.running import simulate
+from probneural.active.simulation.store import ResultStore
+from probneural.active.simulation.workers import PlainField, Task
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.active import ActiveLearner, Selector, StochasticSelection
-from probneural.active.result_files import RESULTS, SUFFIX, function_key
+from probneural.active.simulation.result_files import RESULTS, SUFFIX, function_key
 from probneural.distributions import DenseRoot, GaussianField, Predictor
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid

@@ -10,8 +10,8 @@ from botorch.sampling.normal import SobolQMCNormalSampler
 from torch import Tensor
 
 from probneural.active import FieldPosterior, OperatorModel, reading_noise
-from probneural.active.conditioning import Learned, Measurements, check_noise
-from probneural.active.observation import observation_weights
+from probneural.active.information.observation import observation_weights
+from probneural.active.models.conditioning import Learned, Measurements, check_noise
 from probneural.distributions import FeatureRoot, GaussianField, Predictor
 from probneural.distributions.linear_algebra import observe
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError

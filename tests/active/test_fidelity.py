@@ -20,9 +20,9 @@ from probneural.active import (
     OperatorModel,
     discretisation_variance,
 )
-from probneural.active.acquisition import FieldAcquisition
-from probneural.active.fidelity import Resampling
-from probneural.active.observation import observation_weights
+from probneural.active.information.acquisition import FieldAcquisition
+from probneural.active.information.fidelity import Resampling
+from probneural.active.information.observation import observation_weights
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field

@@ -12,10 +12,11 @@ from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.optim import optimize_acqf
 from torch import Tensor
 
-from probneural.active import FieldInformationGain, FieldIntegratedVariance, OperatorModel, acquisition
-from probneural.active.acquisition import FieldAcquisition
-from probneural.active.fidelity import Fidelity
-from probneural.active.observation import observation_weights
+from probneural.active import FieldInformationGain, FieldIntegratedVariance, OperatorModel
+from probneural.active.information import acquisition
+from probneural.active.information.acquisition import FieldAcquisition
+from probneural.active.information.fidelity import Fidelity
+from probneural.active.information.observation import observation_weights
 from probneural.curvature.jacobian_root import JacobianRoot
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError

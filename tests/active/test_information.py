@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.active import information
-from probneural.active.information import (
+from probneural.active.information import latent_information as information
+from probneural.active.information.latent_information import (
     information_gain,
     information_gain_of_moments,
     observation_moments,
@@ -17,7 +17,7 @@ from probneural.active.information import (
     variance_reduction,
     variance_reduction_of_moments,
 )
-from probneural.active.observation import observation_weights, whitened_rows
+from probneural.active.information.observation import observation_weights, whitened_rows
 from probneural.distributions import GaussianField
 from probneural.errors import ArgumentError, ShapeError
 from tests.active.predictors import FINE_GRID, FeaturePredictor, dense_root, encode, feature_root

@@ -27,9 +27,9 @@ from probneural.active import (
     Selector,
     StochasticSelection,
 )
-from probneural.active.learner import WINDOW
-from probneural.active.result_files import RESULTS
-from probneural.active.store import ResultStore
+from probneural.active.loop.learner import WINDOW
+from probneural.active.simulation.result_files import RESULTS
+from probneural.active.simulation.store import ResultStore
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, FileError, SimulationError
 from probneural.fields import Field, FieldPairs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from probneural.active.observation import observation_weights, whitened_rows
+from probneural.active.information.observation import observation_weights, whitened_rows
 from probneural.calibration import ScaledPredictor
 from probneural.distributions import GaussianField
 from probneural.errors import ArgumentError, ShapeError

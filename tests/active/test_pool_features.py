@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from probneural.active import FeatureSketch, integrated_variances, observation_rows, pool_features, posterior_features
-from probneural.active.observation import observation_weights, whitened_rows
+from probneural.active import FeatureSketch, integrated_variances, observation_rows, posterior_features
+from probneural.active.information.observation import observation_weights, whitened_rows
+from probneural.active.selection import pool_features
 from probneural.calibration import ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError

@@ -24,11 +24,10 @@ from probneural.active import (
     StochasticSelection,
     TopKSelection,
     integrated_variances,
-    latent_selectors,
     posterior_features,
-    selectors,
     space_filling_designs,
 )
+from probneural.active.selection import latent_selectors, selectors
 from probneural.distributions import DenseRoot, FeatureRoot, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field

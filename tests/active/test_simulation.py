@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from probneural.active import ResultStore, simulate, workers
-from probneural.active.result_files import locked
-from probneural.active.workers import PlainField, PlainGrid
+from probneural.active import ResultStore, simulate
+from probneural.active.simulation import workers
+from probneural.active.simulation.result_files import locked
+from probneural.active.simulation.workers import PlainField, PlainGrid
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -299,7 +300,7 @@ def test_a_worker_that_cannot_write_leaves_it_to_the_parent(tmp_path, monkeypatc
     with ThreadPoolExecutor(1) as executor:
         assert simulate(Counting(), functions(2), store=store, executor=executor, progress=False).simulated == 2
         assert store.attempts(simulate(_bad, functions(3)[2:], store=store, executor=executor, progress=False).keys[0]) == 2
-        monkeypatch.setattr("probneural.active.store.write_result", full)
+        monkeypatch.setattr("probneural.active.simulation.store.write_result", full)
         with pytest.raises(FileError, match="make some"):
             simulate(Counting(), functions(4), store=store, executor=executor, progress=False)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from probneural.active import ResultStore
-from probneural.active.result_files import describe_grid, function_key, locked, rebuild_grid
+from probneural.active.simulation.result_files import describe_grid, function_key, locked, rebuild_grid
 from probneural.errors import ArgumentError, DataError, FileError, GridError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -333,7 +333,7 @@ def test_a_stale_index_follows_the_files(tmp_path):
 def test_opening_with_an_index_reads_no_result(tmp_path, monkeypatch):
     filled(tmp_path)
     ResultStore(tmp_path)
-    monkeypatch.setattr("probneural.active.store.read_record", lambda path: pytest.fail("read"))
+    monkeypatch.setattr("probneural.active.simulation.store.read_record", lambda path: pytest.fail("read"))
     assert len(ResultStore(tmp_path)) == 3
 
 

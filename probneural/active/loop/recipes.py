@@ -14,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from probneural.active.ledger import Ledger
-from probneural.active.settings import SEEDS, weights_of
+from probneural.active.loop.ledger import Ledger
+from probneural.active.loop.settings import SEEDS, weights_of
 from probneural.calibration.chunks import predictions
 from probneural.distributions import Predictor
 from probneural.fields import FieldPairs

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.active.candidates import candidates
-from probneural.active.greedy_selectors import farthest_points, squared_distances
-from probneural.active.selectors import Selector
+from probneural.active.selection.candidates import candidates
+from probneural.active.selection.greedy_selectors import farthest_points, squared_distances
+from probneural.active.selection.selectors import Selector
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError
 from probneural.fields import Field

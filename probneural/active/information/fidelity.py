@@ -39,7 +39,7 @@ class Fidelity:
         grids: From coarse to fine, uniform and on one domain; the last is the field's own, where no error is left to add.
         costs: Of one simulation on each, positive, in any unit.
         variances: Discretisation variance on each, `(r,)` or `(r, c)`, in physical units squared, 0 for the last; see
-            [`discretisation_variance`][probneural.active.fidelity.discretisation_variance].
+            [`discretisation_variance`][probneural.active.discretisation_variance].
 
     Raises:
         GridError: If grids are not uniform, on one domain, and of increasing size.

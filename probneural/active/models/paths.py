@@ -9,11 +9,11 @@ from botorch.models.deterministic import DeterministicModel
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.active.posteriors import FieldPosterior, MemberPosterior
+from probneural.active.models.posteriors import FieldPosterior, MemberPosterior
 from probneural.errors import LatentError, ShapeError
 
 if TYPE_CHECKING:
-    from probneural.active.model import OperatorModel
+    from probneural.active.models.model import OperatorModel
 
 
 class OperatorDraws(DeterministicModel):

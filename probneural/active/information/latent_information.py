@@ -1,7 +1,7 @@
 """What observing functions says about a Gaussian posterior: information gained, and variance taken off target functions.
 
 Everything is in the units of a posterior's latent xi ~ N(0, I_k). Observing functions is seeing y = R xi + N(0, I), with R the
-rows of `probneural.active.observation.whitened_rows`. Gain and reduction depend on them through their moments G = RᵀR alone, so
+rows of `whitened_rows`. Gain and reduction depend on them through their moments G = RᵀR alone, so
 rows never need to be in memory all at once. Where there are fewer rows than latent dimensions, R Rᵀ is the smaller matrix and
 takes the place of RᵀR. All results are float64 and differentiable.
 """

@@ -16,7 +16,7 @@ from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.active.conditioning import (
+from probneural.active.models.conditioning import (
     Learned,
     Measurements,
     Moments,
@@ -25,8 +25,8 @@ from probneural.active.conditioning import (
     joined,
     reading_noise,
 )
-from probneural.active.paths import OperatorDraws, draw_matheron_paths
-from probneural.active.posteriors import FieldPosterior, MemberPosterior
+from probneural.active.models.paths import OperatorDraws, draw_matheron_paths
+from probneural.active.models.posteriors import FieldPosterior, MemberPosterior
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_finite
@@ -57,7 +57,7 @@ class OperatorModel(Model, FantasizeMixin):
         encode: Maps designs `(N, d)` to N input functions, differentiably; `problem.encode` with a grid is one.
         functional: A, on the grid where the field is to be evaluated; it need not be the inputs' grid.
         noise: Variance of the observation noise of the outputs, in their units squared: a number, or one per output `(m,)`; the
-            predictor's own by default, as [`reading_noise`][probneural.active.conditioning.reading_noise] has it.
+            predictor's own by default, as [`reading_noise`][probneural.active.reading_noise] has it.
         input_transform: A BoTorch transform of designs, such as `Normalize`; `encode` gets what it returns.
         moment_matched: Whether an ensemble counts as a Gaussian of its mean and covariance, of rank s.
 

@@ -14,11 +14,11 @@ from botorch.utils.transforms import t_batch_mode_transform
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.active.fidelity import Fidelity
-from probneural.active.information import observation_moments, target_moments
-from probneural.active.model import OperatorModel
-from probneural.active.observation import observation_weights, whitened_rows
-from probneural.active.observed import Observed, Recomputed, independent_rows
+from probneural.active.information.fidelity import Fidelity
+from probneural.active.information.latent_information import observation_moments, target_moments
+from probneural.active.information.observation import observation_weights, whitened_rows
+from probneural.active.information.observed import Observed, Recomputed, independent_rows
+from probneural.active.models.model import OperatorModel
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
@@ -35,7 +35,7 @@ _TARGET_ROWS = 1024
 class FieldAcquisition(AcquisitionFunction, ABC):
     """The value of observing the output fields at q designs together; abstract.
 
-    Observing a field is as `probneural.active.observation.observation_weights` has it: all its values on a grid, with the noise
+    Observing a field is as `observation_weights` has it: all its values on a grid, with the noise
     and the effective observations of the predictor, so that the grid's resolution hardly matters. An ensemble counts as the
     Gaussian of its mean and covariance, whose rank is the number of members: with noise, the mutual information of a mixture
     has no closed form.
@@ -212,7 +212,7 @@ class FieldInformationGain(FieldAcquisition):
     that no input of interest excites count as much as others. `FieldIntegratedVariance` knows the inputs of interest.
 
     Args:
-        model: See [`FieldAcquisition`][probneural.active.acquisition.FieldAcquisition], as for what follows.
+        model: See [`FieldAcquisition`][probneural.active.FieldAcquisition], as for what follows.
         grid: Where fields are observed.
         noise: Variance of the noise of one value.
         fidelity: Resolutions that fields may be observed at instead.
@@ -262,7 +262,7 @@ class FieldIntegratedVariance(FieldAcquisition):
     values per cost make sense. BoTorch's `qNegIntegratedPosteriorVariance` would be this minus `variance`.
 
     Args:
-        model: See [`FieldAcquisition`][probneural.active.acquisition.FieldAcquisition], as for what has no unit here.
+        model: See [`FieldAcquisition`][probneural.active.FieldAcquisition], as for what has no unit here.
         targets: Input functions a_i, draws from the law of inputs or quadrature points of it, on any grid the predictor takes.
         target_weights: p, `(n,)`, not negative; normalised here, equal by default.
         channel_weights: w, `(c,)`, not negative, in inverse physical units squared; 1 by default.

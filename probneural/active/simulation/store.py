@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from probneural.active.result_files import (
+from probneural.active.simulation.result_files import (
     FAILURES,
     MARK,
     RESULTS,
@@ -34,7 +34,7 @@ from probneural.active.result_files import (
     write_result,
     write_text,
 )
-from probneural.active.store_index import Entry, StoreIndex
+from probneural.active.simulation.store_index import Entry, StoreIndex
 from probneural.errors import ArgumentError, DataError, FileError, GridError
 from probneural.fields import Field, FieldPairs
 from probneural.training import files

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from probneural.active.history import LearningHistory, Round
-from probneural.active.settings import digest, keys_of
-from probneural.active.store import ResultStore
+from probneural.active.loop.history import LearningHistory, Round
+from probneural.active.loop.settings import digest, keys_of
+from probneural.active.simulation.store import ResultStore
 from probneural.errors import DataError, FileError
 from probneural.fields import Field, FieldPairs
 

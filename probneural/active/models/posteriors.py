@@ -11,7 +11,7 @@ from botorch.posteriors.posterior import Posterior
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.active.conditioning import check_noise
+from probneural.active.models.conditioning import check_noise
 from probneural.errors import ArgumentError, ShapeError, UnsupportedError
 
 _ONE_DRAW = torch.Size([1])

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from probneural.active.workers import Outcome, Simulator, Task, attempt, attempt_pickled, pickled, run, too_late
+from probneural.active.simulation.workers import Outcome, Simulator, Task, attempt, attempt_pickled, pickled, run, too_late
 from probneural.errors import ArgumentError
 
 START_METHOD = "spawn"

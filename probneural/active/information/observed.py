@@ -11,13 +11,13 @@ from jaxtyping import Float64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from probneural.active.conditioning import Learned
-from probneural.active.information import (
+from probneural.active.information.latent_information import (
     information_gain,
     information_gain_of_moments,
     variance_reduction,
     variance_reduction_of_moments,
 )
+from probneural.active.models.conditioning import Learned
 
 _DEPENDENT = 1e-15
 """Share of the largest variance along a combination of rows, below which it is rounding."""

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 from tqdm.auto import tqdm
 
-from probneural.active.store import ResultStore
-from probneural.active.worker_pools import BorrowedPool, ProcessPool
-from probneural.active.workers import Outcome, PlainField, PlainGrid, Simulator, Task
+from probneural.active.simulation.store import ResultStore
+from probneural.active.simulation.worker_pools import BorrowedPool, ProcessPool
+from probneural.active.simulation.workers import Outcome, PlainField, PlainGrid, Simulator, Task
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -28,7 +28,7 @@ class ModeCoefficients(Functional):
         objective = GenericMCObjective(lambda Y, X: -(modes.decode(Y) - target).square().sum((-2, -1)))
 
     What the modes cannot hold is replaced by `rest`, the same for all fields, and its variance is left out: see
-    [`captured`][probneural.active.coefficients.ModeCoefficients.captured].
+    [`captured`][probneural.active.ModeCoefficients.captured].
 
     Memory: the posterior of b t-batches of q designs with a latent of k numbers holds b q c r (k + 1) numbers, where the field
     at all points takes b q c p (k + 1); s draws take s b q c r, and decoding s b q c p for as long as the objective needs it. A

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from probneural.active.result_files import (
+from probneural.active.simulation.result_files import (
     RESULTS,
     SUFFIX,
     check_result,

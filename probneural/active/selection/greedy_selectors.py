@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from probneural.active.candidates import TIE, Candidates, candidates
-from probneural.active.pool_features import DEFAULT_SKETCH, FeatureSketch, posterior_features
-from probneural.active.selectors import Selector
+from probneural.active.selection.candidates import TIE, Candidates, candidates
+from probneural.active.selection.pool_features import DEFAULT_SKETCH, FeatureSketch, posterior_features
+from probneural.active.selection.selectors import Selector
 from probneural.distributions import Predictor
 from probneural.fields import Field
 from probneural.grids import Grid

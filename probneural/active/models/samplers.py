@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from probneural.active.posteriors import FieldPosterior, MemberPosterior
+from probneural.active.models.posteriors import FieldPosterior, MemberPosterior
 from probneural.errors import ArgumentError
 
 

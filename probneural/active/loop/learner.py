@@ -12,12 +12,11 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from probneural.active.history import LearningHistory, Round
-from probneural.active.ledger import Ledger, Outcome, Stage
-from probneural.active.recipes import Calibrator, Course, Head, Recipe, measured
-from probneural.active.schedule import Schedule, next_target
-from probneural.active.selectors import Selector
-from probneural.active.settings import (
+from probneural.active.loop.history import LearningHistory, Round
+from probneural.active.loop.ledger import Ledger, Outcome, Stage
+from probneural.active.loop.recipes import Calibrator, Course, Head, Recipe, measured
+from probneural.active.loop.schedule import Schedule, next_target
+from probneural.active.loop.settings import (
     SEEDS,
     check,
     check_count,
@@ -26,8 +25,9 @@ from probneural.active.settings import (
     digest_of_pairs,
     keys_of,
 )
-from probneural.active.simulation import simulate
-from probneural.active.store import ResultStore
+from probneural.active.selection.selectors import Selector
+from probneural.active.simulation.running import simulate
+from probneural.active.simulation.store import ResultStore
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, SimulationError
 from probneural.fields import Field, FieldPairs

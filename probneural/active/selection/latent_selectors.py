@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.active.candidates import TIE, Candidates, candidates
-from probneural.active.greedy_selectors import step_size
-from probneural.active.pool_features import DEFAULT_SKETCH, FeatureSketch, observation_rows
-from probneural.active.selectors import Selector
+from probneural.active.selection.candidates import TIE, Candidates, candidates
+from probneural.active.selection.greedy_selectors import step_size
+from probneural.active.selection.pool_features import DEFAULT_SKETCH, FeatureSketch, observation_rows
+from probneural.active.selection.selectors import Selector
 from probneural.distributions import Predictor
 from probneural.fields import Field
 from probneural.grids import Grid

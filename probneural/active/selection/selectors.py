@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from probneural.active.candidates import candidates
-from probneural.active.pool_features import integrated_variances
+from probneural.active.selection.candidates import candidates
+from probneural.active.selection.pool_features import integrated_variances
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError
 from probneural.fields import Field

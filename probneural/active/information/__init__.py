@@ -1,0 +1,1 @@
+"""What observing whole functions tells: information gain, integrated variance, fidelities."""

@@ -1,0 +1,1 @@
+"""The active-learning loop."""

@@ -1,0 +1,1 @@
+"""Predictors as BoTorch models: posteriors, samplers, looking ahead, function draws."""

@@ -1,0 +1,1 @@
+"""Choosing batches from a pool of candidate functions."""

@@ -1,0 +1,1 @@
+"""Running simulators so that no result is lost or computed twice."""
