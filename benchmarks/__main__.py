@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import active, bo, curvature, exact, gold, laplace, low_data, published, tables
+from benchmarks import acquisition_cost, active, bo, curvature, exact, gold, laplace, low_data, published, tables
 from probneural.errors import ProbneuralError
 
 LOCAL = Path(__file__).parent / "results" / "local"
+TIMED = {"acquisition": acquisition_cost.main, "curvature": curvature.main, "laplace": laplace.main}
+"""Benchmarks that measure time, one thing after another."""
+SPREAD = {"bo": bo.main, "gold": gold.main, "low-data": low_data.main, "published": published.main}
+"""Benchmarks that spread over worker processes."""
 
 
 def main() -> None:
@@ -33,6 +37,7 @@ def main() -> None:
     run.add_argument("--output", type=Path, default=LOCAL, help="folder for active.json, active.html and finished units")
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
     for name, help_text in (
+        ("acquisition", "seconds and memory of an information gain with its gradient; minutes"),
         ("curvature", "cost of curvature products, beside other libraries where they are installed; minutes"),
         ("laplace", "Laplace structures: accuracy, evidence, speed and memory; about 10 minutes"),
         ("low-data", "heads where training functions are few; about 15 minutes"),
@@ -56,18 +61,10 @@ def main() -> None:
         except ValueError as error:
             parser.error(str(error))
         active.main(mode=options.mode or "default", output=options.output, workers=options.workers, problem=options.problem)
-    elif options.name == "curvature":
-        curvature.main(mode=options.mode or "default", output=options.output)
-    elif options.name == "laplace":
-        laplace.main(mode=options.mode or "default", output=options.output)
-    elif options.name == "low-data":
-        low_data.main(mode=options.mode or "default", output=options.output, workers=options.workers)
-    elif options.name == "bo":
-        bo.main(mode=options.mode or "default", output=options.output, workers=options.workers)
-    elif options.name == "gold":
-        gold.main(mode=options.mode or "default", output=options.output, workers=options.workers)
-    elif options.name == "published":
-        published.main(mode=options.mode or "default", output=options.output, workers=options.workers)
+    elif options.name in TIMED:
+        TIMED[options.name](mode=options.mode or "default", output=options.output)
+    elif options.name in SPREAD:
+        SPREAD[options.name](mode=options.mode or "default", output=options.output, workers=options.workers)
     else:
         mode = options.mode or "default"
         try:

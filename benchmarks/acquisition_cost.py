@@ -8,11 +8,13 @@ import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import probneural as pn
+from benchmarks import sections
 
 CANDIDATES = 4
 OUTPUTS = 4096
@@ -34,6 +36,23 @@ CASES = (
     Case("low rank, all weights", together=True, points=64),
 )
 """Where a latent has a dimension for each weight, 1,409 and 41,109 here, fields are observed on a coarse grid."""
+
+
+def main(*, mode: str, output: Path) -> dict[str, Any]:
+    """Measure every case."""
+    return sections.write(
+        "acquisition",
+        {"information gain": lambda: rows(small=mode == "small")},
+        mode=mode,
+        output=output,
+        notes=[
+            f"value and gradient of the expected information gain of {CANDIDATES} input functions, by their coefficients; "
+            f"median of {ROUNDS}, one thread; peak memory beyond that of the fitted model",
+            "the operator is a Fourier neural operator of 41,000 weights that was not trained: that costs the same",
+            "where a latent has a dimension per weight, fields are observed on a coarse grid; every output more is a pass "
+            "through the operator",
+        ],
+    )
 
 
 def rows(*, small: bool = False) -> list[dict[str, Any]]:

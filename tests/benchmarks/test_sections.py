@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import low_data, sections, support, tables
+from benchmarks import acquisition_cost, low_data, sections, support, tables
 
 
 def test_parts_are_written_with_their_provenance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,3 +54,10 @@ def test_a_table_of_a_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "stale" not in text
     assert "0.500" in text
     assert "`python -m benchmarks sample`" in text
+
+
+def test_the_cost_of_an_acquisition_function_is_measured() -> None:
+    (row,) = acquisition_cost.rows(small=True)
+    assert (row["outputs"], row["candidates"]) == (4096, "together")
+    assert row["seconds"] > 0.0
+    assert row["nats"] > 0.0
