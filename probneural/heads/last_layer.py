@@ -236,6 +236,8 @@ class LastLayerPredictor(Predictor):
     def update(self, data: FieldPairs) -> LastLayerPredictor:
         """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
 
+        On a grid of fewer points than the effective observations, each point counts as one.
+
         The mean weights move from the trained ones, to where regression on all data has them.
 
         Args:
@@ -258,8 +260,9 @@ class LastLayerPredictor(Predictor):
         factor, moved, gain = self.factor.clone(), shift.clone(), 0.0
         for channel in range(channels):
             columns = slice(channel * features, (channel + 1) * features)
-            count, noise = float(self.effective_observations[channel]) * len(data), float(self.noise[channel])
-            precision = float(self.effective_observations[channel]) / noise
+            observations = min(float(self.effective_observations[channel]), float(data.outputs.grid.size))
+            count, noise = observations * len(data), float(self.noise[channel])
+            precision = observations / noise
             old = self.factor[0, channel, :, columns]
             values, vectors = torch.linalg.eigh(precision * old.mT @ gram @ old)
             values = values.clamp_min(0.0)  # a Gram matrix: what is negative is rounding

@@ -62,7 +62,7 @@ def update(predictor: LaplacePredictor, data: FieldPairs) -> Update:
         parameters=predictor.layout.names,
         noise=predictor.noise,
         prior_precision=None,
-        counts=predictor.effective_observations,
+        counts=predictor.effective_observations.clamp_max(float(data.outputs.grid.size)),  # a coarse grid cannot tell more
         learns_layers=False,
     )
     old = torch.zeros_like(problem.vector) if predictor.shift is None else predictor.shift.to(problem.vector)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -130,3 +131,20 @@ def test_other_structures_must_be_refitted(structure: str) -> None:
     predict = Laplace(structure=structure, rank=rank, noise=0.02, prior_precision=3.0).fit(case.operator, case.data[:3])
     with pytest.raises(UnsupportedError, match="fit anew on all data"):
         predict.update(case.data[3:])
+
+
+@HEAD
+def test_a_function_is_no_more_observations_than_points(head: str) -> None:
+    case = operator_case("fno-1d")
+    first, second = parts(case)
+    predict = make(head, case).fit(case.operator, first)
+    size = float(second.outputs.grid.size)
+    results = []
+    for count in (size / 2, size, 1000 * size):
+        other = copy.copy(predict)
+        object.__setattr__(other, "effective_observations", torch.full_like(predict.effective_observations, count))
+        results.append(other.update(second))
+    half, full, many = (result.weight_covariance for result in results)
+    close(many, full, 1e-12)
+    assert float(full.diagonal().sum()) < float(half.diagonal().sum())
+    assert results[1].log_evidence == pytest.approx(results[2].log_evidence)
