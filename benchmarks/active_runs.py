@@ -7,7 +7,6 @@ choice does not look at the head, so one unit serves both: it trains the ensembl
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import time
@@ -193,8 +192,7 @@ def run(unit: Unit) -> dict[str, Any]:
     """Go through all rounds, unless this very unit is there already; returns facts and one row per round and head."""
     torch.set_num_threads(1)
     if unit.is_kept and unit.path.exists():
-        known: dict[str, Any] = json.loads(unit.path.read_text())
-        return known | {"resumed": True}
+        return environment.kept(unit.path) | {"resumed": True}
     start = time.perf_counter()
     facts: dict[str, Any] = {"problem": unit.source.name, "head": unit.head, "selector": unit.name, "seed": unit.seed}
     try:
@@ -202,7 +200,7 @@ def run(unit: Unit) -> dict[str, Any]:
     except (ProbneuralError, RuntimeError) as error:  # must not cost the work on all others: the unit says why
         return facts | {"rows": [], "failed": f"{type(error).__name__}: {error}", "seconds": time.perf_counter() - start}
     facts |= {"rows": rows, "seconds": time.perf_counter() - start}
-    environment.write_json(facts, unit.path)
+    environment.keep(facts, unit.path)
     return facts
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from scipy.stats import binom
 from scipy.stats import t as student
 
-from benchmarks.active_runs import RANDOM
+from benchmarks.active_runs import ENSEMBLE, RANDOM
 
 Row = dict[str, Any]
 Curve = tuple[Sequence[int], Sequence[float]]
@@ -21,6 +21,12 @@ LEVEL = 0.95
 MEDIAN_LEVEL = 0.9
 """The least level of intervals of medians: of five seeds they span all, which holds the median with 93.75 %."""
 ERRORS = ("rmse", "q50", "q95", "q99")
+
+CLAIM_ARM = (ENSEMBLE, "stochastic")
+"""Head and selector that alone count for the claim: the best of many arms would be below GOAL by luck more often than one."""
+GOAL = 0.5
+"""The claim: the median share of labels is at most this, on at least CLAIM_LEAST of six problems."""
+CLAIM_LEAST = 4
 
 
 def mean_log_error(curve: Curve) -> float:
@@ -43,7 +49,7 @@ def labels_to_reach(curve: Curve, target: float) -> float:
     """The number of labels from which on the error stays at or below a target, interpolated on doubly logarithmic axes.
 
     Later rounds count: an error that falls below the target and rises again has not reached it. Infinity if the last error is
-    above the target; the first number of labels if none is.
+    above the target or not a number; the first number of labels if none is.
 
     Examples:
         >>> round(labels_to_reach(([16, 64, 256], [1.0, 0.25, 0.0625]), 0.125), 9)
@@ -52,14 +58,31 @@ def labels_to_reach(curve: Curve, target: float) -> float:
         inf
     """
     sizes, errors = curve
-    if errors[-1] > target:
+    above = [place for place, error in enumerate(errors) if not error <= target]  # NaN, of a training gone astray, included
+    if above and above[-1] == len(errors) - 1:
         return math.inf
-    above = [place for place, error in enumerate(errors) if error > target]
     if not above:
         return float(sizes[0])
     before, after = above[-1], above[-1] + 1
+    if not math.isfinite(errors[before]):
+        return float(sizes[after])
     share = math.log(errors[before] / target) / math.log(errors[before] / errors[after])
     return float(sizes[before] * (sizes[after] / sizes[before]) ** share)
+
+
+def label_share(curve: Curve, baseline: Curve) -> float:
+    """Labels to reach a baseline's final error, over those that the baseline itself needs for it by the same rule.
+
+    The baseline may have been at that error before its last round, so its last number of labels is not what it needs: of a
+    baseline against itself the share is 1.
+
+    Examples:
+        >>> random = [16, 32, 64, 128], [1.0, 0.5, 0.25, 0.5]
+        >>> label_share(([16, 32, 64, 128], [1.0, 1.0, 0.5, 0.25]), random), label_share(random, random)
+        (2.0, 1.0)
+    """
+    goal = baseline[1][-1]
+    return labels_to_reach(curve, goal) / labels_to_reach(baseline, goal)
 
 
 def mean_ratio(log_ratios: Sequence[float]) -> tuple[float, float | None, float | None]:
@@ -86,6 +109,8 @@ def median_ratio(ratios: Sequence[float]) -> tuple[float, float | None, float | 
         >>> median_ratio([0.9, 0.4, math.inf, 0.5, 0.7])
         (0.7, 0.4, inf)
     """
+    if any(math.isnan(ratio) for ratio in ratios):  # random choice itself has no final error
+        return math.nan, None, None
     ordered, count = sorted(ratios), len(ratios)
     lower, upper = ordered[(count - 1) // 2], ordered[count // 2]
     middle = upper if math.isinf(upper) else (lower + upper) / 2.0
@@ -124,13 +149,33 @@ def ratios(units: Iterable[Mapping[str, Any]]) -> list[Row]:
                 if error == "rmse":
                     row |= {"from": found[1], "to": found[2]}
             reached = [
-                labels_to_reach((one["labels"], one["rmse"]), baseline[seed]["rmse"][-1]) / baseline[seed]["labels"][-1]
+                label_share((one["labels"], one["rmse"]), (baseline[seed]["labels"], baseline[seed]["rmse"]))
                 for seed, one in own.items()
             ]
             row["labels"], row["labels from"], row["labels to"] = median_ratio(reached)
         row["ranks"] = statistics.fmean(statistics.fmean(one["ranks"]) for one in own.values())
         row["select s"] = _mean([seconds for one in own.values() for seconds in one["select_seconds"]])
         table.append(row)
+    return table
+
+
+def claim(rows: Iterable[Row]) -> list[Row]:
+    """One row per problem: the labels of the arm that counts, and as an aside those of the arm that came out best.
+
+    Args:
+        rows: Of `ratios`.
+    """
+    compared = [row for row in rows if row["selector"] != RANDOM]
+    table: list[Row] = []
+    for row in compared:
+        if (row["head"], row["selector"]) == CLAIM_ARM:
+            others = [one for one in compared if one["problem"] == row["problem"] and not math.isnan(one["labels"])]
+            best = min(others, key=lambda one: float(one["labels"]), default=row)
+            table.append(
+                {name: row[name] for name in ("problem", "head", "selector", "seeds", "labels", "labels from", "labels to")}
+                | {f"at most {GOAL}": "yes" if row["labels"] <= GOAL else "no"}
+                | {"best of all arms": best["labels"], "which": f"{best['selector']}, {best['head']}"}
+            )
     return table
 
 

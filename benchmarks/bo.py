@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import multiprocessing
 import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
+from botorch.exceptions.errors import BotorchError, ModelFittingError
+from linear_operator.utils.errors import NanError, NotPSDError
 from tqdm.auto import tqdm
 
 from benchmarks import bo_methods, bo_problems, environment, sections
+from probneural.errors import ProbneuralError
 
 SEEDS = {"environmental model": 10}
 """Runs per problem; five of all others."""
@@ -34,7 +36,8 @@ FEWER = {
 """Problems on which only some methods run."""
 ON_ENVIRONMENTAL_MODEL_ONLY = ("composite GPs", "kernel operator, Matérn 5/2")
 QUARTILES = {"lower": 0.25, "median": 0.5, "upper": 0.75}
-
+FAILURES = (ProbneuralError, RuntimeError, BotorchError, ModelFittingError, NotPSDError, NanError)
+"""What ends one run and not all of them; the last two are RuntimeErrors in linear_operator 0.6, and named lest that change."""
 
 NOTES = (
     "environmental model: sum of squared errors at three places and four times, without the factor sqrt(4 pi) that some "
@@ -44,13 +47,17 @@ NOTES = (
     "square; dissipation (largest integral of u_x squared) and peak pressure (least): how much worse than the best that "
     "gradient descent on the simulator finds. 10 random designs and 20 more",
     "start, half and end: least loss after the initial designs, after half of the others, and after all; medians over seeds, "
-    "quartiles at the end. A run ends early at 1e-7 (environmental model) or 1e-6 (target fields); its least loss then stays",
+    "quartiles at the end. A run ends early at 1e-7 (environmental model) or 1e-6 (target fields); its least loss then stays. "
+    "Where a run finds less than gradient descent did, the least loss of all runs takes the place of the latter's",
     "to target: evaluations in all until the loss is 6e-6 or less (environmental model), 1e-4 (target fields), or within a "
     "hundredth of what the best design gains on the mean random one; median over seeds, empty if half did not get there. "
-    "reached: seeds that did",
+    "reached: seeds that did. failed: runs that an error ended, named below; to target counts them as not having reached it, "
+    "all other columns leave them out",
     f"every model: qLogEI, {bo_methods.Effort().draws} draws, {bo_methods.Effort().raw} random designs, of which "
     f"{bo_methods.Effort().restarts} are improved by gradients. Composite models predict the readings of the field and know "
-    "the loss; GPs on the objective do not. fit and choice: seconds of processor time per evaluation, medians",
+    "the loss; GPs on the objective do not. Hyper-parameters of BoTorch's models are fitted with at most "
+    f"{bo_methods.Effort().fit_iterations} iterations of the optimiser. fit and choice: seconds of processor time per "
+    "evaluation, medians over seeds",
 )
 
 
@@ -63,12 +70,19 @@ class Unit:
         method: Its name.
         seed: Of the initial designs, of the method, and of the target where it is hidden.
         is_small: Whether the run takes seconds and means nothing.
+        commit: Of the code, taken once per benchmark: it may change while a long one goes on.
     """
 
     problem: str
     method: str
     seed: int
     is_small: bool
+    commit: str = field(default="unknown", kw_only=True)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether what is kept may be trusted to come from this very code."""
+        return not self.commit.endswith(("-modified", "unknown"))
 
     @property
     def effort(self) -> bo_methods.Effort:
@@ -77,7 +91,7 @@ class Unit:
 
     def path(self, folder: Path) -> Path:
         """Where the run is kept: the name holds all that it follows from, the commit included."""
-        said = f"{environment.commit()} {self!r} {self.effort!r} {environment.versions()!r}"
+        said = f"{self!r} {self.effort!r} {environment.versions()!r}"
         name = re.sub(r"[^a-z0-9]+", "-", f"{self.problem} {self.method} {self.seed}".lower())
         return folder / f"{name}-{hashlib.sha256(said.encode()).hexdigest()[:12]}.json"
 
@@ -90,13 +104,13 @@ class Unit:
 
 def units(*, small: bool) -> list[Unit]:
     """All runs, seed by seed, so that methods are interleaved."""
-    found = []
+    found, commit = [], environment.commit()
     for problem in bo_problems.names():
         methods = FEWER.get(problem, bo_methods.names())
         for seed in range(1 if small else SEEDS.get(problem, 5)):
             for method in methods:
                 if problem == "environmental model" or method not in ON_ENVIRONMENTAL_MODEL_ONLY:
-                    found.append(Unit(problem, method, seed, small))
+                    found.append(Unit(problem, method, seed, small, commit=commit))
     return found
 
 
@@ -104,10 +118,12 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
     """Run all problems, write tables, curves and a figure."""
     folder = output / "bo"
     results: dict[Unit, dict[str, Any]] = {}
+    todo, notes = units(small=mode == "small"), list(NOTES)
 
     def table(problem: str) -> list[dict[str, Any]]:
         if not results:  # the first table runs everything, for workers to be busy until the end
-            results.update(spread(units(small=mode == "small"), folder, workers=workers))
+            results.update(spread(todo, folder, workers=workers))
+            notes.extend(failures(results))  # written after the last table
         return summary(problem, results)
 
     written = sections.write(
@@ -115,8 +131,10 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
         {problem: partial(table, problem) for problem in bo_problems.names()},
         mode=mode,
         output=output,
-        notes=NOTES,
+        notes=notes,
+        commit=todo[0].commit,
     )
+    print("\n".join(notes[len(NOTES) :]))
     curves = {problem: trajectories(problem, results) for problem in bo_problems.names()}
     environment.write_json(
         {key: written[key] for key in ("command", "mode", "commit")} | {"curves": curves}, output / "bo-curves.json"
@@ -128,11 +146,10 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
 def spread(todo: Sequence[Unit], folder: Path, *, workers: int) -> dict[Unit, dict[str, Any]]:
     """Results of all units, those of an earlier run of this very commit included."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    is_known = not environment.commit().endswith(("-modified", "unknown"))
     results: dict[Unit, dict[str, Any]] = {}
     for unit in todo:
-        if is_known and unit.path(folder).exists():
-            results[unit] = json.loads(unit.path(folder).read_text(encoding="utf-8"))
+        if unit.is_kept and unit.path(folder).exists():
+            results[unit] = environment.kept(unit.path(folder))
     rest = [unit for unit in todo if unit not in results]
     with (
         tqdm(total=len(todo), initial=len(results), desc="bo", unit="run") as bar,
@@ -151,25 +168,41 @@ def spread(todo: Sequence[Unit], folder: Path, *, workers: int) -> dict[Unit, di
 
 
 def work(unit: Unit, path: Path) -> dict[str, Any]:
-    """Run one unit, and keep its result before it is used."""
+    """Run one unit, and keep its result before it is used; of one that fails the reason is returned, and nothing kept."""
     torch.set_num_threads(1)
-    result = unit.run()
-    environment.write_json(result, path)
+    try:
+        result = unit.run()
+    except FAILURES as error:  # must not cost the work on all others
+        return {"failed": f"{type(error).__name__}: {error}"}
+    environment.keep(result, path)
     return result
+
+
+def failures(results: Mapping[Unit, Mapping[str, Any]]) -> list[str]:
+    """A note for every run that an error ended."""
+    return [
+        f"failed: {unit.problem}, {unit.method}, seed {unit.seed}: {result['failed']}"
+        for unit, result in results.items()
+        if "failed" in result
+    ]
 
 
 def best_so_far(result: Mapping[str, Any], *, reference: float = 0.0) -> list[float]:
     """Least loss after each evaluation, less the reference; a run that ended early stays where it was."""
-    curve = [max(0.0, loss - reference) for loss in accumulate(result["losses"], min)]
+    curve = [loss - reference for loss in accumulate(result["losses"], min)]
     return curve + [curve[-1]] * (result["evaluations"] - len(curve))
 
 
 def summary(problem: str, results: Mapping[Unit, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row per method."""
-    is_small = any(unit.is_small for unit in results)
-    (reference, target), initial = _reference(problem, is_small=is_small), bo_problems.make(problem, seed=0).initial
+    (reference, target), initial = scale(problem, results), bo_problems.make(problem, seed=0).initial
     rows = []
-    for method, runs in _by_method(problem, results).items():
+    for method, every in _by_method(problem, results).items():
+        runs = _finished(every)
+        failed = len(every) - len(runs)
+        if not runs:
+            rows.append({"method": method, "seeds": 0, "reached": 0, "failed": failed})
+            continue
         curves = torch.tensor([best_so_far(run, reference=reference) for run in runs], dtype=torch.double)
         half = initial + (curves.shape[1] - initial) // 2
         reached = [next((count for count, loss in enumerate(curve, 1) if loss <= target), None) for curve in curves.tolist()]
@@ -183,10 +216,11 @@ def summary(problem: str, results: Mapping[Unit, Mapping[str, Any]]) -> list[dic
                     ("end" if name == "median" else name): _quantile(curves[:, -1], name)
                     for name in ("median", "lower", "upper")
                 },
-                "to target": _middle(reached),
+                "to target": _middle([*reached, *[None] * failed]),
                 "reached": sum(count is not None for count in reached),
-                "fit (s)": float(torch.tensor([run["fit_seconds"] for run in runs]).median()),
-                "choice (s)": float(torch.tensor([run["choice_seconds"] for run in runs]).median()),
+                "failed": failed,
+                "fit (s)": _quantile(torch.tensor([run["fit_seconds"] for run in runs], dtype=torch.double), "median"),
+                "choice (s)": _quantile(torch.tensor([run["choice_seconds"] for run in runs], dtype=torch.double), "median"),
             }
         )
     return rows
@@ -194,9 +228,12 @@ def summary(problem: str, results: Mapping[Unit, Mapping[str, Any]]) -> list[dic
 
 def trajectories(problem: str, results: Mapping[Unit, Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
     """Quartiles of the least loss so far, over seeds, by method."""
-    reference, _ = _reference(problem, is_small=any(unit.is_small for unit in results))
+    reference, _ = scale(problem, results)
     found = {}
-    for method, runs in _by_method(problem, results).items():
+    for method, every in _by_method(problem, results).items():
+        runs = _finished(every)
+        if not runs:
+            continue
         curves = torch.tensor([best_so_far(run, reference=reference) for run in runs], dtype=torch.double)
         found[method] = {name: curves.quantile(level, dim=0).tolist() for name, level in QUARTILES.items()}
     return found
@@ -225,9 +262,22 @@ def figure(curves: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) ->
     return stream.getvalue()
 
 
+def scale(problem: str, results: Mapping[Unit, Mapping[str, Any]]) -> tuple[float, float]:
+    """What tables subtract from losses, and what counts as reached then.
+
+    Less than what gradient descent found may be found by a run: then the least loss of all runs is subtracted from all, for
+    only that one to count as exact, and near is a hundredth of the gain of that one.
+    """
+    reference, near = _reference(problem, is_small=any(unit.is_small for unit in results))
+    losses = [min(run["losses"]) for unit, run in results.items() if unit.problem == problem and "failed" not in run]
+    least = min([reference, *losses])
+    is_given = bo_problems.make(problem, seed=0).target is not None
+    return least, near if is_given else near + 0.01 * (reference - least)
+
+
 @cache
 def _reference(problem: str, *, is_small: bool) -> tuple[float, float]:
-    """What tables subtract from losses, and what counts as reached then."""
+    """What gradient descent on the simulator itself finds."""
     steps = {"steps": 5, "starts": 2} if is_small else {}
     return bo_problems.reference(bo_problems.make(problem, seed=0), **steps)
 
@@ -239,6 +289,10 @@ def _by_method(problem: str, results: Mapping[Unit, Mapping[str, Any]]) -> dict[
         if runs:
             found[method] = runs
     return found
+
+
+def _finished(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [run for run in runs if "failed" not in run]
 
 
 def _quantile(values: torch.Tensor, name: str) -> float:

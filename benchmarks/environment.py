@@ -76,6 +76,17 @@ def write_json(data: dict[str, Any], path: Path) -> None:
     write_text(json.dumps(_plain(data), indent=1, allow_nan=False) + "\n", path)
 
 
+def keep(data: dict[str, Any], path: Path) -> None:
+    """Write what a later run reads again: as JSON of Python, which has NaN and infinities, for numbers to stay numbers."""
+    write_text(json.dumps(data, indent=1) + "\n", path)
+
+
+def kept(path: Path) -> dict[str, Any]:
+    """What `keep` wrote, to the last bit."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
 def write_text(text: str, path: Path) -> None:
     """Write a text file so that a reader sees the old one or the new one."""
     write_bytes(text.encode(), path)

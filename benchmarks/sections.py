@@ -21,6 +21,7 @@ def write(
     output: Path,
     notes: Sequence[str] = (),
     peers: Sequence[str] = (),
+    commit: str | None = None,
 ) -> dict[str, Any]:
     """Run every part, print its table, and write all of them with their provenance.
 
@@ -31,6 +32,7 @@ def write(
         output: Folder of NAME.json.
         notes: What a reader must know.
         peers: Distributions whose versions count beside ours.
+        commit: Of the code that ran, where it was taken before; otherwise that of now.
     """
     start = time.perf_counter()
     sections: dict[str, list[Row]] = {}
@@ -46,7 +48,7 @@ def write(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": environment.machine(),
         "versions": environment.versions() | environment.installed(peers),
-        "commit": environment.commit(),
+        "commit": commit or environment.commit(),
         "wall_seconds": round(time.perf_counter() - start, 1),
         "notes": list(notes),
         "sections": sections,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.curvature import ParameterVector
@@ -148,6 +148,8 @@ class LaplacePredictor(Predictor):
         report: What the structure found out, by name.
         latent: The name of the weights' randomness.
     """
+
+    effective_observations: Float64[Tensor, " c"]  # known to this head
 
     def __init__(
         self,

@@ -273,6 +273,61 @@ def test_examples_in_docstrings_hold() -> None:
     assert outcome.failed == 0
 
 
+def test_random_choice_against_itself_needs_all_its_labels() -> None:
+    sizes, errors = [16, 32, 64, 128], [1.0, 0.2, 0.1, 0.2]  # at its final error with 32 labels, and better in between
+    again = [0.9, 0.3, 0.5, 0.4]
+    assert active_summary.label_share((sizes, errors), (sizes, errors)) == 1.0
+    assert active_summary.label_share((sizes, again), (sizes, again)) == 1.0
+    assert active_summary.label_share((sizes, [1.0, 0.4, 0.2, 0.1]), (sizes, errors)) == pytest.approx(2.0)  # not 64 / 128
+    copied = [made(RANDOM, 0, errors), made("LCMD", 0, errors)]
+    assert active_summary.ratios(copied)[1]["labels"] == 1.0
+
+
+def test_errors_that_are_no_numbers_reach_nothing() -> None:
+    assert active_summary.labels_to_reach(([16, 32], [1.0, math.nan]), 0.5) == math.inf
+    assert active_summary.labels_to_reach(([16, 32, 64], [1.0, math.inf, 0.25]), 0.5) == 64.0
+    assert math.isnan(active_summary.median_ratio([0.5, math.nan, 0.1])[0])
+
+
+def test_one_arm_counts_for_the_claim_however_good_others_are(tmp_path: Path) -> None:
+    power = [2.0**-number for number in range(5)]
+    scaled = {(ENSEMBLE, "stochastic"): 0.75, (ENSEMBLE, "LCMD"): 0.25, (LAST_LAYER, "stochastic"): 0.5}
+    units = [made(RANDOM, 0, power, head=head) for head in (ENSEMBLE, LAST_LAYER)]
+    units += [made(name, 0, [share * error for error in power], head=head) for (head, name), share in scaled.items()]
+    (row,) = active_summary.claim(active_summary.ratios(units))
+    assert (row["head"], row["selector"]) == active_summary.CLAIM_ARM == (ENSEMBLE, "stochastic")
+    assert row["labels"] == pytest.approx(0.75)
+    assert row["at most 0.5"] == "no"
+    assert (row["best of all arms"], row["which"]) == (pytest.approx(0.25), "LCMD, ensemble")
+    for mode in ("default", "full"):  # it is run
+        assert any(
+            (one.head, one.name) == active_summary.CLAIM_ARM for one in active.units(mode, active.chosen(mode), folder=tmp_path)
+        )
+
+
+def test_notes_say_what_the_benchmark_is_not() -> None:
+    text = " ".join(active.NOTES)
+    assert "ActiveLearner" in text
+    assert "stochastic selection with the ensemble" in text
+
+
+def test_what_is_kept_comes_back_as_numbers(tmp_path: Path) -> None:
+    environment.keep({"ranks": [math.nan, 0.1], "rmse": math.inf, "name": "nan"}, tmp_path / "unit.json")
+    found = environment.kept(tmp_path / "unit.json")
+    assert math.isnan(found["ranks"][0])
+    assert (found["ranks"][1], found["rmse"], found["name"]) == (0.1, math.inf, "nan")
+
+
+def test_a_resumed_unit_without_ranks_is_summarised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{**row, "ranks": math.nan} for row in made(RANDOM, 0, [1.0, 0.5])["rows"]]
+    monkeypatch.setattr(active_runs, "_rounds", lambda task: rows)
+    task = unit(tmp_path, LAST_LAYER, pn.active.RandomSelection())
+    active_runs.run(task)
+    again = active_runs.run(task)
+    assert again["resumed"]
+    assert all(math.isnan(row["ranks"]) for row in active_summary.curves([again]))
+
+
 def test_means_of_curves_are_geometric() -> None:
     rows = active_summary.curves([made(RANDOM, 0, [1.0, 4.0]), made(RANDOM, 1, [4.0, 4.0])])
     assert [(row["labels"], row["rmse"], row["seeds"]) for row in rows] == [(16, 2.0, 2), (32, 4.0, 2)]

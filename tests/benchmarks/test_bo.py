@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from botorch.exceptions import ModelFittingError
+from botorch.exceptions.warnings import OptimizationWarning
+from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
 
-from benchmarks import bo, bo_methods, bo_problems, tables
+from benchmarks import bo, bo_methods, bo_problems, sections, tables
+from probneural.errors import DataError
 
 
 def _losses(problem: bo_problems.DesignProblem, designs: torch.Tensor) -> torch.Tensor:
@@ -163,21 +170,114 @@ def test_a_table_and_a_figure() -> None:
 
 def test_finished_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[bo.Unit] = []
-    todo = [bo.Unit("environmental model", method, 0, True) for method in ("random", "Sobol")]
+    known = "0123456789ab"
+    todo = [bo.Unit("environmental model", method, 0, True, commit=known) for method in ("random", "Sobol")]
     with monkeypatch.context() as patched:
         patched.setattr(bo, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(1))
-        patched.setattr(bo.environment, "commit", lambda: "0123456789ab")
         first = bo.spread(todo[:1], tmp_path, workers=1)
         assert first[todo[0]] == json.loads(todo[0].path(tmp_path).read_text())
         patched.setattr(bo, "work", _counted(done))
         both = bo.spread(todo, tmp_path, workers=1)
         assert done == [todo[1]]
         assert both[todo[0]] == first[todo[0]]
-        patched.setattr(bo.environment, "commit", lambda: "0123456789ab-modified")
-        bo.spread(todo[:1], tmp_path, workers=1)
-        bo.spread(todo[:1], tmp_path, workers=1)  # a modified checkout may have changed since
-        assert done == [todo[1], todo[0], todo[0]]
+        modified = replace(todo[0], commit=f"{known}-modified")
+        bo.spread([modified], tmp_path, workers=1)
+        bo.spread([modified], tmp_path, workers=1)  # a modified checkout may have changed since
+        assert done == [todo[1], modified, modified]
     assert todo[0].path(tmp_path) != todo[1].path(tmp_path)
+
+
+def test_the_commit_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def commit() -> str:
+        asked.append("asked")
+        return "0123456789ab"
+
+    monkeypatch.setattr(bo.environment, "commit", commit)
+    todo = bo.units(small=True)
+    paths = {unit.path(Path()) for unit in todo} | {replace(todo[0], commit="ba9876543210").path(Path())}
+    assert len(paths) == len(todo) + 1
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DataError(expected="numbers", got="none", remedy="find some"),
+        RuntimeError("singular"),
+        NotPSDError("no"),
+        ModelFittingError("no"),
+    ],
+)
+def test_a_run_that_fails_says_why_and_ends_no_other(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = bo_methods.run
+
+    def run(method: str, *arguments: Any, **options: Any) -> dict[str, Any]:
+        if method == "Sobol":
+            raise error
+        return original(method, *arguments, **options)
+
+    monkeypatch.setattr(bo_methods, "run", run)
+    monkeypatch.setattr(bo, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(1))
+    todo = [bo.Unit("environmental model", method, 0, True, commit="0123456789ab") for method in ("Sobol", "random")]
+    results = bo.spread(todo, tmp_path, workers=1)
+    assert not todo[0].path(tmp_path).exists()
+    assert todo[1].path(tmp_path).exists()
+    (note,) = bo.failures(results)
+    assert note.startswith(f"failed: environmental model, Sobol, seed 0: {type(error).__name__}: ")
+    random, sobol = bo.summary("environmental model", results)
+    assert (random["seeds"], random["failed"]) == (1, 0)
+    assert sobol == {"method": "Sobol", "seeds": 0, "reached": 0, "failed": 1}
+    assert list(bo.trajectories("environmental model", results)) == ["random"]
+
+
+def test_failed_runs_have_not_reached_the_target() -> None:
+    results = _results()
+    results |= {bo.Unit("environmental model", "random", seed, False): {"failed": "no"} for seed in (3, 4)}
+    (row,) = bo.summary("environmental model", results)
+    assert (row["seeds"], row["failed"], row["reached"], row["to target"]) == (3, 2, 2, None)
+
+
+def test_only_the_best_run_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bo, "_reference", lambda problem, is_small: (1.0, 0.1))
+    times = {"evaluations": 30, "fit_seconds": 0.0, "choice_seconds": 0.0}
+    results = {
+        bo.Unit("darcy peak pressure", method, 0, False): {"losses": [3.0] * 10 + [loss] * 20, **times}
+        for method, loss in (("random", 0.75), ("Sobol", 0.5), ("kernel operator", 2.0))
+    }
+    ends = {row["method"]: row["end"] for row in bo.summary("darcy peak pressure", results)}
+    assert ends == {"random": 0.25, "Sobol": 0.0, "kernel operator": 1.5}
+    assert bo.scale("darcy peak pressure", results) == (0.5, pytest.approx(0.1 + 0.01 * 0.5))
+    assert bo.scale("burgers dissipation", results) == (1.0, 0.1)  # no run of its own
+
+
+def test_medians_of_seconds_lie_between_two() -> None:
+    results = {unit: run | {"fit_seconds": float(unit.seed)} for unit, run in _results().items() if unit.seed < 2}
+    assert bo.summary("environmental model", results)[0]["fit (s)"] == 0.5
+
+
+def test_only_warnings_that_say_nothing_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*known: Any) -> Any:
+        warnings.warn("Very small noise values detected. Rounding", NumericalWarning, stacklevel=1)
+        warnings.warn("Optimization failed", OptimizationWarning, stacklevel=1)
+        return original(*known)
+
+    original = bo_methods._BUILDERS["GP on the objective"]
+    monkeypatch.setitem(bo_methods._BUILDERS, "GP on the objective", build)
+    problem = bo_problems.make("environmental model", seed=0)
+    with pytest.warns(OptimizationWarning, match="Optimization failed") as heard:
+        bo_methods.run("GP on the objective", problem, seed=0, effort=bo_methods.SMALL, evaluations=1)
+    assert not [one for one in heard if issubclass(one.category, NumericalWarning)]
+
+
+def test_results_name_the_commit_that_was_run(tmp_path: Path) -> None:
+    written = sections.write("bo", {}, mode="small", output=tmp_path, commit="0123456789ab")
+    assert written["commit"] == "0123456789ab"
+
+
+def test_notes_state_the_cap_of_fits() -> None:
+    assert f"at most {bo_methods.Effort().fit_iterations} iterations" in " ".join(bo.NOTES)
 
 
 def _counted(done: list[bo.Unit]) -> Any:
