@@ -11,6 +11,7 @@ from torch import Tensor
 
 from probneural.active import FieldPosterior, OperatorModel, reading_noise
 from probneural.active.information.observation import observation_weights
+from probneural.active.models import conditioning
 from probneural.active.models.conditioning import Learned, Measurements, check_noise
 from probneural.distributions import FeatureRoot, GaussianField, Predictor
 from probneural.distributions.linear_algebra import observe
@@ -30,7 +31,6 @@ from tests.active.predictors import (
     factor,
     feature_root,
     members,
-    one_number,
     three_numbers,
     weighted_members,
 )
@@ -261,6 +261,35 @@ class TestNoise:
             precision = reading_noise(self.predict(), derivative(grid) * 0.0 + whole_field(grid)).reciprocal()
             assert precision.sum().item() == pytest.approx(2 * 4.0 / 1e-2, rel=1e-6)
 
+    def test_a_grid_tells_no_more_than_its_points(self) -> None:
+        grid = Grid.uniform((8,))
+        found = reading_noise(self.predict(64.0), whole_field(grid))
+        torch.testing.assert_close(found, torch.full((16,), 1e-2).double(), rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(found, observation_weights(self.predict(64.0), grid).flatten().reciprocal())
+
+    def test_only_what_is_read_counts(self) -> None:
+        """Of sixteen points read, four observations' worth; the same three points read alone are three observations."""
+        model = OperatorModel(self.predict(), encode=encode, functional=whole_field(INPUT_GRID))
+        torch.testing.assert_close(model.noise, torch.full((32,), 1e-2 * 16 / 4).double(), rtol=1e-6, atol=0.0)
+        few = model.subset_output([20, 3, 5, 9])
+        torch.testing.assert_close(few.noise, torch.full((4,), 1e-2).double(), rtol=1e-6, atol=0.0)
+        alone = OperatorModel(self.predict(), encode=encode, functional=sensors(INPUT_GRID, INPUT_GRID.points[[3, 5, 9]]))
+        torch.testing.assert_close(few.subset_output([1, 2, 3]).noise, alone.noise[:3])
+        uneven = reading_noise(self.predict(), whole_field(INPUT_GRID), outputs=[0, 0, *range(16, 24)])  # repeats are one
+        torch.testing.assert_close(uneven, torch.tensor([1e-2] * 2 + [1e-2 * 8 / 4] * 8).double(), rtol=1e-6, atol=0.0)
+
+    def test_rows_are_formed_a_few_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        functional = stack([integral(INPUT_GRID), derivative(INPUT_GRID), whole_field(INPUT_GRID)])
+        found = reading_noise(self.predict(), functional)
+        monkeypatch.setattr(conditioning, "_ROWS", 5)
+        torch.testing.assert_close(reading_noise(self.predict(), functional), found, rtol=1e-14, atol=0.0)
+
+    @pytest.mark.bad_input
+    def test_outputs_that_do_not_exist(self) -> None:
+        for outputs in ([6], [-1]):
+            with pytest.raises(ArgumentError, match="from 0 to 5"):
+                reading_noise(self.predict(), three_numbers(), outputs=outputs)
+
     def test_it_is_the_models_noise_unless_given(self) -> None:
         model = OperatorModel(self.predict(), encode=encode, functional=three_numbers())
         assert torch.equal(model.noise, reading_noise(self.predict(), three_numbers()))
@@ -341,14 +370,42 @@ def test_the_law_of_fantasies_has_its_moments() -> None:
     law = Measurements(noisy.mean, noisy.root, noisy.noise)
     torch.testing.assert_close(law.variance, noisy.variance)
     assert (law.batch_shape, law.device, law.dtype) == (noisy.batch_shape, noisy.device, noisy.dtype)
-    torch.manual_seed(0)
-    assert law.rsample().shape == (1, 2, 2, 3)
-    draws = law.rsample(torch.Size([40_000])).flatten(2)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        assert law.rsample().shape == (1, 2, 2, 3)
+        draws = law.rsample(torch.Size([40_000])).flatten(2)
     centred = draws - noisy.mean.flatten(1)
     found = torch.einsum("sbi,sbj->bij", centred, centred) / 40_000
     variance = noisy.covariance.diagonal(dim1=-2, dim2=-1)
     spread = ((noisy.covariance.square() + variance[:, :, None] * variance[:, None]) / 40_000).sqrt()
     assert ((found - noisy.covariance) / spread).abs().max() < 4.5
+
+
+def test_fantasies_of_almost_exact_readings() -> None:
+    """Of one design read four times: a covariance of rank one but for a noise that rounding would swallow."""
+    model, X = model_of(), designs(1).expand(4, 2)
+    noise = torch.full((6,), 1e-22).double()
+    dreamt = model.fantasize(X, SobolQMCNormalSampler(torch.Size([4]), seed=5), observation_noise=noise)
+    assert torch.isfinite(dreamt.posterior(X).mean).all()
+    law = Measurements(model.posterior(X).mean, model.posterior(X).root, noise.expand(4, 6))
+    covariance = model.posterior(X).covariance
+    torch.testing.assert_close(law.triangle @ law.triangle.mT, covariance, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.bad_input
+def test_predictions_that_are_no_numbers_are_refused() -> None:
+    def broken(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
+        return feature_root(features, mean * torch.nan, grid)
+
+    def rootless(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
+        return feature_root(features * torch.nan, mean, grid)
+
+    for output in (broken, rootless):
+        model = OperatorModel(FeaturePredictor(output), encode=encode, functional=three_numbers())
+        with pytest.raises(DataError, match="predictions where readings"):
+            model.condition_on_observations(designs(2), numbers(2, 3))
+        with pytest.raises(DataError, match="predictions where readings"):
+            model.fantasize(designs(2), SobolQMCNormalSampler(torch.Size([2]), seed=0))
 
 
 @pytest.mark.parametrize("count", [2, 5])
@@ -474,9 +531,12 @@ def test_bad_batches_and_bad_noise_of_other_methods() -> None:
         model_of(noise=-1.0)
     with pytest.raises(ShapeError, match=r"\(..., 1, 6\)"):
         model_of(noise=torch.ones(7))
+    with pytest.raises(ShapeError, match="each of 6 outputs"):
+        model_of(noise=torch.ones(2, 6))
+    with pytest.raises(ArgumentError, match="a sampler of fantasies"):
+        model.fantasize(designs(2), None)
     with pytest.raises(ShapeError, match="normal samplers"):
         Measurements(*(part for part in (numbers(1, 3), numbers(1, 3, 4), torch.ones(1, 3)))).rsample_from_base_samples(
             torch.Size([2]), numbers(2, 3)
         )
     assert check_noise(2.0, torch.Size([5, 2, 6]), numbers(1)).shape == (2, 6)
-    assert one_number().size == 1

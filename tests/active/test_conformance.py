@@ -127,13 +127,15 @@ def hypervolume(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
 
 
 def thompson(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
-    torch.manual_seed(3)
-    return PathwiseThompsonSampling(of(one_number()))
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return PathwiseThompsonSampling(of(one_number()))
 
 
 def composite_thompson(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
-    torch.manual_seed(3)
-    return PathwiseThompsonSampling(of(three_numbers()), objective=GenericMCObjective(lambda Y, X: -Y.square().sum(-1)))
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return PathwiseThompsonSampling(of(three_numbers()), objective=GenericMCObjective(lambda Y, X: -Y.square().sum(-1)))
 
 
 def one_path(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
@@ -246,15 +248,18 @@ def check_optimised(make: Make, kind: str, *, q: int) -> None:
     dimension = 3 if make is fidelity_knowledge_gradient else 2
     bounds = torch.stack([torch.zeros(dimension), torch.ones(dimension)]).double()
     options = {"seed": 0, "maxiter": 6, "num_inner_restarts": 2, "raw_inner_samples": 4}
+    options |= {"batch_limit": 1, "init_batch_limit": 8}  # together, restarts gain in sum, and the best of them may lose
     augmented = getattr(score, "get_augmented_q_batch_size", lambda q: q)(q)
     size = augmented if make is two_steps else q  # BoTorch leaves it to its users here
+    raw: list[Tensor] = []
+    score.register_forward_hook(lambda _, given, values: raw.append(values.detach()))
     found, value = optimize_acqf(score, bounds=bounds, q=size, num_restarts=2, raw_samples=8, options=options)
     assert found.shape == (q, dimension)
     assert found.dtype == value.dtype == torch.float64
     assert ((found >= 0) & (found <= 1)).all()
     assert torch.isfinite(value).all()
-    with torch.no_grad():
-        assert value >= score(designs(2, augmented, dimension=dimension, seed=43)).median() - 1e-9
+    assert raw[0].shape == (8,)  # the first call is that with all raw samples
+    assert value >= raw[0].max() - 1e-9
 
 
 @pytest.mark.parametrize("kind", [*GAUSSIAN, "members"])

@@ -236,6 +236,10 @@ def test_bad_input() -> None:
     for variances in ((-0.1, 0.0), (float("nan"), 0.0)):
         with pytest.raises(ArgumentError, match="variances"):
             Fidelity((COARSE, FINE), costs=(1.0, 2.0), variances=variances)
+    with pytest.raises(ArgumentError, match="0 on the finest"):
+        Fidelity((COARSE, FINE), costs=(1.0, 2.0), variances=(0.0, 0.5))
+    with pytest.raises(GridError, match="coarse ones first"):
+        discretisation_variance(*(HEAT.sample(2, resolution=n, seed=3).outputs for n in (128, 64)))
     for costs, variances in (((1.0,), (0.1, 0.0)), ((1.0, 2.0), (0.1,)), ((1.0, 2.0), torch.zeros(2, 1, 1))):
         with pytest.raises(ShapeError, match="for each of 2 grids"):
             Fidelity((COARSE, FINE), costs=costs, variances=variances)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -30,6 +31,7 @@ from probneural.problems import Burgers, Heat
 from tests.active.predictors import FINE_GRID, INPUT_GRID, FeaturePredictor, certain, dense_root, encode, feature_root, members
 
 RANK = 60
+CALLS = itertools.count()
 
 
 def wide_root(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
@@ -42,7 +44,7 @@ def wide_root(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
 def restless(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
     """Another latent in every call."""
     field = dense_root(features, mean, grid)
-    return GaussianField(mean, field.root, latent=f"call {torch.seed()}", grid=grid)
+    return GaussianField(mean, field.root, latent=f"call {next(CALLS)}", grid=grid)
 
 
 OUTPUTS = {"feature root": feature_root, "dense root": dense_root, "wide root": wide_root, "members": members}
@@ -204,8 +206,9 @@ def burgers_encode(X: Tensor) -> Field:
 
 @cache
 def head(name: str) -> Predictor:
-    torch.manual_seed(0)
-    operator = FNO(1, 1, modes=(3,), width=4, depth=1, projection=6).double()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        operator = FNO(1, 1, modes=(3,), width=4, depth=1, projection=6).double()
     operator.fit_normalizers(TRAIN)
     if name == "last layer":
         return LastLayerLaplace(noise=1e-3, prior_precision=1.0).fit(operator, TRAIN)
@@ -334,6 +337,90 @@ def test_other_noise_scales_the_observation() -> None:
         torch.testing.assert_close(score_of(kind, model, noise=0.04)(X), louder, rtol=1e-6, atol=0.0)
 
 
+def test_a_noise_given_as_a_number_keeps_its_digits() -> None:
+    """Against dense Gaussian processes; 0.1 in float32 is off by 1.5e-8."""
+    model, X = model_of(feature_root), designs(3, 2)
+    precise = FeaturePredictor(feature_root, out_channels=2)
+    vars(precise)["noise"] = torch.full((2,), 0.1, dtype=torch.float64)  # predictors are frozen
+    exact = Fidelity((INPUT_GRID, FINE_GRID), costs=(1.0, 2.0), variances=(0.3, 0.0))
+    for kind in ("gain", "variance"):
+        reference = torch.stack([reference_of(kind, precise, one, INPUT_GRID) for one in X])
+        torch.testing.assert_close(score_of(kind, model, noise=0.1)(X), reference, rtol=1e-10, atol=0.0)
+        fine = torch.stack([reference_of(kind, precise, one, FINE_GRID) for one in X])
+        with_level = torch.cat([X, torch.ones(3, 2, 1).double()], dim=-1)
+        torch.testing.assert_close(score_of(kind, model, noise=0.1, fidelity=exact)(with_level), fine, rtol=1e-10, atol=0.0)
+
+
+@every_kind
+def test_second_derivatives_are_refused_not_zero(kind: str) -> None:
+    score, X = score_of(kind, model_of(feature_root)), designs(2, 1).requires_grad_()
+    (gradient,) = torch.autograd.grad(score(X).sum(), X)
+    assert gradient.abs().max() > 1e-3
+    with pytest.raises(UnsupportedError, match="take differences of gradients"):
+        torch.autograd.grad(score(X).sum(), X, create_graph=True)
+    with pytest.raises(UnsupportedError, match="first derivatives"):
+        torch.autograd.functional.hessian(lambda x: score(x).sum(), X.detach())
+
+
+@every_kind
+def test_pending_designs_that_fail_leave_those_before(kind: str) -> None:
+    score, X = score_of(kind, model_of(feature_root), X_pending=designs(2, seed=21)), designs(3, 1, seed=22)
+    before = score(X)
+    with pytest.raises(DataError, match="finite"):
+        score.set_X_pending(torch.full((2, 2), torch.nan).double())
+    assert torch.equal(score.X_pending, designs(2, seed=21))
+    assert torch.equal(score(X), before)
+
+
+def test_without_pending_designs_no_latent_is_held() -> None:
+    score, X = FieldInformationGain(model_of(restless), X_pending=designs(2)), designs(2, 1)
+    with pytest.raises(LatentError, match="predict.sampled"):
+        score(X)
+    score.set_X_pending(None)
+    torch.testing.assert_close(score(X), FieldInformationGain(model_of(dense_root))(X))
+
+
+def test_units_of_channels_do_not_matter_unless_weighted() -> None:
+    def in_metres(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
+        return dense_root(features, mean, grid)
+
+    def in_millimetres(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
+        field, factors = dense_root(features, mean, grid), torch.tensor([1.0, 1e3]).double()[:, None]
+        return GaussianField(field.mean * factors, DenseRoot(field.root.dense() * factors[..., None]), latent="xi", grid=grid)
+
+    X, found = designs(4, 2), []
+    for output, noise in ((in_metres, [0.01, 0.01]), (in_millimetres, [0.01, 1e4])):
+        score = FieldIntegratedVariance(
+            model_of(output), targets=TARGETS, target_weights=LAW, noise=torch.tensor(noise).double()
+        )
+        found.append(score(X))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=0.0)
+    field = model_of(in_metres).predict(TARGETS)
+    assert isinstance(field, GaussianField)
+    values = [torch.repeat_interleave(field.mean[:, c], (2 * LAW).long(), dim=0) for c in range(2)]  # the law, in copies
+    variance = (field.variance * LAW[:, None, None] / LAW.sum()).sum(0).mean(-1)
+    weights = 1 / (torch.stack([value.var(correction=0) for value in values]) + variance)
+    explicit = FieldIntegratedVariance(
+        model_of(in_metres), targets=TARGETS, target_weights=LAW, channel_weights=weights, noise=0.01
+    )
+    torch.testing.assert_close(found[0], explicit(X), rtol=1e-10, atol=0.0)
+
+
+@pytest.mark.bad_input
+def test_predictions_that_are_no_numbers_are_refused() -> None:
+    broken = model_of(lambda features, mean, grid: dense_root(features * torch.nan, mean, grid))
+    with pytest.raises(DataError, match="fields to be observed"):
+        FieldInformationGain(broken)(designs(2, 1))
+    with pytest.raises(DataError, match="for the targets"):
+        FieldIntegratedVariance(broken, targets=TARGETS, channel_weights=CHANNELS)
+    broken = model_of(lambda features, mean, grid: dense_root(features, mean * torch.nan, grid))
+    with pytest.raises(DataError, match="for the targets"):
+        FieldIntegratedVariance(broken, targets=TARGETS)
+    wide = model_of(lambda features, mean, grid: wide_root(features * torch.nan, mean, grid))
+    with pytest.raises(DataError, match="for the targets"):
+        FieldIntegratedVariance(wide, targets=TARGETS[:1], channel_weights=CHANNELS)
+
+
 def test_a_head_without_a_lasting_latent_compares_designs_of_one_call_only() -> None:
     problem = Heat(dimension=1)
     clean = problem.sample(6, resolution=64, seed=0, dtype=torch.float64)
@@ -347,8 +434,16 @@ def test_a_head_without_a_lasting_latent_compares_designs_of_one_call_only() -> 
     X = designs(2, 2, dim=problem.design_dim)
     reference = torch.stack([dense_gain(predict, model.encode(one), pairs.inputs.grid) for one in X])
     torch.testing.assert_close(FieldInformationGain(model)(X), reference, rtol=1e-6, atol=1e-6)
-    with pytest.raises(LatentError, match="call to call"):
+    with pytest.raises(LatentError, match=r"call to call.*predict.sampled\(members"):
         FieldIntegratedVariance(model, targets=pairs.inputs)(X)
+    known = model.condition_on_observations(X[0], torch.zeros(2, 1).double())
+    with pytest.raises(LatentError, match=r"call to call.*predict.sampled\(members"):
+        known.posterior(X[1])
+    lasting = OperatorModel(predict.sampled(8, seed=0), encode=model.encode, functional=model.functional, moment_matched=True)
+    score = FieldIntegratedVariance(lasting, targets=pairs.inputs)  # what the messages recommend
+    assert (score(X) > 0).all()
+    known = lasting.condition_on_observations(X[0], torch.zeros(2, 1).double())
+    assert (known.posterior(X[1]).variance < lasting.posterior(X[1]).variance).all()
 
 
 @pytest.mark.bad_input

@@ -187,6 +187,8 @@ def test_bad_encoders() -> None:
 def test_bad_constructor_arguments() -> None:
     with pytest.raises(ArgumentError, match="predict to be a Predictor"):
         OperatorModel(torch.nn.Identity(), encode=encode, functional=three_numbers())
+    with pytest.raises(ArgumentError, match="encode as a function"):
+        OperatorModel(FeaturePredictor(members), encode=designs(2), functional=three_numbers())
     with pytest.raises(ArgumentError, match="functional to be a Functional"):
         OperatorModel(FeaturePredictor(members), encode=encode, functional=[three_numbers()])
 
@@ -242,3 +244,11 @@ def test_conditioned_predictors_work_as_any_other() -> None:
     posterior = OperatorModel(FeaturePredictor(conditioned), encode=encode, functional=three_numbers()).posterior(X)
     torch.testing.assert_close(posterior.mean[0], torch.ones(3, dtype=torch.float64), rtol=1e-6, atol=1e-6)
     assert posterior.variance[0].max() < 1e-9 < posterior.variance[1:].min()
+
+
+def test_noise_of_chosen_outputs_is_that_of_their_model() -> None:
+    model = OperatorModel(FeaturePredictor(KINDS["feature root"]), encode=encode, functional=three_numbers())
+    X = torch.full((1, 2), 0.3, dtype=torch.float64)
+    chosen = model.posterior(X, output_indices=[2], observation_noise=True)
+    alone = model.subset_output([2]).posterior(X, observation_noise=True)
+    torch.testing.assert_close(chosen.variance, alone.variance)

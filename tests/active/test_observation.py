@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
+from probneural.active.information.latent_information import information_gain
 from probneural.active.information.observation import observation_weights, whitened_rows
 from probneural.calibration import ScaledPredictor
 from probneural.distributions import GaussianField
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
 from probneural.operators import LinearRegression
 from probneural.problems import Heat
@@ -54,6 +58,27 @@ def test_noise_and_counts() -> None:
     scaled = ScaledPredictor(linear, scale=torch.tensor([2.0]).double())
     assert scaled.effective_observations is not None
     torch.testing.assert_close(scaled.effective_observations, linear.effective_observations)
+
+
+def test_a_grid_tells_no_more_than_its_points() -> None:
+    """Sixty-four effective observations on eight points are eight."""
+    predict = FeaturePredictor(feature_root)
+    predict.effective_observations = torch.tensor([64.0])
+    eight, nested = Grid.uniform((8,)), [Grid.uniform((n,)) for n in (8, 16, 32, 64, 128)]
+    torch.testing.assert_close(observation_weights(predict, eight), torch.full((1, 8), 100.0).double(), rtol=1e-6, atol=0.0)
+    inputs = Field(PAIRS.inputs.values[:3], PAIRS.inputs.grid)
+    gains = []
+    for grid in nested:
+        field = predict(inputs, grid)
+        assert isinstance(field, GaussianField)
+        gains.append(information_gain(whitened_rows(field, observation_weights(predict, grid))))
+    assert all((coarse <= fine + 1e-9).all() for coarse, fine in itertools.pairwise(gains))
+
+
+def test_a_noise_given_as_a_number_keeps_its_digits() -> None:
+    predict = FeaturePredictor(feature_root)
+    weights = observation_weights(predict, INPUT_GRID, noise=0.1)
+    torch.testing.assert_close(weights, torch.full((1, 16), 10.0).double(), rtol=1e-14, atol=0.0)
 
 
 @pytest.mark.bad_input

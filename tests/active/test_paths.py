@@ -37,13 +37,10 @@ def known_model() -> OperatorModel:
 def test_one_draw_is_the_predictors_draw_of_that_name(kind: str) -> None:
     model, X = model_of(kind), designs(5)
     path = model.draw_paths(seed=3)
-    if kind != "members":  # those are numbered by another generator
-        operator = model.predict.draw(3)
+    for seed in (3, 4, 5):  # of an ensemble, several members
+        operator = model.predict.draw(seed)
         expected = model.functional(operator(encode(X).values, grid=INPUT_GRID)).flatten(1)
-        torch.testing.assert_close(path(X), expected, rtol=1e-12, atol=1e-12)
-    else:
-        values = model.posterior(X).values
-        assert any(torch.equal(path(X), member) for member in values)
+        torch.testing.assert_close(model.draw_paths(seed=seed)(X), expected, rtol=1e-12, atol=1e-12)
     assert (path.batch_shape, path.num_outputs) == ((), 6)
     assert torch.equal(path(X), model.draw_paths(seed=3)(X))
     torch.testing.assert_close(path(X)[2:3], path(X[2:3]), rtol=1e-12, atol=1e-12)
@@ -108,14 +105,15 @@ def test_draws_have_the_dtype_of_the_designs_and_differentiate(kind: str, given:
 
 def test_seeds_come_from_the_global_generator_unless_given() -> None:
     model, X = model_of("members"), designs(3)
-    torch.manual_seed(1)
-    first = model.draw_paths(9)(X)
-    state = torch.get_rng_state()
-    again = model.draw_paths(9, seed=5)(X)
-    assert torch.equal(state, torch.get_rng_state())
-    assert not torch.equal(first, again)
-    torch.manual_seed(1)
-    assert torch.equal(first, model.draw_paths(9)(X))
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        first = model.draw_paths(9)(X)
+        state = torch.get_rng_state()
+        again = model.draw_paths(9, seed=5)(X)
+        assert torch.equal(state, torch.get_rng_state())
+        assert not torch.equal(first, again)
+        torch.manual_seed(1)
+        assert torch.equal(first, model.draw_paths(9)(X))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,8 +132,9 @@ def test_botorchs_way_to_draw_paths(kind: str, functional: object) -> None:
 def test_thompson_sampling_maximises_each_draw(kind: str) -> None:
     """One batch of BoTorch's acquisition function against the maximum of each draw over a fine grid."""
     model = model_of(kind, functional=one_number(), channels=1)
-    torch.manual_seed(4)
-    score = PathwiseThompsonSampling(model)
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        score = PathwiseThompsonSampling(model)
     found, _ = optimize_acqf(score, bounds=CUBE, q=3, num_restarts=6, raw_samples=64, options={"seed": 0})
     line = torch.linspace(0, 1, 41, dtype=torch.float64)
     with torch.no_grad():
@@ -158,6 +157,13 @@ def test_one_path_is_an_objective_of_its_own() -> None:
 def test_bad_counts(count: object) -> None:
     with pytest.raises(ArgumentError, match="positive number of draws"):
         model_of("members").draw_paths(count)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("seed", ["a", 1.0, True])
+def test_bad_seeds(seed: object) -> None:
+    with pytest.raises(ArgumentError, match="a seed that is an integer"):
+        model_of("members").draw_paths(seed=seed)
 
 
 @pytest.mark.bad_input

@@ -12,7 +12,7 @@ from probneural.active.information.observation import observation_weights, white
 from probneural.active.selection import pool_features
 from probneural.calibration import ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor
-from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from tests.active.predictors import (
@@ -46,12 +46,21 @@ def deviations(field: FieldDistribution) -> Tensor:
     return root.dense().double()
 
 
+def squared_scales(predict: Predictor, inputs: Field, *, query: Grid | None = None) -> Tensor:
+    """Variance of each output channel over functions, domain and posterior, from all values at once."""
+    field, where = predict(inputs, query), query or inputs.grid
+    share = where.weights / where.volume / len(inputs)
+    mean = field.mean.double().flatten(2)
+    centre = torch.einsum("ncp,p->c", mean, share)
+    return torch.einsum("ncp,p->c", (mean - centre[:, None]).square() + field.variance.double().flatten(2), share)
+
+
 def dense_gram(predict: Predictor, inputs: Field, *, query: Grid | None = None, scaled_over: int | None = None) -> Tensor:
     """Covariances of whole functions, by the covariance of all values of all functions."""
     field, where = predict(inputs, query), query or inputs.grid
     root = deviations(field)
     n, c, p, _ = root.shape
-    size = (field.mean.double().flatten(2).square() @ (where.weights / where.volume))[:scaled_over].mean(0)
+    size = squared_scales(predict, inputs[:scaled_over], query=query)
     covariance = (root.flatten(0, 2) @ root.flatten(0, 2).mT).reshape(n, c, p, n, c, p)
     return torch.einsum("acpbcp,c,p->ab", covariance, 1 / size, where.weights / where.volume)
 
@@ -211,7 +220,7 @@ def test_moment_is_the_integrated_variance() -> None:
     for chosen, inputs in ((None, pool()), (targets, targets)):
         found = observation_rows(predict, pool(), seed=0, targets=chosen)
         root = deviations(predict(inputs))
-        size = predict(pool()).mean.square().mean((0, 2))
+        size = squared_scales(predict, pool())
         expected = torch.einsum("ncpk,ncpl,c->kl", root, root, 1 / size) / (INPUT_GRID.size * len(inputs))
         torch.testing.assert_close(found.moment, expected, rtol=1e-10, atol=1e-14)
 
@@ -220,8 +229,10 @@ def test_beyond_the_limit_the_most_informative_rows_are_kept(monkeypatch: pytest
     predict = FeaturePredictor(feature_root)
     whole = observation_rows(predict, pool(), seed=0).rows
     monkeypatch.setattr(pool_features, "_ROW_ENTRIES", 2 * 12 * 7)
-    kept = observation_rows(predict, pool(), seed=0).rows
+    found = observation_rows(predict, pool(), seed=0)
+    kept = found.rows
     assert kept.shape == (12, 2, 7)
+    assert not found.is_exact
     largest = torch.linalg.svdvals(whole)[:, :2]
     torch.testing.assert_close(torch.linalg.svdvals(kept), largest, rtol=1e-9, atol=1e-9)
 
@@ -239,6 +250,35 @@ def test_without_any_variance_there_is_nothing_to_tell() -> None:
     assert not found.pool.any()
     assert not integrated_variances(FeaturePredictor(certain), pool()).any()
     assert not observation_rows(FeaturePredictor(certain), pool(), seed=0).rows.any()
+
+
+def shifted(offset: float, *, factor: float = 1.0) -> FeaturePredictor:
+    """The second channel has another zero point, and another unit."""
+    units = torch.tensor([1.0, factor], dtype=torch.float64)
+
+    def output(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
+        field = feature_root(features, mean, grid)
+        zero = torch.tensor([0.0, offset], dtype=torch.float64)
+        return GaussianField(mean * units[:, None] + zero[:, None], field.root.scale(units), latent="weights", grid=grid)
+
+    return FeaturePredictor(output, out_channels=2)
+
+
+@pytest.mark.parametrize("offset", [273.15, -1e6])
+def test_zero_points_do_not_matter(offset: float) -> None:
+    first, second = shifted(0.0), shifted(offset, factor=1.8)
+    torch.testing.assert_close(integrated_variances(second, pool()), integrated_variances(first, pool()), rtol=1e-9, atol=0.0)
+    features = [posterior_features(predict, pool(), seed=0).pool for predict in (first, second)]
+    torch.testing.assert_close(features[1], features[0], rtol=1e-9, atol=1e-12)
+    moments = [observation_rows(predict, pool(), seed=0).moment for predict in (first, second)]
+    torch.testing.assert_close(moments[1], moments[0], rtol=1e-9, atol=1e-12)
+
+
+def test_a_tiny_mean_does_not_make_a_score_explode() -> None:
+    def tiny(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
+        return feature_root(features, mean * torch.tensor([1.0, 1e-12], dtype=torch.float64)[:, None], grid)
+
+    assert float(integrated_variances(FeaturePredictor(tiny, out_channels=2), pool()).mean()) <= 2.0
 
 
 def test_channels_without_mean_count_by_their_spread() -> None:
@@ -303,6 +343,20 @@ def test_further_functions_fit_the_pool() -> None:
         observation_rows(FeaturePredictor(feature_root), pool(), seed=0, targets=wide)
     with pytest.raises(DataError, match="at least one target"):
         observation_rows(FeaturePredictor(feature_root), pool(), seed=0, targets=pool()[:0])
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("function", [integrated_variances, posterior_features, observation_rows])
+def test_arguments_of_the_wrong_kind(function: object) -> None:
+    predict, seed = FeaturePredictor(feature_root), {} if function is integrated_variances else {"seed": 0}
+    with pytest.raises(DataError, match="the pool is empty"):
+        function(predict, pool()[:0], **seed)  # type: ignore[operator]
+    with pytest.raises(DataError, match="pool to be a Field"):
+        function(predict, pool().values, **seed)  # type: ignore[operator]
+    with pytest.raises(DataError, match="a Predictor; got str"):
+        function("head", pool(), **seed)  # type: ignore[operator]
+    with pytest.raises(GridError, match="query to be a Grid"):
+        function(predict, pool(), query=(16,), **seed)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("name", ["dimension", "latents", "exact_entries"])

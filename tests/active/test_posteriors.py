@@ -99,16 +99,17 @@ def test_draws_repeat_by_global_seed_or_by_generator_which_leaves_that_alone() -
         return posterior.rsample(torch.Size([9]), generator=None if seed is None else torch.Generator().manual_seed(seed))
 
     for posterior in (model_of(feature_root).posterior(designs(2)), model_of(members).posterior(designs(2))):
-        torch.manual_seed(3)
-        first = drawn()
-        state = torch.get_rng_state()
-        assert torch.equal(drawn(1), drawn(1))
-        assert not torch.equal(drawn(1), drawn(2))
-        get_sampler(posterior, torch.Size([9]), seed=0)(posterior)
-        assert torch.equal(state, torch.get_rng_state())
-        assert not torch.equal(first, drawn())
-        torch.manual_seed(3)
-        assert torch.equal(first, drawn())
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            first = drawn()
+            state = torch.get_rng_state()
+            assert torch.equal(drawn(1), drawn(1))
+            assert not torch.equal(drawn(1), drawn(2))
+            get_sampler(posterior, torch.Size([9]), seed=0)(posterior)
+            assert torch.equal(state, torch.get_rng_state())
+            assert not torch.equal(first, drawn())
+            torch.manual_seed(3)
+            assert torch.equal(first, drawn())
 
 
 @pytest.mark.parametrize("kind", KINDS)

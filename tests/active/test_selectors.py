@@ -29,11 +29,11 @@ from probneural.active import (
 )
 from probneural.active.selection import latent_selectors, selectors
 from probneural.distributions import DenseRoot, FeatureRoot, FieldDistribution, GaussianField, Predictor
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from tests.active.predictors import INPUT_GRID, KINDS, FeaturePredictor, certain, encode, feature_root, members
-from tests.active.test_pool_features import deviations
+from tests.active.test_pool_features import deviations, squared_scales
 
 SELECTORS: dict[str, Selector] = {
     "random": RandomSelection(),
@@ -97,6 +97,33 @@ def test_labelled_functions_are_never_chosen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SELECTORS)
+@pytest.mark.parametrize("points", [12, 24])
+def test_labelled_functions_on_another_grid_are_never_chosen(name: str, points: int) -> None:
+    labelled = pool()[[2, 11, 5]].resample(Grid.uniform((points,)))
+    labelled = Field(labelled.values.float(), labelled.grid)
+    found = SELECTORS[name].select(predictor(), pool(), 11, seed=0, labelled=labelled)
+    assert sorted(found.tolist()) == [index for index in range(14) if index not in (2, 5, 11)]
+
+
+def test_functions_that_a_coarser_grid_does_not_resolve() -> None:
+    rough = Field(torch.randn(6, 1, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64), Grid.uniform((32,)))
+    coarse = rough.resample(INPUT_GRID)
+    for inputs, labelled in ((rough, coarse[1:3]), (coarse, rough[1:3])):
+        found = RandomSelection().select(predictor(), inputs, 4, seed=0, labelled=labelled)
+        assert sorted(found.tolist()) == [0, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("change", "same"), [(1e-7, True), (1e-5, False)])
+def test_tolerance_of_labelled_functions(change: float, same: bool) -> None:
+    labelled = Field(1e-9 * pool().values[4:5] * (1 + change), INPUT_GRID)
+    values = pool().values.clone()
+    values[4] *= 1e-9  # a small function among large ones has its own measure
+    count = 13 if same else 14
+    found = RandomSelection().select(predictor(), Field(values, INPUT_GRID), count, seed=0, labelled=labelled)
+    assert (4 not in found.tolist()) == same
+
+
+@pytest.mark.parametrize("name", SELECTORS)
 def test_copies_come_last(name: str) -> None:
     values = pool().values.clone()
     values[[3, 9, 12]] = values[7].clone()
@@ -144,10 +171,11 @@ def test_resolution_does_not_matter(name: str) -> None:
 @pytest.mark.parametrize("name", SELECTORS)
 def test_units_do_not_matter(name: str) -> None:
     units = torch.tensor([1e-3, 1e4], dtype=torch.float64)
+    zero = torch.tensor([[273.15], [0.0]], dtype=torch.float64)
 
     def rescaled(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
         field = feature_root(features, mean, grid)
-        return GaussianField(mean * units[:, None], field.root.scale(units), latent="weights", grid=grid)
+        return GaussianField(mean * units[:, None] + zero, field.root.scale(units), latent="weights", grid=grid)
 
     other = predictor(rescaled)
     object.__setattr__(other, "noise", other.noise * units.square())
@@ -163,6 +191,38 @@ def test_real_heads(name: str) -> None:
     for predict in (linear, pn.calibration.ScaledPredictor(linear, torch.tensor([2.0], dtype=torch.float64))):
         found = SELECTORS[name].select(predict, inputs, 4, seed=0, labelled=pairs.inputs)
         assert len(set(found.tolist())) == 4
+
+
+def test_real_heads_follow_the_dense_rules() -> None:
+    pairs = pn.problems.Heat(dimension=1).sample(12, resolution=32, seed=0, dtype=torch.float64)
+    inputs = pn.problems.Heat(dimension=1).sample(7, resolution=32, seed=1, dtype=torch.float64).inputs
+    linear = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+    for predict in (linear, pn.calibration.ScaledPredictor(linear, torch.tensor([2.0], dtype=torch.float64))):
+        root = deviations(predict(inputs))[:, 0]
+        expected = root.square().sum((1, 2)).argsort(descending=True)[:4]
+        assert torch.equal(TopKSelection().select(predict, inputs, 4, seed=0), expected)
+        distances = (root[:, None] - root[None]).square().sum((2, 3))
+        centres = [int(expected[0])]
+        while len(centres) < 4:
+            centres.append(int(distances[:, centres].amin(1).argmax()))
+        assert CoreSetSelection().select(predict, inputs, 4, seed=0).tolist() == centres
+        assert predict.effective_observations is not None
+        weight = float(predict.effective_observations[0] / predict.noise[0]) / 32
+        known: list[int] = []
+        while len(known) < 4:
+            gains = [
+                float(
+                    torch.logdet(
+                        torch.eye(32 * len(rows), dtype=torch.float64) + weight * rows.flatten(0, 1) @ rows.flatten(0, 1).mT
+                    )
+                )
+                if index not in known
+                else -math.inf
+                for index in range(7)
+                for rows in [root[[*known, index]]]
+            ]
+            known.append(max(range(7), key=gains.__getitem__))
+        assert InformationGainSelection().select(predict, inputs, 4, seed=0).tolist() == known
 
 
 class Held(Predictor):
@@ -201,7 +261,7 @@ def test_a_latent_that_belongs_to_one_call() -> None:
 
 
 def test_top_k_sorts_variances() -> None:
-    expected = predictor()(pool()).variance / predictor()(pool()).mean.square().mean((0, 2), keepdim=True)
+    expected = predictor()(pool()).variance / squared_scales(predictor(), pool())[:, None]
     assert chosen(TopKSelection(), 6) == expected.mean(2).sum(1).argsort(descending=True)[:6].tolist()
 
 
@@ -249,7 +309,7 @@ def test_channels_of_inputs_count_alike() -> None:
 def squared_distances(labelled: Field | None) -> tuple[Tensor, Tensor]:
     """Posterior variances of differences, and squared norms, from all functions' joint root."""
     inputs = pool() if labelled is None else Field(torch.cat([pool().values, labelled.values]), INPUT_GRID)
-    root = deviations(predictor()(inputs)) / predictor()(pool()).mean.square().mean((0, 2)).sqrt()[:, None, None]
+    root = deviations(predictor()(inputs)) / squared_scales(predictor(), pool()).sqrt()[:, None, None]
     differences = (root[:, None] - root[None]).square().sum((2, 4)).mean(2)
     return differences, root.square().sum((1, 3)).mean(1)
 
@@ -326,7 +386,7 @@ def test_integrated_variance_is_greedy_trace(
     output: Callable[[Tensor, Tensor, Grid], FieldDistribution], targets: Field | None, noise: float
 ) -> None:
     predict, grams = predictor(output), information(noise=noise, output=output)
-    scales = predict(pool()).mean.square().mean((0, 2)).sqrt()
+    scales = squared_scales(predict, pool()).sqrt()
     root = deviations(predict(pool() if targets is None else targets)) / scales[:, None, None]
     moment = torch.einsum("ncpk,ncpl->kl", root, root)
     found = IntegratedVarianceSelection(targets=targets, noise=noise).select(predict, pool(), 7, seed=0).tolist()
@@ -405,6 +465,31 @@ def test_counts_that_cannot_be_met(name: str, count: int, labelled: int) -> None
 
 
 @pytest.mark.bad_input
+@pytest.mark.parametrize("name", SELECTORS)
+@pytest.mark.parametrize("count", [2.0, "3", None, True])
+def test_counts_are_integers(name: str, count: object) -> None:
+    with pytest.raises(ArgumentError, match="count from 1 to 14"):
+        SELECTORS[name].select(predictor(), pool(), count, seed=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_pools_with_nothing_to_choose(name: str) -> None:
+    with pytest.raises(DataError, match="the pool is empty"):
+        SELECTORS[name].select(predictor(), pool()[:0], 1, seed=0)
+    with pytest.raises(DataError, match="the pool is fully labelled"):
+        SELECTORS[name].select(predictor(), pool(), 1, seed=0, labelled=pool())
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", PREDICTIVE)
+def test_predictors_and_queries_are_checked(name: str) -> None:
+    with pytest.raises(DataError, match="a Predictor; got NoneType"):
+        SELECTORS[name].select(None, pool(), 2, seed=0)  # type: ignore[arg-type]
+    with pytest.raises(GridError, match="query to be a Grid"):
+        SELECTORS[name].select(predictor(), pool(), 2, seed=0, query=(16,))  # type: ignore[arg-type]
+
+
+@pytest.mark.bad_input
 def test_pools_that_are_no_fields() -> None:
     with pytest.raises(DataError, match="pool to be a Field"):
         RandomSelection().select(predictor(), pool().values, 2, seed=0)  # type: ignore[arg-type]
@@ -440,14 +525,38 @@ def test_powers_that_make_no_sense(power: float) -> None:
         StochasticSelection(power=power)
 
 
-@pytest.mark.parametrize("name", ["BAIT", "information gain", "integrated variance"])
-def test_noise_is_positive(name: str) -> None:
-    with pytest.raises(ArgumentError, match="positive noise"):
-        type(SELECTORS[name])(noise=0.0).select(predictor(), pool(), 2, seed=0)  # type: ignore[call-arg]
+LATENT = ("BAIT", "information gain", "integrated variance")
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(("count", "dimension", "kind"), [(0, 2, "sobol"), (2, 0, "sobol"), (2, 2, "halton")])
+@pytest.mark.parametrize("name", LATENT)
+@pytest.mark.parametrize("noise", [0.0, -1.0, math.nan, math.inf, "1", True, torch.tensor([1.0, 0.0])])
+def test_noise_is_positive(name: str, noise: object) -> None:
+    with pytest.raises(ArgumentError, match="positive noise"):
+        type(SELECTORS[name])(noise=noise)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", LATENT)
+def test_each_channel_may_have_its_noise(name: str) -> None:
+    predict, noise = predictor(), torch.tensor([1e-3, 10.0])
+    found = type(SELECTORS[name])(noise=noise).select(predict, pool(), 5, seed=0)  # type: ignore[call-arg]
+    object.__setattr__(predict, "noise", noise)
+    assert torch.equal(found, SELECTORS[name].select(predict, pool(), 5, seed=0))
+    with pytest.raises(ShapeError, match="noise variance for each of 2 channels"):
+        type(SELECTORS[name])(noise=torch.ones(3)).select(predict, pool(), 5, seed=0)  # type: ignore[call-arg]
+
+
+@pytest.mark.bad_input
+def test_targets_are_a_field() -> None:
+    with pytest.raises(DataError, match="targets to be a Field"):
+        IntegratedVarianceSelection(targets=pool().values)  # type: ignore[arg-type]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("count", "dimension", "kind"),
+    [(0, 2, "sobol"), (2, 0, "sobol"), (2, 2, "halton"), (4, 30000, "sobol"), (4.0, 2, "sobol"), (True, 2, "latin_hypercube")],
+)
 def test_designs_that_do_not_exist(count: int, dimension: int, kind: str) -> None:
     with pytest.raises(ArgumentError, match="positive count and dimension"):
         space_filling_designs(count, dimension, seed=0, kind=kind)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from probneural.active.information.observed import Observed, Recomputed, indepen
 from probneural.active.models.model import OperatorModel
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
-from probneural.fields import Field
+from probneural.fields import Field, check_finite
 from probneural.grids import Grid
 
 _POINTS = 2**14
@@ -41,7 +41,8 @@ class FieldAcquisition(AcquisitionFunction, ABC):
     has no closed form.
 
     Designs of a t-batch are predicted together, t-batches a few at a time, and predictions are made again for the gradient
-    rather than kept. So memory does not grow with the number of t-batches. Gradients are of first order.
+    rather than kept. So memory does not grow with the number of t-batches. Gradients are of first order, and in the designs
+    alone: what the model has observed is taken as fixed.
 
     Args:
         model: Its predictor, its map from designs to input functions, and what it has observed; its functional gives the grid.
@@ -54,7 +55,8 @@ class FieldAcquisition(AcquisitionFunction, ABC):
     Raises:
         ArgumentError: If the model is no `OperatorModel`, both `grid` and `fidelity` are given, or the noise is not positive.
         ShapeError: If there is not one noise, or discretisation variance, per channel.
-        UnsupportedError: If the model holds a batch of posteriors, as fantasies do.
+        UnsupportedError: If the model holds a batch of posteriors, as fantasies do; in the backward pass, if second derivatives
+            are asked for.
     """
 
     model: OperatorModel
@@ -84,7 +86,7 @@ class FieldAcquisition(AcquisitionFunction, ABC):
         super().__init__(model=model)
         self.grid = fidelity.finest if fidelity is not None else grid if grid is not None else model.functional.grid
         self.fidelity = fidelity
-        self._latent: str | None = model._latent
+        self._latent = self._lasting_latent = model._latent
         self._rank: int | None = None
         self._weights = _level_weights(model.predict, self.grid, noise=noise, fidelity=fidelity)
         self.X_pending: Tensor | None = None  # type: ignore[assignment]
@@ -106,6 +108,7 @@ class FieldAcquisition(AcquisitionFunction, ABC):
             ArgumentError: If a fidelity is none of the resolutions'.
             LatentError: If the predictor's randomness is another in every call, and targets or pending designs tie them.
             UnsupportedError: If the predictor is neither Gaussian nor an ensemble.
+            DataError: If predictions are not finite.
         """
         inputs, levels = self._encoded(X)
         count = X.shape[-2]
@@ -119,21 +122,30 @@ class FieldAcquisition(AcquisitionFunction, ABC):
         return (total - self._pending_value).reshape(X.shape[:-2]).to(X)
 
     def set_X_pending(self, X_pending: Float[Tensor, "pending d"] | None = None) -> None:  # noqa: N802 (BoTorch's name)
-        """Say which designs are being simulated, `(pending, d)`; none by default."""
+        """Say which designs are being simulated, `(pending, d)`; none by default. If it fails, those before stay in force."""
+        before = self._latent
+        self._latent = self._lasting_latent
+        try:
+            pending, value = self._pended(X_pending)
+        except BaseException:
+            self._latent = before
+            raise
         super().set_X_pending(X_pending)
-        self._pending, self._pending_value = None, 0.0
-        if self.X_pending is None or len(self.X_pending) == 0:
-            return
+        self._pending, self._pending_value = pending, value
+
+    def _pended(self, X_pending: Tensor | None) -> tuple[Observed | None, Tensor | float]:
+        """What observing pending designs says, and its value."""
+        if X_pending is None or len(X_pending) == 0:
+            return None, 0.0
         with torch.no_grad():
-            inputs, levels = self._encoded(self.X_pending)
+            inputs, levels = self._encoded(X_pending)
             step = self._at_once(inputs, 1)
             pieces = [
                 self._observed(inputs[start : start + step], levels[start : start + step], pins=True)
                 for start in range(0, len(inputs), step)
             ]
             seen = Observed(torch.cat([piece.values for piece in pieces]), pieces[0].are_moments).together(len(inputs))
-            self._pending = seen
-            self._pending_value = self._value(seen)[0]
+            return seen, self._value(seen)[0]
 
     def _encoded(self, X: Tensor) -> tuple[Field, Tensor]:
         """Input functions of all designs, and the number of the resolution that each is observed at."""
@@ -168,7 +180,8 @@ class FieldAcquisition(AcquisitionFunction, ABC):
             raise LatentError(
                 expected="a predictor whose fields share their randomness from call to call",
                 got=f"{field.latent!r} after {self._latent!r}",
-                remedy="fit a head with a finite number of weights: LastLayerLaplace, Laplace, or an ensemble",
+                remedy="wrap predict.sampled(members, seed=...), whose members are functions that last, or fit a head with a "
+                "finite number of weights: LastLayerLaplace, Laplace, or an ensemble",
             )
         if pins:
             self._latent = field.latent.id
@@ -180,7 +193,9 @@ class FieldAcquisition(AcquisitionFunction, ABC):
         are_moments = field.latent.rank <= self.model.predict.out_channels * self.grid.size
         compute = observation_moments if are_moments else whitened_rows
         if self.fidelity is None:
-            return self._given(Observed(compute(field, self._weights[0]), are_moments))
+            seen = compute(field, self._weights[0])
+            check_finite(seen, "predictions of the fields to be observed")
+            return self._given(Observed(seen, are_moments))
         pieces, full = [], self.model.predict.out_channels * self.grid.size
         for index, level in enumerate(levels.tolist()):
             one = field[index]
@@ -191,7 +206,9 @@ class FieldAcquisition(AcquisitionFunction, ABC):
                 0 if are_moments else full - len(values)
             )  # rows of zeros say nothing, and make all resolutions equally long
             pieces.append(torch.nn.functional.pad(values, (0, 0, 0, missing)))
-        return self._given(Observed(torch.stack(pieces), are_moments))
+        seen = torch.stack(pieces)
+        check_finite(seen, "predictions of the fields to be observed")
+        return self._given(Observed(seen, are_moments))
 
     def _given(self, seen: Observed) -> Observed:
         """Take what the model has observed into account."""
@@ -258,21 +275,24 @@ class FieldIntegratedVariance(FieldAcquisition):
 
         V = sum over i, c of p_i w_c / |D| * integral over D of Var u_c(x; a_i) dx,
 
-    the mean squared error that the posterior expects. It is V(now) - V(X): more is better, small values keep their digits, and
-    values per cost make sense. BoTorch's `qNegIntegratedPosteriorVariance` would be this minus `variance`.
+    the mean squared error that the posterior expects. It is V(now) - V(X): more is better, and values per cost make sense.
+    Without pending designs small values keep their digits; with them it is a difference of two reductions. BoTorch's
+    `qNegIntegratedPosteriorVariance` would be this minus `variance`.
 
     Args:
         model: See [`FieldAcquisition`][probneural.active.FieldAcquisition], as for what has no unit here.
         targets: Input functions a_i, draws from the law of inputs or quadrature points of it, on any grid the predictor takes.
         target_weights: p, `(n,)`, not negative; normalised here, equal by default.
-        channel_weights: w, `(c,)`, not negative, in inverse physical units squared; 1 by default.
+        channel_weights: w, `(c,)`, not negative, in inverse physical units squared. By default 1 for a single channel;
+            of several, each is divided by the mean square, as predicted, of its values at the targets about their average, so
+            that units do not matter.
         grid: Where fields are observed and where targets are predicted.
         noise: Variance of the noise of one value.
         fidelity: Resolutions that fields may be observed at instead; targets are predicted on the finest grid.
         X_pending: Designs that are being simulated, `(pending, d)`: the value is what others add to them.
 
     Raises:
-        DataError: If there are no targets.
+        DataError: If there are no targets, or predictions for them are not finite.
         ArgumentError: If weights are negative, not finite, or all zero.
         ShapeError: If there is not one weight per target, or per channel.
         LatentError: If the predictor's randomness is another in every call.
@@ -313,21 +333,40 @@ class FieldIntegratedVariance(FieldAcquisition):
                 remedy="draw them: problem.sample(n, resolution=..., seed=...).inputs",
             )
         law = _checked(target_weights, len(targets), "target")
-        channels = _checked(channel_weights, model.predict.out_channels, "channel")
-        share = channels[:, None] * self.grid.weights / self.grid.weights.sum()
         with torch.no_grad():
+            if channel_weights is None and model.predict.out_channels > 1:
+                channels = self._mean_squares(targets, law / law.sum()).reciprocal()
+            else:
+                channels = _checked(channel_weights, model.predict.out_channels, "channel")
+            share = channels[:, None] * self.grid.weights / self.grid.weights.sum()
             self._targets = self._target(targets, law / law.sum(), share)
+        self._lasting_latent = self._latent
         self.set_X_pending(X_pending)
 
     @property
     def variance(self) -> Float64[Tensor, ""]:
-        """V given pending designs, in physical units squared unless channels have weights."""
+        """V given pending designs, in physical units squared times those of the channels' weights."""
         values = self._targets.values
         total = values.diagonal().sum() if self._targets.are_moments else values.square().sum(dtype=torch.float64)
         return total - self._pending_value
 
     def _value(self, seen: Observed) -> Tensor:
         return seen.reduction(self._targets)
+
+    def _mean_squares(self, targets: Field, law: Tensor) -> Float64[Tensor, " c"]:
+        """Mean square of each channel's values at the targets about its average, as predicted: spread and variance."""
+        step, average = self._at_once(targets, 1), self.grid.weights / self.grid.weights.sum()
+        means, variances = [], []
+        for start in range(0, len(targets), step):
+            field = self._field(targets[start : start + step], pins=True)
+            means.append(field.mean.flatten(2).cpu().to(torch.float64))
+            variances.append(field.variance.flatten(2).cpu().to(torch.float64))
+        mean, variance = torch.cat(means), torch.cat(variances)
+        check_finite(mean, "predictions for the targets")
+        centre = torch.einsum("n,ncp,p->c", law, mean, average)
+        spread = torch.einsum("n,ncp,p->c", law, (mean - centre[:, None]).square(), average)
+        total = spread + torch.einsum("n,ncp,p->c", law, variance, average)
+        return torch.where(total > 0, total, 1.0)  # a channel known to be constant has no variance to take off
 
     def _target(self, targets: Field, law: Tensor, share: Tensor) -> Observed:
         """Weighted rows of the targets' fields or, where those outnumber the latent's dimensions, their moments."""
@@ -340,9 +379,11 @@ class FieldIntegratedVariance(FieldAcquisition):
             are_moments = field.latent.rank <= len(targets) * share.numel()
             if are_moments:
                 moments = target_moments(field, weights[:, None, None] * share)
+                check_finite(moments, "predictions for the targets")
                 total = moments if total is None else total + moments
                 continue
             rows = (whitened_rows(field, share) * weights.sqrt().to(field.root.device)[:, None, None]).flatten(0, 1)
+            check_finite(rows, "predictions for the targets")
             total = rows if total is None else torch.cat([total, rows])
             total = independent_rows(total) if len(total) > _TARGET_ROWS else total
         assert total is not None
@@ -362,8 +403,8 @@ def _level_weights(
             got=str(variances.shape[1]),
             remedy="give the fidelity variances (r, c)",
         )
-    base = torch.as_tensor(predict.noise if noise is None else noise).detach().to("cpu", torch.float64)
-    observation_weights(predict, grid, noise=base)  # which checks it: a discretisation variance is no substitute for it
+    base = torch.as_tensor(predict.noise if noise is None else noise, dtype=torch.float64).detach().cpu()
+    observation_weights(predict, grid, noise=noise)  # which checks it: a discretisation variance is no substitute for it
     return [
         observation_weights(predict, where, noise=base.expand(channels) + variance)
         for where, variance in zip(fidelity.grids, variances, strict=True)

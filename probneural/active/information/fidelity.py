@@ -43,7 +43,7 @@ class Fidelity:
 
     Raises:
         GridError: If grids are not uniform, on one domain, and of increasing size.
-        ArgumentError: If costs are not positive, or variances negative.
+        ArgumentError: If costs are not positive, variances negative, or those of the last grid not 0.
         ShapeError: If there is not one of each per grid.
 
     Examples:
@@ -84,6 +84,12 @@ class Fidelity:
         if not bool((torch.isfinite(variances) & (variances >= 0)).all()):
             raise ArgumentError(
                 expected="variances >= 0", got=str(variances.tolist()), remedy="take those of discretisation_variance"
+            )
+        if bool((variances[-1] != 0).any()):
+            raise ArgumentError(
+                expected="variance 0 on the finest grid, where fields are as they are",
+                got=str(variances[-1].tolist()),
+                remedy="discretisation variances are differences from the finest grid",
             )
 
     @property
@@ -273,7 +279,7 @@ def discretisation_variance(coarse: Field, fine: Field) -> Float64[Tensor, " c"]
 
     Raises:
         DataError: If they are not equally many functions of equally many channels.
-        GridError: If they live on different domains.
+        GridError: If they live on different domains, or the coarse grid is the finer.
 
     Examples:
         >>> grid = Grid.uniform((4,))
@@ -287,6 +293,12 @@ def discretisation_variance(coarse: Field, fine: Field) -> Float64[Tensor, " c"]
             expected="solutions of the same inputs, at least one",
             got=f"{len(coarse)} functions of {coarse.channels} channels and {len(fine)} of {fine.channels}",
             remedy="pass solve(inputs) at two resolutions",
+        )
+    if coarse.grid.size > fine.grid.size:
+        raise GridError(
+            expected="coarse solutions on at most as many points as fine ones",
+            got=f"{coarse.grid.size} and {fine.grid.size}",
+            remedy="pass the coarse ones first",
         )
     reference = Resampling(fine.grid, coarse.grid)(fine.values.to(coarse.device, torch.float64))
     difference = Field(coarse.values.to(torch.float64) - reference.unflatten(-1, coarse.grid.shape), coarse.grid)

@@ -17,8 +17,8 @@ def observation_weights(
     """Weights w of the misfit sum over c, p of w_cp (y - u)² / 2 that one observed function adds to the log posterior.
 
     w_cp = m_c q_p / (s_c² |D|) with m the predictor's effective observations, s² its noise variance, q the quadrature weights
-    of the domain D. Their sum is m / s² on every grid, so that a finer grid does not pass for more data. A predictor that does
-    not say its m gets one observation per grid point.
+    of the domain D. Their sum is m / s² on every grid, so that a finer grid does not pass for more data. A grid of fewer than m
+    points counts one observation per point, for it cannot tell more; so does a predictor that does not say its m.
 
     Args:
         predict: A predictor.
@@ -41,7 +41,7 @@ def observation_weights(
         True
     """
     channels = predict.out_channels
-    given = predict.noise if noise is None else torch.as_tensor(noise)
+    given = predict.noise if noise is None else torch.as_tensor(noise, dtype=torch.float64)  # at once: float32 would round
     variance = given.detach().to("cpu", torch.float64)
     if variance.ndim == 0:
         variance = variance.expand(channels)
@@ -56,7 +56,8 @@ def observation_weights(
             expected="a positive noise variance", got=str(variance.tolist()), remedy="pass noise= in physical units squared"
         )
     own = predict.effective_observations
-    counts = torch.full((channels,), float(grid.size)) if own is None else own.detach().cpu()
+    points = float(grid.size)
+    counts = torch.full((channels,), points) if own is None else own.detach().cpu().clamp_max(points)
     shares = grid.weights / grid.weights.sum()
     return (counts.to(torch.float64) / variance)[:, None] * shares
 

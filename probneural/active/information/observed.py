@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from jaxtyping import Float64
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from probneural.active.information.latent_information import (
     information_gain,
@@ -18,6 +17,7 @@ from probneural.active.information.latent_information import (
     variance_reduction_of_moments,
 )
 from probneural.active.models.conditioning import Learned
+from probneural.errors import UnsupportedError
 
 _DEPENDENT = 1e-15
 """Share of the largest variance along a combination of rows, below which it is rounding."""
@@ -88,9 +88,18 @@ class Recomputed(torch.autograd.Function):
         return torch.cat(pieces)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, cotangents: Tensor) -> tuple[Tensor, None, None, None]:
-        """Evaluate it again, with a graph, and differentiate in the batches."""
+        """Evaluate it again, with a graph, and differentiate in the batches.
+
+        Raises:
+            UnsupportedError: If the gradient is to be differentiated in its turn: its graph is not kept.
+        """
+        if torch.is_grad_enabled():  # what create_graph=True does; `once_differentiable` would return zeros
+            raise UnsupportedError(
+                expected="first derivatives of an acquisition function over fields",
+                got="create_graph=True, which asks for second ones",
+                remedy="take differences of gradients",
+            )
         batches, levels = ctx.saved_tensors
         parts = zip(batches.split(ctx.step), levels.split(ctx.step), cotangents.split(ctx.step), strict=True)
         pieces = []

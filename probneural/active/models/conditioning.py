@@ -6,6 +6,7 @@ Everything here is in terms of y = mean + root xi with xi ~ N(0, I_k), as BoTorc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,27 +22,33 @@ _ROWS = 256
 """Rows of a functional's matrix formed at once."""
 
 
-def reading_noise(predict: Predictor, functional: Functional) -> Float64[Tensor, " cm"]:
+def reading_noise(predict: Predictor, functional: Functional, *, outputs: Sequence[int] | None = None) -> Float64[Tensor, " r"]:
     """Noise variance of each number that a functional reads from an observed field, channel by channel.
 
     Observed fields differ from the operator's by noise of pointwise variance s² that amounts to M effective observations on the
-    domain D, see `observation_weights`. Seen through readings a with A u = ∫ a u, noise of that density has variance
+    domain D, at most one per point of the functional's grid, see `observation_weights`. Seen through readings a with
+    A u = ∫ a u, noise of that density has variance
 
         s² |D| / M * ∫ a².
 
     It is the variance of an integral or of a coefficient, but grows without bound where a narrows to a point. There noise is
-    s², so no reading gets more than s² (∫ |a|)², the variance of noise that is the same all over its support; if a functional
-    has m > M readings per channel, they are worth M observations, and the bound is m/M times that. Reading all points of a
+    s², so no reading gets more than s² (∫ |a|)², the variance of noise that is the same all over its support; if m > M
+    readings are taken of a channel, they are worth M observations, and the bound is m/M times that. Reading all points of a
     uniform grid is then observing the whole field. Noise of different readings is taken to be independent. Between grid points
     the interpolant's weights alternate in sign, so that sensors there get a few times s²: where you know the noise of your
     measurement, pass it.
 
     Args:
         predict: A predictor, which knows s² and M.
-        functional: A, of size m.
+        functional: A.
+        outputs: Which of its numbers are read, as positions in the functional's values, channel by channel; all by default.
+            Numbers that are not read do not count.
 
     Returns:
-        `(c * m,)`, in the functional's units squared, on the CPU.
+        One per output, in the functional's units squared, on the CPU.
+
+    Raises:
+        ArgumentError: If an output does not exist.
 
     Examples:
         >>> import probneural as pn
@@ -57,17 +64,30 @@ def reading_noise(predict: Predictor, functional: Functional) -> Float64[Tensor,
     own = predict.effective_observations
     variance = predict.noise.detach().to("cpu", torch.float64).expand(channels)
     counts = torch.full((channels,), float(grid.size), dtype=torch.float64)
-    if own is not None:
-        counts = own.detach().to("cpu", torch.float64).expand(channels)
+    if own is not None:  # a grid cannot tell more than one observation per point
+        counts = own.detach().to("cpu", torch.float64).expand(channels).clamp_max(float(grid.size))
+    chosen = torch.arange(channels * functional.size) if outputs is None else torch.tensor(list(outputs), dtype=torch.long)
+    if bool(((chosen < 0) | (chosen >= channels * functional.size)).any()):
+        raise ArgumentError(
+            expected=f"outputs from 0 to {channels * functional.size - 1}",
+            got=str(chosen.tolist()),
+            remedy="outputs are the functional's values, channel by channel",
+        )
+    channel = chosen // functional.size
+    read = torch.bincount(chosen.unique() // functional.size, minlength=channels)  # reading a number twice is no other number
+    positions, place = torch.unique(chosen % functional.size, return_inverse=True)
     weights = grid.weights.clamp_min(torch.finfo(torch.float64).tiny)
-    squares, sums = [], []
-    for rows in torch.eye(functional.size, dtype=torch.float64).split(_ROWS):
+    squares, sums = torch.zeros(2, len(positions), dtype=torch.float64)
+    for start in range(0, len(positions), _ROWS):
+        part = positions[start : start + _ROWS]
+        rows = torch.zeros(len(part), functional.size, dtype=torch.float64)
+        rows[torch.arange(len(part)), part] = 1.0
         matrix = functional.adjoint(rows).flatten(1)
-        squares.append((matrix.square() / weights).sum(1))
-        sums.append(matrix.abs().sum(1))
-    spread = torch.cat(squares) * weights.sum() / counts[:, None]
-    bound = torch.cat(sums).square() * (functional.size / counts).clamp_min(1.0)[:, None]
-    return (variance[:, None] * torch.minimum(spread, bound)).flatten()
+        squares[start : start + _ROWS] = (matrix.square() / weights).sum(1)
+        sums[start : start + _ROWS] = matrix.abs().sum(1)
+    spread = squares[place] * weights.sum() / counts[channel]
+    bound = sums[place].square() * (read / counts).clamp_min(1.0)[channel]
+    return variance[channel] * torch.minimum(spread, bound)
 
 
 def _square_root(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,10 +97,15 @@ def _square_root(matrix: Tensor) -> tuple[Tensor, Tensor]:
     full rank, so that its derivatives exist.
     """
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    stacked = torch.cat([matrix, identity.expand(*matrix.shape[:-2], -1, -1)], dim=-2)
+    basis, triangle = _triangular(torch.cat([matrix, identity.expand(*matrix.shape[:-2], -1, -1)], dim=-2))
+    return basis[..., : matrix.shape[-2], :], triangle
+
+
+def _triangular(stacked: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Q and a triangular L of positive diagonal with A = Q L^T."""
     basis, triangle = torch.linalg.qr(stacked)
     signs = torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
-    return basis[..., : matrix.shape[-2], :] * signs[..., None, :], triangle.mT * signs[..., None, :]
+    return basis * signs[..., None, :], triangle.mT * signs[..., None, :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +171,8 @@ class Measurements(Posterior):
     """The law of q x m noisy readings, one base sample per reading: what fantasies are drawn from.
 
     A `FieldPosterior` has as many base samples as its latent has dimensions, often hundreds, where quasi-random points are no
-    better than random ones. Noisy readings have a regular covariance, so its Cholesky factor takes q m base samples.
+    better than random ones. Noisy readings have a regular covariance, so its triangular factor takes q m base samples; it comes
+    from a QR decomposition, for the covariance itself would lose a noise far below its variances to rounding.
 
     Args:
         mean: `b x q x m`.
@@ -157,8 +183,8 @@ class Measurements(Posterior):
     def __init__(self, mean: Float[Tensor, "..."], root: Float[Tensor, "..."], noise: Float[Tensor, "..."]) -> None:
         self._mean = mean
         rows = root.to(torch.float64).flatten(-3, -2)
-        covariance = rows @ rows.mT + torch.diag_embed(noise.to(torch.float64).flatten(-2))
-        self.triangle = torch.linalg.cholesky(covariance)
+        deviations = noise.to(torch.float64).sqrt().expand(mean.shape).flatten(-2)
+        _, self.triangle = _triangular(torch.cat([rows.mT, torch.diag_embed(deviations)], dim=-2))
 
     @property
     def mean(self) -> Float[Tensor, "*b q m"]:

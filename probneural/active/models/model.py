@@ -40,7 +40,9 @@ class OperatorModel(Model, FantasizeMixin):
     draws, those that look ahead (`condition_on_observations`, `fantasize`), and those that maximise draws (`draw_paths`,
     `PathwiseThompsonSampling`). An ensemble cannot be conditioned on numbers it did not predict, so looking ahead is refused;
     with `moment_matched=True` its Gaussian of the same mean and covariance takes its place. Refused too is a head without a
-    finite number of weights, `KernelOperator`, whose predictions of two calls share no latent. Several outputs need an
+    finite number of weights, `KernelOperator`, whose predictions of two calls share no latent: acquisition functions that draw
+    then compare designs of one call only, and the same base sample is another function in the next. Its `sampled(members,
+    seed=...)` are functions that last. Several outputs need an
     objective or a posterior transform, as with any BoTorch model. Functionals of one predictor belong in one model, side by
     side: a `ModelList` of two models would draw their latents independently.
 
@@ -62,7 +64,7 @@ class OperatorModel(Model, FantasizeMixin):
         moment_matched: Whether an ensemble counts as a Gaussian of its mean and covariance, of rank s.
 
     Raises:
-        ArgumentError: If `predict` is no predictor, `functional` no functional, or the noise not positive.
+        ArgumentError: If `predict` is no predictor, `functional` no functional, `encode` no function, or noise not positive.
         ShapeError: If there is not one noise per output.
 
     Examples:
@@ -97,15 +99,28 @@ class OperatorModel(Model, FantasizeMixin):
                     got=str(type(value)),
                     remedy="fit a head to get a predictor; put functionals side by side with pn.functionals.stack",
                 )
+        if not callable(encode):
+            raise ArgumentError(
+                expected="encode as a function of designs (N, d)",
+                got=str(type(encode)),
+                remedy="pass lambda designs: problem.encode(designs, grid=grid)",
+            )
         self.predict = predict
         self.encode = encode
         self.functional = functional
         self.moment_matched = moment_matched
         size = predict.out_channels * functional.size
         self._outputs = list(range(size))
+        if isinstance(noise, Tensor) and noise.ndim > 1:
+            raise ShapeError(
+                expected=f"a noise for each of {size} outputs, or one for all",
+                got=str(tuple(noise.shape)),
+                remedy="noise of single readings goes to condition_on_observations",
+            )
         self._noise = (
             None if noise is None else check_noise(noise, torch.Size([1, size]), torch.empty(0)).flatten().expand(size)
         )
+        self._derived_noise: Tensor | None = None
         self._learned: tuple[Learned, ...] = ()
         self._latent: str | None = None
         self._batch_shape = torch.Size()
@@ -125,9 +140,11 @@ class OperatorModel(Model, FantasizeMixin):
     @property
     def noise(self) -> Float64[Tensor, " m"]:
         """Variance of the observation noise of each output, in its units squared."""
-        if self._noise is None:
-            self._noise = reading_noise(self.predict, self.functional)
-        return self._noise[self._outputs]
+        if self._noise is not None:
+            return self._noise[self._outputs]
+        if self._derived_noise is None:  # of these outputs: that of a subset does not depend on the others
+            self._derived_noise = reading_noise(self.predict, self.functional, outputs=self._outputs)
+        return self._derived_noise
 
     def subset_output(self, idcs: list[int]) -> OperatorModel:
         """Return the model of some of the outputs; its draws are those of this model, and it knows what this one has observed.
@@ -136,7 +153,7 @@ class OperatorModel(Model, FantasizeMixin):
             ArgumentError: If an output does not exist.
         """
         subset = self._copied()
-        subset._outputs = self._select(idcs)
+        subset._outputs, subset._derived_noise = self._select(idcs), None
         return subset
 
     def posterior(  # type: ignore[override]  # the mixin's *args
@@ -182,7 +199,8 @@ class OperatorModel(Model, FantasizeMixin):
         if observation_noise is not False:
             if not isinstance(posterior, FieldPosterior):
                 raise self._unsupported("posterior with observation noise")
-            noise = self.noise[outputs] if observation_noise is True else observation_noise
+            own = self if output_indices is None else self.subset_output(outputs)
+            noise = own.noise if observation_noise is True else observation_noise
             posterior = FieldPosterior(posterior.mean, posterior.root, noise=noise, latent=posterior.latent)
         return posterior if posterior_transform is None else _transformed(posterior, posterior_transform, X)
 
@@ -197,12 +215,13 @@ class OperatorModel(Model, FantasizeMixin):
             noise: Variances of the readings, broadcastable to Y, in the outputs' units squared; the model's `noise` by default.
 
         Returns:
-            A model whose batch shape is `f x b`, broadcast with this model's. Gradients pass through X, Y and noise.
+            A model whose batch shape is `f x b`, broadcast with this model's. Gradients of its posteriors pass through X, Y and
+            noise; those of a `FieldAcquisition` on it do not.
 
         Raises:
             UnsupportedError: If the predictor is an ensemble.
             ShapeError: If the shapes do not fit together.
-            DataError: If Y is not finite.
+            DataError: If Y, or what is predicted there, is not finite.
             ArgumentError: If the noise is not positive.
             LatentError: As `posterior`.
         """
@@ -247,9 +266,15 @@ class OperatorModel(Model, FantasizeMixin):
         Raises:
             UnsupportedError: If the predictor is an ensemble.
             ShapeError: If the shapes do not fit together.
-            ArgumentError: If the noise is not positive.
+            ArgumentError: If the sampler is none, or the noise not positive.
             LatentError: As `posterior`.
         """
+        if not isinstance(sampler, MCSampler):
+            raise ArgumentError(
+                expected="a sampler of fantasies",
+                got=str(type(sampler)),
+                remedy="pass botorch.sampling.normal.SobolQMCNormalSampler(torch.Size([64]), seed=0)",
+            )
         with fantasizing():
             X = self._transformed_designs(X)
         size = torch.Size([X.shape[-2], self.num_outputs])
@@ -272,10 +297,12 @@ class OperatorModel(Model, FantasizeMixin):
             A BoTorch model without randomness: the outputs of `count` operators, each one function wherever it is evaluated.
 
         Raises:
-            ArgumentError: If the count is not positive.
+            ArgumentError: If the count is not positive, or the seed no integer.
         """
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise ArgumentError(expected="a positive number of draws", got=repr(count), remedy="or none for a single one")
+        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+            raise ArgumentError(expected="a seed that is an integer", got=repr(seed), remedy="or none for torch's generator")
         return OperatorDraws(self, torch.Size([] if count is None else [count]), seed=seed)
 
     def _set_transformed_inputs(self) -> None:
@@ -289,7 +316,7 @@ class OperatorModel(Model, FantasizeMixin):
             input_transform=getattr(self, "input_transform", None),
             moment_matched=self.moment_matched,
         )
-        for name in ("_outputs", "_noise", "_learned", "_latent"):
+        for name in ("_outputs", "_noise", "_derived_noise", "_learned", "_latent"):
             setattr(copy, name, getattr(self, name))
         copy._batch_shape = self._batch_shape if batch_shape is None else batch_shape
         return copy
@@ -369,7 +396,10 @@ class OperatorModel(Model, FantasizeMixin):
         field = self._read(X)
         if isinstance(field, EmpiricalField):
             raise self._unsupported(wish)
-        return self._moments(field, X, self._outputs)
+        moments = self._moments(field, X, self._outputs)
+        check_finite(moments.mean, "predictions where readings are taken")
+        check_finite(moments.root, "roots of predictions where readings are taken")
+        return moments
 
     def _moments(self, field: GaussianField, X: Tensor, outputs: list[int]) -> Moments:
         """Put t-batches back and apply what was observed."""
@@ -377,7 +407,8 @@ class OperatorModel(Model, FantasizeMixin):
             raise LatentError(
                 expected="a predictor whose fields share their randomness from call to call",
                 got=f"{field.latent!r} after observing {self._latent!r}",
-                remedy="fit a head with a finite number of weights: LastLayerLaplace, Laplace, or an ensemble",
+                remedy="take predict.sampled(members, seed=...), whose members are functions that last, with "
+                "moment_matched=True; or a head with a finite number of weights, such as LastLayerLaplace",
             )
         shape = (*X.shape[:-1], len(outputs))
         mean = field.mean.flatten(1)[:, outputs].to(X.device).reshape(shape)

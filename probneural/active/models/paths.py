@@ -80,7 +80,8 @@ class OperatorDraws(DeterministicModel):
             raise LatentError(
                 expected=f"a predictor whose fields share their randomness from call to call, {self._latent!r}",
                 got=repr(posterior.latent),
-                remedy="apply the functional to predict.draw(seed), which such a predictor defines by other means",
+                remedy="wrap predict.sampled(members, seed=...) instead, or apply the functional to predict.draw(seed): "
+                "such a predictor defines its draws by other means",
             )
         root = posterior.root.flatten(-3, -2)
         latents = base.to(root).reshape(*self.sample_shape, *[1] * len(self.model.batch_shape), -1, 1)
@@ -92,7 +93,10 @@ class OperatorDraws(DeterministicModel):
             return self._base
         generator = torch.Generator().manual_seed(self.seed)
         if isinstance(posterior, MemberPosterior):
-            self._base = torch.randint(posterior.members, self.sample_shape, generator=generator)
+            drawn = torch.multinomial(  # as `predict.draw` has it
+                torch.ones(posterior.members), self.sample_shape.numel(), replacement=True, generator=generator
+            )
+            self._base = drawn.reshape(self.sample_shape)
         else:
             self._latent = posterior.latent
             shape = self.sample_shape + posterior.base_sample_shape

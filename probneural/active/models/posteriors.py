@@ -1,7 +1,9 @@
 """BoTorch posteriors over functionals of fields: one Gaussian, one of ensemble members.
 
 Both answer the same question: what are the m numbers that a functional reads from q designs, jointly? Their draws are draws
-of the operator, so that the same base sample is the same function at every design, in every t-batch and in every call.
+of the operator, so that the same base sample is the same function at every design, in every t-batch and, where the predictor's
+latent is the same from call to call, in every call. All predictors' are but that of `KernelOperator`, whose latent belongs to
+the designs of one call.
 """
 
 from __future__ import annotations

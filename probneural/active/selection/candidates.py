@@ -13,6 +13,8 @@ from probneural.fields import Field, check_finite
 
 TIE = 1e-10
 """Scores closer than this share of the largest first score count as equal: far above rounding, far below what matters."""
+SAME = 1e-6
+"""Functions closer than this share of their size are one: above rounding in single precision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +68,14 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
         pool: Input functions.
         count: How many to choose.
         seed: Of the random order.
-        labelled: Input functions whose outputs are known. Those of the pool that equal one bit for bit cannot be chosen.
+        labelled: Input functions whose outputs are known. Those of the pool that equal one cannot be chosen: whose difference,
+            on the coarser of the two grids, has a root mean square of at most 1e-6 of the function's.
 
     Raises:
-        DataError: If pool or labelled are no fields, or not finite.
+        DataError: If pool or labelled are no fields, or not finite, or nothing is left to choose.
         ShapeError: If their channels differ.
-        ArgumentError: If `count` is not between 1 and the number of functions that are not labelled.
+        GridError: If labelled functions live on a grid that cannot be compared with the pool's.
+        ArgumentError: If `count` is no integer, or not between 1 and the number of functions that are not labelled.
     """
     for name, value in (("pool", pool), ("labelled", labelled)):
         if not isinstance(value, Field) and (value is not None or name == "pool"):
@@ -89,16 +93,24 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
                 got=str(labelled.channels),
                 remedy="use one layout for both",
             )
-    known = set() if labelled is None or labelled.grid != pool.grid else set(_digests(labelled, like=pool))
+    if not len(pool):
+        raise DataError(expected="functions to choose from", got="nothing: the pool is empty", remedy="draw a pool")
+    known = [False] * len(pool) if labelled is None or not len(labelled) else _known(pool, labelled).tolist()
     fresh: list[int] = []
     spare: list[int] = []
     seen = set()
-    for index, digest in enumerate(_digests(pool, like=labelled or pool)):
-        if digest not in known:
+    for index, digest in enumerate(_digests(pool)):
+        if not known[index]:
             (spare if digest in seen else fresh).append(index)
             seen.add(digest)
     total = len(fresh) + len(spare)
-    if not 1 <= count <= total:
+    if not total:
+        raise DataError(
+            expected="functions to choose from",
+            got=f"{len(pool)} known ones: the pool is fully labelled",
+            remedy="draw a larger pool",
+        )
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= total:
         raise ArgumentError(
             expected=f"a count from 1 to {total}, the functions of the pool that are not labelled",
             got=repr(count),
@@ -109,8 +121,28 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
     return Candidates(torch.tensor(fresh, dtype=torch.int64), torch.tensor(spare, dtype=torch.int64), order)
 
 
-def _digests(field: Field, *, like: Field) -> list[bytes]:
-    """A key per function, equal where functions are equal in the coarser of the two dtypes."""
-    coarser = torch.float32 if torch.float32 in (field.dtype, like.dtype) else torch.float64
-    values = field.values.detach().to("cpu", coarser).flatten(1) + 0.0  # -0.0 becomes 0.0
+def _known(pool: Field, labelled: Field) -> Bool[Tensor, " n"]:
+    """Which functions of the pool equal a labelled one.
+
+    They are compared on the coarser grid: a function that was labelled on it may have lost what the finer one resolves.
+    Channels count in units of their root mean square, and each function's tolerance is relative to its own.
+    """
+    grid = pool.grid if pool.grid.size <= labelled.grid.size else labelled.grid
+    ours, theirs = (
+        Field(field.values.detach().to("cpu", torch.float64), field.grid).resample(grid).values.flatten(2)
+        for field in (pool, labelled)
+    )
+    scales = ours.square().mean((0, 2)).sqrt()
+    scales = torch.where(scales > 0, scales, torch.ones_like(scales))[:, None]
+    ours, theirs = (ours / scales).flatten(1), (theirs / scales).flatten(1)
+    sizes, others = ours.square().sum(1), theirs.square().sum(1)
+    # Products cancel to about 1e-15 of the squared sizes, well below the squared tolerance of 1e-12.
+    return torch.stack(
+        [(size + others - 2 * (theirs @ one) <= SAME**2 * size).any() for one, size in zip(ours, sizes, strict=True)]
+    )
+
+
+def _digests(field: Field) -> list[bytes]:
+    """A key per function, equal where functions are equal bit for bit."""
+    values = field.values.detach().to("cpu").flatten(1) + 0.0  # -0.0 becomes 0.0
     return [row.numpy().tobytes() for row in values]

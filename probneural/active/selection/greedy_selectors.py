@@ -24,7 +24,7 @@ class CoreSetSelection(Selector):
     """Greedy k-centre on posterior features: the function farthest from all chosen and labelled ones.
 
     The distance of two functions is the root of the posterior variance of u(a) - u(a'), averaged over the domain and summed
-    over channels in units of their size. Without labelled functions the first one is that of the largest variance. The
+    over channels in units of their variation. Without labelled functions the first one is that of the largest variance. The
     largest distance of the pool to its nearest centre is at most twice the smallest possible. What is certain may be far from
     all that is not: functions without variance come after all others.
 
@@ -134,7 +134,7 @@ def farthest_points(
 
 def squared_distances(points: Float64[Tensor, "n d"], centre: Float64[Tensor, " d"]) -> Float64[Tensor, " n"]:
     """Squared distances to one point, from differences: nothing cancels."""
-    return torch.cat([(part - centre).square().sum(1) for part in points.split(step_size(points))])
+    return torch.cat([(part - centre).square_().sum(1) for part in points.split(step_size(points))])
 
 
 def _largest_clusters(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.active.selection.candidates import TIE, Candidates, candidates
@@ -19,6 +19,7 @@ from probneural.active.selection.greedy_selectors import step_size
 from probneural.active.selection.pool_features import DEFAULT_SKETCH, FeatureSketch, observation_rows
 from probneural.active.selection.selectors import Selector
 from probneural.distributions import Predictor
+from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 
@@ -38,15 +39,22 @@ class InformationGainSelection(Selector):
     much or little.
 
     Args:
-        noise: Observation variance, in physical units squared; the predictor's by default.
+        noise: Observation variance, one or one per channel, in physical units squared; the predictor's by default.
         sketch: `latents` bounds the directions of the latent that are followed.
+
+    Raises:
+        ArgumentError: If the noise is no number, or not positive.
 
     Reference:
         Kirsch et al. (2019), BatchBALD; lazy evaluation by Minoux (1978).
     """
 
-    noise: float | None = None
+    noise: float | Float[Tensor, " c"] | None = None
     sketch: FeatureSketch = DEFAULT_SKETCH
+
+    def __post_init__(self) -> None:
+        """Check the noise."""
+        _check_noise(self.noise)
 
     def select(
         self,
@@ -61,7 +69,8 @@ class InformationGainSelection(Selector):
         """Choose by information; see the base class.
 
         Raises:
-            ArgumentError: If the noise is not positive, or `count` too large.
+            ShapeError: If there is not one noise per channel.
+            ArgumentError: If `count` is too large.
         """
         found = candidates(pool, count, seed=seed, labelled=labelled)
         view = observation_rows(predict, pool, seed=seed, query=query, noise=self.noise, sketch=self.sketch)
@@ -73,20 +82,33 @@ class IntegratedVarianceSelection(Selector):
     """The smallest integrated posterior variance at target functions: tr(T M_S^-1), one function after another.
 
     T is the average over target inputs of L(a)^T L(a), averaged over the domain and summed over channels in units of their
-    size, for u(a) = mean(a) + L(a) xi: what is left is the expected squared error of the prediction there.
+    variation, for u(a) = mean(a) + L(a) xi: what is left is the expected squared error of the prediction there.
 
     Args:
         targets: Input functions at which predictions are to become good; all of the pool by default, which costs nothing extra.
-        noise: Observation variance, in physical units squared; the predictor's by default.
+        noise: Observation variance, one or one per channel, in physical units squared; the predictor's by default.
         sketch: `latents` bounds the directions of the latent that are followed.
+
+    Raises:
+        ArgumentError: If the noise is no number, or not positive.
 
     Reference:
         Cohn (1996), Neural network exploration using optimal experiment design (active learning by integrated variance).
     """
 
     targets: Field | None = None
-    noise: float | None = None
+    noise: float | Float[Tensor, " c"] | None = None
     sketch: FeatureSketch = DEFAULT_SKETCH
+
+    def __post_init__(self) -> None:
+        """Check targets and noise."""
+        if self.targets is not None and not isinstance(self.targets, Field):
+            raise DataError(
+                expected="targets to be a Field of input functions",
+                got=type(self.targets).__name__,
+                remedy="wrap the tensor: pn.Field(values, grid)",
+            )
+        _check_noise(self.noise)
 
     def select(
         self,
@@ -101,7 +123,8 @@ class IntegratedVarianceSelection(Selector):
         """Choose by what is left of the variance; see the base class.
 
         Raises:
-            ArgumentError: If the noise is not positive, or `count` too large.
+            ShapeError: If there is not one noise per channel.
+            ArgumentError: If `count` is too large.
         """
         found = candidates(pool, count, seed=seed, labelled=labelled)
         view = observation_rows(
@@ -119,16 +142,23 @@ class BAITSelection(Selector):
     [`IntegratedVarianceSelection`][probneural.active.IntegratedVarianceSelection] over the pool.
 
     Args:
-        noise: Observation variance, in physical units squared; the predictor's by default.
+        noise: Observation variance, one or one per channel, in physical units squared; the predictor's by default.
         sketch: `latents` bounds the directions of the latent that are followed.
+
+    Raises:
+        ArgumentError: If the noise is no number, or not positive.
 
     Reference:
         Ash et al. (2021), Gone fishing: neural active learning with Fisher embeddings, algorithm 1. Deviation: what labelled
         functions say is in the posterior, so that M starts at the identity.
     """
 
-    noise: float | None = None
+    noise: float | Float[Tensor, " c"] | None = None
     sketch: FeatureSketch = DEFAULT_SKETCH
+
+    def __post_init__(self) -> None:
+        """Check the noise."""
+        _check_noise(self.noise)
 
     def select(
         self,
@@ -143,7 +173,8 @@ class BAITSelection(Selector):
         """Choose by Fisher information; see the base class.
 
         Raises:
-            ArgumentError: If the noise is not positive, or `count` too large.
+            ShapeError: If there is not one noise per channel.
+            ArgumentError: If `count` is too large.
         """
         found = candidates(pool, count, seed=seed, labelled=labelled)
         view = observation_rows(predict, pool, seed=seed, query=query, noise=self.noise, sketch=self.sketch)
@@ -153,6 +184,21 @@ class BAITSelection(Selector):
             fisher += flat.mT @ flat / len(view.rows)
         forward = _smallest_trace(view.rows, fisher, found=found, count=_OVERSAMPLING * count)
         return found.completed(_pruned(view.rows, fisher, forward, count=count), count)
+
+
+def _check_noise(noise: float | Tensor | None) -> None:
+    """Check that observation variances are positive numbers; their number is checked where channels are known."""
+    if noise is None:
+        return
+    if isinstance(noise, int | float | Tensor) and not isinstance(noise, bool):
+        values = torch.as_tensor(noise)
+        if bool((torch.isfinite(values) & (values > 0)).all()):
+            return
+    raise ArgumentError(
+        expected="a positive noise variance, or one per channel",
+        got=repr(noise),
+        remedy="give it in physical units squared, or leave it out for the predictor's",
+    )
 
 
 def _most_informative(rows: Float64[Tensor, "n r k"], *, found: Candidates, count: int) -> Int64[Tensor, " count"]:
@@ -205,15 +251,15 @@ def _smallest_trace(
 
 def _pruned(rows: Float64[Tensor, "n r k"], moment: Float64[Tensor, "k k"], chosen: list[int], *, count: int) -> list[int]:
     """Give back, one by one, the function whose loss raises tr(moment M_S^-1) least."""
-    kept = list(chosen)
+    kept = list(range(len(chosen)))
+    grams = rows[chosen].mT @ rows[chosen]
+    identity = torch.eye(rows.shape[2], dtype=torch.float64)
     while len(kept) > count:
-        grams = torch.stack([rows[index].mT @ rows[index] for index in kept])
-        identity = torch.eye(rows.shape[2], dtype=torch.float64)
-        total = identity + grams.sum(0)
-        traces = torch.stack([torch.linalg.solve(total - gram, moment).trace() for gram in grams])
+        total = identity + grams[kept].sum(0)
+        traces = torch.stack([torch.linalg.solve(total - grams[place], moment).trace() for place in kept])
         equal = traces <= traces.min() + TIE * moment.trace()
         kept.pop(int(equal.nonzero()[-1]))  # of equals, the one that came last
-    return kept
+    return [chosen[place] for place in kept]
 
 
 def _observed(root: Float64[Tensor, "k k"], rows: Float64[Tensor, "r k"]) -> Float64[Tensor, "k k"]:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.active.information.observation import observation_weights
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Predictor
-from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_finite
 from probneural.grids import Grid
 
@@ -72,7 +72,8 @@ DEFAULT_SKETCH = FeatureSketch()
 class PoolFeatures:
     """Features phi whose inner products are the posterior's covariances of whole functions.
 
-    phi(a) . phi(a') = sum over c of (1/|D|) integral Cov(u_c(a, x), u_c(a', x)) dx / scale_c².
+    phi(a) . phi(a') = sum over c of (1/|D|) integral Cov(u_c(a, x), u_c(a', x)) dx / scale_c², with the scales of
+    [`integrated_variances`][probneural.active.integrated_variances].
 
     Args:
         pool: `(n, d)`, dimensionless, on the CPU.
@@ -92,8 +93,8 @@ class PoolRows:
     Args:
         rows: `(n, r, k)`, with rows^T rows = sum over c, p of w_cp L_cp L_cp^T; dimensionless, on the CPU.
         moment: `(k, k)`, the average over target functions of L^T L, averaged over the domain and summed over channels in
-            units of their size: the integrated variance is tr(moment Cov(xi)).
-        is_exact: Whether all latent directions were followed.
+            units of their variation over the pool: the integrated variance is tr(moment Cov(xi)).
+        is_exact: Whether all latent directions were followed and no informative row was left out.
     """
 
     rows: Float64[Tensor, "n r k"]
@@ -111,10 +112,12 @@ class _Run:
 
 
 def integrated_variances(predict: Predictor, pool: Field, *, query: Grid | None = None) -> Float64[Tensor, " n"]:
-    """Variance of each predicted function, averaged over the domain and summed over channels in units of their size.
+    """Variance of each predicted function, averaged over the domain and summed over channels in units of their variation.
 
-    sum over c of (1/|D|) integral Var u_c(a, x) dx / scale_c², with scale_c the root mean square of the predicted means over
-    the pool; where that is zero, of the standard deviations.
+    sum over c of (1/|D|) integral Var u_c(a, x) dx / scale_c², with scale_c² the channel's variance over the pool and the
+    domain: the mean square deviation of the predicted means from their average, and the average posterior variance. Neither
+    unit nor zero point of a channel matters, and no channel adds more than one to the pool's average. A channel that is
+    constant and certain adds nothing.
 
     Args:
         predict: Any predictor.
@@ -125,19 +128,21 @@ def integrated_variances(predict: Predictor, pool: Field, *, query: Grid | None 
         `(n,)`, dimensionless, on the CPU.
 
     Raises:
-        DataError: If a mean or a variance is not finite.
+        DataError: If `predict` is no predictor, the pool empty or no Field, or a mean or a variance not finite.
+        GridError: If `query` is no grid.
     """
+    _check_arguments(predict, pool, query)
     where = pool.grid if query is None else query
     share = where.weights / where.volume
     step = max(1, _CHUNK_VALUES // (predict.out_channels * where.size))
     variances = torch.empty(len(pool), predict.out_channels, dtype=torch.float64)  # filled in place: see `_Stream`
-    squares = torch.empty_like(variances)
+    moments = _Moments(len(pool), predict.out_channels)
     for start in range(0, len(pool), step):
         index = slice(start, start + step)
         field = predict(Field(pool.values[index].detach(), pool.grid), query)
         variances[index] = _checked(field.variance.flatten(2), "predicted variances") @ share
-        squares[index] = _checked(field.mean.flatten(2), "predicted means").square() @ share
-    return (variances / _scales(squares, variances).square()).sum(1)
+        moments.add(index, _checked(field.mean.flatten(2), "predicted means"), share)
+    return (variances / moments.squared_scales(variances)).sum(1)
 
 
 def posterior_features(
@@ -164,11 +169,13 @@ def posterior_features(
         sketch: Limits.
 
     Raises:
-        DataError: If a prediction is not finite.
+        DataError: If `predict` is no predictor, the pool empty or no Field, or a prediction not finite.
+        GridError: If `query` is no grid.
         ShapeError: If labelled functions do not have the pool's channels.
         LatentError: If two calls of the predictor do not share their latent, for no apparent reason.
         UnsupportedError: If the field is neither Gaussian nor empirical.
     """
+    _check_arguments(predict, pool, query)
     inputs = pool if labelled is None else _joined(pool, labelled)
     where = pool.grid if query is None else query
     stream = _Stream(predict, inputs, query, seed=seed, limits=sketch)
@@ -180,14 +187,16 @@ def posterior_features(
     ]
     length = where.size * stream.rank if exact else min(sketch.dimension, where.size * stream.rank)
     found = torch.empty(len(inputs), predict.out_channels, length, dtype=torch.float64)
-    squares = torch.empty(len(inputs), predict.out_channels, dtype=torch.float64)
+    variances = torch.empty(len(inputs), predict.out_channels, dtype=torch.float64)
+    means = _Moments(len(inputs), predict.out_channels)
     for run in stream:
         for channel, one in enumerate(maps):
             weighted = (run.columns[:, channel] * share).flatten(1)
             found[run.index, channel] = weighted if one is None else one(weighted)
-        squares[run.index] = (run.mean * share[:, 0]).square().sum(2)
+            variances[run.index, channel] = weighted.square().sum(1)
+        means.add(run.index, run.mean, share[:, 0].square())
     count = len(pool)
-    scaled = found.div_(_scales(squares[:count], found[:count].square().sum(2))[:, None])
+    scaled = found.div_(means.squared_scales(variances[:count]).sqrt()[:, None])
     flat = scaled.flatten(1) if exact else scaled.sum(1)
     return PoolFeatures(flat[:count], flat[count:], is_exact=exact and stream.is_exact)
 
@@ -199,7 +208,7 @@ def observation_rows(
     seed: int,
     targets: Field | None = None,
     query: Grid | None = None,
-    noise: float | None = None,
+    noise: float | Float[Tensor, " c"] | None = None,
     sketch: FeatureSketch = DEFAULT_SKETCH,
 ) -> PoolRows:
     """Rows of the functions of a pool in latent space, and the moment of target functions.
@@ -214,16 +223,18 @@ def observation_rows(
         seed: Of the sketch.
         targets: Input functions at which the posterior is to become narrow; the pool by default.
         query: Where functions are observed; the pool's grid by default.
-        noise: Observation variance, in physical units squared; the predictor's by default.
+        noise: Observation variance, one or one per channel, in physical units squared; the predictor's by default.
         sketch: `latents` and `exact_entries` are used.
 
     Raises:
         ArgumentError: If the noise is not positive.
-        DataError: If a prediction is not finite, or there is no target.
-        ShapeError: If the targets do not have the pool's channels.
+        DataError: If `predict` is no predictor, the pool empty or no Field, a prediction not finite, or there is no target.
+        GridError: If `query` is no grid.
+        ShapeError: If the targets do not have the pool's channels, or there is not one noise per channel.
         LatentError: If two calls of the predictor do not share their latent, for no apparent reason.
         UnsupportedError: If the field is neither Gaussian nor empirical.
     """
+    _check_arguments(predict, pool, query)
     where = pool.grid if query is None else query
     if targets is not None and not len(targets):
         raise DataError(expected="at least one target function", got="none", remedy="leave targets out for the pool")
@@ -231,10 +242,11 @@ def observation_rows(
     share = (where.weights / where.volume).sqrt()[:, None]
     inputs, count = pool if targets is None else _joined(pool, targets), len(pool)
     stream = _Stream(predict, inputs, query, seed=seed, limits=sketch)
-    most = min(stream.rank, predict.out_channels * where.size, max(1, _ROW_ENTRIES // (count * stream.rank)))
+    informative = min(stream.rank, predict.out_channels * where.size)
+    most = min(informative, max(1, _ROW_ENTRIES // (count * stream.rank)))
     rows = torch.empty(count, most, stream.rank, dtype=torch.float64)
-    squares = torch.empty(len(inputs), predict.out_channels, dtype=torch.float64)
-    variances = torch.empty_like(squares)
+    variances = torch.empty(len(inputs), predict.out_channels, dtype=torch.float64)
+    means = _Moments(len(inputs), predict.out_channels)
     moments = torch.zeros(predict.out_channels, stream.rank, stream.rank, dtype=torch.float64)
     for run in stream:
         observed = max(0, min(len(run.mean), count - run.index.start))
@@ -244,11 +256,11 @@ def observation_rows(
         weighted = run.columns * share
         aims = (weighted if targets is None else weighted[observed:]).transpose(0, 1).flatten(1, 2)
         moments += aims.mT @ aims
-        squares[run.index] = (run.mean * share[:, 0]).square().sum(2)
+        means.add(run.index, run.mean, share[:, 0].square())
         variances[run.index] = weighted.square().sum((2, 3))
-    scales = _scales(squares[:count], variances[:count])
-    moment = (moments / scales.square()[:, None, None]).sum(0) / (count if targets is None else len(targets))
-    return PoolRows(rows[:, : _needed(rows)], moment, is_exact=stream.is_exact)
+    squared_scales = means.squared_scales(variances[:count])
+    moment = (moments / squared_scales[:, None, None]).sum(0) / (count if targets is None else len(targets))
+    return PoolRows(rows[:, : _needed(rows)], moment, is_exact=stream.is_exact and most >= informative)
 
 
 class _Stream:
@@ -376,7 +388,33 @@ def _checked(values: Tensor, name: str) -> Float64[Tensor, "..."]:
     return numbers
 
 
-def _scales(squares: Float64[Tensor, "n c"], variances: Float64[Tensor, "n c"]) -> Float64[Tensor, " c"]:
-    """Root mean square of each channel over the pool; of its standard deviation, or one, where there is nothing else."""
-    size, spread = squares.mean(0).sqrt(), variances.mean(0).sqrt()
-    return torch.where(size > 0, size, torch.where(spread > 0, spread, torch.ones_like(size)))
+def _check_arguments(predict: Predictor, pool: Field, query: Grid | None) -> None:
+    """Check the kinds of what all views of a pool take."""
+    if not isinstance(predict, Predictor):
+        raise DataError(expected="a Predictor", got=type(predict).__name__, remedy="fit a head, or calibrate one")
+    if not isinstance(pool, Field):
+        raise DataError(expected="pool to be a Field", got=type(pool).__name__, remedy="pn.Field(values, grid)")
+    if not len(pool):
+        raise DataError(expected="functions to choose from", got="nothing: the pool is empty", remedy="draw a pool")
+    if query is not None and not isinstance(query, Grid):
+        raise GridError(expected="query to be a Grid", got=type(query).__name__, remedy="use pool.grid.resized(shape)")
+
+
+class _Moments:
+    """How predicted means vary, function by function, so that a large offset of a channel cancels before it is squared."""
+
+    def __init__(self, count: int, channels: int) -> None:
+        self.averages = torch.empty(count, channels, dtype=torch.float64)
+        self.spreads = torch.empty_like(self.averages)
+
+    def add(self, index: slice, mean: Float64[Tensor, "n c p"], share: Float64[Tensor, " p"]) -> None:
+        """Note the means of a run of functions; the shares of the points sum to one."""
+        self.averages[index] = mean @ share
+        self.spreads[index] = (mean - self.averages[index][..., None]).square() @ share
+
+    def squared_scales(self, variances: Float64[Tensor, "n c"]) -> Float64[Tensor, " c"]:
+        """Variance of each channel over the n functions of the pool and the domain; one where that is zero."""
+        count = len(variances)
+        between = self.averages[:count].var(0, correction=0)
+        total = between + self.spreads[:count].mean(0) + variances.mean(0)
+        return torch.where(total > 0, total, torch.ones_like(total))

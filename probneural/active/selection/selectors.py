@@ -24,7 +24,7 @@ from probneural.grids import Grid
 class Selector(ABC):
     """A rule that chooses input functions from a pool; abstract.
 
-    All rules share these habits. A function of the pool that equals a labelled one bit for bit is never chosen, and copies
+    All rules share these habits. A function of the pool that equals a labelled one is never chosen, and copies, bit for bit,
     within the pool only when nothing else is left. Equal scores, zeros everywhere among them, are taken in an order that the
     seed decides. The same arguments give the same choice.
     """
@@ -47,16 +47,19 @@ class Selector(ABC):
             pool: Input functions to choose from, `(n, c, *grid)`.
             count: How many.
             seed: Of ties, of draws, and of sketches.
-            labelled: Input functions whose outputs are known.
+            labelled: Input functions whose outputs are known, on any grid. A function of the pool counts as labelled where its
+                difference from one, on the coarser of the two grids, has a root mean square of at most 1e-6 of its own.
             query: Where predictions are evaluated; the pool's grid by default.
 
         Returns:
             Indices into the pool, distinct, in the order of choice, on the CPU.
 
         Raises:
-            DataError: If pool or labelled are no fields or not finite, or predicted variances are not.
+            DataError: If pool or labelled are no fields or not finite, predicted variances are not, the pool is empty or fully
+                labelled, or `predict` is asked and is no predictor.
             ShapeError: If labelled functions do not have the pool's channels.
-            ArgumentError: If `count` is not between 1 and the number of functions that are not labelled.
+            GridError: If labelled functions live on a grid that cannot be compared with the pool's, or `query` is no grid.
+            ArgumentError: If `count` is no integer, or not between 1 and the number of functions that are not labelled.
         """
 
 
@@ -91,8 +94,9 @@ class RandomSelection(Selector):
 class TopKSelection(Selector):
     """The largest integrated variances, each function by itself.
 
-    score(a) = sum over c of the average over the domain of Var u_c(a, x), divided by scale_c², where scale_c is the root mean
-    square of the predicted means over the pool, so that no channel's unit matters. The noise is left out: it is no reason to
+    score(a) = sum over c of the average over the domain of Var u_c(a, x), divided by scale_c², the channel's variance over pool
+    and domain ([`integrated_variances`][probneural.active.integrated_variances]), so that no channel's unit or zero point
+    matters. The noise is left out: it is no reason to
     look. It takes functions that tell the same story together, and is known to be unreliable for batches.
     """
 

@@ -23,7 +23,7 @@ class SpaceFillingSelection(Selector):
     """The input function farthest, in L2, from all chosen and labelled ones; predictions play no part.
 
     Channels count in units of their root mean square deviation from the pool's mean. Without labelled functions the first one
-    is the one nearest to that mean. It keeps one copy of the pool in float64, which is little beside any prediction of it.
+    is the one nearest to that mean. It keeps one copy of the pool in float64, and two while it is made.
 
     Reference:
         Johnson, Moore and Ylvisaker (1990), Minimax and maximin distance designs; greedy as in Gonzalez (1985).
@@ -46,6 +46,7 @@ class SpaceFillingSelection(Selector):
         share = (pool.grid.weights / pool.grid.volume).sqrt()
         both = torch.cat([field.values.detach().flatten(2).to("cpu", torch.float64) for field in (pool, known)])
         points = (both - both[: len(pool)].mean(0)).mul_(share)
+        del both
         scales = points[: len(pool)].square().sum(2).mean(0).sqrt()
         points = points.div_(torch.where(scales > 0, scales, torch.ones_like(scales))[:, None]).flatten(1)
         central = -squared_distances(points[: len(pool)], torch.zeros_like(points[0]))
@@ -62,16 +63,18 @@ def space_filling_designs(
         count: How many; Sobol points are balanced at powers of two.
         dimension: Of the cube: `problem.design_dim`.
         seed: Of the scrambling.
-        kind: `"sobol"`, scrambled (Owen), or `"latin_hypercube"`, with one point in each of `count` slices of every axis.
+        kind: `"sobol"`, scrambled (a random linear matrix scramble with a digital shift), or `"latin_hypercube"`, with one
+            point in each of `count` slices of every axis.
 
     Returns:
         `(count, dimension)` in [0, 1), dimensionless.
 
     Raises:
-        ArgumentError: If a number is not positive, or the kind is another one.
+        ArgumentError: If a number is no positive integer, there are more than 21,201 dimensions of Sobol points, or the kind is
+            another one.
 
     Reference:
-        Owen (1998), Scrambling Sobol' and Niederreiter-Xing points; McKay et al. (1979); both by `scipy.stats.qmc`.
+        Matoušek (1998), On the L2-discrepancy for anchored boxes; McKay et al. (1979); both by `scipy.stats.qmc`.
 
     Examples:
         >>> designs = space_filling_designs(5, 2, seed=0, kind="latin_hypercube")
@@ -80,10 +83,13 @@ def space_filling_designs(
     """
     from scipy.stats import qmc  # half a second to import
 
-    if count < 1 or dimension < 1 or kind not in ("sobol", "latin_hypercube"):
+    whole = all(isinstance(number, int) and not isinstance(number, bool) and number >= 1 for number in (count, dimension))
+    known = kind in ("sobol", "latin_hypercube")
+    if not (whole and known) or (kind == "sobol" and dimension > qmc.Sobol.MAXDIM):
         raise ArgumentError(
-            expected="a positive count and dimension, and kind 'sobol' or 'latin_hypercube'",
-            got=f"{count}, {dimension} and {kind!r}",
+            expected="a positive count and dimension (integers), and kind 'sobol', up to "
+            f"{qmc.Sobol.MAXDIM} dimensions, or 'latin_hypercube'",
+            got=f"{count!r}, {dimension!r} and {kind!r}",
             remedy="give the number of designs, then problem.design_dim",
         )
     if kind == "latin_hypercube":
