@@ -29,10 +29,13 @@ from probneural.active import (
 )
 from probneural.active.loop.learner import WINDOW
 from probneural.active.simulation.result_files import RESULTS
+from probneural.active.simulation.running import open_pool
 from probneural.active.simulation.store import ResultStore
+from probneural.active.simulation.worker_pools import ProcessPool
 from probneural.distributions import Predictor
-from probneural.errors import ArgumentError, DataError, FileError, SimulationError
+from probneural.errors import ArgumentError, DataError, FileError, SimulationError, TrainingError
 from probneural.fields import Field, FieldPairs
+from probneural.training.history import History
 from tests.active import loops
 from tests.active.loops import GRID, POOL, TEST, Counted, NearestHead, Watched, functions, learner, same_pairs, square
 
@@ -166,7 +169,10 @@ def test_a_number_of_labels_is_met_exactly_and_the_pool_can_be_used_up(tmp_path:
     loop = learner(tmp_path, batch=10)
     assert loop.run(labels=20).labels == (6, 16, 20)
     assert loop.run(labels=25).labels == (6, 16, 20, 25)
-    assert loop.run(rounds=99).labels == (6, 16, 20, 25, 35, 45, 55, 56)  # 60 less those for calibration
+    with pytest.warns(RuntimeWarning, match="the pool is used up at 56 labels"):
+        assert loop.run(rounds=99).labels == (6, 16, 20, 25, 35, 45, 55, 56)  # 60 less those for calibration
+    with pytest.warns(RuntimeWarning, match="56 labels already, more than 30"):
+        loop.run(labels=30)
     assert len(loop.ask()) == 0
 
 
@@ -331,10 +337,12 @@ def test_damaged_weights_are_trained_again(tmp_path: Path) -> None:
         ({"warm_start": False}, "warm_start True"),
         ({"test": TEST[:3]}, "test"),
         ({"calibrate": pn.calibration.VarianceScale()}, "calibrate 'None'"),
+        ({"simulator": pn.problems.Heat(0.02, dimension=1)}, r'simulator "Heat\(diffusivity=0.01.*got simulator "Heat\(.*0.02'),
     ],
 )
 def test_a_store_of_other_settings_is_refused(tmp_path: Path, changes: dict[str, Any], names: str) -> None:
-    learner(tmp_path)
+    learner(tmp_path, pn.problems.Heat(dimension=1))
+    learner(tmp_path, square)  # callables are not told apart
     with pytest.raises(FileError, match=names):
         learner(tmp_path, **changes)
 
@@ -489,7 +497,8 @@ def test_equal_candidates_are_one(tmp_path: Path) -> None:
     twice = Field(torch.cat([POOL.values[:20], POOL.values[:20]]), GRID)
     calls = Counted(tmp_path / "calls")
     loop = learner(tmp_path / "store", calls, pool=twice)
-    loop.run(rounds=99)
+    with pytest.warns(RuntimeWarning, match="used up at 16"):
+        loop.run(rounds=99)
     assert loop.history.labels[-1] == 16
     assert len(calls.calls) == 20
 
@@ -524,6 +533,140 @@ def test_asking_and_telling_is_running(tmp_path: Path) -> None:
     ]
     assert same_pairs(loop.pairs, whole.pairs)
     assert len(whole.ask()) == 4  # both ways on one learner
+
+
+def answered(inputs: Field, *, dtype: torch.dtype = torch.float64, bad: int = 0) -> FieldPairs:
+    """What `tell` takes; the first `bad` outputs are NaN."""
+    values = inputs.values.square()
+    values[:bad] = torch.nan
+    return FieldPairs(inputs, Field(values.to(dtype), GRID))
+
+
+def test_killed_inside_tell_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = learner(tmp_path, None)
+    pairs = answered(loop.ask())
+    assert interrupted(monkeypatch, 0, False, lambda: loop.tell(pairs))
+    assert len(loop.store) == 10
+    again = learner(tmp_path, None)
+    assert len(again.ask()) == 4
+    assert again.history.labels == (6,)
+
+
+def test_after_too_many_failures_told_results_can_be_told(tmp_path: Path) -> None:
+    loop = learner(tmp_path, None)
+    asked = loop.ask()
+    with pytest.raises(SimulationError, match="or tell their results"):
+        loop.tell(answered(asked, bad=10))
+    with pytest.raises(SimulationError):
+        learner(tmp_path, None).ask()
+    again = learner(tmp_path, None)
+    again.tell(answered(asked))
+    assert again.history.labels == (6,)
+    assert len(again.ask()) == 4
+
+
+def test_results_of_another_kind_are_failures_when_told(tmp_path: Path) -> None:
+    loop = learner(tmp_path, None)
+    loop.tell(answered(loop.ask()))
+    asked = loop.ask()
+    loop.tell(answered(asked[:1], dtype=torch.float32))
+    loop.tell(answered(asked[1:]))
+    assert loop.history.labels == (6, 9)
+    assert "float32" in loop.store.failures()[0].reason
+    assert loop.history[-1].failed == 1
+
+
+@pytest.mark.parametrize("kind", ["grid", "channels", "dtype"])
+def test_results_of_another_kind_are_failures(tmp_path: Path, kind: str) -> None:
+    def odd(inputs: Field) -> Field:
+        outputs = square(inputs)
+        if abs(float(inputs.values.mean())) < 1.2:
+            return outputs
+        if kind == "grid":
+            return outputs.resample(GRID.resized((4,)))
+        return outputs.to(torch.float32) if kind == "dtype" else Field(outputs.values.repeat(1, 2, 1), GRID)
+
+    loop = learner(tmp_path, odd, batch=10)
+    history = loop.run(rounds=3)
+    assert sum(entry.failed for entry in history.rounds) >= 2
+    assert float(loop.pairs.inputs.values.mean((1, 2)).abs().max()) < 1.2
+    assert loop.store.failures()
+    assert learner(tmp_path, odd, batch=10).history == history
+
+
+class Reading(Spy):
+    """Chooses by the variances it is given, to the last digits."""
+
+    def select(self, predict: Predictor, pool: Field, count: int, **rest: Any) -> torch.Tensor:
+        total = float(predict(pool).variance.sum()) + float(predict.noise.sum())
+        return (torch.arange(count) + int(total * 1e6)) % len(pool)
+
+
+def test_calibration_outputs_do_not_influence_what_is_chosen(tmp_path: Path) -> None:
+    kept = learner(tmp_path / "zero", initial=2, calibration=4)
+    kept.run(rounds=1)
+    apart = {kept.store.key(kept.calibration_pairs.inputs[row]) for row in range(4)}
+
+    def other(inputs: Field) -> Field:
+        outputs = square(inputs)
+        return Field(outputs.values + 3.0, GRID) if kept.store.key(inputs) in apart else outputs
+
+    settings = {"acquisition": Reading(), "calibrate": pn.calibration.VarianceScale()}
+    one, two = learner(tmp_path / "one", square, **settings), learner(tmp_path / "two", other, **settings)
+    one.run(rounds=3)
+    two.run(rounds=3)
+    assert chosen(one) == chosen(two)
+    assert one.history[-1].stated != two.history[-1].stated  # which the history's predictor does heed
+
+
+def test_a_gap_in_the_memory_is_found(tmp_path: Path) -> None:
+    learner(tmp_path).run(rounds=3)
+    (tmp_path / "decisions" / "stage-0001.json").rename(tmp_path / "kept")
+    with pytest.raises(FileError, match="got stage-0002, but no usable stage-0001"):
+        learner(tmp_path)
+    (tmp_path / "kept").rename(tmp_path / "decisions" / "stage-0001.json")
+    (tmp_path / "decisions" / "stage-0002.json").unlink()
+    with pytest.raises(FileError, match="got 2 stages, 3 outcomes and 3 rounds"):
+        learner(tmp_path)
+
+
+def test_two_learners_on_one_store_are_noticed(tmp_path: Path) -> None:
+    one, two = learner(tmp_path), learner(tmp_path)
+    one.run(rounds=2)
+    with pytest.raises(FileError, match="a store that one learner uses; got stage-0000"):
+        two.run(rounds=2)
+
+
+def endless(operator: nn.Module, pairs: FieldPairs, *, seed: int) -> History:
+    return History(train=(math.inf,), validation=(), seconds=(0.0,))
+
+
+def broken(operator: nn.Module, pairs: FieldPairs, *, seed: int) -> None:
+    with torch.no_grad():
+        next(operator.parameters()).fill_(torch.nan)
+
+
+def test_what_is_not_finite_has_a_name(tmp_path: Path) -> None:
+    huge = FieldPairs(TEST.inputs, Field(TEST.outputs.values * 1e200, GRID))  # their squares overflow
+    found = learner(tmp_path / "one", train=endless, test=huge).run(rounds=2)[-1]
+    assert (found.loss, found.error, found.error_99) == (None, None, None)
+    with pytest.raises(TrainingError, match="finite weights after the training of round 0"):
+        learner(tmp_path / "two", train=broken).run(rounds=2)
+
+
+def test_own_workers_live_for_all_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def one_pool(*arguments: Any, **settings: Any) -> Any:
+        opened.append(open_pool(*arguments, **settings))
+        return opened[-1]
+
+    monkeypatch.setattr("probneural.active.loop.learner.open_pool", one_pool)
+    learner(tmp_path).run(rounds=3)
+    assert len(opened) == 1
+    own = ProcessPool(square, workers=2, limit=None)
+    assert own.has_room
+    own.close()  # none has started
 
 
 def test_history_is_a_table(tmp_path: Path) -> None:
@@ -612,6 +755,7 @@ class Greedy(Spy):
         ({"batch": 0}, ArgumentError, "a batch of at least 1 at 6 labels"),
         ({"batch": 1.5}, ArgumentError, "a batch of at least 1"),
         ({"batch": lambda labels: 0}, ArgumentError, "a batch of at least 1"),
+        ({"test": FieldPairs(POOL[:3], square(POOL[:3])).to(torch.float32)}, DataError, "not in the pool; got 3"),
         ({"initial": 58}, DataError, "a pool of at least 62"),
         ({"test": FieldPairs(POOL[:3], square(POOL[:3]))}, DataError, "test functions that are not in the pool; got 3"),
     ],
@@ -627,6 +771,7 @@ def test_wrong_calls(tmp_path: Path) -> None:
         (loop.run, ArgumentError, "rounds= or labels="),
         (lambda: loop.run(rounds=1, labels=1), ArgumentError, "rounds= or labels="),
         (lambda: loop.run(rounds=1), ArgumentError, "a simulator to run"),
+        (lambda: loop.run(labels=5), ArgumentError, "labels as an integer of at least 6"),
         (lambda: loop.predict, DataError, "a finished round"),
         (lambda: loop.pairs, DataError, "labelled functions; got none yet"),
         (lambda: loop.calibration_pairs, DataError, "calibration functions"),
@@ -642,6 +787,12 @@ def test_wrong_calls(tmp_path: Path) -> None:
         learner(tmp_path / "two", acquisition=Greedy()).run(rounds=2)
     with pytest.raises(ArgumentError, match="a factor above 1"):
         Growth(1.0)
+
+
+@pytest.mark.bad_input
+def test_numbers_to_reach_are_integers(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="rounds as an integer of at least 0"):
+        learner(tmp_path).run(rounds=1.0)  # type: ignore[arg-type]
 
 
 def test_a_pool_that_fails_too_often_for_the_random_start(tmp_path: Path) -> None:

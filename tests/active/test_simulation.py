@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -18,12 +19,14 @@ import torch
 from probneural.active import ResultStore, simulate
 from probneural.active.simulation import workers
 from probneural.active.simulation.result_files import locked
+from probneural.active.simulation.running import open_pool, simulate_in
 from probneural.active.simulation.workers import PlainField, PlainGrid
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.problems import Burgers
 
+fcntl = pytest.importorskip("fcntl")
 GRID = Grid.uniform((8,))
 
 
@@ -152,7 +155,7 @@ def test_closing_ends_workers_at_work(runs):
     """The simulation would have slept for ten minutes."""
     seconds, error, at_work, left = runs["troubles"]["closing"]
     assert seconds < 30
-    assert (error, at_work, left) == ("BrokenProcessPool", 2, 0)
+    assert (error, at_work, left) == ("BrokenProcessPool", 1, 0)
     assert runs["troubles"]["closing early"] == [0, True]
 
 
@@ -341,11 +344,51 @@ class Strange(Executor):
 def test_an_executors_own_troubles_are_reported(tmp_path):
     store = ResultStore(tmp_path)
     report = simulate(Counting(), functions(1), store=store, executor=Strange(OSError("no route to host")), progress=False)
-    assert list(report.failures.values()) == ["OSError: no route to host"]
-    assert store.attempts(report.keys[0]) == 2
+    assert list(report.failures.values()) == ["the executor's own OSError: no route to host"]
+    assert store.attempts(report.keys[0]) == 0  # which says nothing about the simulation
+    assert report.lost == {report.keys[0]}
+    full = FileError(expected="space", got="none", remedy="make some")
+    with pytest.raises(FileError, match="make some"):  # the store's trouble ends the call
+        simulate(Counting(), functions(1), store=store, executor=Strange(full), progress=False)
+    assert store.failures() == []
     report = simulate(Counting(), functions(2)[1:], store=store, executor=Strange(None), progress=False)
     assert list(report.failures.values()) == ["the executor cancelled it"]
     assert store.attempts(report.keys[0]) == 0
+
+
+def test_a_file_system_without_locks_ends_the_call_and_leaves_no_descriptor(tmp_path, monkeypatch):
+    store, descriptors = ResultStore(tmp_path), len(os.listdir("/proc/self/fd"))
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as executor:
+        patch.setattr(fcntl, "flock", refuse)
+        with pytest.raises(FileError, match="a file system that knows flock; got .*No locks available"):
+            simulate(Counting(), functions(1), store=store, executor=executor, progress=False)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert store.failures() == []
+
+
+def test_undecodable_names_in_a_message_do_no_harm(tmp_path):
+    def fail(inputs: Field) -> Field:
+        raise OSError("no file caf\udce9.dat")
+
+    with ThreadPoolExecutor(1) as executor:
+        report = simulate(fail, functions(1), store=ResultStore(tmp_path), executor=executor, progress=False)
+    assert "caf\\udce9.dat" in report.failures[report.keys[0]]
+    assert "caf\\udce9.dat" in ResultStore(tmp_path).failures()[0].reason
+
+
+def test_results_of_another_kind_are_failures(tmp_path):
+    store = ResultStore(tmp_path)
+    with ThreadPoolExecutor(1) as executor:
+        pool = open_pool(Counting(), executor, workers=None, timeout=None)
+        settings = {"store": store, "timeout": None, "attempts": 1, "out_grid": None, "progress": False}
+        good = simulate_in(pool, functions(1), **settings, out_kind=(1, "torch.float64"))
+        bad = simulate_in(pool, functions(2)[1:], **settings, out_kind=(1, "torch.float32"))
+    assert good.simulated == 1
+    assert "a result of the channels and dtype (1, 'torch.float32')" in bad.failures[bad.keys[0]]
 
 
 def test_fields_and_grids_travel_without_tensors():

@@ -176,6 +176,15 @@ def test_failed_attempts_are_kept_and_counted(tmp_path):
     assert torch.equal(again.inputs([store.key(other[0]), keys[0]]).values, torch.cat([other.values[:1], inputs.values]))
 
 
+def test_reasons_that_no_index_takes_are_healed(tmp_path, monkeypatch):
+    store = ResultStore(tmp_path)
+    with monkeypatch.context() as patch:  # as earlier versions wrote them
+        patch.setattr("probneural.active.simulation.result_files.plain_text", str)
+        store.fail(some(1), reason="caf\udce9", seconds=0.0)
+    store.fail(some(1, seed=1), reason="th\udce9", seconds=0.0)
+    assert [failure.reason for failure in ResultStore(tmp_path).failures()] == ["caf\\udce9", "th\\udce9"]
+
+
 def test_decisions_are_kept_once(tmp_path):
     store = ResultStore(tmp_path)
     assert store.recall("round-1") is None

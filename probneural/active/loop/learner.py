@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
@@ -14,20 +16,24 @@ from tqdm.auto import tqdm
 
 from probneural.active.loop.history import LearningHistory, Round
 from probneural.active.loop.ledger import Ledger, Outcome, Stage
-from probneural.active.loop.recipes import Calibrator, Course, Head, Recipe, measured
+from probneural.active.loop.recipes import Calibrator, Course, Head, Lesson, Recipe, measured
 from probneural.active.loop.schedule import Schedule, next_target
 from probneural.active.loop.settings import (
     SEEDS,
     check,
     check_count,
+    check_goal,
     described,
     digest_of_operator,
     digest_of_pairs,
     keys_of,
+    shared,
 )
 from probneural.active.selection.selectors import Selector
-from probneural.active.simulation.running import simulate
+from probneural.active.simulation.running import open_pool, simulate_in
 from probneural.active.simulation.store import ResultStore
+from probneural.active.simulation.worker_pools import BorrowedPool, ProcessPool
+from probneural.active.simulation.workers import kind_of
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, SimulationError
 from probneural.fields import Field, FieldPairs
@@ -54,13 +60,15 @@ class ActiveLearner:
     store, and its data set and history are then those of a loop that ran through, bit for bit on one thread if the head
     repeats itself (ensembles do with `prediction="loop"`). Results the store has are never simulated again.
 
-    A simulation that fails, exceeds its time or returns NaN is left out, counted in the history, and never chosen again. At
-    the random start the next random functions take the place of failed ones; later the next choice is larger by as many. When
-    more than half of a stage's simulations fail (of the last 8, if the stage is smaller), the loop stops.
+    A simulation that fails, exceeds its time, returns NaN or something on another grid than the others is left out, counted in
+    the history, and never chosen again. At the random start the next random functions take the place of failed ones; later the
+    next choice is larger by as many. When more than half of a stage's simulations fail (of the last 8, if the stage is
+    smaller), the loop stops.
 
     Args:
         simulator: A problem, or any callable from a Field of inputs to the Field of their outputs; None where the simulations
-            are done elsewhere, by `ask` and `tell`.
+            are done elsewhere, by `ask` and `tell`. Another problem than before is refused; callables are not told apart, so
+            after a change of the simulator name another store, or two operators are mixed.
         head: Anything with `fit(operator, pairs)` that returns a predictor.
         acquisition: The rule that chooses.
         operator: The untrained module, which is copied, never changed; None for heads that do without one.
@@ -71,20 +79,21 @@ class ActiveLearner:
         initial: Functions of the random start.
         batch: Functions that a round adds: a number, or a function of the number of labels such as `Growth`.
         calibration: Number of calibration functions, simulated beside the labels and not counted among them.
-        calibrate: Anything with `fit(predict, calibration pairs)` that returns a predictor, a `VarianceScale` for example.
+        calibrate: Anything with `fit(predict, calibration pairs)` that returns a predictor, a `VarianceScale` for example. It
+            decides about `predict` and the history; `acquisition` is given the predictor before calibration.
         test: Pairs to measure errors on; they change nothing that the loop does.
         executor: Where simulations run; see [`simulate`][probneural.active.simulate].
         timeout: Seconds that one simulation may take.
         attempts: Times that a simulation is tried.
         seed: Names the loop, from 0 to 2^20 - 1.
         warm_start: Whether training goes on from the weights of the round before. Otherwise every round starts from those of
-            `operator`, which costs more and can generalise better.
+            `operator`, which costs more and can generalise better. Means nothing without `train`.
         progress: Whether to show progress bars.
 
     Raises:
         ArgumentError: If an argument is of the wrong kind or out of range.
         DataError: If the pool has too few different functions for the random start.
-        FileError: If the store belongs to a loop of other settings; the message names them.
+        FileError: If the store belongs to a loop of other settings, which the message names, or its memory has gaps.
 
     Reference:
         Musekamp et al. (2025), Active learning for neural PDE solvers (the loop over a pool). Deviations: any head's
@@ -135,7 +144,7 @@ class ActiveLearner:
         warm_start: bool = True,
         progress: bool = True,
     ) -> None:
-        check(simulator is None or callable(getattr(simulator, "solve", simulator)), "a problem or a callable", simulator)
+        check(simulator is None or isinstance(simulator, Problem) or callable(simulator), "a problem or a callable", simulator)
         check(isinstance(head, Head), "a head with fit(operator, pairs)", head)
         check(isinstance(acquisition, Selector), "a Selector as acquisition", acquisition)
         check(operator is None or isinstance(operator, nn.Module), "an nn.Module or None as operator", operator)
@@ -155,7 +164,7 @@ class ActiveLearner:
         self.store = store if isinstance(store, ResultStore) else ResultStore(os.fspath(store))
         self._ledger = Ledger(self.store, self.pool)
         self._course = Course(self._ledger, operator, train, head, calibrate, warm_start, seed)
-        self._predict: Predictor | None = None
+        self._lesson: Lesson | None = None
         self._check_pool()
         self._ledger.begin(self._settings())
 
@@ -189,12 +198,16 @@ class ActiveLearner:
         Raises:
             DataError: If no round is finished.
         """
-        if self._predict is None:
+        return self._learnt().predict
+
+    def _learnt(self) -> Lesson:
+        """What the last finished round made of its data."""
+        if self._lesson is None:
             number = len(self._ledger.rounds) - 1
             if number < 0:
                 raise DataError(expected="a finished round", got="none", remedy="call run, or tell what ask asked for")
-            self._predict = self._course.learn(number).predict
-        return self._predict
+            self._lesson = self._course.learn(number)
+        return self._lesson
 
     def run(self, *, rounds: int | None = None, labels: int | None = None) -> LearningHistory:
         """Go on until there are so many rounds, or so many labels, in all; or until the pool is used up.
@@ -203,20 +216,29 @@ class ActiveLearner:
 
         Args:
             rounds: Rounds in the history, the random start included.
-            labels: Functions to learn from; the last round is as small as it takes not to exceed it.
+            labels: Functions to learn from, at least `initial`; the last round is as small as it takes not to exceed it,
+                unless it was chosen by an earlier call: what is begun is finished.
 
         Returns:
-            The history.
+            The history. A warning says so if there were more labels already, or the pool is used up.
 
         Raises:
-            ArgumentError: If not exactly one of the two is given, there is no simulator, or a choice is not one.
+            ArgumentError: If not exactly one of the two is given, it is no such number, there is no simulator, or a choice is
+                not one.
+            FileError: If another learner uses the store.
             SimulationError: If too many simulations failed.
         """
         if (rounds is None) == (labels is None):
             raise ArgumentError(expected="rounds= or labels=", got=f"{rounds=}, {labels=}", remedy="give one of them")
+        check_goal(rounds, 0, name="rounds")
+        check_goal(labels, self.initial, name="labels")
         if self.simulator is None:
             raise ArgumentError(expected="a simulator to run", got="None", remedy="use ask and tell, or construct with one")
-        with tqdm(total=labels, desc="active learning", unit="label", disable=not self.progress) as bar:
+        simulator = self.simulator.solve if isinstance(self.simulator, Problem) else self.simulator
+        with (
+            tqdm(total=labels, desc="active learning", unit="label", disable=not self.progress) as bar,
+            contextlib.closing(open_pool(simulator, self.executor, workers=None, timeout=self.timeout)) as pool,
+        ):
             self._settle()
             while True:
                 self._show(bar)
@@ -224,8 +246,9 @@ class ActiveLearner:
                     return self.history
                 stage = self._pending(labels)
                 if stage is None:
+                    self._warn_of_end(labels)
                     return self.history
-                self._close(self._simulated(stage))
+                self._close(self._simulated(stage, pool))
 
     def ask(self) -> Field:
         """Return the inputs to simulate next, choosing them if need be; those already told are left out.
@@ -234,8 +257,11 @@ class ActiveLearner:
             Functions on the pool's grid; none when the pool is used up.
         """
         self._settle()
-        stage = self._pending(None)
-        return self.pool[[] if stage is None else self._missing(stage)]
+        while (stage := self._pending(None)) is not None:
+            if missing := self._missing(stage):
+                return self.pool[missing]
+            self._close(Outcome(failed=self._failed(stage), seconds=0.0))  # killed in `tell`, or known already
+        return self.pool[[]]
 
     def tell(self, pairs: FieldPairs) -> None:
         """Store results of what `ask` returned, all or some, in any order; the last of them ends the round.
@@ -251,7 +277,8 @@ class ActiveLearner:
         stage = self._ledger.open
         if stage is None:
             raise ArgumentError(expected="an open question", got="none", remedy="call ask first")
-        missing = {self._ledger.keys[position] for position in self._missing(stage)}
+        missing = {self._ledger.keys[position] for position in self._without_result(stage)}  # also of what was called failed
+        example = self._ledger.example
         told = keys_of(self.store, pairs.inputs)
         unknown = [number for number, key in enumerate(told) if key not in missing]
         if unknown:
@@ -262,17 +289,27 @@ class ActiveLearner:
             )
         for number in range(len(pairs)):
             inputs, outputs = pairs.inputs[number], pairs.outputs[number]
-            if bool(torch.isfinite(outputs.values).all()):
-                self.store.add(inputs, outputs, seconds=0.0)
-            else:
+            if not bool(torch.isfinite(outputs.values).all()):
                 self.store.fail(inputs, reason="an output that is not finite was told", seconds=0.0)
+            elif example is not None and (outputs.grid, kind_of(outputs)) != (example.grid, kind_of(example)):
+                self.store.fail(inputs, reason=f"{outputs!r} was told after {example!r}", seconds=0.0)
+            else:
+                self.store.add(inputs, outputs, seconds=0.0)
         if not self._missing(stage):
-            self._close(Outcome(failed=self._without_result(stage), seconds=0.0))
+            self._close(Outcome(failed=self._failed(stage), seconds=0.0))
 
     def _missing(self, stage: Stage) -> list[int]:
         """Positions without a result that nobody has called failed."""
         failed = {failure.key for failure in self.store.failures()}
         return [position for position in self._without_result(stage) if self._ledger.keys[position] not in failed]
+
+    def _failed(self, stage: Stage) -> tuple[int, ...]:
+        """Positions without a result, or with one of another grid, channels or dtype than the others."""
+        unlike = self._ledger.unlike(stage)
+        for position in unlike:
+            if not self.store.attempts(self._ledger.keys[position]):
+                self.store.fail(self.pool[position], reason="a result of another grid, channels or dtype", seconds=0.0)
+        return self._without_result(stage) + unlike
 
     def _without_result(self, stage: Stage) -> tuple[int, ...]:
         return tuple(position for position in stage.positions if self._ledger.keys[position] not in self.store)
@@ -312,7 +349,7 @@ class ActiveLearner:
         count = min(target - len(labelled), len(free))
         if count < 1:
             return None
-        pairs, predict = self.pairs, self.predict
+        pairs, predict = self.pairs, self._learnt().raw  # calibrated, calibration functions would influence what is chosen
         started = time.perf_counter()
         query = None if pairs.outputs.grid == self.pool.grid else pairs.outputs.grid
         chosen = self.acquisition.select(
@@ -327,28 +364,27 @@ class ActiveLearner:
             )
         return Stage(number, target, (), tuple(free[rank] for rank in ranks), 0, time.perf_counter() - started)
 
-    def _simulated(self, stage: Stage) -> Outcome:
+    def _simulated(self, stage: Stage, pool: ProcessPool | BorrowedPool) -> Outcome:
         """Run the open stage's simulations; every result is stored as it comes."""
-        simulator = self.simulator.solve if isinstance(self.simulator, Problem) else self.simulator
-        assert simulator is not None
-        report = simulate(
-            simulator,
+        example = self._ledger.example
+        report = simulate_in(
+            pool,
             self.pool[list(stage.positions)],
             store=self.store,
-            executor=self.executor,
             timeout=self.timeout,
             attempts=self.attempts,
+            out_grid=None if example is None else example.grid,
+            out_kind=None if example is None else kind_of(example),
             progress=self.progress,
         )
-        lost = report.failures.keys() - {failure.key for failure in self.store.failures()}
+        lost = report.lost | report.failures.keys() - {failure.key for failure in self.store.failures()}
         if lost:
             raise SimulationError(
                 expected="simulations that succeed or fail",
                 got=f"{len(lost)} of which nothing is known, the first: {report.failures[min(lost)]}",
                 remedy="run again with an executor that works; no result is lost",
             )
-        failed = tuple(place for place, is_done in zip(stage.positions, report.succeeded, strict=True) if not is_done)
-        return Outcome(failed=failed, seconds=report.seconds)
+        return Outcome(failed=self._failed(stage), seconds=report.seconds)
 
     def _close(self, outcome: Outcome) -> None:
         """Close the open stage unless too much failed in it, and learn if the round is complete."""
@@ -361,7 +397,7 @@ class ActiveLearner:
             raise SimulationError(
                 expected=f"at most {TOLERATED:.0%} failures among {len(seen)} simulations",
                 got=f"{sum(seen)}",
-                remedy="read store.failures(), mend the simulator, and go on with a higher attempts=",
+                remedy="read store.failures(), mend the simulator, and go on with a higher attempts=, or tell their results",
             )
         self._ledger.close(outcome)
         self._settle()
@@ -376,7 +412,7 @@ class ActiveLearner:
     def _learn(self, number: int) -> None:
         """Train, fit, calibrate, measure, and write a line of history."""
         lesson = self._course.learn(number)
-        self._predict = lesson.predict
+        self._lesson = lesson
         stages = self._ledger.round_of(number)
         watched = self.test
         if watched is None and self._ledger.calibration:
@@ -390,13 +426,21 @@ class ActiveLearner:
                 reused=sum(stage.known for stage, _ in stages),
                 failed=sum(len(outcome.failed) for _, outcome in stages),
                 loss=lesson.loss,
-                **measured(self._predict, watched),
+                **measured(lesson.predict, watched),
                 select_seconds=sum(stage.seconds for stage, _ in stages),
                 simulate_seconds=sum(outcome.seconds for _, outcome in stages),
                 train_seconds=lesson.train_seconds,
                 fit_seconds=lesson.fit_seconds,
             )
         )
+
+    def _warn_of_end(self, labels: int | None) -> None:
+        """Say it if the loop ends elsewhere than it was asked to."""
+        there = len(self._ledger.labelled)
+        if labels is not None and there > labels:
+            warnings.warn(f"there are {there} labels already, more than {labels}", RuntimeWarning, stacklevel=3)
+        elif there != labels:
+            warnings.warn(f"the pool is used up at {there} labels", RuntimeWarning, stacklevel=3)
 
     def _show(self, bar: Any) -> None:
         bar.n = len(self._ledger.labelled)
@@ -408,6 +452,7 @@ class ActiveLearner:
     def _settings(self) -> dict[str, Any]:
         """Everything that decides what the loop does, as JSON can hold it."""
         return {
+            "simulator": described(self.simulator) if isinstance(self.simulator, Problem) else None,
             "acquisition": described(self.acquisition),
             "head": described(self.head),
             "train": described(self.train),
@@ -431,10 +476,10 @@ class ActiveLearner:
                 remedy="draw a larger pool, or lower initial or calibration",
             )
         if self.test is not None:
-            shared = {*self._ledger.keys} & {*keys_of(self.store, self.test.inputs)}
-            if shared:
+            common = shared(self.pool, self.test.inputs)
+            if common:
                 raise DataError(
                     expected="test functions that are not in the pool",
-                    got=f"{len(shared)} that are",
+                    got=f"{common} that are",
                     remedy="draw them with another seed: what may be trained on measures nothing",
                 )

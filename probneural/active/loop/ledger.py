@@ -12,8 +12,11 @@ from torch import Tensor
 from probneural.active.loop.history import LearningHistory, Round
 from probneural.active.loop.settings import digest, keys_of
 from probneural.active.simulation.store import ResultStore
-from probneural.errors import DataError, FileError
+from probneural.active.simulation.workers import kind_of
+from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field, FieldPairs
+
+_RESTORE = "restore what is missing or ends in .broken in {}, or begin another store with a copy of its results"
 
 
 @dataclass(frozen=True)
@@ -76,22 +79,31 @@ class Ledger:
         self.stages = [_stage(found) for found in self._recalled("stage")]
         self.outcomes = [_outcome(found) for found in self._recalled("outcome")]
         self.rounds = [_round(found) for found in self._recalled("round")]
+        is_whole = len(self.outcomes) <= len(self.stages) <= len(self.outcomes) + 1
+        if not is_whole or not {found.number for found in self.rounds} <= {stage.round for stage in self.stages}:
+            raise FileError(
+                expected="a memory without gaps",
+                got=f"{len(self.stages)} stages, {len(self.outcomes)} outcomes and {len(self.rounds)} rounds",
+                remedy=_RESTORE.format(store.path / "decisions"),
+            )
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Remember the settings of the loop, or check that they are those that it began with.
 
         Args:
-            settings: Everything that decides what the loop does, in types that JSON knows.
+            settings: Everything that decides what the loop does, in types that JSON knows. A "simulator" of None is one that
+                cannot be told from others, and is not compared.
 
         Raises:
             FileError: If the store belongs to a loop of other settings; the message names those.
         """
-        ours = json.loads(json.dumps({**settings, "pool": digest(self.keys), "pool size": len(self.pool)}))
+        ours: dict[str, Any] = json.loads(json.dumps({**settings, "pool": digest(self.keys), "pool size": len(self.pool)}))
         theirs: Any = self.store.recall("settings")
         if theirs is None:
             self.store.remember("settings", ours)
             return
-        differ = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+        unknown = {name for name in ("simulator",) if None in (ours.get(name), theirs.get(name))}
+        differ = [name for name in {**ours, **theirs} if name not in unknown and ours.get(name) != theirs.get(name)]
         if differ:
             raise FileError(
                 expected="the settings that the store's loop began with: "
@@ -154,21 +166,39 @@ class Ledger:
             self._held[kind] = held
         return held[1]
 
+    @property
+    def example(self) -> Field | None:
+        """The first result, whose grid, channels and dtype all others have to share; None before a stage is closed."""
+        first = next(iter(self.calibration + self.labelled), None)
+        return None if first is None else self._outputs(first)
+
+    def unlike(self, stage: Stage) -> tuple[int, ...]:
+        """Positions of a stage whose results differ in kind from the example; without one, from most of the stage's results."""
+        found = {position: _kind(self._outputs(position)) for position in stage.positions if self.keys[position] in self.store}
+        example, kinds = self.example, list(found.values())
+        if not kinds:
+            return ()
+        expected = max(kinds, key=kinds.count) if example is None else _kind(example)  # of equally many the first
+        return tuple(position for position, kind in found.items() if kind != expected)
+
+    def _outputs(self, position: int) -> Field:
+        return self.store.pairs([self.keys[position]]).outputs
+
     def ask(self, stage: Stage) -> Stage:
         """Open a stage, for good."""
         stage = replace(stage, known=sum(self.keys[position] in self.store for position in stage.positions))
-        self.store.remember(f"stage-{len(self.stages):04d}", asdict(stage))
+        self._remember(f"stage-{len(self.stages):04d}", asdict(stage))
         self.stages.append(stage)
         return stage
 
     def close(self, outcome: Outcome) -> None:
         """Close the open stage."""
-        self.store.remember(f"outcome-{len(self.outcomes):04d}", asdict(outcome))
+        self._remember(f"outcome-{len(self.outcomes):04d}", asdict(outcome))
         self.outcomes.append(outcome)
 
     def finish(self, found: Round) -> None:
         """Add a finished round."""
-        self.store.remember(f"round-{len(self.rounds):04d}", asdict(found))
+        self._remember(f"round-{len(self.rounds):04d}", asdict(found))
         self.rounds.append(found)
 
     def trained(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -181,7 +211,17 @@ class Ledger:
         """Remember weights, and then that there are some."""
         self.store.save_tensors(f"weights-{number:04d}", dict(weights))
         if self.store.recall(f"training-{number:04d}") is None:
-            self.store.remember(f"training-{number:04d}", dict(report))
+            self._remember(f"training-{number:04d}", dict(report))
+
+    def _remember(self, name: str, value: dict[str, Any]) -> None:
+        try:
+            self.store.remember(name, value)
+        except ArgumentError as error:
+            raise FileError(
+                expected="a store that one learner uses",
+                got=f"{name}, which another learner or process has written since this one was constructed",
+                remedy="end all but one, and construct that again: it goes on where they were",
+            ) from error
 
     def _closed(self) -> list[tuple[Stage, frozenset[int]]]:
         pairs = zip(self.stages, self.outcomes, strict=False)
@@ -191,7 +231,18 @@ class Ledger:
         entries: list[Any] = []
         while (entry := self.store.recall(f"{kind}-{len(entries):04d}")) is not None:
             entries.append(entry)
+        later = sorted(path.stem for path in (self.store.path / "decisions").glob(f"{kind}-*.json"))[len(entries) :]
+        if later:
+            raise FileError(
+                expected="a memory without gaps",
+                got=f"{later[0]}, but no usable {kind}-{len(entries):04d}",
+                remedy=_RESTORE.format(self.store.path / "decisions"),
+            )
         return entries
+
+
+def _kind(outputs: Field) -> tuple[Any, ...]:
+    return (outputs.grid, *kind_of(outputs))
 
 
 def _left(positions: Sequence[int], failed: frozenset[int]) -> list[int]:

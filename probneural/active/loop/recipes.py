@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from probneural.active.loop.ledger import Ledger
 from probneural.active.loop.settings import SEEDS, weights_of
 from probneural.calibration.chunks import predictions
 from probneural.distributions import Predictor
+from probneural.errors import TrainingError
 from probneural.fields import FieldPairs
 from probneural.training.history import History
 from probneural.training.losses import relative_l2
@@ -48,12 +50,14 @@ class Lesson:
 
     Attributes:
         predict: The predictor.
+        raw: The same before calibration; it knows nothing of the calibration functions, so it is what chooses.
         loss: Last training loss, or None.
         train_seconds: Time of the training, whenever that was.
         fit_seconds: Time of fitting head and calibration.
     """
 
     predict: Predictor
+    raw: Predictor
     loss: float | None
     train_seconds: float
     fit_seconds: float
@@ -90,10 +94,10 @@ class Course:
         operator, report = self._trained(number)
         pairs, started = self._pairs(number), time.perf_counter()
         with seeded(self.seed_of(number), operator):
-            predict = self.head.fit(operator, pairs)
+            predict = raw = self.head.fit(operator, pairs)
             if self.calibrate is not None:
                 predict = self.calibrate.fit(predict, self.ledger.pairs(self.ledger.calibration, "calibration"))
-        return Lesson(predict, report["loss"], report["seconds"], time.perf_counter() - started)
+        return Lesson(predict, raw, report["loss"], report["seconds"], time.perf_counter() - started)
 
     def _pairs(self, number: int) -> FieldPairs:
         return self.ledger.pairs(self.ledger.labelled_before(number + 1), "labelled")
@@ -118,8 +122,16 @@ class Course:
         pairs, started = self._pairs(number), time.perf_counter()
         with seeded(self.seed_of(number), before):
             report = self.train(before, pairs, seed=self.seed_of(number), **silent(self.train))
-        loss = report.train[-1] if isinstance(report, History) else None
-        self.ledger.keep(number, weights_of(before), {"loss": loss, "seconds": time.perf_counter() - started})
+        weights = weights_of(before)
+        broken = [name for name, value in weights.items() if not bool(torch.isfinite(value).all())]
+        if broken:
+            raise TrainingError(
+                expected=f"finite weights after the training of round {number}",
+                got=f"{broken[0]} that is not",
+                remedy="train with a lower learning rate or clipped gradients, in another store with a copy of the results",
+            )
+        loss = _finite(report.train[-1]) if isinstance(report, History) else None
+        self.ledger.keep(number, weights, {"loss": loss, "seconds": time.perf_counter() - started})
 
 
 def silent(train: Recipe) -> dict[str, Any]:
@@ -154,7 +166,7 @@ def measured(predict: Predictor, pairs: FieldPairs | None) -> dict[str, float | 
 
     Returns:
         `error`, `error_95`, `error_99` and `stated`, dimensionless: averages and quantiles over functions of averages over
-        channels.
+        channels. What is not finite is None.
     """
     if pairs is None:
         return {"error": None, "error_95": None, "error_99": None, "stated": None}
@@ -165,8 +177,12 @@ def measured(predict: Predictor, pairs: FieldPairs | None) -> dict[str, float | 
     every = torch.cat(errors)
     high, highest = torch.quantile(every, torch.tensor([0.95, 0.99], dtype=torch.float64)).tolist()
     return {
-        "error": float(every.mean()),
-        "error_95": high,
-        "error_99": highest,
-        "stated": float(torch.cat(stated).mean()),
+        "error": _finite(float(every.mean())),
+        "error_95": _finite(high),
+        "error_99": _finite(highest),
+        "stated": _finite(float(torch.cat(stated).mean())),
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from probneural.active.simulation.result_files import function_key
 from probneural.active.simulation.store import ResultStore
 from probneural.errors import ArgumentError
 from probneural.fields import Field, FieldPairs
@@ -30,9 +31,27 @@ def check_count(value: object, least: int, most: int, *, name: str) -> None:
     check(is_integer and least <= value <= most, f"{name} as an integer from {least} to {most}", value)  # type: ignore[operator]
 
 
+def check_goal(value: object, least: int, *, name: str) -> None:
+    """Raise an ArgumentError unless a number to reach is an integer of at least so many, or None."""
+    holds = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
+    check(holds, f"{name} as an integer of at least {least}", value)
+
+
 def keys_of(store: ResultStore, fields: Field) -> list[str]:
     """The store's name of each function."""
     return [store.key(fields[position]) for position in range(len(fields))]
+
+
+def shared(pool: Field, other: Field) -> int:
+    """How many functions of the pool are among others; to a float32's accuracy, if dtypes differ.
+
+    Args:
+        pool: Functions.
+        other: Others.
+    """
+    if pool.dtype != other.dtype:
+        pool, other = pool.to(torch.float32), other.to(torch.float32)
+    return len({function_key(pool[row]) for row in range(len(pool))} & {function_key(other[row]) for row in range(len(other))})
 
 
 def digest(names: Sequence[str]) -> str:

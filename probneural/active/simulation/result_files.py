@@ -120,6 +120,11 @@ def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float)
     return key
 
 
+def plain_text(text: str) -> str:
+    """Escape lone surrogates, which undecodable file names have and SQLite does not take."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def write_failure(folder: Path, inputs: Field, *, reason: str, seconds: float) -> str:
     """Write one failed attempt with its input function, durably, and return its key.
 
@@ -132,8 +137,8 @@ def write_failure(folder: Path, inputs: Field, *, reason: str, seconds: float) -
         while (path := folder / FAILURES / f"{key}-{attempt}{SUFFIX}").exists():
             attempt += 1
         tensors, grids = _packed(inputs=inputs)
-        about = {"kind": "failure", "key": key, "grids": grids, "seconds": seconds, "when": time.time(), "reason": reason}
-        about["attempt"] = attempt
+        about = {"kind": "failure", "key": key, "grids": grids, "seconds": seconds, "when": time.time()}
+        about |= {"reason": plain_text(reason), "attempt": attempt}
         files.write(path, tensors, about)
     return key
 
@@ -272,6 +277,14 @@ def _acquire(path: Path, *, wait: bool) -> int | None:
             return None
         except FileNotFoundError:
             same = False
+        except OSError as error:  # a file system without locks
+            os.close(descriptor)
+            raise FileError(
+                expected="a file system that knows flock", got=str(error), remedy="put the store on another file system"
+            ) from error
+        except BaseException:  # Ctrl-C while it waits
+            os.close(descriptor)
+            raise
         if same:
             return descriptor
         os.close(descriptor)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import math
 import os
+import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -40,6 +41,7 @@ class SimulationReport:
         simulated: Number of inputs that this call simulated with success.
         failures: Why there is no result, by key.
         seconds: Wall-clock time of the call.
+        lost: Keys of those of them that say nothing about the simulation: the executor lost it.
     """
 
     keys: tuple[str, ...]
@@ -48,6 +50,7 @@ class SimulationReport:
     simulated: int
     failures: Mapping[str, str]
     seconds: float
+    lost: frozenset[str] = frozenset()
 
 
 def simulate(
@@ -79,12 +82,12 @@ def simulate(
     later call with more attempts tries again.
 
     Without an `executor`, each worker is a process of its own with one thread: one that hangs or dies is replaced, and
-    the others do not notice. They start afresh in every call and import this package, which takes seconds. An executor of
-    yours is used as it is and not shut down. Its workers cannot be killed, so a simulation with a timeout runs in a thread
-    there, which is abandoned when time is up: it goes on using its core, and is not tried again in this call; a result that
-    comes late is stored, and found by the next call. Simulators that never release Python's interpreter lock can only be
-    stopped in own processes. Where the executor itself breaks, as a `ProcessPoolExecutor` does when one of its workers
-    dies, what it had is reported, and not counted as an attempt.
+    the others do not notice. They start afresh in every call and import this package, which takes seconds (an `ActiveLearner`
+    keeps them for all rounds of a `run`). An executor of yours is used as it is and not shut down. Its workers cannot be
+    killed, so a simulation with a timeout runs in a thread there, which is abandoned when time is up: it goes on using its
+    core, and is not tried again in this call; a result that comes late is stored, and found by the next call. Simulators that
+    never release Python's interpreter lock can only be stopped in own processes. Where the executor itself has trouble, as a
+    `ProcessPoolExecutor` has when one of its workers dies, what it had is reported as lost, and not counted as an attempt.
 
     Args:
         simulator: Maps a Field of one function to a Field of one function, for example `problem.solve`. Processes need one
@@ -121,11 +124,38 @@ def simulate(
         >>> first.simulated, again.reused, again.simulated
         (3, 3, 1)
     """
-    start = time.perf_counter()
     _check(inputs, executor, workers, timeout, attempts)
+    with contextlib.closing(open_pool(simulator, executor, workers=workers, timeout=timeout)) as pool:
+        return simulate_in(pool, inputs, store=store, timeout=timeout, attempts=attempts, out_grid=out_grid, progress=progress)
+
+
+def open_pool(
+    simulator: Simulator, executor: Executor | None, *, workers: int | None, timeout: float | None
+) -> ProcessPool | BorrowedPool:
+    """Where simulations are to run, to be closed by the caller; processes start with the first tasks."""
+    if executor is None:
+        return ProcessPool(simulator, workers=workers or _cores(), limit=timeout)
+    return BorrowedPool(executor, simulator, limit=timeout)
+
+
+def simulate_in(
+    pool: ProcessPool | BorrowedPool,
+    inputs: Field,
+    *,
+    store: ResultStore,
+    timeout: float | None,
+    attempts: int,
+    out_grid: Grid | None,
+    progress: bool,
+    out_kind: tuple[int, str] | None = None,
+) -> SimulationReport:
+    """Do what `simulate` does in a pool that stays open; results may have to be of one kind, see `kind_of`."""
+    start = time.perf_counter()
+    _check(inputs, None, None, timeout, attempts)
     keys = tuple(store.key(inputs[row]) for row in range(len(inputs)))
     first = {key: row for row, key in reversed(list(enumerate(keys)))}
-    run = _Run(store=store, inputs=inputs, first=first, timeout=timeout, attempts=attempts, out_grid=out_grid)
+    run = _Run(store=store, inputs=inputs, first=first, timeout=timeout, attempts=attempts)
+    run.out_grid, run.out_kind = None if out_grid is None else PlainGrid.of(out_grid), out_kind
     for failure in store.failures():
         run.failed[failure.key] += 1
         run.reasons[failure.key] = failure.reason
@@ -133,12 +163,8 @@ def simulate(
     run.queue.extend(key for key in missing if run.failed[key] < attempts)
     run.failures = {key: run.reasons[key] for key in missing if run.failed[key] >= attempts}
     if run.queue:
-        with tqdm(total=len(run.queue), desc="simulating", unit="simulation", disable=not progress) as run.bar:
-            pool: ProcessPool | BorrowedPool
-            if executor is None:
-                pool = ProcessPool(simulator, workers=min(workers or _cores(), len(run.queue)), limit=timeout)
-            else:
-                pool = BorrowedPool(executor, simulator, limit=timeout)
+        settings = {"desc": "simulating", "unit": "simulation", "leave": None}  # None: the bar of a loop stays, this one goes
+        with tqdm(total=len(run.queue), disable=not progress, **settings) as run.bar:
             run.go(pool)
     succeeded = tuple(key not in run.failures for key in keys)
     return SimulationReport(
@@ -148,6 +174,7 @@ def simulate(
         simulated=len(run.simulated),
         failures=run.failures,
         seconds=time.perf_counter() - start,
+        lost=frozenset(run.lost),
     )
 
 
@@ -160,33 +187,31 @@ class _Run:
     first: Mapping[str, int]
     timeout: float | None
     attempts: int
-    out_grid: Grid | None
+    out_grid: PlainGrid | None = None
+    out_kind: tuple[int, str] | None = None
     failed: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     simulated: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
     queue: deque[str] = field(default_factory=deque)
     running: dict[Future[Outcome], str] = field(default_factory=dict)
     elsewhere: dict[str, _Elsewhere] = field(default_factory=dict)
-    numbers: Iterator[int] = field(default_factory=itertools.count)
     bar: tqdm[NoReturn] | None = None
 
     def go(self, pool: ProcessPool | BorrowedPool) -> None:
         """Work until every key has a result or a reason."""
-        try:
-            while self.queue or self.running:
-                while pool.has_room and (key := self._next()) is not None:
-                    self.running[pool.submit(self._task(key))] = key
-                if not self.running:
-                    time.sleep(_TICK)
-                    continue
-                patience = None if self.timeout is None and not self.queue else _TICK
-                for future in wait(self.running, timeout=patience, return_when=FIRST_COMPLETED).done:
-                    self._settle(self.running.pop(future), pool.settle(future))
-                if self.timeout is not None:
-                    pool.kill_overdue(self.timeout)
-        finally:
-            pool.close()
+        while self.queue or self.running:
+            while pool.has_room and (key := self._next()) is not None:
+                self.running[pool.submit(self._task(key))] = key
+            if not self.running:
+                time.sleep(_TICK)
+                continue
+            patience = None if self.timeout is None and not self.queue else _TICK
+            for future in wait(self.running, timeout=patience, return_when=FIRST_COMPLETED).done:
+                self._settle(self.running.pop(future), pool.settle(future))
+            if self.timeout is not None:
+                pool.kill_overdue(self.timeout)
 
     def _next(self) -> str | None:
         """The next key that is not to be left alone for now."""
@@ -202,8 +227,8 @@ class _Run:
 
     def _task(self, key: str) -> Task:
         inputs = PlainField.of(self._one(key))
-        out_grid = None if self.out_grid is None else PlainGrid.of(self.out_grid)
-        return Task(inputs, str(self.store.path), self.store.identity, out_grid, next(self.numbers))
+        folder, number = str(self.store.path), secrets.randbits(62)  # another one in every call and every process
+        return Task(inputs, folder, self.store.identity, self.out_grid, number, self.out_kind)
 
     def _settle(self, key: str, outcome: Outcome) -> None:
         if outcome.status == "done" and outcome.outputs is not None:
@@ -212,11 +237,14 @@ class _Run:
             if outcome.status != "reused":
                 self.simulated.add(key)
             self._finish()
-        elif outcome.status in ("done", "reused"):  # the file was damaged after it was written, and set aside
-            self.queue.append(key)
-        elif outcome.status == "busy":
+        elif outcome.status in (
+            "done",
+            "reused",
+            "busy",
+        ):  # damaged since and set aside, not yet visible over a network, or busy
             self._wait_for(key)
         elif outcome.status == "lost":
+            self.lost.add(key)
             self._finish(key, outcome.reason)
         else:
             if not outcome.is_stored:

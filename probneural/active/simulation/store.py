@@ -27,6 +27,7 @@ from probneural.active.simulation.result_files import (
     function_key,
     is_record,
     locked,
+    plain_text,
     read_record,
     set_aside,
     store_identity,
@@ -147,11 +148,11 @@ class ResultStore:
             FileError: If the store cannot be written to.
         """
         key = write_result(self.path, inputs, outputs, seconds=seconds)
+        if key not in self:  # what was there before was damaged, and is set aside now
+            write_result(self.path, inputs, outputs, seconds=seconds)
         if key not in self:
             raise FileError(expected="the result just written", got="a damaged file", remedy="check the disk")
-        with self._guard:
-            self._index.write(self._entries)
-        return key
+        return key  # the index follows with the next look at all files
 
     def pairs(self, keys: Sequence[str]) -> FieldPairs:
         """Return the results of some keys as a data set on the CPU, in the order of the keys.
@@ -199,7 +200,7 @@ class ResultStore:
 
     def attempts(self, key: str) -> int:
         """Return how many attempts at a function have failed."""
-        return sum(failure.key == key for failure in self.failures())
+        return len(list((self.path / FAILURES).glob(f"{key}-*{SUFFIX}")))
 
     def table(self) -> list[dict[str, object]]:
         """Return one row per result or failed attempt, oldest first: key, status, seconds, when, reason.
@@ -347,7 +348,7 @@ class ResultStore:
                 expected=f"a readable {path}", got=str(error), remedy="check its permissions and the disk"
             ) from error
         status = "done" if about["kind"] == "result" else "failed"
-        seconds, created, reason = float(about["seconds"]), float(about["when"]), str(about.get("reason", ""))
+        seconds, created, reason = float(about["seconds"]), float(about["when"]), plain_text(str(about.get("reason", "")))
         self._entries[name] = Entry(name, about["key"], status, seconds, created, reason, state.st_size, state.st_mtime_ns)
         return True
 

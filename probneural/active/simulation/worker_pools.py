@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from probneural.active.simulation.workers import Outcome, Simulator, Task, attempt, attempt_pickled, pickled, run, too_late
-from probneural.errors import ArgumentError
+from probneural.errors import ArgumentError, FileError
 
 START_METHOD = "spawn"
 """How own workers start: a fork would copy locks that threads of the parent hold."""
@@ -32,9 +32,9 @@ class _OwnWorker:
 
 def _start_worker(payload: bytes, limit: float | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_follow_parent, args=(limit,), daemon=True).start()  # first: what follows may take long
     torch.set_num_threads(1)  # one thread per worker: processes share the cores
     _OwnWorker.simulator = pickle.loads(payload)  # noqa: S301 (from our own parent, never from a file)
-    threading.Thread(target=_follow_parent, args=(limit,), daemon=True).start()
 
 
 def _follow_parent(limit: float | None) -> None:
@@ -86,27 +86,31 @@ class ProcessPool:
 
     In one `ProcessPoolExecutor` of several workers the death of one ends all.
 
+    Workers start when there is a task for them, and live until the pool is closed, over any number of calls.
+
     Args:
         simulator: What the workers run.
-        workers: How many.
+        workers: How many at most.
         limit: Seconds that an orphaned worker may go on with its last simulation; None for no limit.
     """
 
     def __init__(self, simulator: Simulator, *, workers: int, limit: float | None) -> None:
-        self._payload = pickled(simulator)
+        self._simulator = simulator
         self._limit = limit
+        self._workers = workers
         self._context = multiprocessing.get_context(START_METHOD)
-        self._idle = [self._slot() for _ in range(workers)]
+        self._payload = b""
+        self._idle: list[_Slot] = []
         self._busy: dict[Future[Outcome], tuple[_Slot, float]] = {}
 
     @property
     def has_room(self) -> bool:
         """Whether a worker is free."""
-        return bool(self._idle)
+        return bool(self._idle) or len(self._busy) < self._workers
 
     def submit(self, task: Task) -> Future[Outcome]:
-        """Give a free worker a task."""
-        slot = self._idle.pop()
+        """Give a free worker a task; it is started if none is idle."""
+        slot = self._idle.pop() if self._idle else self._slot()
         try:
             future = slot.executor.submit(_own_attempt, task)
         except BrokenProcessPool:  # it died idle
@@ -128,8 +132,7 @@ class ProcessPool:
         if is_dead:
             self._check_start(slot)
         if is_dead or slot.is_killed:
-            slot.executor.shutdown(wait=False)
-            self._idle.append(self._slot())
+            slot.executor.shutdown(wait=False)  # the next task starts another
         else:
             self._idle.append(slot)
         if not is_dead:
@@ -151,6 +154,7 @@ class ProcessPool:
             slot.executor.shutdown(wait=slot.since is not None, cancel_futures=True)
 
     def _slot(self) -> _Slot:
+        self._payload = self._payload or pickled(self._simulator)
         executor = ProcessPoolExecutor(
             1, mp_context=self._context, initializer=_start_worker, initargs=(self._payload, self._limit)
         )
@@ -215,10 +219,12 @@ class BorrowedPool:
         if future.cancelled():
             return Outcome("lost", reason="the executor cancelled it")
         error = future.exception()
+        if isinstance(error, FileError):  # the store's, which every other simulation would meet too
+            raise error
         if isinstance(error, BrokenExecutor):
             return Outcome("lost", reason=f"the executor is broken: {error}")
         if error is not None:  # what the simulator raises does not come this way: it is the executor's own trouble
-            return Outcome("failed", reason=f"{type(error).__name__}: {error}", is_stored=False)
+            return Outcome("lost", reason=f"the executor's own {type(error).__name__}: {error}")
         return future.result()
 
     def kill_overdue(self, limit: float) -> None:

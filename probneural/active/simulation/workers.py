@@ -22,12 +22,13 @@ from probneural.active.simulation.result_files import (
     describe_grid,
     function_key,
     locked,
+    plain_text,
     rebuild_grid,
     store_identity,
     write_failure,
     write_result,
 )
-from probneural.errors import ArgumentError, FileError, GridError, ProbneuralError
+from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError
 from probneural.fields import Field
 from probneural.grids import Grid
 
@@ -82,6 +83,7 @@ class Task:
         identity: The store's; a worker that finds it in the folder writes results itself.
         out_grid: Where results have to live, or None.
         number: Of this submission, so that no executor takes two of them for one.
+        out_kind: Channels and dtype that results have to have, or None.
     """
 
     inputs: PlainField
@@ -89,6 +91,7 @@ class Task:
     identity: str
     out_grid: PlainGrid | None
     number: int
+    out_kind: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,11 @@ def run(simulator: Simulator, task: Task) -> Outcome:
         return replace(outcome, is_stored=True, outputs=None)
 
 
+def kind_of(outputs: Field) -> tuple[int, str]:
+    """Channels and dtype of a result."""
+    return outputs.channels, str(outputs.dtype)
+
+
 def too_late(limit: float) -> str:
     """The reason given for a simulation that ran out of time."""
     return f"no result within {limit:g} s"
@@ -180,6 +188,12 @@ def _simulate(simulator: Simulator, task: Task) -> Outcome:
         expected = None if task.out_grid is None else task.out_grid.grid()
         if expected is not None and outputs.grid != expected:
             raise GridError(expected=f"a result on {expected!r}", got=repr(outputs.grid), remedy="resample it in the simulator")
+        if task.out_kind not in (None, kind_of(outputs)):
+            raise DataError(
+                expected=f"a result of the channels and dtype {task.out_kind}",
+                got=str(kind_of(outputs)),
+                remedy="return the same from every simulation",
+            )
     except ProbneuralError as error:
         return Outcome("failed", seconds, f"{type(error).__name__}: {error}", is_stored=False)
     return Outcome("done", seconds, is_stored=False, outputs=PlainField.of(outputs))
@@ -200,7 +214,8 @@ def _reason(error: BaseException) -> str:
     """The last line of the traceback, and where it came from."""
     last = " ".join(traceback.format_exception_only(error)[-1].split())[:500]
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{last} ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else last
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    return plain_text(last + where)
 
 
 def pickled(simulator: Simulator) -> bytes:
