@@ -27,10 +27,10 @@ def main() -> None:
     run.add_argument("--data", type=Path, dest="path", help="functions of your own instead: .npz, NetCDF, Zarr or safetensors")
     run.add_argument("--output", type=Path, default=LOCAL, help="folder for results.json and report.html")
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
-    run = commands.add_parser("active", help="labels that active learning saves; about 40 minutes")
+    run = commands.add_parser("active", help="labels that active learning saves; about an hour and a half")
     size = run.add_mutually_exclusive_group()
     size.add_argument(
-        "--full", dest="mode", action="store_const", const="full", help="all problems and selectors; hours, goes on if cut off"
+        "--full", dest="mode", action="store_const", const="full", help="all selectors; hours, goes on if cut off"
     )
     size.add_argument("--small", dest="mode", action="store_const", const="small", help="seconds; the numbers mean nothing")
     run.add_argument("--problem", help="one problem only, by the name it has in the tables")

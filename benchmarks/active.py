@@ -61,20 +61,15 @@ class Case:
     Attributes:
         source: The law.
         recipe: Of the operators.
-        is_in_slice: Whether the default run has it; the full run has all.
     """
 
     source: VariedSource
     recipe: Recipe
-    is_in_slice: bool
 
 
 def cases() -> list[Case]:
-    """All laws; the default run has those of one dimension whose map is not linear in the functions."""
-    return [
-        Case(source, LINE if source.grid.dimension == 1 else PLANE, number < 3)
-        for number, source in enumerate(active_sources.sources())
-    ]
+    """All laws."""
+    return [Case(source, LINE if source.grid.dimension == 1 else PLANE) for source in active_sources.sources()]
 
 
 def selectors(mode: str) -> dict[str, tuple[pn.active.Selector, ...]]:
@@ -84,7 +79,7 @@ def selectors(mode: str) -> dict[str, tuple[pn.active.Selector, ...]]:
     if mode == "small":
         return {LAST_LAYER: (stochastic,), ENSEMBLE: (lcmd,)}
     if mode == "default":
-        return {LAST_LAYER: (stochastic, lcmd, core_set), ENSEMBLE: (stochastic, lcmd)}
+        return {LAST_LAYER: (stochastic, lcmd, core_set), ENSEMBLE: (stochastic,)}
     functions = (stochastic, lcmd, core_set, active.TopKSelection())
     latent = (active.BAITSelection(), active.InformationGainSelection(), active.IntegratedVarianceSelection())
     # An ensemble's latent has one direction per member: information and variance in it are spent after a few functions.
@@ -97,7 +92,7 @@ def chosen(mode: str, *, problem: str | None = None) -> list[Case]:
     Raises:
         ValueError: If no law has that name.
     """
-    found = [case for case in cases() if mode == "full" or case.is_in_slice or problem is not None]
+    found = cases()
     if problem is not None:
         names = [case.source.name for case in found]
         found = [case for case in found if case.source.name == problem]

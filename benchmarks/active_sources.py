@@ -139,7 +139,7 @@ class VariedInputs:
 
 
 def sources() -> tuple[VariedSource, ...]:
-    """All laws; those of the default run come first."""
+    """All laws."""
     problems = pn.problems
     speed = problems.VariableSpeedAdvection()
     return (
