@@ -34,6 +34,10 @@ _EXPECTED: dict[str, type[Warning]] = {
 """Beginnings of messages that say nothing about a run."""
 
 
+MANY = 20
+"""Readings."""
+
+
 @dataclass(frozen=True)
 class Effort:
     """How much work goes into a choice; the same for every model.
@@ -44,6 +48,7 @@ class Effort:
         restarts: Of these, how many are improved by gradients.
         iterations: Of the optimiser of the acquisition function.
         fit_iterations: Of the optimiser of a BoTorch model's hyper-parameters.
+        slow_fit_iterations: The same of `HigherOrderGP` where it has more than `MANY` readings: a fit of 200 takes 20 seconds.
         epochs: Of a network on the initial pairs.
         more_epochs: Of the same network after every further pair.
     """
@@ -52,12 +57,13 @@ class Effort:
     raw: int = 128
     restarts: int = 4
     iterations: int = 60
-    fit_iterations: int = 50
+    fit_iterations: int = 200
+    slow_fit_iterations: int = 50
     epochs: int = 300
     more_epochs: int = 60
 
 
-SMALL = Effort(draws=16, raw=16, restarts=1, iterations=5, fit_iterations=5, epochs=2, more_epochs=1)
+SMALL = Effort(draws=16, raw=16, restarts=1, iterations=5, fit_iterations=5, slow_fit_iterations=5, epochs=2, more_epochs=1)
 
 
 @dataclass
@@ -70,6 +76,7 @@ class History:
         readings: `(n, m)`.
         seed: Of the run.
         operator: The network, kept between evaluations.
+        parameters: Those of a model whose fit goes on from the last evaluation's, by name.
     """
 
     designs: Tensor
@@ -77,6 +84,7 @@ class History:
     readings: Tensor
     seed: int
     operator: torch.nn.Module | None = field(default=None)
+    parameters: dict[str, Tensor] = field(default_factory=dict)
 
     def extended(self, design: Tensor, problem: DesignProblem) -> None:
         """Simulate one more design."""
@@ -166,9 +174,9 @@ def _best(problem: DesignProblem, history: History) -> float:
     return -float(problem.loss(history.readings).min())
 
 
-def _fitted(model: Any, effort: Effort) -> Any:
+def _fitted(model: Any, iterations: int) -> Any:
     marginal = ExactMarginalLogLikelihood(model.likelihood, model)
-    fit_gpytorch_mll(marginal, optimizer_kwargs={"options": {"maxiter": effort.fit_iterations}})
+    fit_gpytorch_mll(marginal, optimizer_kwargs={"options": {"maxiter": iterations}})
     return model
 
 
@@ -180,7 +188,7 @@ def _scalar(problem: DesignProblem, history: History, effort: Effort, *, logarit
         sign = 1.0 if bool((losses >= 0).all()) else -1.0
         values = -sign * losses.abs().clamp_min(_LEAST).log()
     model = SingleTaskGP(history.designs, values[:, None], outcome_transform=Standardize(1))
-    return _fitted(model, effort), None, float(values.max())
+    return _fitted(model, effort.fit_iterations), None, float(values.max())
 
 
 def _processes(
@@ -190,16 +198,26 @@ def _processes(
     readings = history.readings
     variances = None if noise is None else (noise * readings.var(0)).expand_as(readings)
     model = SingleTaskGP(history.designs, readings, variances, outcome_transform=Standardize(readings.shape[1]))
-    return _fitted(model, effort), _composite(problem), _best(problem, history)
+    return _fitted(model, effort.fit_iterations), _composite(problem), _best(problem, history)
 
 
 def _higher_order(problem: DesignProblem, history: History, effort: Effort) -> tuple[Model, MCAcquisitionObjective, float]:
-    """BoTorch's Kronecker-structured Gaussian process over all readings."""
+    """BoTorch's Kronecker-structured Gaussian process over all readings.
+
+    Its optimiser needs hundreds of iterations where those of the others need tens, and its iterations cost the most: each fit
+    goes on from the parameters that the last evaluation left.
+    """
     readings = history.readings.unflatten(1, problem.shape)
     model = HigherOrderGP(history.designs, readings, outcome_transform=FlattenedStandardize(torch.Size(problem.shape)))
+    with torch.no_grad():  # BoTorch's load_state_dict would want the scales of the outcomes too, which are new
+        for name, values in history.parameters.items():
+            model.get_parameter(name).copy_(values)
     axes = len(problem.shape)
     objective = GenericMCObjective(lambda samples, X=None: -problem.loss(samples.flatten(-axes)))
-    return _fitted(model, effort), objective, _best(problem, history)
+    is_slow = history.readings.shape[1] > MANY
+    fitted = _fitted(model, effort.slow_fit_iterations if is_slow else effort.fit_iterations)
+    history.parameters = {name: values.detach().clone() for name, values in fitted.named_parameters()}
+    return fitted, objective, _best(problem, history)
 
 
 def _kernel(
