@@ -56,7 +56,7 @@ NOTES = (
     f"every model: qLogEI, {bo_methods.Effort().draws} draws, {bo_methods.Effort().raw} random designs, of which "
     f"{bo_methods.Effort().restarts} are improved by gradients. Composite models predict the readings of the field and know "
     "the loss; GPs on the objective do not. Hyper-parameters of BoTorch's models are fitted with at most "
-    f"{bo_methods.Effort().fit_iterations} iterations of the optimiser; those of HigherOrderGP go on from the last evaluation's, "
+    f"{bo_methods.Effort().fit_iterations} iterations of the optimiser; those of HigherOrderGP go on from the last ones, "
     f"with at most {bo_methods.Effort().slow_fit_iterations} where it has more than {bo_methods.MANY} readings (all but the "
     "environmental problems), which leaves its evidence below the largest. fit and choice: seconds of processor time per "
     "evaluation, medians over seeds",
