@@ -23,7 +23,7 @@ from probneural.active.selection.pool_features import (
     observation_rows,
     posterior_features,
 )
-from probneural.active.selection.selectors import RandomSelection, Selector, StochasticSelection, TopKSelection
+from probneural.active.selection.selectors import RandomSelection, Request, Selector, StochasticSelection, TopKSelection
 from probneural.active.selection.space_filling import SpaceFillingSelection, space_filling_designs
 from probneural.active.simulation.running import SimulationReport, simulate
 from probneural.active.simulation.store import Failure, ResultStore
@@ -54,6 +54,7 @@ __all__ = [
     "PoolFeatures",
     "PoolRows",
     "RandomSelection",
+    "Request",
     "ResultStore",
     "Round",
     "Selector",

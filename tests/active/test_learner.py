@@ -23,6 +23,7 @@ from probneural.active import (
     Growth,
     LearningHistory,
     RandomSelection,
+    Request,
     Round,
     Selector,
     StochasticSelection,
@@ -32,7 +33,6 @@ from probneural.active.simulation.result_files import RESULTS
 from probneural.active.simulation.running import open_pool
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import ProcessPool
-from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, FileError, SimulationError, TrainingError
 from probneural.fields import Field, FieldPairs
 from probneural.training.history import History
@@ -125,14 +125,14 @@ class Spy(Selector):
     """Takes the last ones, and writes down what it was asked."""
 
     def __init__(self) -> None:
-        self.calls: list[dict[str, Any]] = []
+        self.calls: list[Request] = []
 
     def __repr__(self) -> str:
         return "Spy()"
 
-    def select(self, predict: Predictor, pool: Field, count: int, **rest: Any) -> torch.Tensor:
-        self.calls.append({"predict": predict, "pool": pool, "count": count, **rest})
-        return torch.arange(len(pool) - 1, len(pool) - 1 - count, -1)
+    def _choose(self, asked: Request) -> torch.Tensor:
+        self.calls.append(asked)
+        return torch.arange(len(asked.pool) - 1, len(asked.pool) - 1 - asked.count, -1)
 
 
 def test_acquisitions_see_the_posterior_and_what_is_free(tmp_path: Path) -> None:
@@ -145,15 +145,13 @@ def test_acquisitions_see_the_posterior_and_what_is_free(tmp_path: Path) -> None
     test = FieldPairs(TEST.inputs, TEST.outputs.resample(GRID.resized((4,))))
     loop = learner(tmp_path, coarse, acquisition=spy, pool=half, test=test)
     loop.run(rounds=3)
-    assert [call["count"] for call in spy.calls] == [4, 4]
-    assert [len(call["pool"]) for call in spy.calls] == [60 - 10, 60 - 14]
-    assert [len(call["labelled"]) for call in spy.calls] == [6, 10]
-    assert spy.calls[0]["seed"] != spy.calls[1]["seed"]
-    assert all(call["query"] == GRID.resized((4,)) for call in spy.calls)
-    assert spy.calls[0]["predict"].pairs.inputs.values.shape[0] == 6
-    free = [
-        position for position in range(60) if bool((POOL.values[position] == spy.calls[0]["pool"].values[:, 0]).all(-1).any())
-    ]
+    assert [call.count for call in spy.calls] == [4, 4]
+    assert [len(call.pool) for call in spy.calls] == [60 - 10, 60 - 14]
+    assert [len(call.labelled) for call in spy.calls] == [6, 10]
+    assert spy.calls[0].seed != spy.calls[1].seed
+    assert all(call.query == GRID.resized((4,)) for call in spy.calls)
+    assert spy.calls[0].predict.pairs.inputs.values.shape[0] == 6
+    free = [position for position in range(60) if bool((POOL.values[position] == spy.calls[0].pool.values[:, 0]).all(-1).any())]
     assert loop.history[1].chosen == tuple(reversed(free[-4:]))
 
 
@@ -597,9 +595,9 @@ def test_results_of_another_kind_are_failures(tmp_path: Path, kind: str) -> None
 class Reading(Spy):
     """Chooses by the variances it is given, to the last digits."""
 
-    def select(self, predict: Predictor, pool: Field, count: int, **rest: Any) -> torch.Tensor:
-        total = float(predict(pool).variance.sum()) + float(predict.noise.sum())
-        return (torch.arange(count) + int(total * 1e6)) % len(pool)
+    def _choose(self, asked: Request) -> torch.Tensor:
+        total = float(asked.predict(asked.pool).variance.sum()) + float(asked.predict.noise.sum())
+        return (torch.arange(asked.count) + int(total * 1e6)) % len(asked.pool)
 
 
 def test_calibration_outputs_do_not_influence_what_is_chosen(tmp_path: Path) -> None:
@@ -729,8 +727,8 @@ def test_an_operator_with_its_last_layers_posterior(tmp_path: Path, monkeypatch:
 
 
 class Greedy(Spy):
-    def select(self, predict: Predictor, pool: Field, count: int, **rest: Any) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.int64)
+    def _choose(self, asked: Request) -> torch.Tensor:
+        return torch.zeros(asked.count, dtype=torch.int64)
 
 
 @pytest.mark.bad_input

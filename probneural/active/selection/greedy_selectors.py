@@ -8,12 +8,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from probneural.active.selection.candidates import TIE, Candidates, candidates
-from probneural.active.selection.pool_features import DEFAULT_SKETCH, FeatureSketch, posterior_features
-from probneural.active.selection.selectors import Selector
-from probneural.distributions import Predictor
-from probneural.fields import Field
-from probneural.grids import Grid
+from probneural.active.selection.candidates import TIE, Candidates
+from probneural.active.selection.pool_features import DEFAULT_SKETCH, FeatureSketch, PoolFeatures, posterior_features
+from probneural.active.selection.selectors import Request, Selector
 
 _CHUNK = 2**21
 """Entries of temporary tensors (16 MiB each)."""
@@ -38,27 +35,16 @@ class CoreSetSelection(Selector):
 
     sketch: FeatureSketch = DEFAULT_SKETCH
 
-    def select(
-        self,
-        predict: Predictor,
-        pool: Field,
-        count: int,
-        *,
-        seed: int,
-        labelled: Field | None = None,
-        query: Grid | None = None,
-    ) -> Int64[Tensor, " count"]:
-        """Choose by distance; see the base class."""
-        found = candidates(pool, count, seed=seed, labelled=labelled)
-        features = posterior_features(predict, pool, seed=seed, labelled=labelled, query=query, sketch=self.sketch)
+    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
+        features = _features(asked, self.sketch)
         norms = squared_distances(features.pool, torch.zeros_like(features.pool[0]))
         return farthest_points(
             features.pool,
             features.labelled,
             first=norms,
-            available=_uncertain(norms, found),
-            found=found,
-            count=count,
+            available=_uncertain(norms, asked.found),
+            found=asked.found,
+            count=asked.count,
         )
 
 
@@ -80,20 +66,16 @@ class LCMDSelection(Selector):
 
     sketch: FeatureSketch = DEFAULT_SKETCH
 
-    def select(
-        self,
-        predict: Predictor,
-        pool: Field,
-        count: int,
-        *,
-        seed: int,
-        labelled: Field | None = None,
-        query: Grid | None = None,
-    ) -> Int64[Tensor, " count"]:
-        """Choose by cluster and distance; see the base class."""
-        found = candidates(pool, count, seed=seed, labelled=labelled)
-        features = posterior_features(predict, pool, seed=seed, labelled=labelled, query=query, sketch=self.sketch)
-        return _largest_clusters(features.pool, features.labelled, found=found, count=count)
+    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
+        features = _features(asked, self.sketch)
+        return _largest_clusters(features.pool, features.labelled, found=asked.found, count=asked.count)
+
+
+def _features(asked: Request, sketch: FeatureSketch) -> PoolFeatures:
+    """Where the functions of a request are, for the posterior."""
+    return posterior_features(
+        asked.predict, asked.pool, seed=asked.seed, labelled=asked.labelled, query=asked.query, sketch=sketch
+    )
 
 
 def farthest_points(

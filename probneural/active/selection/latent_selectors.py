@@ -14,14 +14,12 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.active.selection.candidates import TIE, Candidates, candidates
+from probneural.active.selection.candidates import TIE, Candidates
 from probneural.active.selection.greedy_selectors import step_size
-from probneural.active.selection.pool_features import DEFAULT_SKETCH, FeatureSketch, observation_rows
-from probneural.active.selection.selectors import Selector
-from probneural.distributions import Predictor
+from probneural.active.selection.pool_features import DEFAULT_SKETCH, FeatureSketch, PoolRows, observation_rows
+from probneural.active.selection.selectors import Request, Selector
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
-from probneural.grids import Grid
 
 _LAZY = 64
 """Candidates whose gains are brought up to date at once."""
@@ -56,25 +54,9 @@ class InformationGainSelection(Selector):
         """Check the noise."""
         _check_noise(self.noise)
 
-    def select(
-        self,
-        predict: Predictor,
-        pool: Field,
-        count: int,
-        *,
-        seed: int,
-        labelled: Field | None = None,
-        query: Grid | None = None,
-    ) -> Int64[Tensor, " count"]:
-        """Choose by information; see the base class.
-
-        Raises:
-            ShapeError: If there is not one noise per channel.
-            ArgumentError: If `count` is too large.
-        """
-        found = candidates(pool, count, seed=seed, labelled=labelled)
-        view = observation_rows(predict, pool, seed=seed, query=query, noise=self.noise, sketch=self.sketch)
-        return _most_informative(view.rows, found=found, count=count)
+    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
+        view = _view(asked, self.noise, self.sketch)
+        return _most_informative(view.rows, found=asked.found, count=asked.count)
 
 
 @dataclass(frozen=True)
@@ -110,27 +92,10 @@ class IntegratedVarianceSelection(Selector):
             )
         _check_noise(self.noise)
 
-    def select(
-        self,
-        predict: Predictor,
-        pool: Field,
-        count: int,
-        *,
-        seed: int,
-        labelled: Field | None = None,
-        query: Grid | None = None,
-    ) -> Int64[Tensor, " count"]:
-        """Choose by what is left of the variance; see the base class.
-
-        Raises:
-            ShapeError: If there is not one noise per channel.
-            ArgumentError: If `count` is too large.
-        """
-        found = candidates(pool, count, seed=seed, labelled=labelled)
-        view = observation_rows(
-            predict, pool, seed=seed, targets=self.targets, query=query, noise=self.noise, sketch=self.sketch
-        )
-        return found.completed(_smallest_trace(view.rows, view.moment, found=found, count=count), count)
+    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
+        view = _view(asked, self.noise, self.sketch, targets=self.targets)
+        chosen = _smallest_trace(view.rows, view.moment, found=asked.found, count=asked.count)
+        return asked.found.completed(chosen, asked.count)
 
 
 @dataclass(frozen=True)
@@ -160,30 +125,21 @@ class BAITSelection(Selector):
         """Check the noise."""
         _check_noise(self.noise)
 
-    def select(
-        self,
-        predict: Predictor,
-        pool: Field,
-        count: int,
-        *,
-        seed: int,
-        labelled: Field | None = None,
-        query: Grid | None = None,
-    ) -> Int64[Tensor, " count"]:
-        """Choose by Fisher information; see the base class.
-
-        Raises:
-            ShapeError: If there is not one noise per channel.
-            ArgumentError: If `count` is too large.
-        """
-        found = candidates(pool, count, seed=seed, labelled=labelled)
-        view = observation_rows(predict, pool, seed=seed, query=query, noise=self.noise, sketch=self.sketch)
+    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
+        view = _view(asked, self.noise, self.sketch)
         fisher = torch.zeros_like(view.moment)
         for part in view.rows.split(step_size(view.rows)):
             flat = part.flatten(0, 1)
             fisher += flat.mT @ flat / len(view.rows)
-        forward = _smallest_trace(view.rows, fisher, found=found, count=_OVERSAMPLING * count)
-        return found.completed(_pruned(view.rows, fisher, forward, count=count), count)
+        forward = _smallest_trace(view.rows, fisher, found=asked.found, count=_OVERSAMPLING * asked.count)
+        return asked.found.completed(_pruned(view.rows, fisher, forward, count=asked.count), asked.count)
+
+
+def _view(asked: Request, noise: float | Tensor | None, sketch: FeatureSketch, *, targets: Field | None = None) -> PoolRows:
+    """What observing each function of a request would say of the latent."""
+    return observation_rows(
+        asked.predict, asked.pool, seed=asked.seed, targets=targets, query=asked.query, noise=noise, sketch=sketch
+    )
 
 
 def _check_noise(noise: float | Tensor | None) -> None:

@@ -6,19 +6,43 @@ Those that look at a whole batch at once are in `greedy_selectors` and `latent_s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import isfinite
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from probneural.active.selection.candidates import candidates
+from probneural.active.selection.candidates import Candidates, candidates
 from probneural.active.selection.pool_features import integrated_variances
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What a rule is asked: the arguments of [`Selector.select`][probneural.active.Selector.select], checked.
+
+    Attributes:
+        predict: What is known so far.
+        pool: Input functions to choose from.
+        count: How many.
+        seed: Of ties, of draws, and of sketches.
+        labelled: Input functions whose outputs are known, or None.
+        query: Where predictions are evaluated, or None for the pool's grid.
+        found: Which functions may be chosen, and the order of ties.
+    """
+
+    predict: Predictor
+    pool: Field
+    count: int
+    _: KW_ONLY
+    seed: int
+    labelled: Field | None
+    query: Grid | None
+    found: Candidates
 
 
 class Selector(ABC):
@@ -27,9 +51,11 @@ class Selector(ABC):
     All rules share these habits. A function of the pool that equals a labelled one is never chosen, and copies, bit for bit,
     within the pool only when nothing else is left. Equal scores, zeros everywhere among them, are taken in an order that the
     seed decides. The same arguments give the same choice.
+
+    A rule of one's own is a subclass that defines `_choose`, for a [`Request`][probneural.active.Request] whose arguments have
+    been checked.
     """
 
-    @abstractmethod
     def select(
         self,
         predict: Predictor,
@@ -61,6 +87,16 @@ class Selector(ABC):
             GridError: If labelled functions live on a grid that cannot be compared with the pool's, or `query` is no grid.
             ArgumentError: If `count` is no integer, or not between 1 and the number of functions that are not labelled.
         """
+        found = candidates(pool, count, seed=seed, labelled=labelled)
+        return self._choose(Request(predict, pool, count, seed=seed, labelled=labelled, query=query, found=found))
+
+    @abstractmethod
+    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
+        """Choose, for arguments that were checked: what a rule of one's own defines.
+
+        Returns:
+            Distinct indices of functions that may be chosen, in the order of choice.
+        """
 
 
 @dataclass(frozen=True)
@@ -76,18 +112,8 @@ class RandomSelection(Selector):
         True
     """
 
-    def select(
-        self,
-        predict: Predictor,
-        pool: Field,
-        count: int,
-        *,
-        seed: int,
-        labelled: Field | None = None,
-        query: Grid | None = None,
-    ) -> Int64[Tensor, " count"]:
-        """Choose uniformly without replacement; see the base class."""
-        return candidates(pool, count, seed=seed, labelled=labelled).shuffled()[:count]
+    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
+        return asked.found.shuffled()[: asked.count]
 
 
 @dataclass(frozen=True)
@@ -100,21 +126,11 @@ class TopKSelection(Selector):
     look. It takes functions that tell the same story together, and is known to be unreliable for batches.
     """
 
-    def select(
-        self,
-        predict: Predictor,
-        pool: Field,
-        count: int,
-        *,
-        seed: int,
-        labelled: Field | None = None,
-        query: Grid | None = None,
-    ) -> Int64[Tensor, " count"]:
-        """Choose by descending score; see the base class."""
-        found = candidates(pool, count, seed=seed, labelled=labelled)
-        scores = integrated_variances(predict, pool, query=query)
+    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
+        found = asked.found
+        scores = integrated_variances(asked.predict, asked.pool, query=asked.query)
         ranked = found.fresh[found.order[found.fresh].argsort()]  # the stable sort below keeps this order among equals
-        return found.completed(ranked[scores[ranked].argsort(descending=True, stable=True)].tolist(), count)
+        return found.completed(ranked[scores[ranked].argsort(descending=True, stable=True)].tolist(), asked.count)
 
 
 @dataclass(frozen=True)
@@ -143,23 +159,13 @@ class StochasticSelection(Selector):
         if not (isfinite(self.power) and self.power >= 0):
             raise ArgumentError(expected="a power >= 0", got=repr(self.power), remedy="0 is random choice, 1 the default")
 
-    def select(
-        self,
-        predict: Predictor,
-        pool: Field,
-        count: int,
-        *,
-        seed: int,
-        labelled: Field | None = None,
-        query: Grid | None = None,
-    ) -> Int64[Tensor, " count"]:
-        """Draw; see the base class."""
-        found = candidates(pool, count, seed=seed, labelled=labelled)
-        scores = integrated_variances(predict, pool, query=query)[found.fresh]
-        generator = torch.Generator().manual_seed(seed)
-        gumbel = -torch.empty(len(pool), dtype=torch.float64).exponential_(generator=generator).log()[found.fresh]
+    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
+        found = asked.found
+        scores = integrated_variances(asked.predict, asked.pool, query=asked.query)[found.fresh]
+        generator = torch.Generator().manual_seed(asked.seed)
+        gumbel = -torch.empty(len(asked.pool), dtype=torch.float64).exponential_(generator=generator).log()[found.fresh]
         keys = self.power * scores.log() + gumbel if self.power > 0 else gumbel
         keys = torch.where((scores > 0) | (self.power == 0), keys, -torch.inf)
         ranked = found.fresh[keys.argsort(descending=True, stable=True)]
         positive = int(torch.isfinite(keys).sum())
-        return found.completed(ranked[:positive].tolist(), count)
+        return found.completed(ranked[:positive].tolist(), asked.count)

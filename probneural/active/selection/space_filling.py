@@ -9,13 +9,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.active.selection.candidates import candidates
 from probneural.active.selection.greedy_selectors import farthest_points, squared_distances
-from probneural.active.selection.selectors import Selector
-from probneural.distributions import Predictor
+from probneural.active.selection.selectors import Request, Selector
 from probneural.errors import ArgumentError
 from probneural.fields import Field
-from probneural.grids import Grid
 
 
 @dataclass(frozen=True)
@@ -29,19 +26,9 @@ class SpaceFillingSelection(Selector):
         Johnson, Moore and Ylvisaker (1990), Minimax and maximin distance designs; greedy as in Gonzalez (1985).
     """
 
-    def select(
-        self,
-        predict: Predictor,
-        pool: Field,
-        count: int,
-        *,
-        seed: int,
-        labelled: Field | None = None,
-        query: Grid | None = None,
-    ) -> Int64[Tensor, " count"]:
-        """Choose by distance of inputs; see the base class."""
-        found = candidates(pool, count, seed=seed, labelled=labelled)
-        known = Field(pool.values[:0], pool.grid) if labelled is None else labelled
+    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
+        pool = asked.pool
+        known = Field(pool.values[:0], pool.grid) if asked.labelled is None else asked.labelled
         known = known if known.grid == pool.grid else known.resample(pool.grid)
         share = (pool.grid.weights / pool.grid.volume).sqrt()
         both = torch.cat([field.values.detach().flatten(2).to("cpu", torch.float64) for field in (pool, known)])
@@ -51,7 +38,9 @@ class SpaceFillingSelection(Selector):
         points = points.div_(torch.where(scales > 0, scales, torch.ones_like(scales))[:, None]).flatten(1)
         central = -squared_distances(points[: len(pool)], torch.zeros_like(points[0]))
         own, others = points[: len(pool)], points[len(pool) :]
-        return farthest_points(own, others, first=central, available=found.available, found=found, count=count)
+        return farthest_points(
+            own, others, first=central, available=asked.found.available, found=asked.found, count=asked.count
+        )
 
 
 def space_filling_designs(
