@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -11,10 +12,11 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from probneural.active import ActiveLearner, Selector, StochasticSelection
+from probneural.active import ActiveLearner, Request, Selector, StochasticSelection
 from probneural.active.simulation.result_files import RESULTS, SUFFIX, function_key
 from probneural.distributions import DenseRoot, GaussianField, Predictor
 from probneural.fields import Field, FieldPairs
@@ -159,6 +161,63 @@ def same_pairs(first: FieldPairs, second: FieldPairs) -> bool:
         (first.outputs.values, second.outputs.values),
     ]
     return all(torch.equal(one, other) for one, other in sides)
+
+
+def chosen(found: ActiveLearner) -> list[tuple[int, ...]]:
+    return [entry.chosen for entry in found.history.rounds]
+
+
+def same(first: ActiveLearner, second: ActiveLearner) -> bool:
+    """Whether two loops ended with equal data, calibration data, history and weights."""
+    weights = [
+        [loop.store.load_tensors(f"weights-{number:04d}") for number in range(len(loop.history))] for loop in (first, second)
+    ]
+    return (
+        first.history == second.history
+        and same_pairs(first.pairs, second.pairs)
+        and same_pairs(first.calibration_pairs, second.calibration_pairs)
+        and all(torch.equal(one[key], other[key]) for one, other in zip(*weights, strict=True) for key in one)
+    )
+
+
+class Spy(Selector):
+    """Takes the last ones, and writes down what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[Request] = []
+
+    def __repr__(self) -> str:
+        return "Spy()"
+
+    def _choose(self, asked: Request) -> torch.Tensor:
+        self.calls.append(asked)
+        return torch.arange(len(asked.pool) - 1, len(asked.pool) - 1 - asked.count, -1)
+
+
+class Killed(BaseException):
+    """As sudden as a signal."""
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, at: int, after: bool, start: Callable[[], object]) -> bool:
+    """Run until the loop writes for the at-th time, and die before or after that; whether it died."""
+    count, rename = itertools.count(), os.replace
+
+    def replace_and_die(*arguments: Any, **options: Any) -> None:
+        is_result = Path(arguments[1]).parent.name == RESULTS  # those are the store's, which has tests of its own
+        doomed = not is_result and next(count) == at
+        if doomed and not after:
+            raise Killed
+        rename(*arguments, **options)
+        if doomed:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace_and_die)
+        try:
+            start()
+        except Killed:
+            return True
+    return False
 
 
 @dataclass(frozen=True)
