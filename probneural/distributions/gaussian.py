@@ -333,7 +333,8 @@ class GaussianField(FieldDistribution):
         """One function by itself, under a latent of its own where that makes its root smaller."""
         root = self.root.alone(index)
         rank = root.shape[3]
-        latent = self.latent if rank == self.latent.rank else Latent(id=f"{self.latent.id}|alone-{index}", rank=rank)
+        name = f"{self.latent.id}|alone-{index}"
+        latent = self.latent if rank == self.latent.rank else Latent(id=name, rank=rank, is_lasting=self.latent.is_lasting)
         return GaussianField(self._mean[index : index + 1], root, latent=latent, grid=self.grid)
 
     def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor]:

@@ -29,6 +29,8 @@ class Latent:
         shrink: S, of r directions in R^rank, float64, dimensionless.
         chi2: Squared standardised residual per observation of the data conditioned on; near 1 where prior and noise agree
             with the data.
+        is_lasting: Whether later calls of the predictor have the same latent. Otherwise it belongs to the functions of one
+            call: processes have a dimension for every one of them.
     """
 
     id: str
@@ -37,11 +39,12 @@ class Latent:
     shift: Float[Tensor, " k"] | None = None
     shrink: Shrink | None = None
     chi2: float | None = None
+    is_lasting: bool = True
 
     def conditioned(self, shift: Float[Tensor, " k"], shrink: Shrink, *, chi2: float) -> Latent:
         """Return the latent after an observation that moves xi to shift + S xi."""
         name = f"{self.id}|{digest(shift, shrink.directions, shrink.factors)}"
-        return Latent(id=name, rank=self.rank, parent=self, shift=shift, shrink=shrink, chi2=chi2)
+        return replace(self, id=name, parent=self, shift=shift, shrink=shrink, chi2=chi2)
 
     def renamed(self, suffix: str) -> Latent:
         """Return an unrelated latent of the same rank, named after this one.

@@ -284,7 +284,7 @@ class KernelPredictor(Predictor):
             factors=cache(partial(_factors, self.processes, points)),
             joint=len(points),
         )
-        latent = Latent(id=f"{self._name}-{digest(points)}", rank=coordinates.shape[2])
+        latent = Latent(id=f"{self._name}-{digest(points)}", rank=coordinates.shape[2], is_lasting=False)
         return GaussianField(mean.to(self.dtype), ComponentRoot(modes, coordinates), latent=latent, grid=where)
 
 

@@ -7,15 +7,25 @@ weights, pointwise in s, so that it can be evaluated on any grid.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Predictor
+from probneural.distributions import (
+    DenseRoot,
+    EmpiricalField,
+    FeatureRoot,
+    FieldDistribution,
+    GaussianField,
+    Latent,
+    Predictor,
+)
 from probneural.errors import ShapeError
-from probneural.fields import Field
+from probneural.fields import Field, FieldPairs
 from probneural.functionals import Functional, integral, sensors, stack
 from probneural.grids import Grid
+from probneural.heads import KernelOperator
 
 DIMENSION = 2
 FEATURES = 9
@@ -83,6 +93,26 @@ def factor(channels: int, *, rank: int = RANK) -> Tensor:
 
 def feature_root(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
     return GaussianField(mean, FeatureRoot(features, factor(mean.shape[1])), latent="weights", grid=grid)
+
+
+@cache
+def kernel(out_channels: int = 1) -> Predictor:
+    """Processes fitted to few noisy functions: a latent for every call, and draws of their own."""
+    generator = torch.Generator().manual_seed(50)
+    inputs = encode(torch.rand(5, DIMENSION, generator=generator, dtype=torch.float64))
+    outputs = FeaturePredictor(feature_root, out_channels=out_channels)(inputs).mean
+    outputs = outputs + 0.05 * torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
+    head = KernelOperator("matern52", output_components=3, groups=1, learns_relevances=False, iterations=5)
+    return head.fit(None, FieldPairs(inputs, Field(outputs, INPUT_GRID)))
+
+
+def single_call_root(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
+    """The same joint law within a call, driven by another latent in every call, as processes have it."""
+    matrix = features[:, None] @ factor(mean.shape[1]).to(features)
+    direction = matrix.detach()[0, 0, 0]
+    turned, _ = torch.linalg.qr(torch.eye(RANK).to(matrix) + direction.outer(matrix.detach().mean((0, 1, 2))))
+    named = Latent(id=f"weights of {float(features.detach().sum())}", rank=RANK, is_lasting=False)
+    return GaussianField(mean, DenseRoot(matrix @ turned), latent=named, grid=grid)
 
 
 def dense_root(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:

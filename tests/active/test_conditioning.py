@@ -31,6 +31,7 @@ from tests.active.predictors import (
     factor,
     feature_root,
     members,
+    single_call_root,
     three_numbers,
     weighted_members,
 )
@@ -45,8 +46,11 @@ def numbers(*shape: int, seed: int = 32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+KINDS = {**GAUSSIAN, "single calls": single_call_root}
+
+
 def model_of(kind: str = "feature root", *, channels: int = 2, **options: object) -> OperatorModel:
-    predict = FeaturePredictor(GAUSSIAN[kind], out_channels=channels)
+    predict = FeaturePredictor(KINDS[kind], out_channels=channels)
     return OperatorModel(predict, encode=encode, functional=three_numbers(FINE_GRID), **options)
 
 
@@ -63,7 +67,7 @@ def dense(model: OperatorModel, X: Tensor, Y: Tensor, new: Tensor, noise: Tensor
 
 @pytest.mark.parametrize("noise", [None, 1e-6, 100.0])
 @pytest.mark.parametrize("count", [1, 5])  # fewer readings than the latent has dimensions, and more
-@pytest.mark.parametrize("kind", GAUSSIAN)
+@pytest.mark.parametrize("kind", KINDS)
 def test_conditioning_equals_a_dense_gaussian_process(kind: str, count: int, noise: float | None) -> None:
     model, X, new = model_of(kind), designs(count), designs(4, seed=33)
     assert (count * 6 > RANK) == (count == 5)
@@ -107,9 +111,10 @@ BATCHES = [
 ]
 
 
+@pytest.mark.parametrize("kind", ["feature root", "single calls"])
 @pytest.mark.parametrize(("batch", "read"), BATCHES)
-def test_batches_are_conditioned_one_by_one(batch: tuple[int, ...], read: tuple[int, ...]) -> None:
-    model, X, Y = model_of(), designs(*batch, 2), numbers(*read, 2, 6)
+def test_batches_are_conditioned_one_by_one(kind: str, batch: tuple[int, ...], read: tuple[int, ...]) -> None:
+    model, X, Y = model_of(kind), designs(*batch, 2), numbers(*read, 2, 6)
     result = model.condition_on_observations(X, Y)
     shape = torch.broadcast_shapes(batch, read)
     assert result.batch_shape == shape
@@ -126,8 +131,9 @@ def test_batches_are_conditioned_one_by_one(batch: tuple[int, ...], read: tuple[
         assert (own.mean[place] - alone.posterior(designs(*shape, 1, seed=35)[place]).mean).abs().max() <= 1e-10
 
 
-def test_observing_twice_is_observing_both() -> None:
-    model, X, Y, new = model_of(), designs(3), numbers(3, 6), designs(4, seed=33)
+@pytest.mark.parametrize("kind", ["feature root", "single calls"])
+def test_observing_twice_is_observing_both(kind: str) -> None:
+    model, X, Y, new = model_of(kind), designs(3), numbers(3, 6), designs(4, seed=33)
     once = model.condition_on_observations(X, Y).posterior(new)
     twice = model.condition_on_observations(X[:1], Y[:1]).condition_on_observations(X[1:], Y[1:]).posterior(new)
     torch.testing.assert_close(twice.mean, once.mean, rtol=1e-10, atol=1e-10)
@@ -139,9 +145,10 @@ def test_observing_twice_is_observing_both() -> None:
     assert (batched.posterior(new).covariance[1, 3] - covariance).abs().max() <= 1e-10
 
 
-def test_outputs_of_what_was_observed() -> None:
+@pytest.mark.parametrize("kind", ["feature root", "single calls"])
+def test_outputs_of_what_was_observed(kind: str) -> None:
     """Data about all outputs inform a subset, and data about a subset inform exactly what they are correlated with."""
-    model, X, Y, new = model_of(), designs(3), numbers(3, 6), designs(4, seed=33)
+    model, X, Y, new = model_of(kind), designs(3), numbers(3, 6), designs(4, seed=33)
     known = model.condition_on_observations(X, Y)
     torch.testing.assert_close(known.subset_output([4, 1]).posterior(new).mean, known.posterior(new).mean[..., [4, 1]])
     assert torch.equal(known.subset_output([4, 1]).noise, model.noise[[4, 1]])
@@ -408,10 +415,11 @@ def test_predictions_that_are_no_numbers_are_refused() -> None:
             model.fantasize(designs(2), SobolQMCNormalSampler(torch.Size([2]), seed=0))
 
 
+@pytest.mark.parametrize("kind", ["feature root", "single calls"])
 @pytest.mark.parametrize("count", [2, 5])
-def test_looking_ahead_differentiates_in_designs_readings_and_noise(count: int) -> None:
+def test_looking_ahead_differentiates_in_designs_readings_and_noise(kind: str, count: int) -> None:
     """Also where designs repeat, and the derivatives of singular vectors would not exist."""
-    model = model_of(channels=1)
+    model = model_of(kind, channels=1)
 
     def looked(X: Tensor, Y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         known = model.condition_on_observations(torch.cat([X, X[:1]]), Y, noise=noise.square())
@@ -478,7 +486,7 @@ def test_ensembles_are_refused_with_reason_and_remedy() -> None:
 
 @pytest.mark.bad_input
 def test_latents_that_differ_from_call_to_call_are_refused() -> None:
-    """As those of kernel heads are, which have a latent of as many dimensions as there are numbers predicted."""
+    """A latent that belongs to single calls has to say so."""
 
     def anew(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
         return GaussianField(mean, FeatureRoot(features, factor(1)), latent=f"of {float(mean.sum())}", grid=grid)

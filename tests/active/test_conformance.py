@@ -41,7 +41,16 @@ from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.heads import Laplace, LastLayerLaplace
 from probneural.operators import FNO
-from tests.active.predictors import INPUT_GRID, FeaturePredictor, encode, feature_root, members, one_number, three_numbers
+from tests.active.predictors import (
+    INPUT_GRID,
+    FeaturePredictor,
+    encode,
+    feature_root,
+    kernel,
+    members,
+    one_number,
+    three_numbers,
+)
 from tests.heads.cases import data_for, fields
 
 Make = Callable[[Callable[..., OperatorModel]], AcquisitionFunction]
@@ -219,13 +228,14 @@ PREDICTORS: dict[str, Callable[[], Predictor]] = {
     "features": lambda: FeaturePredictor(feature_root),
     "last layer": lambda: head_of("last layer", torch.device("cpu")),
     "low rank": lambda: head_of("low rank", torch.device("cpu")),
+    "kernel": kernel,
     "matched members": lambda: FeaturePredictor(members),
     "members": lambda: FeaturePredictor(members),
 }
 
 
 LOW_RANK = pytest.param("low rank", marks=pytest.mark.slow)  # its latent has a dimension per weight
-GAUSSIAN = ["features", "last layer", LOW_RANK, "matched members"]
+GAUSSIAN = ["features", "last layer", LOW_RANK, "kernel", "matched members"]
 
 
 def score_of(make: Make, kind: str) -> AcquisitionFunction:
@@ -292,12 +302,15 @@ def test_ensembles_cannot_look_ahead(name: str) -> None:
 @pytest.mark.parametrize("kind", GAUSSIAN)
 @pytest.mark.parametrize("name", LOOK_AHEAD)
 def test_equal_designs_score_equally_looking_ahead(name: str, kind: str) -> None:
+    if (name, kind) == ("composite qKG", "kernel"):
+        pytest.skip("latents of processes depend on all designs of a call, and so do inner draws")
     score = score_of(LOOK_AHEAD[name], kind)
     size = getattr(score, "get_augmented_q_batch_size", lambda q: q)(1)
     X = designs(size, dimension=3 if name == "qMFKG" else 2, seed=44)
     with torch.no_grad():
         alone, mixed = score(X[None]), score(torch.stack([X, 1 - X, X, X**2, X]))
-    assert (mixed[[0, 2, 4]] - alone).abs().max() <= 1e-12
+    tolerance = 1e-8 if kind == "kernel" else 1e-12  # a joint covariance of equal designs is singular
+    assert (mixed[[0, 2, 4]] - alone).abs().max() <= tolerance
 
 
 class Dense:
@@ -320,7 +333,7 @@ class Dense:
         return moved, covariance[seen:, seen:] - gain @ covariance[:seen, seen:]
 
 
-@pytest.mark.parametrize("kind", GAUSSIAN[:3])
+@pytest.mark.parametrize("kind", GAUSSIAN[:4])
 @pytest.mark.parametrize("q", [1, 3])
 @pytest.mark.parametrize("name", ["qNIPV", "weighted qNIPV"])
 def test_integrated_variance_is_that_of_a_dense_gaussian_process(name: str, q: int, kind: str) -> None:
@@ -336,7 +349,7 @@ def test_integrated_variance_is_that_of_a_dense_gaussian_process(name: str, q: i
     assert values.std() > 1e-2 * values.abs().mean()
 
 
-@pytest.mark.parametrize("kind", GAUSSIAN[:3])
+@pytest.mark.parametrize("kind", GAUSSIAN[:4])
 @pytest.mark.parametrize("q", [1, 2])
 def test_knowledge_gradient_is_that_of_a_dense_gaussian_process(q: int, kind: str) -> None:
     score = score_of(LOOK_AHEAD["qKG"], kind)

@@ -437,9 +437,10 @@ def test_a_head_without_a_lasting_latent_compares_designs_of_one_call_only() -> 
     torch.testing.assert_close(FieldInformationGain(model)(X), reference, rtol=1e-6, atol=1e-6)
     with pytest.raises(LatentError, match=r"call to call.*predict.sampled\(members"):
         FieldIntegratedVariance(model, targets=pairs.inputs)(X)
-    known = model.condition_on_observations(X[0], torch.zeros(2, 1).double())
-    with pytest.raises(LatentError, match=r"call to call.*predict.sampled\(members"):
-        known.posterior(X[1])
+    known = model.condition_on_observations(X[0], torch.zeros(2, 1).double(), noise=1e-9)
+    assert (known.posterior(X[0]).variance < 0.01 * model.posterior(X[0]).variance).all()
+    with pytest.raises(LatentError, match=r"observed nothing.*predict.sampled\(members"):
+        FieldInformationGain(known)
     lasting = OperatorModel(predict.sampled(8, seed=0), encode=model.encode, functional=model.functional, moment_matched=True)
     score = FieldIntegratedVariance(lasting, targets=pairs.inputs)  # what the messages recommend
     assert (score(X) > 0).all()

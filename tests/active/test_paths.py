@@ -11,10 +11,11 @@ from botorch.sampling.pathwise import draw_matheron_paths
 from torch import Tensor
 
 from probneural.active import OperatorDraws, OperatorModel
+from probneural.calibration.scale import ScaledPredictor
 from probneural.distributions import FeatureRoot, GaussianField
 from probneural.errors import ArgumentError, LatentError, ShapeError
 from probneural.grids import Grid
-from tests.active.predictors import INPUT_GRID, KINDS, FeaturePredictor, encode, factor, one_number, three_numbers
+from tests.active.predictors import INPUT_GRID, KINDS, FeaturePredictor, encode, factor, kernel, one_number, three_numbers
 
 CUBE = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 
@@ -24,7 +25,7 @@ def designs(*shape: int, seed: int = 51) -> Tensor:
 
 
 def model_of(kind: str, *, functional: object = None, channels: int = 2) -> OperatorModel:
-    predict = FeaturePredictor(KINDS[kind], out_channels=channels)
+    predict = kernel(channels) if kind == "kernel" else FeaturePredictor(KINDS[kind], out_channels=channels)
     return OperatorModel(predict, encode=encode, functional=functional or three_numbers())
 
 
@@ -33,7 +34,7 @@ def known_model() -> OperatorModel:
     return model_of("feature root").condition_on_observations(designs(3, seed=52), Y)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "kernel"])
 def test_one_draw_is_the_predictors_draw_of_that_name(kind: str) -> None:
     model, X = model_of(kind), designs(5)
     path = model.draw_paths(seed=3)
@@ -46,7 +47,7 @@ def test_one_draw_is_the_predictors_draw_of_that_name(kind: str) -> None:
     torch.testing.assert_close(path(X)[2:3], path(X[2:3]), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "kernel"])
 def test_every_draw_is_evaluated_at_its_own_designs_or_at_all(kind: str) -> None:
     model = model_of(kind)
     paths, X = model.draw_paths(4, seed=3), designs(5, 4, 3)
@@ -96,7 +97,7 @@ def test_draws_agree_with_what_was_observed() -> None:
 
 
 @pytest.mark.parametrize("given", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "kernel"])
 def test_draws_have_the_dtype_of_the_designs_and_differentiate(kind: str, given: torch.dtype) -> None:
     paths = model_of(kind).draw_paths(2, seed=0)
     assert paths(designs(3).to(given)).dtype == given
@@ -116,7 +117,7 @@ def test_seeds_come_from_the_global_generator_unless_given() -> None:
         assert torch.equal(first, model.draw_paths(9)(X))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "kernel"])
 @pytest.mark.parametrize("functional", [one_number(), three_numbers()])
 def test_botorchs_way_to_draw_paths(kind: str, functional: object) -> None:
     model, X = model_of(kind, functional=functional, channels=1), designs(5, 3, 1)
@@ -128,7 +129,7 @@ def test_botorchs_way_to_draw_paths(kind: str, functional: object) -> None:
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("kind", ["feature root", "members"])
+@pytest.mark.parametrize("kind", ["feature root", "members", "kernel"])
 def test_thompson_sampling_maximises_each_draw(kind: str) -> None:
     """One batch of BoTorch's acquisition function against the maximum of each draw over a fine grid."""
     model = model_of(kind, functional=one_number(), channels=1)
@@ -150,6 +151,27 @@ def test_one_path_is_an_objective_of_its_own() -> None:
     line = torch.linspace(0, 1, 41, dtype=torch.float64)
     assert value >= path(torch.cartesian_prod(line, line)).max() - 1e-6
     torch.testing.assert_close(path(found)[0, 0], value)
+
+
+def test_draws_of_calibrated_processes() -> None:
+    """Their draws are those of the processes, scaled; as everywhere, what was calibrated is no longer the same law."""
+    plain, scale = model_of("kernel", channels=1), torch.tensor([4.0]).double()
+    model, X = OperatorModel(ScaledPredictor(plain.predict, scale), encode=encode, functional=plain.functional), designs(4)
+    deviation = plain.draw_paths(seed=3)(X) - plain.posterior(X).mean
+    torch.testing.assert_close(model.draw_paths(seed=3)(X), plain.posterior(X).mean + 2.0 * deviation)
+    known = model.condition_on_observations(X[:1], torch.zeros(1, 3).double())
+    assert (known.posterior(X[:1]).variance < model.posterior(X[:1]).variance).all()
+
+
+@pytest.mark.bad_input
+def test_processes_that_have_observed_something_have_no_draws() -> None:
+    model, X = model_of("kernel"), designs(2)
+    for known in (
+        model.condition_on_observations(X, torch.zeros(2, 6).double()),
+        model.condition_on_observations(designs(3, 0), torch.zeros(3, 0, 6).double()),
+    ):
+        with pytest.raises(LatentError, match="observed nothing.*fit the head to what was observed"):
+            known.draw_paths(2, seed=0)(X)
 
 
 @pytest.mark.bad_input
@@ -174,12 +196,12 @@ def test_designs_that_do_not_fit_the_draws() -> None:
 
 @pytest.mark.bad_input
 def test_latents_that_differ_from_call_to_call_are_refused() -> None:
-    """As those of kernel heads do, even where their ranks agree."""
+    """A latent that belongs to single calls has to say so."""
 
     def anew(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
         return GaussianField(mean, FeatureRoot(features, factor(1)), latent=f"of {float(mean.sum())}", grid=grid)
 
     paths = OperatorModel(FeaturePredictor(anew), encode=encode, functional=one_number()).draw_paths(2, seed=0)
     paths(designs(3))
-    with pytest.raises(LatentError, match=r"from call to call, 'of .*predict.draw\(seed\)"):
+    with pytest.raises(LatentError, match=r"from call to call, 'of .*is_lasting=False"):
         paths(designs(4))

@@ -55,6 +55,8 @@ class FieldAcquisition(AcquisitionFunction, ABC):
     Raises:
         ArgumentError: If the model is no `OperatorModel`, both `grid` and `fidelity` are given, or the noise is not positive.
         ShapeError: If there is not one noise, or discretisation variance, per channel.
+        LatentError: If the model has observed something, and the predictor's latents belong to single calls, as those of
+            `KernelOperator` do.
         UnsupportedError: If the model holds a batch of posteriors, as fantasies do; in the backward pass, if second derivatives
             are asked for.
     """
@@ -82,6 +84,13 @@ class FieldAcquisition(AcquisitionFunction, ABC):
                 expected="a model of one posterior",
                 got=f"a batch of them, {tuple(model.batch_shape)}",
                 remedy="observe one set of outputs, q x m, not a batch; to look ahead use BoTorch's knowledge gradient",
+            )
+        if model._readings:
+            raise LatentError(
+                expected="a model that has observed nothing, where the predictor's latents belong to single calls",
+                got=f"{len(model._readings)} sets of readings",
+                remedy="fit the head to what was observed, or wrap predict.sampled(members, seed=...), whose members are "
+                "functions that last",
             )
         super().__init__(model=model)
         self.grid = fidelity.finest if fidelity is not None else grid if grid is not None else model.functional.grid

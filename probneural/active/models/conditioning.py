@@ -167,6 +167,23 @@ class Learned:
         return mean.to(torch.float64) + moved, shrunk.unflatten(-2, outputs)
 
 
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What was read, and where: kept as it is where later designs say anew how they depend on it.
+
+    Args:
+        designs: `(*b, q, d)`, transformed.
+        values: `(*f, *b, q, m)`.
+        noise: Their noise variances, broadcastable to the values.
+        outputs: Which of the functional's values they are, m positions.
+    """
+
+    designs: Float[Tensor, "..."]
+    values: Float[Tensor, "..."]
+    noise: Float[Tensor, "..."]
+    outputs: Sequence[int]
+
+
 class Measurements(Posterior):
     """The law of q x m noisy readings, one base sample per reading: what fantasies are drawn from.
 
@@ -292,11 +309,17 @@ def check_noise(
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """A mean `b x q x m` and a root `b x q x m x k`, whose batches may still have to be broadcast, with the latent's name."""
+    """A mean `b x q x m` and a root `b x q x m x k`, whose batches may still have to be broadcast.
+
+    Attributes:
+        mean: The mean.
+        root: The root.
+        latent: The latent's name, or None if it belongs to these designs.
+    """
 
     mean: Tensor
     root: Tensor
-    latent: str
+    latent: str | None
 
 
 def broadcast_batches(*shapes: torch.Size) -> torch.Size:

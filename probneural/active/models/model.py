@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
@@ -20,6 +20,7 @@ from probneural.active.models.conditioning import (
     Learned,
     Measurements,
     Moments,
+    Reading,
     broadcast_batches,
     check_noise,
     joined,
@@ -39,12 +40,13 @@ class OperatorModel(Model, FantasizeMixin):
     Any acquisition function works on it where the predictor is Gaussian: those that ask for a posterior's mean, variance or
     draws, those that look ahead (`condition_on_observations`, `fantasize`), and those that maximise draws (`draw_paths`,
     `PathwiseThompsonSampling`). An ensemble cannot be conditioned on numbers it did not predict, so looking ahead is refused;
-    with `moment_matched=True` its Gaussian of the same mean and covariance takes its place. Refused too is a head without a
-    finite number of weights, `KernelOperator`, whose predictions of two calls share no latent: acquisition functions that draw
-    then compare designs of one call only, and the same base sample is another function in the next. Its `sampled(members,
-    seed=...)` are functions that last. Several outputs need an
+    with `moment_matched=True` its Gaussian of the same mean and covariance takes its place. Several outputs need an
     objective or a posterior transform, as with any BoTorch model. Functionals of one predictor belong in one model, side by
     side: a `ModelList` of two models would draw their latents independently.
+
+    A head without a finite number of weights, `KernelOperator`, has a latent for every call: base samples are another function
+    in the next call, where acquisition functions that draw see some noise. What was read is then predicted again with the
+    designs of every call, jointly, so that looking ahead is exact too, and costs the cube of the number of all designs.
 
     Observing is Bayes' rule on the latent, in closed form and in float64: xi = shift + S xi', where S keeps one direction per
     reading. It is exact for the Gaussian that the head fitted, at its noise and prior: neither those nor the features are
@@ -123,6 +125,7 @@ class OperatorModel(Model, FantasizeMixin):
         self._derived_noise: Tensor | None = None
         self._learned: tuple[Learned, ...] = ()
         self._latent: str | None = None
+        self._readings: tuple[Reading, ...] = ()
         self._batch_shape = torch.Size()
         if input_transform is not None:  # BoTorch asks whether the attribute exists
             self.input_transform = input_transform
@@ -182,7 +185,7 @@ class OperatorModel(Model, FantasizeMixin):
                 one field per design.
             DataError: If X is not a floating point tensor, or `encode` does not return a Field.
             ArgumentError: If an output does not exist, or the noise is no variance.
-            LatentError: If this model has observed something, and the predictor does not say how other designs depend on it.
+            LatentError: If this model has observed something, and the predictor has replaced its latent since.
             UnsupportedError: If an ensemble is asked for observation noise, the predictor is neither Gaussian nor an ensemble,
                 or members have unequal weights.
         """
@@ -238,7 +241,7 @@ class OperatorModel(Model, FantasizeMixin):
         batch = broadcast_batches(Y.shape[:-2], variance.shape[:-2], X.shape[:-2], self._batch_shape)
         if X.shape[-2] == 0:
             return self._copied(batch)
-        return self._having_seen(Y, variance, self._gaussian(X, "model conditioned on observations"))
+        return self._having_seen(X, Y, variance, self._gaussian(X, "model conditioned on observations"))
 
     def fantasize(  # type: ignore[override]  # as above
         self,
@@ -283,7 +286,7 @@ class OperatorModel(Model, FantasizeMixin):
             return self._copied(sampler.sample_shape + broadcast_batches(variance.shape[:-2], X.shape[:-2], self._batch_shape))
         seen = self._gaussian(X, "fantasy")
         mean, root = (part.to(torch.float64) for part in joined(seen.mean, seen.root, variance.shape[:-2]))
-        return self._having_seen(sampler(Measurements(mean, root, variance)), variance, seen)
+        return self._having_seen(X, sampler(Measurements(mean, root, variance)), variance, seen)
 
     def draw_paths(self, count: int | None = None, *, seed: int | None = None) -> OperatorDraws:
         """Draw functions, as deterministic models for Thompson sampling.
@@ -316,7 +319,7 @@ class OperatorModel(Model, FantasizeMixin):
             input_transform=getattr(self, "input_transform", None),
             moment_matched=self.moment_matched,
         )
-        for name in ("_outputs", "_noise", "_derived_noise", "_learned", "_latent"):
+        for name in ("_outputs", "_noise", "_derived_noise", "_learned", "_latent", "_readings"):
             setattr(copy, name, getattr(self, name))
         copy._batch_shape = self._batch_shape if batch_shape is None else batch_shape
         return copy
@@ -383,20 +386,20 @@ class OperatorModel(Model, FantasizeMixin):
 
     def _predicted(self, X: Tensor, outputs: list[int]) -> FieldPosterior | MemberPosterior:
         """Return the posterior of some of the functional's values at transformed designs, in their dtype."""
-        field = self._read(X)
+        field = None if self._readings else self._read(X)
         if isinstance(field, EmpiricalField):
             values = field.samples.flatten(2)[..., outputs].to(X)
             return MemberPosterior(values.reshape(values.shape[0], *X.shape[:-1], len(outputs)), field.weights)
-        seen = self._moments(field, X, outputs)
+        seen = self._given_readings(X, outputs) if field is None else self._moments(field, X, outputs)
         mean, root = joined(seen.mean, seen.root, self._batch_shape)
         return FieldPosterior(mean.to(X), root.to(X), latent=seen.latent)
 
     def _gaussian(self, X: Tensor, wish: str) -> Moments:
         """Mean and root of this model's outputs at transformed designs, or an UnsupportedError."""
-        field = self._read(X)
+        field = None if self._readings else self._read(X)
         if isinstance(field, EmpiricalField):
             raise self._unsupported(wish)
-        moments = self._moments(field, X, self._outputs)
+        moments = self._given_readings(X, self._outputs) if field is None else self._moments(field, X, self._outputs)
         check_finite(moments.mean, "predictions where readings are taken")
         check_finite(moments.root, "roots of predictions where readings are taken")
         return moments
@@ -407,22 +410,42 @@ class OperatorModel(Model, FantasizeMixin):
             raise LatentError(
                 expected="a predictor whose fields share their randomness from call to call",
                 got=f"{field.latent!r} after observing {self._latent!r}",
-                remedy="take predict.sampled(members, seed=...), whose members are functions that last, with "
-                "moment_matched=True; or a head with a finite number of weights, such as LastLayerLaplace",
+                remedy="mark a latent that belongs to the functions of one call: Latent(..., is_lasting=False)",
             )
-        shape = (*X.shape[:-1], len(outputs))
-        mean = field.mean.flatten(1)[:, outputs].to(X.device).reshape(shape)
-        root = field.root.dense().flatten(1, 2)[:, outputs].to(X.device)
-        root = root.reshape(*shape, root.shape[-1])
+        mean, root = _in_batches(field.mean.flatten(1), field.root.dense().flatten(1, 2), X, outputs)
         if self._learned:
             broadcast_batches(X.shape[:-2], self._batch_shape)
             for learned in self._learned:
                 mean, root = learned.move(mean, root)
-        return Moments(mean, root, field.latent.id)
+        return Moments(mean, root, field.latent.id if field.latent.is_lasting else None)
 
-    def _having_seen(self, Y: Tensor, variance: Tensor, seen: Moments) -> OperatorModel:
-        """Return the model conditioned on Y, where `seen` was predicted."""
+    def _given_readings(self, X: Tensor, outputs: list[int]) -> Moments:
+        """Predict designs and all readings in one call, and observe the readings one after the other."""
+        broadcast_batches(X.shape[:-2], self._batch_shape)
+        parts = [reading.designs.to(X) for reading in self._readings]
+        field = self._read(torch.cat([part.reshape(-1, part.shape[-1]) for part in (*parts, X)]))
+        assert isinstance(field, GaussianField)  # or nothing could have been read
+        counts = [part.shape[:-1].numel() for part in (*parts, X)]
+        *means, mean = field.mean.flatten(1).split(counts)
+        *roots, root = field.root.dense().flatten(1, 2).split(counts)
+        known: list[Learned] = []
+        for reading, part, there, spread in zip(self._readings, parts, means, roots, strict=True):
+            expected, own = _in_batches(there, spread, part, reading.outputs)
+            for learned in known:
+                expected, own = learned.move(expected, own)
+            residual = reading.values.to(expected.device, torch.float64) - expected.to(torch.float64)
+            known.append(Learned.of(own, residual, reading.noise))
+        mean, root = _in_batches(mean, root, X, outputs)
+        for learned in known:
+            mean, root = learned.move(mean, root)
+        return Moments(mean, root, None)
+
+    def _having_seen(self, X: Tensor, Y: Tensor, variance: Tensor, seen: Moments) -> OperatorModel:
+        """Return the model conditioned on Y at X, where `seen` was predicted."""
         result = self._copied(broadcast_batches(Y.shape[:-2], variance.shape[:-2], seen.mean.shape[:-2], self._batch_shape))
+        if seen.latent is None:
+            result._readings = (*self._readings, Reading(X, Y, variance, tuple(self._outputs)))
+            return result
         residual = Y.to(seen.mean.device, torch.float64) - seen.mean.to(torch.float64)
         result._learned = (*self._learned, Learned.of(seen.root, residual, variance))
         result._latent = seen.latent
@@ -435,6 +458,12 @@ class OperatorModel(Model, FantasizeMixin):
             remedy="OperatorModel(..., moment_matched=True) takes its Gaussian of the same mean and covariance, "
             "that of EmpiricalField.moment_matched()",
         )
+
+
+def _in_batches(mean: Tensor, root: Tensor, X: Tensor, outputs: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Some outputs of `N x M` means and `N x M x k` roots, N designs put back into t-batches, on the designs' device."""
+    chosen, shape = list(outputs), (*X.shape[:-1], len(outputs))
+    return mean[:, chosen].to(X.device).reshape(shape), root[:, chosen].to(X.device).reshape(*shape, root.shape[-1])
 
 
 def _transformed(posterior: FieldPosterior | MemberPosterior, transform: PosteriorTransform, X: Tensor) -> Posterior:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.active.models.posteriors import FieldPosterior, MemberPosterior
+from probneural.distributions import FunctionDraw
 from probneural.errors import LatentError, ShapeError
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ class OperatorDraws(DeterministicModel):
     """The outputs of operators drawn from a model's distribution; see `OperatorModel.draw_paths`.
 
     Each is one function of the design, the same at every call, differentiable, and exact: nothing is approximated by random
-    features. Draws of an ensemble are members, drawn with replacement.
+    features. Draws of an ensemble are members, drawn with replacement; those of `KernelOperator` are its own, `predict.draw`.
 
     Args:
         model: Where they are drawn from; what it has observed they agree with.
@@ -35,6 +37,7 @@ class OperatorDraws(DeterministicModel):
         self.seed = int(torch.randint(2**31, ())) if seed is None else seed
         self._base: Tensor | None = None
         self._latent: str | None = None
+        self._functions: tuple[FunctionDraw, ...] | None = None
 
     @property
     def num_outputs(self) -> int:
@@ -61,7 +64,8 @@ class OperatorDraws(DeterministicModel):
 
         Raises:
             ShapeError: If b does not broadcast against the batch shape.
-            LatentError: If the predictor's fields do not share their randomness from call to call.
+            LatentError: If the predictor has replaced its latent between calls; or its latents belong to single calls, as those
+                of `KernelOperator` do, and the model has observed something.
         """
         try:
             torch.broadcast_shapes(X.shape[:-2], self.batch_shape)
@@ -71,8 +75,13 @@ class OperatorDraws(DeterministicModel):
                 got=str(tuple(X.shape[:-2])),
                 remedy="insert an axis: designs b x 1 x q x d are evaluated by every draw",
             ) from error
+        if self._functions is not None:
+            return self._evaluated(self._functions, X)
         posterior = self.model.posterior(X)
         assert isinstance(posterior, FieldPosterior | MemberPosterior)  # what a model without a transform returns
+        if isinstance(posterior, FieldPosterior) and posterior.latent is None:
+            self._functions = self._drawn()
+            return self._evaluated(self._functions, X)
         base = self._base_samples(posterior).to(X.device)
         if isinstance(posterior, MemberPosterior):
             return _members(posterior.values, base)
@@ -80,12 +89,32 @@ class OperatorDraws(DeterministicModel):
             raise LatentError(
                 expected=f"a predictor whose fields share their randomness from call to call, {self._latent!r}",
                 got=repr(posterior.latent),
-                remedy="wrap predict.sampled(members, seed=...) instead, or apply the functional to predict.draw(seed): "
-                "such a predictor defines its draws by other means",
+                remedy="mark a latent that belongs to the functions of one call: Latent(..., is_lasting=False)",
             )
         root = posterior.root.flatten(-3, -2)
         latents = base.to(root).reshape(*self.sample_shape, *[1] * len(self.model.batch_shape), -1, 1)
         return posterior.mean + (root @ latents)[..., 0].unflatten(-1, posterior.mean.shape[-2:])
+
+    def _drawn(self) -> tuple[FunctionDraw, ...]:
+        """Functions of a predictor whose latents do not last: it has draws of its own."""
+        if self.model._readings or self.model.batch_shape:
+            raise LatentError(
+                expected="a model that has observed nothing, where the predictor's latents belong to single calls",
+                got=f"{len(self.model._readings)} sets of readings and batch shape {tuple(self.model.batch_shape)}",
+                remedy="fit the head to what was observed, and draw from that",
+            )
+        generator = torch.Generator().manual_seed(self.seed)
+        seeds = torch.randint(2**31, (self.sample_shape.numel(),), generator=generator).tolist()
+        return tuple(self.model.predict.draw(seed) for seed in (self.seed, *seeds[1:]))
+
+    def _evaluated(self, functions: Sequence[FunctionDraw], X: Tensor) -> Tensor:
+        """Each draw at its own t-batch, or all at a shared one."""
+        model, X = self.model, self.model._transformed_designs(X)
+        inputs, where = model._inputs(X), model.functional.grid
+        query = None if inputs.grid == where else where
+        read = [model.functional(function(inputs.values, grid=inputs.grid, query=query)).flatten(1) for function in functions]
+        values = torch.stack(read)[..., model._outputs].to(X).reshape(len(functions), *X.shape[:-1], -1)
+        return _members(values, torch.arange(len(functions)).reshape(self.sample_shape))
 
     def _base_samples(self, posterior: FieldPosterior | MemberPosterior) -> Tensor:
         """Latent vectors or member numbers, drawn at the first call: only a posterior says of how many there are."""

@@ -2,8 +2,8 @@
 
 Both answer the same question: what are the m numbers that a functional reads from q designs, jointly? Their draws are draws
 of the operator, so that the same base sample is the same function at every design, in every t-batch and, where the predictor's
-latent is the same from call to call, in every call. All predictors' are but that of `KernelOperator`, whose latent belongs to
-the designs of one call.
+latent is the same from call to call, in every call. All heads' are but that of `KernelOperator`, whose latent belongs to the
+designs of one call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FieldPosterior(Posterior):
         mean: `b x q x m`, in the functional's units.
         root: `b x q x m x k`, in the functional's units.
         noise: Variances of independent observation noise, broadcastable to the mean, in the functional's units squared.
-        latent: The name of xi, where one is known: posteriors of the same name have the same draws.
+        latent: The name of xi: posteriors of the same name have the same draws. None where xi belongs to these designs.
 
     Raises:
         ShapeError: If they do not fit together.
