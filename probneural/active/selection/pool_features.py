@@ -172,7 +172,7 @@ def posterior_features(
         DataError: If `predict` is no predictor, the pool empty or no Field, or a prediction not finite.
         GridError: If `query` is no grid.
         ShapeError: If labelled functions do not have the pool's channels.
-        LatentError: If two calls of the predictor do not share their latent, for no apparent reason.
+        LatentError: If two calls of the predictor do not share their latent, though it is said to last.
         UnsupportedError: If the field is neither Gaussian nor empirical.
     """
     _check_arguments(predict, pool, query)
@@ -231,7 +231,7 @@ def observation_rows(
         DataError: If `predict` is no predictor, the pool empty or no Field, a prediction not finite, or there is no target.
         GridError: If `query` is no grid.
         ShapeError: If the targets do not have the pool's channels, or there is not one noise per channel.
-        LatentError: If two calls of the predictor do not share their latent, for no apparent reason.
+        LatentError: If two calls of the predictor do not share their latent, though it is said to last.
         UnsupportedError: If the field is neither Gaussian nor empirical.
     """
     _check_arguments(predict, pool, query)
@@ -277,12 +277,9 @@ class _Stream:
     def __init__(self, predict: Predictor, inputs: Field, query: Grid | None, *, seed: int, limits: FeatureSketch) -> None:
         self.predict, self.inputs, self.query = predict, Field(inputs.values.detach(), inputs.grid), query
         first = predict(self.inputs[:1], query)
-        latent = _randomness(first)
-        self._joint: FieldDistribution | None = None
-        if len(inputs) > 1 and _randomness(predict(self.inputs[:2], query)) != latent:
-            self._joint = predict(self.inputs, query)
-            latent = _randomness(self._joint)
-        self._latent = latent
+        lasts = not isinstance(first, GaussianField) or first.latent.is_lasting
+        self._joint = None if lasts else predict(self.inputs, query)
+        self._latent = latent = _randomness(first if self._joint is None else self._joint)
         values = math.prod(first.mean.shape[1:])
         directions = latent[1]
         most = min(limits.latents, max(1, _FRAME_ENTRIES // directions))
