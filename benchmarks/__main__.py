@@ -42,7 +42,7 @@ def main() -> None:
         ("laplace", "Laplace structures: accuracy, evidence, speed and memory; about 10 minutes"),
         ("low-data", "heads where training functions are few; about 15 minutes"),
         ("gold", "heads against a posterior known in closed form; minutes"),
-        ("bo", "Bayesian optimisation over input functions; about half an hour, goes on if cut off"),
+        ("bo", "Bayesian optimisation over input functions; about an hour, goes on if cut off"),
         ("published", "settings that papers report, beside their figures; about 20 minutes"),
     ):
         other = commands.add_parser(name, help=help_text)
