@@ -386,23 +386,28 @@ class OperatorModel(Model, FantasizeMixin):
 
     def _predicted(self, X: Tensor, outputs: list[int]) -> FieldPosterior | MemberPosterior:
         """Return the posterior of some of the functional's values at transformed designs, in their dtype."""
-        field = None if self._readings else self._read(X)
-        if isinstance(field, EmpiricalField):
-            values = field.samples.flatten(2)[..., outputs].to(X)
-            return MemberPosterior(values.reshape(values.shape[0], *X.shape[:-1], len(outputs)), field.weights)
-        seen = self._given_readings(X, outputs) if field is None else self._moments(field, X, outputs)
+        seen = self._seen(X, outputs)
+        if isinstance(seen, EmpiricalField):
+            values = seen.samples.flatten(2)[..., outputs].to(X)
+            return MemberPosterior(values.reshape(values.shape[0], *X.shape[:-1], len(outputs)), seen.weights)
         mean, root = joined(seen.mean, seen.root, self._batch_shape)
         return FieldPosterior(mean.to(X), root.to(X), latent=seen.latent)
 
     def _gaussian(self, X: Tensor, wish: str) -> Moments:
         """Mean and root of this model's outputs at transformed designs, or an UnsupportedError."""
-        field = None if self._readings else self._read(X)
-        if isinstance(field, EmpiricalField):
+        moments = self._seen(X, self._outputs)
+        if isinstance(moments, EmpiricalField):
             raise self._unsupported(wish)
-        moments = self._given_readings(X, self._outputs) if field is None else self._moments(field, X, self._outputs)
         check_finite(moments.mean, "predictions where readings are taken")
         check_finite(moments.root, "roots of predictions where readings are taken")
         return moments
+
+    def _seen(self, X: Tensor, outputs: list[int]) -> Moments | EmpiricalField:
+        """Moments of outputs at transformed designs, given what was observed; or the whole field of an ensemble."""
+        if self._readings:
+            return self._given_readings(X, outputs)
+        field = self._read(X)
+        return field if isinstance(field, EmpiricalField) else self._moments(field, X, outputs)
 
     def _moments(self, field: GaussianField, X: Tensor, outputs: list[int]) -> Moments:
         """Put t-batches back and apply what was observed."""
