@@ -14,6 +14,8 @@ from probneural.distributions import Latent
 from probneural.distributions.latents import digest
 from probneural.distributions.linear_algebra import Shrink
 from probneural.errors import LatentError
+from probneural.heads import KernelOperator
+from probneural.problems import Heat
 from tests.distributions.cases import normal, shrink
 
 ROOT = Latent(id="xi", rank=5)
@@ -121,3 +123,17 @@ class TestStrangers:
     def test_do_not_mix(self, latent: Latent, ancestor: Latent) -> None:
         with pytest.raises(LatentError, match="a latent that was conditioned from"):
             latent.relative_to(ancestor)
+
+
+def test_a_latent_of_a_single_call_stays_one() -> None:
+    """However a field is conditioned, renamed, scaled, selected from or looked at alone."""
+    single = Latent(id="of a call", rank=5, is_lasting=False)
+    assert not single.conditioned(normal("shift", 5), S1, chi2=1.5).is_lasting
+    assert not single.renamed("scaled").is_lasting
+    assert FIRST.is_lasting
+    pairs = Heat(dimension=1).sample(6, resolution=32, seed=0)
+    head = KernelOperator("rbf", output_components=2, groups=1, learns_relevances=False, iterations=1)
+    field = head.fit(None, pairs)(pairs.inputs)
+    assert field.alone(2).latent.rank < field.latent.rank
+    for found in (field, field.alone(2), field[1:3], field.scale(torch.tensor([2.0]))):
+        assert not found.latent.is_lasting
