@@ -35,17 +35,21 @@ MAIN_METHODS = (
     "Sobol",
     "GP on the objective",
     "GP on its logarithm",
-    "composite GPs, noise 1e-6",
+    "composite GPs, least noise",
     "network, last-layer Laplace",
     "kernel operator",
 )
+_NETWORK = ("network, last-layer Laplace", "network, last-layer regression")
 METHODS = {
     "environmental model": bo_methods.names(),
-    "environmental hidden target": ("random", "GP on the objective", "composite GPs, noise 1e-6", "kernel operator"),
+    "environmental hidden target": ("random", "GP on the objective", "composite GPs, least noise", *_NETWORK, "kernel operator"),
     "burgers target field": (*MAIN_METHODS[:5], "HigherOrderGP", *MAIN_METHODS[5:]),
 }
-"""By problem, and the main ones on all others: what is left out is a variant, or costs three minutes a run (HigherOrderGP)."""
+"""By problem, and the main ones on all others: what is left out is a variant, takes a minute a run (HigherOrderGP), or needs more
+features than readings (the regression)."""
 QUARTILES = {"lower": 0.25, "median": 0.5, "upper": 0.75}
+_LEAST_SHOWN = 1e-18
+"""A difference of losses that double precision takes for zero: figures, on logarithmic axes, show no less."""
 FAILURES = (ProbneuralError, RuntimeError, BotorchError, ModelFittingError, NotPSDError, NanError)
 """What ends one run and not all of them; the last two are RuntimeErrors in linear_operator 0.6, and named lest that change."""
 
@@ -57,18 +61,24 @@ NOTES = (
     "square; dissipation (largest integral of u_x squared) and peak pressure (least): how much worse than the best that "
     "gradient descent on the simulator finds. 10 random designs and 20 more",
     "start, half and end: least loss after the initial designs, after half of the others, and after all; medians over seeds, "
-    "quartiles at the end. A run ends early at 1e-7 (environmental model) or 1e-6 (target fields); its least loss then stays. "
-    "Where a run finds less than gradient descent did, the least loss of all runs takes the place of the latter's",
+    "quartiles at the end. No run ends early. Where a run finds less than gradient descent did, the least loss of all runs "
+    "takes the place of the latter's",
     "to target: evaluations in all until the loss is 6e-6 or less (environmental model), 1e-4 (target fields), or within a "
     "hundredth of what the best design gains on the mean random one; median over seeds, empty if half did not get there. "
     "reached: seeds that did. failed: runs that an error ended, named below; to target counts them as not having reached it, "
     "all other columns leave them out",
+    f"noise: no process has less than {bo_methods.MIN_NOISE:g} of its prior variance, that of standardised outputs for BoTorch's. "
+    "Learned noise has this bound in place of BoTorch's 1e-4 and keeps BoTorch's prior; 'least noise' is fixed at the bound, "
+    "and GPyTorch's own 1e-6 lowered for it. The kernel operator learns its noise by evidence alone. Last-layer Laplace "
+    "takes what training left for noise, which is no bound; last-layer regression of the same network has as little noise as "
+    "all others, in units of the variance of the outputs, and features that outnumber the readings",
     f"every model: qLogEI, {bo_methods.Effort().draws} draws, {bo_methods.Effort().raw} random designs, of which "
     f"{bo_methods.Effort().restarts} are improved by gradients. Composite models predict the readings of the field and know "
     "the loss; GPs on the objective do not. Hyper-parameters of BoTorch's models are fitted with at most "
     f"{bo_methods.Effort().fit_iterations} iterations of the optimiser; those of HigherOrderGP go on from the last ones, "
     f"with at most {bo_methods.Effort().slow_fit_iterations} where it has more than {bo_methods.MANY} readings, which leaves "
-    "its evidence below the largest. fit and choice: seconds of processor time per evaluation, medians over seeds",
+    "its evidence below the largest. Its posterior at a design is computed in closed form. fit and choice: seconds of "
+    "processor time per evaluation, medians over seeds",
 )
 
 
@@ -113,42 +123,56 @@ class Unit:
         return bo_methods.run(self.method, problem, seed=self.seed, effort=self.effort, evaluations=count)
 
 
-def units(*, small: bool) -> list[Unit]:
-    """All runs, seed by seed, so that methods are interleaved."""
-    found: list[Unit] = []
-    commit = environment.commit()
-    for problem in bo_problems.names():
-        for seed in range(1 if small else SEEDS.get(problem, 5)):
-            found.extend(Unit(problem, one, seed, small, commit=commit) for one in METHODS.get(problem, MAIN_METHODS))
+def chosen(problem: str | None) -> tuple[str, ...]:
+    """The problems of one run: all, or those whose names begin so.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    found = tuple(name for name in bo_problems.names() if name.startswith(problem or ""))
+    if not found:
+        raise ValueError(f"no problem's name begins with {problem!r}; there are {', '.join(bo_problems.names())}")
     return found
 
 
-def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
-    """Run all problems, write tables, curves and a figure."""
+def units(*, small: bool, problem: str | None = None) -> list[Unit]:
+    """All runs, seed by seed, so that methods are interleaved."""
+    found: list[Unit] = []
+    commit = environment.commit()
+    for name in chosen(problem):
+        for seed in range(1 if small else SEEDS.get(name, 5)):
+            found.extend(Unit(name, one, seed, small, commit=commit) for one in METHODS.get(name, MAIN_METHODS))
+    return found
+
+
+def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
+    """Run all problems, or those whose names begin so, write tables, curves and a figure."""
     folder = output / "bo"
     results: dict[Unit, dict[str, Any]] = {}
-    todo, notes = units(small=mode == "small"), list(NOTES)
+    todo, notes = units(small=mode == "small", problem=problem), list(NOTES)
 
-    def table(problem: str) -> list[dict[str, Any]]:
+    def table(name: str) -> list[dict[str, Any]]:
         if not results:  # the first table runs everything, for workers to be busy until the end
             results.update(spread(todo, folder, workers=workers))
-            notes.extend(failures(results))  # written after the last table
-        return summary(problem, results)
+            notes.extend([*resumed(results), *failures(results)])  # written after the last table
+        return summary(name, results)
 
     written = sections.write(
         "bo",
-        {problem: partial(table, problem) for problem in bo_problems.names()},
+        {name: partial(table, name) for name in chosen(problem)},
         mode=mode,
         output=output,
         notes=notes,
         commit=todo[0].commit,
+        problem=problem,
     )
     print("\n".join(notes[len(NOTES) :]))
-    curves = {problem: trajectories(problem, results) for problem in bo_problems.names()}
+    curves = {name: trajectories(name, results) for name in chosen(problem)}
+    stem = sections.stem("bo", problem=problem)
     environment.write_json(
-        {key: written[key] for key in ("command", "mode", "commit")} | {"curves": curves}, output / "bo-curves.json"
+        {key: written[key] for key in ("command", "mode", "commit")} | {"curves": curves}, output / f"{stem}-curves.json"
     )
-    environment.write_bytes(figure(curves), output / "bo.png")
+    environment.write_bytes(figure(curves), output / f"{stem}.png")
     return written
 
 
@@ -158,7 +182,7 @@ def spread(todo: Sequence[Unit], folder: Path, *, workers: int) -> dict[Unit, di
     results: dict[Unit, dict[str, Any]] = {}
     for unit in todo:
         if unit.is_kept and unit.path(folder).exists():
-            results[unit] = environment.kept(unit.path(folder))
+            results[unit] = environment.kept(unit.path(folder)) | {"resumed": True}
     rest = [unit for unit in todo if unit not in results]
     with (
         tqdm(total=len(todo), initial=len(results), desc="bo", unit="run") as bar,
@@ -187,6 +211,17 @@ def work(unit: Unit, path: Path) -> dict[str, Any]:
     return result
 
 
+def resumed(results: Mapping[Unit, Mapping[str, Any]]) -> list[str]:
+    """A note on the runs that the command's own time leaves out, if there are any."""
+    seconds = [result["seconds"] for result in results.values() if result.get("resumed")]
+    if not seconds:
+        return []
+    return [
+        f"{len(seconds)} of {len(results)} runs were finished by an earlier run of this commit: {sum(seconds) / 60:.1f} minutes "
+        "of one thread that are not in those of the run"
+    ]
+
+
 def failures(results: Mapping[Unit, Mapping[str, Any]]) -> list[str]:
     """A note for every run that an error ended."""
     return [
@@ -197,9 +232,8 @@ def failures(results: Mapping[Unit, Mapping[str, Any]]) -> list[str]:
 
 
 def best_so_far(result: Mapping[str, Any], *, reference: float = 0.0) -> list[float]:
-    """Least loss after each evaluation, less the reference; a run that ended early stays where it was."""
-    curve = [loss - reference for loss in accumulate(result["losses"], min)]
-    return curve + [curve[-1]] * (result["evaluations"] - len(curve))
+    """Least loss after each evaluation, less the reference."""
+    return [loss - reference for loss in accumulate(result["losses"], min)]
 
 
 def summary(problem: str, results: Mapping[Unit, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -259,9 +293,8 @@ def figure(curves: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) ->
         for method, levels in own.items():
             colour = f"C{methods.index(method)}"
             steps = range(1, len(levels["median"]) + 1)
-            floor = 1e-9  # a logarithm of what is reached exactly
-            panel.plot(steps, [max(floor, value) for value in levels["median"]], color=colour, label=method, linewidth=1.2)
-            lower, upper = ([max(floor, value) for value in levels[name]] for name in ("lower", "upper"))
+            medians, lower, upper = ([max(_LEAST_SHOWN, value) for value in levels[name]] for name in ("median", "lower", "upper"))
+            panel.plot(steps, medians, color=colour, label=method, linewidth=1.2)
             panel.fill_between(steps, lower, upper, color=colour, alpha=0.12, linewidth=0)
         panel.set(title=problem, xlabel="evaluations", ylabel="loss, less the least known", yscale="log")
     handles = {label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import gpytorch
 import torch
 from botorch.acquisition import qLogExpectedImprovement
 from botorch.acquisition.objective import GenericMCObjective, MCAcquisitionObjective
@@ -16,19 +17,23 @@ from botorch.models import HigherOrderGP, SingleTaskGP
 from botorch.models.higher_order_gp import FlattenedStandardize
 from botorch.models.model import Model
 from botorch.models.transforms import Standardize
+from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
 from botorch.optim import optimize_acqf
 from botorch.sampling.get_sampler import get_sampler
+from gpytorch.constraints import GreaterThan
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 import probneural as pn
+from benchmarks.bo_higher_order import SingleDesignHigherOrderGP
 from benchmarks.bo_problems import DesignProblem
 
+MIN_NOISE = 1e-8
+"""The least noise variance of every Gaussian process, in units of its prior variance: for BoTorch's that of standardised outputs."""
 _LEAST = 1e-300
 """Before taking a logarithm."""
 _EXPECTED: dict[str, type[Warning]] = {
-    "Very small noise values detected": NumericalWarning,  # a noise of 1e-6 that rounding put just below GPyTorch's least
     "Sparse invariant checks are implicitly disabled": UserWarning,  # linear_operator builds a sparse matrix of its own
 }
 """Beginnings of messages that say nothing about a run."""
@@ -107,7 +112,7 @@ def names() -> tuple[str, ...]:
 
 
 def run(method: str, problem: DesignProblem, *, seed: int, effort: Effort, evaluations: int | None = None) -> dict[str, Any]:
-    """Choose designs one after the other; returns the losses in order, and seconds."""
+    """Choose designs one after the other; returns the losses in order, and seconds of processor time, per choice and in all."""
     count = problem.evaluations if evaluations is None else evaluations
     generator = torch.Generator().manual_seed(1_000 + seed)  # the same initial designs for every method
     designs = torch.rand(problem.initial, problem.dimension, generator=generator, dtype=torch.double)
@@ -120,8 +125,6 @@ def run(method: str, problem: DesignProblem, *, seed: int, effort: Effort, evalu
             warnings.filterwarnings("ignore", message=message, category=category)
         torch.manual_seed(seed)
         for number in range(count):
-            if float(problem.loss(history.readings).min()) <= problem.solved:
-                break
             start = time.process_time()
             if method == "random":
                 design = torch.rand(1, problem.dimension, generator=generator, dtype=torch.double)
@@ -134,13 +137,11 @@ def run(method: str, problem: DesignProblem, *, seed: int, effort: Effort, evalu
                 design = _improved(model, objective, best, problem, effort, seed=1_000 * seed + number)
                 choosing += time.process_time() - start
             history.extended(design, problem)
-    losses = problem.loss(history.readings).tolist()
-    chosen = len(losses) - problem.initial
     return {
-        "losses": losses,
-        "evaluations": problem.initial + count,
-        "fit_seconds": fitting / max(1, chosen),
-        "choice_seconds": choosing / max(1, chosen),
+        "losses": problem.loss(history.readings).tolist(),
+        "fit_seconds": fitting / count,
+        "choice_seconds": choosing / count,
+        "seconds": fitting + choosing,
     }
 
 
@@ -180,6 +181,15 @@ def _fitted(model: Any, iterations: int) -> Any:
     return model
 
 
+def _learned_noise(batch: torch.Size) -> GaussianLikelihood:
+    """BoTorch's likelihood with our least noise for its 1e-4."""
+    likelihood = get_gaussian_likelihood_with_lognormal_prior(batch)
+    noise = likelihood.noise_covar
+    start = noise.noise_prior.mode
+    noise.register_constraint("raw_noise", GreaterThan(MIN_NOISE, transform=None, initial_value=start))
+    return likelihood
+
+
 def _scalar(problem: DesignProblem, history: History, effort: Effort, *, logarithmic: bool) -> tuple[Model, None, float]:
     """One Gaussian process on minus the loss, or on minus its logarithm (of minus a negative loss, plus)."""
     losses = problem.loss(history.readings)
@@ -187,51 +197,75 @@ def _scalar(problem: DesignProblem, history: History, effort: Effort, *, logarit
     if logarithmic:
         sign = 1.0 if bool((losses >= 0).all()) else -1.0
         values = -sign * losses.abs().clamp_min(_LEAST).log()
-    model = SingleTaskGP(history.designs, values[:, None], outcome_transform=Standardize(1))
+    likelihood = _learned_noise(torch.Size())
+    model = SingleTaskGP(history.designs, values[:, None], likelihood=likelihood, outcome_transform=Standardize(1))
     return _fitted(model, effort.fit_iterations), None, float(values.max())
 
 
 def _processes(
-    problem: DesignProblem, history: History, effort: Effort, *, noise: float | None
+    problem: DesignProblem, history: History, effort: Effort, *, learns_noise: bool
 ) -> tuple[Model, MCAcquisitionObjective, float]:
     """An independent Gaussian process for every reading: as a ModelListGP, but fitted together."""
     readings = history.readings
-    variances = None if noise is None else (noise * readings.var(0)).expand_as(readings)
-    model = SingleTaskGP(history.designs, readings, variances, outcome_transform=Standardize(readings.shape[1]))
+    count = readings.shape[1]
+    if learns_noise:
+        noise: dict[str, Any] = {"likelihood": _learned_noise(torch.Size([count]))}
+    else:
+        noise = {"train_Yvar": (MIN_NOISE * readings.var(0)).expand_as(readings)}
+    with gpytorch.settings.min_fixed_noise(double_value=0.5 * MIN_NOISE):  # by default 1e-6, to which it would be raised
+        model = SingleTaskGP(history.designs, readings, **noise, outcome_transform=Standardize(count))
     return _fitted(model, effort.fit_iterations), _composite(problem), _best(problem, history)
 
 
 def _higher_order(problem: DesignProblem, history: History, effort: Effort) -> tuple[Model, MCAcquisitionObjective, float]:
-    """BoTorch's Kronecker-structured Gaussian process over all readings.
+    """BoTorch's Kronecker-structured Gaussian process over all readings, its posterior in closed form.
 
     Its optimiser needs hundreds of iterations where those of the others need tens, and its iterations cost the most: each fit
     goes on from the parameters that the last evaluation left.
     """
-    readings = history.readings.unflatten(1, problem.shape)
-    model = HigherOrderGP(history.designs, readings, outcome_transform=FlattenedStandardize(torch.Size(problem.shape)))
+    model = HigherOrderGP(
+        history.designs,
+        history.readings.unflatten(1, problem.shape),
+        likelihood=_learned_noise(torch.Size()),
+        outcome_transform=FlattenedStandardize(torch.Size(problem.shape)),
+    )
     with torch.no_grad():  # BoTorch's load_state_dict would want the scales of the outcomes too, which are new
         for name, values in history.parameters.items():
             model.get_parameter(name).copy_(values)
-    axes = len(problem.shape)
-    objective = GenericMCObjective(lambda samples, X=None: -problem.loss(samples.flatten(-axes)))
     is_slow = history.readings.shape[1] > MANY
     fitted = _fitted(model, effort.slow_fit_iterations if is_slow else effort.fit_iterations)
     history.parameters = {name: values.detach().clone() for name, values in fitted.named_parameters()}
-    return fitted, objective, _best(problem, history)
+    return SingleDesignHigherOrderGP(fitted), _composite(problem), _best(problem, history)
 
 
 def _kernel(
     problem: DesignProblem, history: History, effort: Effort, *, kernel: str | None
 ) -> tuple[Model, MCAcquisitionObjective, float]:
     """Ours without a network: Gaussian processes between principal components of input and output functions."""
-    head = pn.heads.KernelOperator() if kernel is None else pn.heads.KernelOperator(kernel)
+    options = {} if kernel is None else {"kernel": kernel}
+    head = pn.heads.KernelOperator(**options, min_noise=MIN_NOISE)
     return _operator_model(head.fit(None, history.pairs), problem, history)
 
 
-def _network(problem: DesignProblem, history: History, effort: Effort) -> tuple[Model, MCAcquisitionObjective, float]:
-    """Ours with a network trained on nothing but the evaluated pairs, and trained on after every evaluation."""
-    pairs = pn.FieldPairs(history.pairs.inputs.to(torch.float32), history.pairs.outputs.to(torch.float32))
-    epochs = effort.more_epochs
+def _last_layer(
+    problem: DesignProblem, history: History, effort: Effort, *, interpolates: bool
+) -> tuple[Model, MCAcquisitionObjective, float]:
+    """Ours with a network's last layer: around the trained weights, or by regression with as little noise as all others."""
+    operator, pairs = _trained(history, effort)
+    head = pn.heads.LastLayerLaplace()
+    if interpolates:
+        variance = float(pairs.outputs.values.var(0).mean())
+        count = float(pairs.outputs.grid.size)
+        head = pn.heads.LastLayerLaplace(noise=MIN_NOISE * variance, effective_observations=count, moves_mean=True)
+    return _operator_model(head.fit(operator, pairs), problem, history)
+
+
+def _trained(history: History, effort: Effort) -> tuple[torch.nn.Module, pn.FieldPairs]:
+    """A network trained on nothing but the evaluated pairs, and trained on after every evaluation.
+
+    It is trained in double precision. The DeepONet's features outnumber the readings of all evaluations, the FNO's do not.
+    """
+    epochs, pairs = effort.more_epochs, history.pairs
     if history.operator is None:
         grid, channels = pairs.inputs.grid, (pairs.inputs.channels, pairs.outputs.channels)
         torch.manual_seed(history.seed)
@@ -242,10 +276,11 @@ def _network(problem: DesignProblem, history: History, effort: Effort) -> tuple[
             )
         else:
             box = pn.Grid.uniform((3, 4), lengths=(2.5, 45.0), origin=(0.0, 15.0), periodic=False)
-            history.operator = pn.operators.DeepONet(*channels, sensors=grid, domain=box)
+            history.operator = pn.operators.DeepONet(*channels, sensors=grid, domain=box, basis=512)
+        history.operator.double()
         epochs = effort.epochs
     pn.fit(history.operator, pairs, epochs=epochs, seed=history.seed, validation=0.0, show_progress=False)
-    return _operator_model(pn.heads.LastLayerLaplace().fit(history.operator, pairs), problem, history)
+    return history.operator, pairs
 
 
 def _operator_model(
@@ -258,10 +293,11 @@ def _operator_model(
 _BUILDERS: dict[str, Build] = {
     "GP on the objective": lambda *known: _scalar(*known, logarithmic=False),
     "GP on its logarithm": lambda *known: _scalar(*known, logarithmic=True),
-    "composite GPs": lambda *known: _processes(*known, noise=None),
-    "composite GPs, noise 1e-6": lambda *known: _processes(*known, noise=1e-6),
+    "composite GPs, learned noise": lambda *known: _processes(*known, learns_noise=True),
+    "composite GPs, least noise": lambda *known: _processes(*known, learns_noise=False),
     "HigherOrderGP": _higher_order,
-    "network, last-layer Laplace": _network,
+    "network, last-layer Laplace": lambda *known: _last_layer(*known, interpolates=False),
+    "network, last-layer regression": lambda *known: _last_layer(*known, interpolates=True),
     "kernel operator, Matérn 5/2": lambda *known: _kernel(*known, kernel="matern52"),
     "kernel operator": lambda *known: _kernel(*known, kernel=None),
 }

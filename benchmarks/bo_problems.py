@@ -34,7 +34,6 @@ class DesignProblem:
         loss: Readings `(..., m)` to losses `(...)`, known and cheap.
         shape: Of the m readings, for models that factorise over axes.
         target: A loss that counts as reached; None where the least loss is not known, see `reference`.
-        solved: A loss at which a run ends, its curve flat from there on: what is smaller is rounding.
     """
 
     name: str
@@ -47,7 +46,6 @@ class DesignProblem:
     loss: Callable[[Tensor], Tensor]
     shape: tuple[int, ...]
     target: float | None = None
-    solved: float = -math.inf
 
     def simulate(self, designs: Tensor) -> pn.FieldPairs:
         """Input and output functions of designs `(N, d)`."""
@@ -125,7 +123,6 @@ def _environmental(design: Tensor | None, name: str) -> DesignProblem:
         loss=lambda readings: _misfit(readings, target).sum(-1),
         shape=(3, 4),
         target=6e-6,
-        solved=1e-7,
     )
 
 
@@ -156,7 +153,6 @@ def _inverse(name: str, problem: pn.problems.Problem, points: int, *, seed: int,
         loss=lambda readings: _misfit(readings, target).sum(-1) / target.square().sum(),
         shape=(functional.size,),
         target=1e-4,
-        solved=1e-6,
     )
 
 

@@ -22,6 +22,7 @@ def write(
     notes: Sequence[str] = (),
     peers: Sequence[str] = (),
     commit: str | None = None,
+    problem: str | None = None,
 ) -> dict[str, Any]:
     """Run every part, print its table, and write all of them with their provenance.
 
@@ -29,10 +30,11 @@ def write(
         name: Of the benchmark.
         parts: Title of each table to what makes its rows.
         mode: `default` or `small`.
-        output: Folder of NAME.json.
+        output: Folder of NAME.json, or of NAME-PROBLEM.json.
         notes: What a reader must know.
         peers: Distributions whose versions count beside ours.
         commit: Of the code that ran, where it was taken before; otherwise that of now.
+        problem: What `--problem` said, where a benchmark has that option.
     """
     start = time.perf_counter()
     sections: dict[str, list[Row]] = {}
@@ -41,9 +43,10 @@ def write(
         headings = list(dict.fromkeys(key for row in rows for key in row))
         sections[title] = [{heading: row.get(heading) for heading in headings} for row in rows]
         print(f"\n{title}\n{report.terminal_table(sections[title])}", flush=True)
+    flags = ("" if mode == "default" else f" --{mode}") + (f' --problem "{problem}"' if problem else "")
     results = {
         "benchmark": name,
-        "command": f"python -m benchmarks {name}" + ("" if mode == "default" else f" --{mode}"),
+        "command": f"python -m benchmarks {name}{flags}",
         "mode": mode,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": environment.machine(),
@@ -53,7 +56,12 @@ def write(
         "notes": list(notes),
         "sections": sections,
     }
-    path = output / f"{name}.json"
+    path = output / f"{stem(name, problem=problem)}.json"
     environment.write_json(results, path)
     print(f"\n{path}\n{results['wall_seconds']:.0f} s")
     return results
+
+
+def stem(name: str, *, problem: str | None) -> str:
+    """Name of a benchmark's files, without an ending."""
+    return name if problem is None else f"{name}-{problem.lower().replace(' ', '-')}"

@@ -22,7 +22,7 @@ from probneural.heads.component_root import BlockCoordinates, ComponentRoot
 from probneural.heads.front import residuals_of
 from probneural.heads.paths import Path
 from probneural.heads.principal import PrincipalComponents, left_out
-from probneural.heads.processes import KERNELS, Fitted, Process, Search
+from probneural.heads.processes import KERNELS, LEAST_NOISE, Fitted, Process, Search
 from probneural.heads.residuals import check_pairs, check_some
 
 _TOLERANCES = {"inputs": 1e-8, "outputs": 1e-12}
@@ -57,10 +57,13 @@ class KernelOperator:
         output_components: The same of the outputs; by default all but 1e-12, at most 256.
         groups: Into how many groups to put the output components, each with hyper-parameters of its own.
         learns_relevances: Learn a length scale for each input component, rather than one power of its standard deviation.
+        min_noise: The least noise variance that the evidence may choose, in units of each process's prior variance at the
+            training inputs; from 1e-12, which is as little as double precision resolves, up to 1. With an operator this is
+            the variance of what the operator leaves.
         iterations: Steps of the optimiser on all pairs, at most.
 
     Raises:
-        ArgumentError: If there is no such kernel, or a number is not a positive integer.
+        ArgumentError: If there is no such kernel, a number is not a positive integer, or `min_noise` is out of range.
 
     Reference:
         Batlle, Darcy, Hosseini & Owhadi (2024), Kernel methods are competitive for operator learning, sections 2 and 3.
@@ -82,6 +85,7 @@ class KernelOperator:
     output_components: int | None = None
     groups: int = 4
     learns_relevances: bool = True
+    min_noise: float = LEAST_NOISE
     iterations: int = 20
 
     def __post_init__(self) -> None:
@@ -93,6 +97,9 @@ class KernelOperator:
             given = value is not None or name in ("groups", "iterations")
             if given and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ArgumentError(expected=f"{name} >= 1", got=repr(value), remedy="leave it out for the default")
+        if not LEAST_NOISE <= self.min_noise <= 1.0:
+            expected = f"{LEAST_NOISE:g} <= min_noise <= 1"
+            raise ArgumentError(expected=expected, got=repr(self.min_noise), remedy="leave it out for the default")
 
     @torch.no_grad()
     def fit(self, operator: nn.Module | None, data: FieldPairs) -> KernelPredictor:
@@ -150,6 +157,7 @@ class KernelOperator:
                 spread=input_components.spread,
                 values=values[:, start:end],
                 learns_relevances=self.learns_relevances,
+                min_noise=self.min_noise,
                 iterations=self.iterations,
                 like=found.vector if found is not None else None,
             )

@@ -32,6 +32,11 @@ class LastLayerLaplace:
     maximise the evidence, in units of the training outputs' scale, unless given. It cannot see uncertainty in the features
     themselves.
 
+    What training left of the data counts as noise. With `moves_mean` it does not: the mean weights are those of Bayesian linear
+    regression on the features, with a prior centred at zero (the bias at the mean training output), so with little noise and
+    features that outnumber the data the mean interpolates them. It is the exact posterior of the last layer at this noise and
+    prior, of which `BayesianLastLayer` draws.
+
     Args:
         readout: Name of the last layer; found by itself where it can be.
         noise: Observation variance, in physical units squared: one number or one per channel.
@@ -39,6 +44,8 @@ class LastLayerLaplace:
             `(f,)`, or one per channel and feature `(c, f)`, the bias last (its prior is centred at the mean
             training output); infinity fixes a weight.
         effective_observations: m, dimensionless, one number or one per channel; by default from the training residuals.
+        moves_mean: Move the mean weights from the trained ones to where regression has them. Noise and prior precision that are
+            not given are still those of the trained weights.
 
     Reference:
         Kristiadi, Hein & Hennig (2020), Being Bayesian, even just a bit, fixes overconfidence in ReLU networks. Deviations:
@@ -49,6 +56,7 @@ class LastLayerLaplace:
     noise: float | Tensor | None = None
     prior_precision: float | Tensor | None = None
     effective_observations: float | Tensor | None = None
+    moves_mean: bool = False
 
     @torch.no_grad()
     def fit(self, operator: nn.Module, data: FieldPairs) -> LastLayerPredictor:
@@ -72,13 +80,13 @@ class LastLayerLaplace:
         pairs = moved_to(data, example)
         where = None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid
         split = find_readout(operator, pairs.inputs[: min(2, len(pairs))], self.readout, query=where)
-        gram, _, residuals = statistics(split, pairs)
-        mean, scale = output_units(pairs.outputs)
-        return self._solve(split, pairs, gram, residuals, mean, scale)
+        gram, moments, residuals = statistics(split, pairs)
+        return self._solve(split, pairs, gram, moments, residuals)
 
     def _solve(
-        self, split: Readout, data: FieldPairs, gram: Tensor, residuals: Tensor, mean: Tensor, scale: Tensor
+        self, split: Readout, data: FieldPairs, gram: Tensor, moments: Tensor, residuals: Tensor
     ) -> LastLayerPredictor:
+        mean, scale = output_units(data.outputs)
         channels, features = split.weight.shape
         device = gram.device
         counts = given_per_channel(self.effective_observations, channels, name="effective_observations")
@@ -93,6 +101,7 @@ class LastLayerLaplace:
             centre[:, -1] -= mean / scale
         factor = torch.zeros(1, channels, features, channels * features, dtype=torch.float64, device=device)
         noise, prior, evidence = torch.empty_like(scale), torch.empty_like(centre), 0.0
+        shift = torch.zeros_like(centre) if self.moves_mean else None
         for channel in range(channels):
             unit, count = float(scale[channel]), float(counts[channel])
             found = weight_posterior(
@@ -103,7 +112,14 @@ class LastLayerLaplace:
                 noise=None if noises is None else float(noises[channel]) / unit**2,
                 prior=None if priors is None else priors[channel].to(device) * unit**2,
             )
-            factor[0, channel, :, channel * features : (channel + 1) * features] = unit * found.root.dense()
+            root = found.root.dense()
+            factor[0, channel, :, channel * features : (channel + 1) * features] = unit * root
+            if shift is not None:  # one Newton step from the trained weights to the minimum of a quadratic
+                pull = torch.where(found.prior_precision.isfinite(), found.prior_precision * centre[channel], 0.0)
+                gradient = count / found.noise * moments[channel] / unit - pull
+                step = root @ (root.mT @ gradient)
+                shift[channel] = unit * step
+                evidence += 0.5 * float(gradient @ step)
             noise[channel] = found.noise * unit**2
             prior[channel] = found.prior_precision / unit**2
             evidence += found.log_evidence - count * len(data) * float(scale[channel].log())
@@ -116,6 +132,7 @@ class LastLayerLaplace:
             log_evidence=evidence,
             domain=data.inputs.grid,
             in_channels=data.inputs.channels,
+            shift=shift,
         )
 
     def _priors(self, channels: int, features: int) -> Float64[Tensor, "c f"] | None:
@@ -178,7 +195,7 @@ class LastLayerPredictor(Predictor):
         prior_precision: Precision of each weight, `(c, f)`, per physical unit squared of the output.
         effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
         log_evidence: In nats, of the training outputs in physical units.
-        shift: How far updates have moved the mean weights from the trained ones, `(c, f)`, in physical units, or None.
+        shift: How far `moves_mean` and updates have moved the mean weights from the trained ones, `(c, f)`, in physical units, or None.
         latent: The name of the weights' randomness.
     """
 

@@ -25,8 +25,10 @@ _CHUNK = 2**22
 """Entries of a matrix between queries and training inputs held at once (32 MiB)."""
 _JITTER = 1e-13
 """Share of the prior variance that joint posterior covariances are known to, by rounding."""
-_SMALLEST_NUGGET = 1e-12
+LEAST_NOISE = 1e-12
 """Of the noise, in units of the mean prior variance: what a Cholesky factorisation in double precision still resolves."""
+LARGEST_NOISE = math.exp(5.0)
+"""The same, at most."""
 _SUBSETS = (256, 512)
 """Pairs from which the search for hyper-parameters starts, and those from which relevances are learned first."""
 _LARGEST = 2048
@@ -194,7 +196,7 @@ def _factor(matrix: Tensor, nugget: float) -> Tensor:
         root, failed = torch.linalg.cholesky_ex(_noisy(matrix, nugget))
         if not bool(failed):
             return root
-        nugget = 10.0 * max(nugget, _SMALLEST_NUGGET * float(matrix.diagonal().mean()))
+        nugget = 10.0 * max(nugget, LEAST_NOISE * float(matrix.diagonal().mean()))
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,7 @@ class Search:
         spread: Their standard deviations, `(r,)`.
         values: Training values, `(n, f)`, of about unit size.
         learns_relevances: Whether each coordinate has a relevance of its own.
+        min_noise: The least noise variance, in units of the mean prior variance.
         iterations: Of the optimiser on all pairs, at most.
         like: Hyper-parameters of other processes that these may resemble, to start from as well.
     """
@@ -265,6 +268,7 @@ class Search:
     spread: Float64[Tensor, " r"]
     values: Float64[Tensor, "n f"]
     learns_relevances: bool
+    min_noise: float
     iterations: int
     like: NDArray[np.float64] | None = None
 
@@ -327,7 +331,7 @@ class Search:
         )
         ranges = ((centre - 8.0, centre + 8.0), (-1.5, 2.0), (-4.0, 4.0), (-25.0, 25.0), (-1.5, 2.0))
         bounds = [span if free else (value, value) for span, free, value in zip(ranges, varies, start, strict=False)]
-        bounds += [(math.log(_SMALLEST_NUGGET), 5.0)]
+        bounds += [(math.log(self.min_noise), math.log(LARGEST_NOISE))]
         bounds += [(-8.0, 4.0) if relevances else (value, value) for value in start[6:]]
         objective: Callable[..., Any] = partial(self._objective, points=points, values=values)
         return minimize(

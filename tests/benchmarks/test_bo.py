@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,13 @@ import pytest
 import torch
 from botorch.exceptions import ModelFittingError
 from botorch.exceptions.warnings import OptimizationWarning
+from botorch.models import HigherOrderGP
+from botorch.models.higher_order_gp import FlattenedStandardize
 from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
 from benchmarks import bo, bo_methods, bo_problems, sections, tables
+from benchmarks.bo_higher_order import SingleDesignHigherOrderGP
 from probneural.errors import DataError
 
 
@@ -105,7 +109,7 @@ def test_every_method_begins_alike_and_chooses_in_the_cube(method: str) -> None:
     before = torch.random.get_rng_state()
     result = bo_methods.run(method, problem, seed=4, effort=bo_methods.SMALL, evaluations=1)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert len(result["losses"]) == result["evaluations"] == 6
+    assert len(result["losses"]) == 6
     designs = torch.rand(5, 4, generator=torch.Generator().manual_seed(1_004), dtype=torch.double)
     assert result["losses"][:5] == _losses(problem, designs).tolist()
     assert math.isfinite(result["losses"][5])
@@ -130,15 +134,101 @@ def test_the_logarithm_orders_losses_of_either_sign(monkeypatch: pytest.MonkeyPa
         assert best == pytest.approx(float(values.max()))
 
 
-def test_a_run_ends_where_rounding_begins() -> None:
+def test_no_run_ends_early() -> None:
+    problem = replace(bo_problems.make("environmental model", seed=0), loss=lambda readings: 0.0 * readings.sum(-1))
+    assert bo_methods.run("random", problem, seed=0, effort=bo_methods.SMALL)["losses"] == [0.0] * 35
+
+
+def test_curves_fall() -> None:
+    assert bo.best_so_far({"losses": [3.0, 1.0, 2.0]}, reference=0.5) == [2.5, 0.5, 0.5]
+
+
+def _history(problem: bo_problems.DesignProblem, count: int) -> bo_methods.History:
+    designs = torch.rand(count, problem.dimension, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    pairs = problem.simulate(designs)
+    return bo_methods.History(designs, pairs, problem.read(pairs.outputs), 0)
+
+
+def _covariance(left: torch.Tensor, right: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """BoTorch's default kernel: squared exponential, of unit variance."""
+    return torch.exp(-0.5 * ((left / lengths)[..., :, None, :] - (right / lengths)[..., None, :, :]).square().sum(-1))
+
+
+def test_fixed_noise_is_the_least_noise() -> None:
+    """What a process leaves of its data is noise times (K + noise I)^-1 y; GPyTorch raises fixed noise below 1e-6 by default."""
     problem = bo_problems.make("environmental model", seed=0)
-    solved = bo_problems.DesignProblem(**{**vars(problem), "solved": 1e9})
-    assert len(bo_methods.run("random", solved, seed=0, effort=bo_methods.SMALL)["losses"]) == 5
+    history = _history(problem, 9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NumericalWarning)  # GPyTorch's, where it raises noise
+        model, _, _ = bo_methods._processes(problem, history, bo_methods.Effort(), learns_noise=False)
+    kernels = _covariance(history.designs, history.designs, model.covar_module.lengthscale.detach())
+    scale = history.readings.std(0)
+    standardised = ((history.readings - history.readings.mean(0)) / scale - model.mean_module.constant[:, None].mT.detach()).mT
+    weights = torch.linalg.solve(kernels + bo_methods.MIN_NOISE * torch.eye(9, dtype=torch.double), standardised[..., None])
+    with torch.no_grad():
+        left = (history.readings - model.posterior(history.designs).mean) / scale
+    torch.testing.assert_close(left.mT, bo_methods.MIN_NOISE * weights[..., 0], rtol=1e-4, atol=1e-12)
 
 
-def test_curves_go_on_where_a_run_ended() -> None:
-    run = {"losses": [3.0, 1.0, 2.0], "evaluations": 5}
-    assert bo.best_so_far(run, reference=0.5) == [2.5, 0.5, 0.5, 0.5, 0.5]
+def test_learned_noise_may_fall_to_the_least_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = bo_problems.make("environmental model", seed=0)
+    history = _history(problem, 9)
+    for build in (
+        lambda *known: bo_methods._scalar(*known, logarithmic=False),
+        lambda *known: bo_methods._processes(*known, learns_noise=True),
+        bo_methods._higher_order,
+    ):
+        models: list[Any] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(bo_methods, "_fitted", lambda model, iterations, models=models: models.append(model) or model)
+            build(problem, history, bo_methods.SMALL)
+        covariance = models[0].likelihood.noise_covar
+        assert covariance.raw_noise_constraint.lower_bound.item() == bo_methods.MIN_NOISE
+
+
+def test_the_kernel_operator_has_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = bo_problems.make("burgers target field", seed=0)
+    heads = []
+    monkeypatch.setattr(bo_methods, "_operator_model", lambda predict, *known: heads.append(predict))
+    bo_methods._kernel(problem, _history(problem, 25), bo_methods.SMALL, kernel=None)
+    shares = [process.nugget / process.covariance.diagonal(process.points).mean().item() for process in heads[0].processes]
+    assert min(shares) == pytest.approx(bo_methods.MIN_NOISE, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["environmental model", "darcy peak pressure"])
+def test_higher_order_posteriors_are_exact(name: str) -> None:
+    """Against BoTorch's own mean and variances, and, for covariances, which it does not give, against dense algebra."""
+    problem = bo_problems.make(name, seed=0)
+    history = _history(problem, 6)
+    torch.manual_seed(0)
+    outcomes = FlattenedStandardize(torch.Size(problem.shape))
+    model = HigherOrderGP(history.designs, history.readings.unflatten(1, problem.shape), outcome_transform=outcomes).eval()
+    designs = torch.rand(3, 1, problem.dimension, dtype=torch.double)
+    closed = SingleDesignHigherOrderGP(model).posterior(designs)
+    with torch.no_grad():
+        theirs = model.posterior(designs)
+    torch.testing.assert_close(closed.mean, theirs.mean.reshape(3, 1, -1), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(closed.variance, theirs.variance.reshape(3, 1, -1), rtol=1e-9, atol=0)
+
+    size = math.prod(problem.shape)
+    axes = [kernel(latent).to_dense() for kernel, latent in zip(model.covar_modules[1:], model.latent_parameters, strict=True)]
+    between = axes[0] if len(axes) == 1 else torch.kron(*axes)
+    lengths = model.covar_modules[0].lengthscale
+    cross = torch.kron(_covariance(designs[0], history.designs, lengths), between)
+    seen = torch.kron(_covariance(history.designs, history.designs, lengths), between)
+    seen = seen + model.likelihood.noise * torch.eye(len(seen), dtype=torch.double)
+    covariance = (between - cross @ torch.linalg.solve(seen, cross.mT)) * outcomes.stdvs.square()
+    draws = closed.rsample_from_base_samples(torch.Size([size]), torch.eye(size, dtype=torch.double)[:, None, :, None])
+    root = (draws - closed.mean)[:, 0, 0]
+    torch.testing.assert_close(root.mT @ root, covariance, rtol=1e-8, atol=1e-10)
+
+
+def test_higher_order_posteriors_are_of_one_design() -> None:
+    problem = bo_problems.make("darcy peak pressure", seed=0)
+    history = _history(problem, 4)
+    closed, _, _ = bo_methods._higher_order(problem, history, bo_methods.SMALL)
+    with pytest.raises(NotImplementedError, match="one design"):
+        closed.posterior(history.designs)
 
 
 def test_medians_of_counts_some_of_which_are_missing() -> None:
@@ -149,9 +239,9 @@ def test_medians_of_counts_some_of_which_are_missing() -> None:
 
 def _results() -> dict[bo.Unit, dict[str, Any]]:
     times = {"fit_seconds": 0.5, "choice_seconds": 0.25}
-    tail = {0: [1e-7], 1: [1e-3] * 30, 2: [5e-6] * 30}
+    tail = {0: [1e-7] * 30, 1: [1e-3] * 30, 2: [5e-6] * 30}
     return {
-        bo.Unit("environmental model", "random", seed, False): {"losses": [1.0] * 5 + tail[seed], "evaluations": 35, **times}
+        bo.Unit("environmental model", "random", seed, False): {"losses": [1.0] * 5 + tail[seed], **times}
         for seed in range(3)
     }
 
@@ -241,7 +331,7 @@ def test_failed_runs_have_not_reached_the_target() -> None:
 
 def test_only_the_best_run_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bo, "_reference", lambda problem, is_small: (1.0, 0.1))
-    times = {"evaluations": 30, "fit_seconds": 0.0, "choice_seconds": 0.0}
+    times = {"fit_seconds": 0.0, "choice_seconds": 0.0}
     results = {
         bo.Unit("darcy peak pressure", method, 0, False): {"losses": [3.0] * 10 + [loss] * 20, **times}
         for method, loss in (("random", 0.75), ("Sobol", 0.5), ("kernel operator", 2.0))
@@ -259,7 +349,7 @@ def test_medians_of_seconds_lie_between_two() -> None:
 
 def test_only_warnings_that_say_nothing_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*known: Any) -> Any:
-        warnings.warn("Very small noise values detected. Rounding", NumericalWarning, stacklevel=1)
+        warnings.warn("Sparse invariant checks are implicitly disabled. More", UserWarning, stacklevel=1)
         warnings.warn("Optimization failed", OptimizationWarning, stacklevel=1)
         return original(*known)
 
@@ -268,7 +358,7 @@ def test_only_warnings_that_say_nothing_are_hidden(monkeypatch: pytest.MonkeyPat
     problem = bo_problems.make("environmental model", seed=0)
     with pytest.warns(OptimizationWarning, match="Optimization failed") as heard:
         bo_methods.run("GP on the objective", problem, seed=0, effort=bo_methods.SMALL, evaluations=1)
-    assert not [one for one in heard if issubclass(one.category, NumericalWarning)]
+    assert not [one for one in heard if "Sparse" in str(one.message)]
 
 
 def test_results_name_the_commit_that_was_run(tmp_path: Path) -> None:
@@ -276,8 +366,34 @@ def test_results_name_the_commit_that_was_run(tmp_path: Path) -> None:
     assert written["commit"] == "0123456789ab"
 
 
-def test_notes_state_the_cap_of_fits() -> None:
+def test_one_problem_is_run_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bo, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(1))
+    monkeypatch.setattr(bo.environment, "commit", lambda: "0123456789ab")
+    monkeypatch.setitem(bo.METHODS, "environmental hidden target", ("random", "Sobol"))
+    problem = "environmental hidden"
+    written = bo.main(mode="small", output=tmp_path, workers=1, problem=problem)
+    assert written["command"] == 'python -m benchmarks bo --small --problem "environmental hidden"'
+    assert [row["method"] for row in written["sections"]["environmental hidden target"]] == ["random", "Sobol"]
+    assert not [note for note in written["notes"] if "earlier run" in note]
+    assert sorted(path.name for path in tmp_path.glob("*.*")) == [
+        f"bo-environmental-hidden{end}" for end in ("-curves.json", ".json", ".png")
+    ]
+    again = bo.main(mode="small", output=tmp_path, workers=1, problem=problem)
+    assert again["sections"] == written["sections"]
+    assert [note for note in again["notes"] if note.startswith("2 of 2 runs were finished by an earlier run")]
+
+
+def test_problems_are_chosen_by_how_their_names_begin() -> None:
+    assert bo.chosen(None) == bo_problems.names()
+    assert bo.chosen("environmental") == ("environmental model", "environmental hidden target")
+    assert {unit.problem for unit in bo.units(small=False, problem="darcy peak")} == {"darcy peak pressure"}
+    with pytest.raises(ValueError, match="no problem's name begins with 'heat'"):
+        bo.chosen("heat")
+
+
+def test_notes_state_the_cap_of_fits_and_the_least_noise() -> None:
     assert f"at most {bo_methods.Effort().fit_iterations} iterations" in " ".join(bo.NOTES)
+    assert "no process has less than 1e-08 of its prior variance" in " ".join(bo.NOTES)
 
 
 def _counted(done: list[bo.Unit]) -> Any:
@@ -303,6 +419,15 @@ def test_every_problem_has_ours_and_a_composite_model() -> None:
         methods.setdefault(unit.problem, set()).add(unit.method)
     assert list(methods) == list(bo_problems.names())
     for own in methods.values():
-        assert {"random", "kernel operator", "composite GPs, noise 1e-6"} <= own
+        assert {"random", "kernel operator", "composite GPs, least noise"} <= own
     assert methods["environmental model"] == set(bo_methods.names())
     assert sum(unit.problem == "environmental model" and unit.method == "random" for unit in bo.units(small=False)) == 10
+
+
+@pytest.mark.xfail(strict=True, reason="the committed results are those of an earlier list of methods")
+def test_committed_results_are_those_of_the_command() -> None:
+    results = json.loads((tables.RESULTS / "bo.json").read_text())
+    assert results["command"] == "python -m benchmarks bo"
+    runs = Counter((unit.problem, unit.method) for unit in bo.units(small=False))
+    found = {(name, row["method"]): row["seeds"] + row["failed"] for name, rows in results["sections"].items() for row in rows}
+    assert found == runs

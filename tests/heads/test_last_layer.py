@@ -172,7 +172,52 @@ class Features(nn.Module):
         return self.last(torch.tanh(self.hidden(values)))
 
 
-def test_evidence_of_the_conjugate_case_is_the_exact_marginal_likelihood() -> None:
+@pytest.mark.parametrize("head", [LastLayerLaplace(moves_mean=True), LastLayerLaplace(noise=1e-3, moves_mean=True)])
+def test_moved_means_are_regressions_on_the_features(head: LastLayerLaplace) -> None:
+    """Weights that minimise misfit and penalty do not depend on those that training ended at."""
+    operator, data = scaled_fno()
+    queries = fields(ENDS, 2, 1, seed=9)
+    predict = head.fit(operator, data)
+    phi, share = features_of(operator, "readout", data.inputs), ENDS.weights / ENDS.volume
+    for channel, dense in enumerate(dense_channels(operator, data, predict.effective_observations)):
+        noise, prior = float(predict.noise[channel]), predict.prior_precision[channel]
+        mean = float((data.outputs.values[:, channel] @ share).mean())
+        moments = torch.einsum("npf,p,np->f", phi, share, data.outputs.values[:, channel] - mean)
+        weights = dense.covariance(noise, prior) @ (dense.count / noise * moments)
+        expected = mean + features_of(operator, "readout", queries) @ weights
+        torch.testing.assert_close(predict(queries).mean[:, channel], expected, rtol=1e-7, atol=0)
+        before = LastLayerLaplace(noise=head.noise).fit(operator, data)
+        assert float(before.noise[channel]) == noise
+        assert float((before(queries).mean[:, channel] - expected).abs().max()) > 1e-2 * float(data.outputs.values[:, channel].std())
+
+
+def test_a_moved_mean_keeps_weights_that_the_prior_fixes() -> None:
+    operator, data = scaled_fno()
+    prior = torch.full((7,), 0.1, dtype=F64)
+    prior[2] = math.inf
+    predict = LastLayerLaplace(noise=0.1, prior_precision=prior, moves_mean=True).fit(operator, data)
+    assert predict.shift is not None
+    assert predict.shift[:, 2].tolist() == [0.0, 0.0]
+    assert bool((predict.shift[:, :2] != 0).all())
+
+
+def test_a_mean_with_more_features_than_data_interpolates_them() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = Features(80).to(F64)
+    inputs = fields(PERIODIC, 2, 1, seed=1)
+    data = FieldPairs(inputs, Field(inputs.values.square(), PERIODIC))
+    settings = {"noise": 1e-8, "prior_precision": 1e-2, "effective_observations": float(PERIODIC.size)}
+    left = [
+        float((LastLayerLaplace(**settings, moves_mean=moves).fit(module, data)(inputs).mean - data.outputs.values).abs().max())
+        for moves in (False, True)
+    ]
+    assert left[0] > 0.1
+    assert left[1] < 1e-4
+
+
+@pytest.mark.parametrize("is_trained", [True, False], ids=["trained", "moved"])
+def test_evidence_of_the_conjugate_case_is_the_exact_marginal_likelihood(is_trained: bool) -> None:
     noise, prior = 0.04, 3.0
     module = Features().to(F64)
     inputs = fields(PERIODIC, 6, 1, seed=1)
@@ -180,19 +225,22 @@ def test_evidence_of_the_conjugate_case_is_the_exact_marginal_likelihood() -> No
     targets = inputs.values.square() + noise**0.5 * torch.randn(inputs.values.shape, generator=generator, dtype=F64)
     phi = features_of(module, "last", inputs)[..., :-1].flatten(0, 1)
     precision = phi.mT @ phi / noise + prior * torch.eye(5, dtype=F64)
+    solved = torch.linalg.solve(precision, phi.mT @ targets.flatten()) / noise
     with torch.no_grad():
-        module.last.weight.copy_((torch.linalg.solve(precision, phi.mT @ targets.flatten()) / noise)[None, :, None])
-    head = LastLayerLaplace(noise=noise, prior_precision=prior, effective_observations=float(PERIODIC.size))
+        module.last.weight.copy_((solved if is_trained else 3.0 + solved.flip(0))[None, :, None])
+    settings = {"noise": noise, "prior_precision": prior, "effective_observations": float(PERIODIC.size)}
+    head = LastLayerLaplace(**settings, moves_mean=not is_trained)
     predict = head.fit(module, FieldPairs(inputs, Field(targets, PERIODIC)))
     marginal = noise * torch.eye(len(phi), dtype=F64) + phi @ phi.mT / prior
     exact = torch.distributions.MultivariateNormal(torch.zeros(len(phi), dtype=F64), marginal).log_prob(targets.flatten())
     assert abs(predict.log_evidence / float(exact) - 1) <= 1e-8
     field = predict(inputs)
+    torch.testing.assert_close(field.mean.flatten(), phi @ solved, rtol=1e-9, atol=1e-12)
     expected = phi @ torch.linalg.inv(precision) @ phi.mT
     assert float((field.cross_covariance(field) - expected).abs().max() / expected.abs().max()) <= 1e-10
-    full = Laplace(parameters=["last"], noise=noise, prior_precision=prior, effective_observations=float(PERIODIC.size)).fit(
-        module, FieldPairs(inputs, Field(targets, PERIODIC))
-    )
+    if not is_trained:
+        return
+    full = Laplace(parameters=["last"], **settings).fit(module, FieldPairs(inputs, Field(targets, PERIODIC)))
     assert abs(full.log_evidence / float(exact) - 1) <= 1e-8
 
 
