@@ -37,9 +37,7 @@ def main() -> None:
     run.add_argument("--output", type=Path, default=LOCAL, help="folder for active.json, active.html and finished units")
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
     run = commands.add_parser("bo", help="Bayesian optimisation over input functions; two hours, goes on if cut off")
-    run.add_argument(
-        "--small", dest="mode", action="store_const", const="small", help="a minute; the numbers mean nothing"
-    )
+    run.add_argument("--small", dest="mode", action="store_const", const="small", help="a minute; the numbers mean nothing")
     run.add_argument("--problem", help="only problems whose names in the tables begin so")
     run.add_argument("--output", type=Path, default=LOCAL, help="folder for bo.json, bo.png and finished runs")
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")

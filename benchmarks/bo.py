@@ -42,11 +42,17 @@ MAIN_METHODS = (
 _NETWORK = ("network, last-layer Laplace", "network, last-layer regression")
 METHODS = {
     "environmental model": bo_methods.names(),
-    "environmental hidden target": ("random", "GP on the objective", "composite GPs, least noise", *_NETWORK, "kernel operator"),
+    "environmental hidden target": (
+        "random",
+        "GP on the objective",
+        "composite GPs, least noise",
+        *_NETWORK,
+        "kernel operator",
+    ),
     "burgers target field": (*MAIN_METHODS[:5], "HigherOrderGP", *MAIN_METHODS[5:]),
 }
-"""By problem, and the main ones on all others: what is left out is a variant, takes a minute a run (HigherOrderGP), or needs more
-features than readings (the regression)."""
+"""By problem, and the main ones on all others: what is left out is a variant, takes a minute a run (HigherOrderGP), or needs
+more features than readings (the regression)."""
 QUARTILES = {"lower": 0.25, "median": 0.5, "upper": 0.75}
 _LEAST_SHOWN = 1e-18
 """A difference of losses that double precision takes for zero: figures, on logarithmic axes, show no less."""
@@ -67,11 +73,12 @@ NOTES = (
     "hundredth of what the best design gains on the mean random one; median over seeds, empty if half did not get there. "
     "reached: seeds that did. failed: runs that an error ended, named below; to target counts them as not having reached it, "
     "all other columns leave them out",
-    f"noise: no process has less than {bo_methods.MIN_NOISE:g} of its prior variance, that of standardised outputs for BoTorch's. "
-    "Learned noise has this bound in place of BoTorch's 1e-4 and keeps BoTorch's prior; 'least noise' is fixed at the bound, "
-    "and GPyTorch's own 1e-6 lowered for it. The kernel operator learns its noise by evidence alone. Last-layer Laplace "
-    "takes what training left for noise, which is no bound; last-layer regression of the same network has as little noise as "
-    "all others, in units of the variance of the outputs, and features that outnumber the readings",
+    f"noise: no process has less than {bo_methods.MIN_NOISE:g} of its prior variance, for BoTorch's that of standardised "
+    "outputs. Learned noise has this bound in place of BoTorch's 1e-4, and not BoTorch's prior, which would hold it above; "
+    "'least noise' is fixed at the bound, and GPyTorch's own 1e-6 lowered for it. The kernel operator learns its noise "
+    "in the same way. Last-layer Laplace takes what training left for noise, which no bound can change; last-layer regression "
+    "of the same network has as little noise as all others, in units of the variance of the outputs, and features that "
+    "outnumber the readings",
     f"every model: qLogEI, {bo_methods.Effort().draws} draws, {bo_methods.Effort().raw} random designs, of which "
     f"{bo_methods.Effort().restarts} are improved by gradients. Composite models predict the readings of the field and know "
     "the loss; GPs on the objective do not. Hyper-parameters of BoTorch's models are fitted with at most "
@@ -217,8 +224,8 @@ def resumed(results: Mapping[Unit, Mapping[str, Any]]) -> list[str]:
     if not seconds:
         return []
     return [
-        f"{len(seconds)} of {len(results)} runs were finished by an earlier run of this commit: {sum(seconds) / 60:.1f} minutes "
-        "of one thread that are not in those of the run"
+        f"{len(seconds)} of {len(results)} runs were finished by an earlier run of this commit: {sum(seconds) / 60:.1f} "
+        "minutes of one thread that are not in those of the run"
     ]
 
 
@@ -293,9 +300,9 @@ def figure(curves: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) ->
         for method, levels in own.items():
             colour = f"C{methods.index(method)}"
             steps = range(1, len(levels["median"]) + 1)
-            medians, lower, upper = ([max(_LEAST_SHOWN, value) for value in levels[name]] for name in ("median", "lower", "upper"))
-            panel.plot(steps, medians, color=colour, label=method, linewidth=1.2)
-            panel.fill_between(steps, lower, upper, color=colour, alpha=0.12, linewidth=0)
+            shown = {name: [max(_LEAST_SHOWN, value) for value in values] for name, values in levels.items()}
+            panel.plot(steps, shown["median"], color=colour, label=method, linewidth=1.2)
+            panel.fill_between(steps, shown["lower"], shown["upper"], color=colour, alpha=0.12, linewidth=0)
         panel.set(title=problem, xlabel="evaluations", ylabel="loss, less the least known", yscale="log")
     handles = {label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     image.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)

@@ -36,8 +36,9 @@ class SingleDesignHigherOrderGP(Model):
         (self.designs,) = model.train_inputs
         self.outcomes = model.outcome_transform
         with torch.no_grad():
-            axes = [kernel(latent).to_dense() for kernel, latent in zip(model.covar_modules[1:], model.latent_parameters, strict=True)]
-            values, self.rotation = torch.linalg.eigh(reduce(torch.kron, axes))
+            axes = zip(model.covar_modules[1:], model.latent_parameters, strict=True)
+            readings = reduce(torch.kron, [kernel(latent).to_dense() for kernel, latent in axes])
+            values, self.rotation = torch.linalg.eigh(readings)
             between, self.vectors = torch.linalg.eigh(self.kernel(self.designs).to_dense())
             self.sizes = values.clamp_min(0.0)  # of covariance matrices: what is negative is rounding
             targets = self.vectors.mT @ model.train_targets.unflatten(-1, (len(self.designs), -1)) @ self.rotation

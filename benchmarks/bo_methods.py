@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from botorch.models import HigherOrderGP, SingleTaskGP
 from botorch.models.higher_order_gp import FlattenedStandardize
 from botorch.models.model import Model
 from botorch.models.transforms import Standardize
-from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
 from botorch.optim import optimize_acqf
 from botorch.sampling.get_sampler import get_sampler
 from gpytorch.constraints import GreaterThan
@@ -30,7 +30,7 @@ from benchmarks.bo_higher_order import SingleDesignHigherOrderGP
 from benchmarks.bo_problems import DesignProblem
 
 MIN_NOISE = 1e-8
-"""The least noise variance of every Gaussian process, in units of its prior variance: for BoTorch's that of standardised outputs."""
+"""The least noise variance of every process, in units of its prior variance: for BoTorch's, that of standardised outputs."""
 _LEAST = 1e-300
 """Before taking a logarithm."""
 _EXPECTED: dict[str, type[Warning]] = {
@@ -182,12 +182,9 @@ def _fitted(model: Any, iterations: int) -> Any:
 
 
 def _learned_noise(batch: torch.Size) -> GaussianLikelihood:
-    """BoTorch's likelihood with our least noise for its 1e-4."""
-    likelihood = get_gaussian_likelihood_with_lognormal_prior(batch)
-    noise = likelihood.noise_covar
-    start = noise.noise_prior.mode
-    noise.register_constraint("raw_noise", GreaterThan(MIN_NOISE, transform=None, initial_value=start))
-    return likelihood
+    """BoTorch's likelihood with our least noise for its 1e-4, and without its prior, which holds noise far above either."""
+    bound = GreaterThan(MIN_NOISE, transform=None, initial_value=math.exp(-5.0))  # the prior's mode, where BoTorch begins
+    return GaussianLikelihood(noise_constraint=bound, batch_shape=batch)
 
 
 def _scalar(problem: DesignProblem, history: History, effort: Effort, *, logarithmic: bool) -> tuple[Model, None, float]:

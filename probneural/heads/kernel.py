@@ -97,7 +97,8 @@ class KernelOperator:
             given = value is not None or name in ("groups", "iterations")
             if given and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ArgumentError(expected=f"{name} >= 1", got=repr(value), remedy="leave it out for the default")
-        if not LEAST_NOISE <= self.min_noise <= 1.0:
+        is_number = isinstance(self.min_noise, (int, float)) and not isinstance(self.min_noise, bool)
+        if not is_number or not LEAST_NOISE <= self.min_noise <= 1.0:
             expected = f"{LEAST_NOISE:g} <= min_noise <= 1"
             raise ArgumentError(expected=expected, got=repr(self.min_noise), remedy="leave it out for the default")
 

@@ -83,9 +83,7 @@ class LastLayerLaplace:
         gram, moments, residuals = statistics(split, pairs)
         return self._solve(split, pairs, gram, moments, residuals)
 
-    def _solve(
-        self, split: Readout, data: FieldPairs, gram: Tensor, moments: Tensor, residuals: Tensor
-    ) -> LastLayerPredictor:
+    def _solve(self, split: Readout, data: FieldPairs, gram: Tensor, moments: Tensor, residuals: Tensor) -> LastLayerPredictor:
         mean, scale = output_units(data.outputs)
         channels, features = split.weight.shape
         device = gram.device
@@ -195,7 +193,8 @@ class LastLayerPredictor(Predictor):
         prior_precision: Precision of each weight, `(c, f)`, per physical unit squared of the output.
         effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
         log_evidence: In nats, of the training outputs in physical units.
-        shift: How far `moves_mean` and updates have moved the mean weights from the trained ones, `(c, f)`, in physical units, or None.
+        shift: How far `moves_mean` and updates have moved the mean weights from the trained ones, `(c, f)`, in physical units,
+            or None.
         latent: The name of the weights' randomness.
     """
 

@@ -155,7 +155,7 @@ def _covariance(left: torch.Tensor, right: torch.Tensor, lengths: torch.Tensor) 
 
 
 def test_fixed_noise_is_the_least_noise() -> None:
-    """What a process leaves of its data is noise times (K + noise I)^-1 y; GPyTorch raises fixed noise below 1e-6 by default."""
+    """What a process leaves of its data is noise times (K + noise I)^-1 y; GPyTorch raises fixed noise to 1e-6 by default."""
     problem = bo_problems.make("environmental model", seed=0)
     history = _history(problem, 9)
     with warnings.catch_warnings():
@@ -170,20 +170,29 @@ def test_fixed_noise_is_the_least_noise() -> None:
     torch.testing.assert_close(left.mT, bo_methods.MIN_NOISE * weights[..., 0], rtol=1e-4, atol=1e-12)
 
 
-def test_learned_noise_may_fall_to_the_least_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learned_noise_falls_to_the_least_noise() -> None:
+    """Of exact readings along a line, which a smooth process explains, no more than the bound is noise."""
     problem = bo_problems.make("environmental model", seed=0)
-    history = _history(problem, 9)
-    for build in (
-        lambda *known: bo_methods._scalar(*known, logarithmic=False),
-        lambda *known: bo_methods._processes(*known, learns_noise=True),
-        bo_methods._higher_order,
-    ):
-        models: list[Any] = []
-        with monkeypatch.context() as patched:
-            patched.setattr(bo_methods, "_fitted", lambda model, iterations, models=models: models.append(model) or model)
-            build(problem, history, bo_methods.SMALL)
-        covariance = models[0].likelihood.noise_covar
-        assert covariance.raw_noise_constraint.lower_bound.item() == bo_methods.MIN_NOISE
+    designs = torch.linspace(0.1, 0.9, 16, dtype=torch.double)[:, None].expand(-1, 4).contiguous()
+    pairs = problem.simulate(designs)
+    history = bo_methods.History(designs, pairs, problem.read(pairs.outputs), 0)
+    model, _, _ = bo_methods._processes(problem, history, bo_methods.Effort(), learns_noise=True)
+    noise = model.likelihood.noise.detach()
+    assert float(noise.min()) == pytest.approx(bo_methods.MIN_NOISE)
+    assert float(noise.median()) < 2.0 * bo_methods.MIN_NOISE
+
+
+@pytest.mark.parametrize(
+    "method", ["GP on the objective", "GP on its logarithm", "composite GPs, learned noise", "HigherOrderGP"]
+)
+def test_every_learned_noise_has_the_same_bound_and_no_prior(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[Any] = []
+    monkeypatch.setattr(bo_methods, "_fitted", lambda model, iterations: models.append(model) or model)
+    problem = bo_problems.make("environmental model", seed=0)
+    bo_methods._BUILDERS[method](problem, _history(problem, 9), bo_methods.SMALL)
+    covariance = models[0].likelihood.noise_covar
+    assert covariance.raw_noise_constraint.lower_bound.item() == pytest.approx(bo_methods.MIN_NOISE)
+    assert not list(covariance.named_priors())
 
 
 def test_the_kernel_operator_has_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,8 +250,7 @@ def _results() -> dict[bo.Unit, dict[str, Any]]:
     times = {"fit_seconds": 0.5, "choice_seconds": 0.25}
     tail = {0: [1e-7] * 30, 1: [1e-3] * 30, 2: [5e-6] * 30}
     return {
-        bo.Unit("environmental model", "random", seed, False): {"losses": [1.0] * 5 + tail[seed], **times}
-        for seed in range(3)
+        bo.Unit("environmental model", "random", seed, False): {"losses": [1.0] * 5 + tail[seed], **times} for seed in range(3)
     }
 
 

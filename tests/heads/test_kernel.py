@@ -24,7 +24,7 @@ from probneural.heads import KernelOperator, KernelPredictor
 from probneural.heads.component_root import BlockCoordinates, ComponentRoot
 from probneural.heads.paths import Path, _precisions
 from probneural.heads.principal import PrincipalComponents, left_out
-from probneural.heads.processes import KERNELS, STATIONARY, Covariance, Process, Search, log_evidence
+from probneural.heads.processes import KERNELS, LEAST_NOISE, STATIONARY, Covariance, Process, Search, log_evidence
 from probneural.metrics import score
 from probneural.problems import Heat
 from probneural.storage import load, save
@@ -168,7 +168,7 @@ def test_search_climbs(kernel: str) -> None:
     """Gradients agree with differences, and no neighbour of the result has larger evidence."""
     points, values = normal(30, 3) * torch.tensor([3.0, 1.0, 0.2]), normal(30, 2, seed=1) * 0.1
     values = values + points[:, :2].sin()
-    search = Search(kernel, points, points.std(0), values, learns_relevances=True, iterations=200)
+    search = Search(kernel, points, points.std(0), values, learns_relevances=True, min_noise=LEAST_NOISE, iterations=200)
     found = search.run()
     assert found.converged
     assert found.evaluations >= 1
@@ -206,6 +206,18 @@ def test_linear_problem_is_solved() -> None:
     predict = KernelOperator("linear", groups=1).fit(None, train)
     error = (predict(test.inputs).mean - test.outputs.values).norm() / test.outputs.values.norm()
     assert float(error) < 1e-5
+
+
+@pytest.mark.parametrize("least", [1e-8, 1e-3])
+def test_noise_has_a_lower_bound(least: float) -> None:
+    """A linear map has no noise, so evidence goes to the bound: the mean leaves noise times (k + noise I)^-1 y of the data."""
+    data = Heat(dimension=1).sample(20, resolution=64, seed=0, dtype=torch.float64)
+    (process,) = KernelOperator("linear", groups=1, min_noise=least).fit(None, data).processes
+    matrix = (process.points * process.covariance.linear) @ (process.points * process.covariance.linear).mT
+    noise = least * matrix.diagonal().mean()
+    assert process.nugget == pytest.approx(float(noise), rel=1e-9)
+    left = noise * torch.linalg.solve(matrix + noise * torch.eye(20, dtype=torch.float64), process.values)
+    torch.testing.assert_close(process.values - process.mean(process.points), left, rtol=1e-6, atol=1e-12)
 
 
 def test_operator_plus_residual() -> None:
@@ -692,6 +704,9 @@ def test_bad_settings() -> None:
                 KernelOperator(**{name: value})
     with pytest.raises(ArgumentError, match="groups >= 1"):
         KernelOperator(groups=None)
+    for value in (0.0, 1e-13, 1.5, float("nan"), True, "1e-8", None):
+        with pytest.raises(ArgumentError, match="1e-12 <= min_noise <= 1"):
+            KernelOperator(min_noise=value)
     with pytest.raises(ArgumentError, match="members >= 1"):
         fitted().sampled(0, seed=0)
 
