@@ -74,11 +74,11 @@ NOTES = (
     "reached: seeds that did. failed: runs that an error ended, named below; to target counts them as not having reached it, "
     "all other columns leave them out",
     f"noise: no process has less than {bo_methods.MIN_NOISE:g} of its prior variance, for BoTorch's that of standardised "
-    "outputs. Learned noise has this bound in place of BoTorch's 1e-4, and not BoTorch's prior, which would hold it above; "
-    "'least noise' is fixed at the bound, and GPyTorch's own 1e-6 lowered for it. The kernel operator learns its noise "
-    "in the same way. Last-layer Laplace takes what training left for noise, which no bound can change; last-layer regression "
-    "of the same network has as little noise as all others, in units of the variance of the outputs, and features that "
-    "outnumber the readings",
+    "outputs. Learned noise has this bound in place of BoTorch's 1e-4. BoTorch's prior on it, which would hold that of exact "
+    "readings above the bound, is kept for GPs on the objective alone. 'least noise' is fixed at the bound, and GPyTorch's "
+    "own 1e-6 lowered for it. The kernel operator learns its noise as composites do. Last-layer Laplace takes what training "
+    "left for noise, which no bound can change; last-layer regression of the same network has as little noise as all others, "
+    "in units of the variance of the outputs, and features that outnumber the readings",
     f"every model: qLogEI, {bo_methods.Effort().draws} draws, {bo_methods.Effort().raw} random designs, of which "
     f"{bo_methods.Effort().restarts} are improved by gradients. Composite models predict the readings of the field and know "
     "the loss; GPs on the objective do not. Hyper-parameters of BoTorch's models are fitted with at most "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from botorch.sampling.get_sampler import get_sampler
 from gpytorch.constraints import GreaterThan
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
 import probneural as pn
@@ -181,10 +181,11 @@ def _fitted(model: Any, iterations: int) -> Any:
     return model
 
 
-def _learned_noise(batch: torch.Size) -> GaussianLikelihood:
-    """BoTorch's likelihood with our least noise for its 1e-4, and without its prior, which holds noise far above either."""
-    bound = GreaterThan(MIN_NOISE, transform=None, initial_value=math.exp(-5.0))  # the prior's mode, where BoTorch begins
-    return GaussianLikelihood(noise_constraint=bound, batch_shape=batch)
+def _learned_noise(batch: torch.Size, *, has_prior: bool) -> GaussianLikelihood:
+    """BoTorch's likelihood with our least noise for its 1e-4; its prior would hold the noise of exact readings above either."""
+    prior = LogNormalPrior(-4.0, 1.0)
+    bound = GreaterThan(MIN_NOISE, transform=None, initial_value=prior.mode)
+    return GaussianLikelihood(noise_prior=prior if has_prior else None, noise_constraint=bound, batch_shape=batch)
 
 
 def _scalar(problem: DesignProblem, history: History, effort: Effort, *, logarithmic: bool) -> tuple[Model, None, float]:
@@ -194,7 +195,7 @@ def _scalar(problem: DesignProblem, history: History, effort: Effort, *, logarit
     if logarithmic:
         sign = 1.0 if bool((losses >= 0).all()) else -1.0
         values = -sign * losses.abs().clamp_min(_LEAST).log()
-    likelihood = _learned_noise(torch.Size())
+    likelihood = _learned_noise(torch.Size(), has_prior=True)
     model = SingleTaskGP(history.designs, values[:, None], likelihood=likelihood, outcome_transform=Standardize(1))
     return _fitted(model, effort.fit_iterations), None, float(values.max())
 
@@ -206,7 +207,7 @@ def _processes(
     readings = history.readings
     count = readings.shape[1]
     if learns_noise:
-        noise: dict[str, Any] = {"likelihood": _learned_noise(torch.Size([count]))}
+        noise: dict[str, Any] = {"likelihood": _learned_noise(torch.Size([count]), has_prior=False)}
     else:
         noise = {"train_Yvar": (MIN_NOISE * readings.var(0)).expand_as(readings)}
     with gpytorch.settings.min_fixed_noise(double_value=0.5 * MIN_NOISE):  # by default 1e-6, to which it would be raised
@@ -223,7 +224,7 @@ def _higher_order(problem: DesignProblem, history: History, effort: Effort) -> t
     model = HigherOrderGP(
         history.designs,
         history.readings.unflatten(1, problem.shape),
-        likelihood=_learned_noise(torch.Size()),
+        likelihood=_learned_noise(torch.Size(), has_prior=False),
         outcome_transform=FlattenedStandardize(torch.Size(problem.shape)),
     )
     with torch.no_grad():  # BoTorch's load_state_dict would want the scales of the outcomes too, which are new
