@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.calibration.scale import ScaledPredictor
+from probneural.calibration.stationary_process import StationaryProcess
 from probneural.curvature.iterative_weights import IterativeWeights
 from probneural.curvature.jacobian_root import Effort
 from probneural.curvature.kronecker_factors import KroneckerWeights
@@ -106,7 +107,11 @@ _KINDS: dict[str, _Kind] = {
         _Kind(SampledLastLayerPredictor, on_cpu=("prior_factors", "prior_precision", "effective_observations")),
         _Kind(VariationalLastLayerPredictor, on_cpu=("history",)),
         _Kind(WeightSampledPredictor),
-        _Kind(ScaledPredictor, on_cpu=("scale", "noise_scale")),
+        _Kind(
+            ScaledPredictor,
+            on_cpu=("scale", "noise_scale", "root_fraction", "noise_fraction", "discrepancy_variance", "calibrated_on"),
+        ),
+        _Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
         _Kind(FunctionDraw),
         _Kind(Readout),
         _Kind(Hyperparameters, on_cpu=("prior_precision", "effective_observations")),

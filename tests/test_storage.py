@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probneural.calibration import VarianceScale
-from probneural.calibration.scale import ScaledPredictor
+from probneural.calibration import ScaledPredictor, VarianceScale
 from probneural.distributions import EmpiricalField, Predictor
 from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.fields import Field, FieldPairs
@@ -248,16 +247,30 @@ def test_sampled_weights(operator: str, tmp_path: Path) -> None:
     assert_equal(predict.vectors, loaded.vectors)
 
 
+def scaled_by_one(predict: Predictor) -> ScaledPredictor:
+    """A scaled predictor of one channel that changes nothing."""
+    one = torch.ones(1, dtype=torch.float64)
+    return ScaledPredictor(
+        predict,
+        one,
+        noise_scale=one,
+        root_fraction=one,
+        noise_fraction=one,
+        discrepancy_variance=0.0 * one,
+        calibrated_on=torch.zeros(0, dtype=torch.int64),
+    )
+
+
 @pytest.mark.parametrize("head", ["last-layer", "kronecker"])
 def test_calibrated_predictors_and_what_they_wrap(head: str, tmp_path: Path) -> None:
     case = cases.operator_case("fno-outputs")
     once = VarianceScale().fit(cases.fitted(head, case.name), case.data)
-    twice = ScaledPredictor(once, torch.tensor([2.0, 3.0], dtype=torch.float64))
-    loaded = stored(twice, tmp_path)
-    assert_predicts_the_same(twice, loaded, case.inputs)
-    assert_predicts_the_same(once, loaded.inner, case.inputs)
-    assert_predicts_the_same(once.inner, loaded.inner.inner, case.inputs)
-    assert not torch.equal(loaded.inner.scale, loaded.inner.noise_scale)
+    loaded = stored(once, tmp_path)
+    assert_predicts_the_same(once, loaded, case.inputs)
+    assert_predicts_the_same(once.inner, loaded.inner, case.inputs)
+    assert not torch.equal(loaded.scale, loaded.noise_scale)
+    assert torch.equal(loaded.calibrated_on, once.calibrated_on)
+    assert torch.equal(loaded.residual_variance, once.residual_variance)
 
 
 @pytest.mark.parametrize("structure", ["full", "kronecker"])
@@ -406,7 +419,7 @@ def test_structures_that_need_their_data(tmp_path: Path) -> None:
     predict = cases.fitted("iterative", "conv")
     with pytest.raises(UnsupportedError, match="iterative, which needs its data"):
         save(predict, tmp_path / "predictor")
-    scaled = ScaledPredictor(predict, torch.ones(1, dtype=torch.float64))
+    scaled = scaled_by_one(predict)
     with pytest.raises(UnsupportedError, match="iterative, which needs its data"):
         save(scaled, tmp_path / "predictor")
     assert not list(tmp_path.iterdir())
@@ -435,7 +448,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     own.out_channels, own.noise, own.domain = 1, torch.ones(1), cases.PERIODIC
     own.in_channels = 1
     things = {"str": "operator", "dict": {}, "Grid": cases.PERIODIC, "OneOfTheirs": own}
-    scaled = ScaledPredictor(own, torch.ones(1, dtype=torch.float64))
+    scaled = scaled_by_one(own)
     for name, thing in [*things.items(), ("OneOfTheirs", scaled)]:
         message = f"an nn.Module or one of LastLayerPredictor, LaplacePredictor, .*; got {name}; save the operator"
         with pytest.raises(UnsupportedError, match=message):

@@ -5,6 +5,7 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latents import Latent
 from probneural.distributions.linear_algebra import Shrink
+from probneural.distributions.modulated_root import ModulatedRoot
 from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.distributions.roots import DenseRoot, FeatureRoot, Root
 
@@ -16,6 +17,7 @@ __all__ = [
     "FunctionDraw",
     "GaussianField",
     "Latent",
+    "ModulatedRoot",
     "Predictor",
     "Root",
     "Shrink",

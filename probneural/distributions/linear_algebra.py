@@ -169,6 +169,30 @@ def fulfil(
     return LatentUpdate(shift, Shrink(right, (~keep).to(root)), chi2, pulls)
 
 
+def discrepancy_gain(
+    own: Float64[Tensor, "n m r"], noise: Float64[Tensor, "n m"]
+) -> tuple[Float64[Tensor, "n r m"], Float64[Tensor, "n m m"]]:
+    """What numbers y = own zeta + N(0, diag(noise)) say about zeta ~ N(0, I): the gain G = own^T N^-1, and L^-1 with N = L L^T.
+
+    Raises:
+        ConstraintError: If some combination of one function's numbers has no variance of its own, N = own own^T + diag(noise).
+    """
+    covariance = own @ own.mT + torch.diag_embed(noise)
+    size = covariance.diagonal(dim1=-2, dim2=-1)
+    scale = torch.where(size > 0, size, torch.ones_like(size)).rsqrt()
+    triangle, failed = torch.linalg.cholesky_ex(scale[..., :, None] * covariance * scale[..., None, :])
+    smallest = triangle.diagonal(dim1=-2, dim2=-1).amin(-1) if own.shape[1] else torch.ones_like(noise.sum(-1))
+    if bool((failed > 0).any()) or not bool((smallest > RANK_TOLERANCE[torch.float64]).all()):
+        raise ConstraintError(
+            expected="exact observations that leave every function's discrepancy free to meet them",
+            got=f"{own.shape[1]} observations of a function with a discrepancy of rank {own.shape[2]}",
+            remedy="give noise > 0, or drop repeated observations",
+        )
+    identity = torch.eye(own.shape[1], dtype=own.dtype, device=own.device).expand_as(triangle)
+    whitened = torch.linalg.solve_triangular(triangle, identity, upper=False) * scale[..., None, :]
+    return own.mT @ (whitened.mT @ whitened), whitened
+
+
 def log_density(
     root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"], noise: Float64[Tensor, "... m"]
 ) -> Float64[Tensor, "..."]:

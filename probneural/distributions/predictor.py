@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.roots import Root
 from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_finite
 from probneural.grids import Grid
@@ -25,6 +27,7 @@ class Predictor(ABC):
         domain: The grid of the training inputs; other inputs may have another resolution.
         effective_observations: Independent observations that one observed function amounts to, per channel, `(c,)`,
             dimensionless, whatever the grid; None if the head does not say.
+        calibrated_on: Fingerprints of the pairs that its variances were scaled on, `(m,)`; none for a head's own predictor.
     """
 
     in_channels: int
@@ -32,6 +35,7 @@ class Predictor(ABC):
     noise: Float[Tensor, " c"]
     domain: Grid
     effective_observations: Float[Tensor, " c"] | None = None
+    calibrated_on: Int64[Tensor, " m"] = torch.zeros(0, dtype=torch.int64, device="cpu")
 
     @property
     @abstractmethod
@@ -42,6 +46,14 @@ class Predictor(ABC):
     @abstractmethod
     def device(self) -> torch.device:
         """Device the operator computes on; inputs are moved to it."""
+
+    @property
+    def residual_variance(self) -> Float[Tensor, " c"]:
+        """Variance by which one observed value departs from the operator that all functions share, `(c,)`, on the CPU.
+
+        In physical units squared: the noise, and what a calibrated field holds as each function's own discrepancy.
+        """
+        return self.noise.detach().to("cpu", torch.float64)
 
     @abstractmethod
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
@@ -110,14 +122,27 @@ class Predictor(ABC):
             generator = torch.Generator().manual_seed(seed)
             member = torch.multinomial(field.weights.cpu(), 1, generator=generator)[0]
             return field.rsample(base_samples=member)
-        if len(field.base_shape) != 1:
+        if not isinstance(field, GaussianField):
             raise UnsupportedError(
                 expected="a Gaussian or an empirical field", got=type(field).__name__, remedy="draw from its field instead"
             )
-        return field.rsample(seed=seed)
+        drawn = field.mean + self._shared_draw(field.root, seed).unflatten(-1, field.grid.shape).to(field.mean)
+        if field.discrepancy is None:
+            return drawn
+        return drawn + self._shared_draw(field.discrepancy, seed, purpose=1).unflatten(-1, field.grid.shape).to(drawn)
+
+    @staticmethod
+    def _shared_draw(root: Root, seed: int, *, purpose: int = 0) -> Float[Tensor, "n c p"]:
+        """The image of one latent vector, the same for all functions and in every call."""
+        generator = torch.Generator().manual_seed(seed + purpose)
+        return root.product(torch.randn(1, root.shape[3], generator=generator, dtype=torch.float64).to(root.device))[0]
 
     def draw(self, seed: int) -> FunctionDraw:
-        """Return one function draw: an operator in its own right, the same at every input, grid and call."""
+        """Return one function draw: an operator in its own right, the same at every input, grid and call.
+
+        Where fields have a discrepancy, its vector too is one for all functions: each function is drawn from its own
+        distribution, and functions of neighbouring inputs are neighbours.
+        """
         return FunctionDraw(self, seed=seed)
 
 

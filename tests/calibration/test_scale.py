@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from probneural import functionals, metrics
-from probneural.calibration import ScaledPredictor, SimultaneousBand, VarianceScale, chunks
+from probneural.calibration import SimultaneousBand, VarianceScale, chunks
 from probneural.calibration.scale import SHARES
 from probneural.distributions import EmpiricalField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
@@ -60,7 +60,7 @@ def test_it_maximises_the_marginal_likelihood() -> None:
     found = VarianceScale(separate=False).fit(Synthetic(), data)
 
     def nll(scale: Tensor) -> float:
-        predict = ScaledPredictor(Synthetic(), scale)
+        predict = replace(found, scale=scale, noise_scale=scale)
         return metrics.nll(metrics.compare(predict(data.inputs), data.outputs, noise=predict.noise)).mean().item()
 
     assert nll(found.scale) < min(nll(found.scale * 0.99), nll(found.scale * 1.01))
@@ -73,13 +73,12 @@ def test_the_result_is_a_predictor_with_the_same_mean_and_coherent_draws() -> No
     assert (found.dtype, found.device) == (inner.dtype, inner.device)
     u, v = inner(data.inputs), found(data.inputs)
     assert torch.equal(u.mean, v.mean)
-    torch.testing.assert_close(v.variance, u.variance * found.scale[:, None])
-    torch.testing.assert_close(found.noise, inner.noise * found.scale)
-    deviation = (u.rsample(seed=1) - u.mean) * found.scale.sqrt()[:, None]
-    torch.testing.assert_close(v.rsample(seed=1) - v.mean, deviation)
+    torch.testing.assert_close(v.variance + found.noise[:, None], (u.variance + inner.noise[:, None]) * found.scale[:, None])
+    torch.testing.assert_close(found.residual_variance, found.noise + found.discrepancy_variance)
     fine = GRID.resized((32,))
-    torch.testing.assert_close(found.draw(4)(data.inputs.values), found(data.inputs).rsample(seed=4))
-    torch.testing.assert_close(found.draw(4)(data.inputs.values, query=fine)[..., ::2], found.draw(4)(data.inputs.values))
+    drawn = found.draw(4)(data.inputs.values)
+    torch.testing.assert_close(found.draw(4)(data.inputs.values[2:3]), drawn[2:3])
+    torch.testing.assert_close(found.draw(4)(data.inputs.values, query=fine)[..., ::2], drawn)
     total = functionals.integral(GRID)
     measured = v[:2].condition(total, total(v.mean[:2]), noise=0.1)
     assert (v.under(measured.latent).variance <= v.variance + 1e-12).all()
@@ -88,12 +87,14 @@ def test_the_result_is_a_predictor_with_the_same_mean_and_coherent_draws() -> No
     assert "ScaledPredictor" in repr(found)
 
 
-def test_scaling_twice_multiplies() -> None:
-    data = pairs(10)
-    once = VarianceScale(separate=False).fit(Synthetic(), data)
-    twice = VarianceScale(separate=False).fit(once, data)
-    assert twice.scale.item() == pytest.approx(1.0, rel=1e-12)
-    assert twice(data.inputs).latent.id != once(data.inputs).latent.id
+@pytest.mark.parametrize("separate", [False, True])
+def test_calibrating_anew_replaces_the_scales(separate: bool) -> None:
+    first, second = pairs(10), pairs(12, errors=2.0, seed=7)
+    once = VarianceScale(separate=separate).fit(Synthetic(), first)
+    again, fresh = (VarianceScale(separate=separate).fit(predict, second) for predict in (once, Synthetic()))
+    assert torch.equal(again.scale, fresh.scale)
+    assert torch.equal(again.calibrated_on, fresh.calibrated_on)
+    assert again(second.inputs).latent.id == fresh(second.inputs).latent.id != once(second.inputs).latent.id
 
 
 FINE = GRID.resized((40,))
@@ -114,7 +115,7 @@ def test_fields_are_predicted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(chunks, "CHUNK_VALUES", 2 * 16 * 5 + 3)
     predict = Synthetic(channels=2)
     torch.testing.assert_close(VarianceScale(separate=False).fit(predict, data).scale, whole.scale)
-    assert [count for count, _ in predict.calls] == 2 * [5, 5, 5, 5, 3]  # once for the shares, once for the errors
+    assert [count for count, _ in predict.calls] == [5, 5, 5, 5, 3] + 23 * [1]  # once for the errors, once for correlations
 
 
 def test_values_known_exactly_and_predicted_right_count_nothing() -> None:
@@ -151,19 +152,12 @@ class TestSeparateScales:
         wrong = Synthetic(noise=10.0)
         assert nll(VarianceScale().fit(wrong, data)) < nll(VarianceScale(separate=False).fit(wrong, data)) - 0.1
 
-    def test_twice_is_once(self) -> None:
-        data = pairs(20)
-        once = VarianceScale().fit(Synthetic(noise=1e-6), data)
-        twice = VarianceScale().fit(once, data)
-        torch.testing.assert_close(twice.scale, torch.ones(1, dtype=torch.float64), rtol=1e-9, atol=0)
-        torch.testing.assert_close(twice.noise, once.noise, rtol=1e-9, atol=0)
-
     def test_the_noise_keeps_a_share(self) -> None:
         data = pairs(50)
         for noise in (1e-9, 1e9):
             found = VarianceScale().fit(Synthetic(noise=noise), data)
-            own = found(data.inputs).variance.mean().item()
-            share = found.noise.item() / (found.noise.item() + own)
+            total = found(data.inputs).variance.mean().item() + found.noise.item()
+            share = (found.noise_scale * noise).item() / total
             assert SHARES[0] - 1e-9 <= share <= SHARES[1] + 1e-9
 
     def test_a_part_that_is_zero_leaves_one_scale(self) -> None:
@@ -193,7 +187,10 @@ def test_errors() -> None:
         VarianceScale(separate=False).fit(Synthetic(), FieldPairs(data.inputs, Field(broken, GRID)))
     for scale in (torch.tensor([0.0]), torch.tensor([torch.inf]), torch.ones(2)):
         with pytest.raises(ArgumentError, match="positive finite scales"):
-            ScaledPredictor(Synthetic(), scale.double())
+            replace(VarianceScale().fit(Synthetic(), data), scale=scale.double())
+    for fraction in (torch.tensor([-0.1]), torch.tensor([1.1]), torch.ones(2)):
+        with pytest.raises(ArgumentError, match="fractions between 0 and 1"):
+            replace(VarianceScale().fit(Synthetic(), data), noise_fraction=fraction.double())
 
 
 @pytest.mark.bad_input

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import probneural as pn
-from probneural.distributions import EmpiricalField
+from probneural.distributions import EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, ShapeError, TrainingError, UnsupportedError
 from probneural.fields import Field, FieldPairs, evaluate
 from probneural.functionals import sensors
@@ -253,7 +253,7 @@ def test_consumers_take_ensembles() -> None:
     predict = fitted("deep-ensemble", "fno-1d")
     held_out = data_for(copy.deepcopy(case.operator).eval(), fields(case.inputs.grid, 25, 1, seed=21), seed=22, noise=0.5)
     calibrated = pn.calibration.VarianceScale().fit(predict, held_out)
-    assert isinstance(calibrated(case.inputs), EmpiricalField)
+    assert isinstance(calibrated(case.inputs), GaussianField)  # of the members' mean and covariance, and a discrepancy
     band = pn.calibration.SimultaneousBand(level=0.8).fit(predict, held_out)
     assert band.coverage(held_out) == pytest.approx(21 / 25)  # ⌈26 * 0.8⌉ = 21
     assert pn.metrics.score(calibrated(held_out.inputs), held_out.outputs, noise=calibrated.noise)
