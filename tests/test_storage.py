@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probneural.calibration import ScaledPredictor, VarianceScale
+from probneural.calibration import VarianceScale
 from probneural.distributions import EmpiricalField, Predictor
 from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.fields import Field, FieldPairs
@@ -22,6 +22,7 @@ from probneural.heads import Laplace
 from probneural.operators import FNO, Operator
 from probneural.storage import load, save
 from probneural.training import files, fit
+from tests.calibration.synthetic import scaled_by
 from tests.heads import cases
 from tests.training.cases import BUILDERS, built, data, same
 
@@ -247,20 +248,6 @@ def test_sampled_weights(operator: str, tmp_path: Path) -> None:
     assert_equal(predict.vectors, loaded.vectors)
 
 
-def scaled_by_one(predict: Predictor) -> ScaledPredictor:
-    """A scaled predictor of one channel that changes nothing."""
-    one = torch.ones(1, dtype=torch.float64)
-    return ScaledPredictor(
-        predict,
-        one,
-        noise_scale=one,
-        root_fraction=one,
-        noise_fraction=one,
-        discrepancy_variance=0.0 * one,
-        calibrated_on=torch.zeros(0, dtype=torch.int64),
-    )
-
-
 @pytest.mark.parametrize("head", ["last-layer", "kronecker"])
 def test_calibrated_predictors_and_what_they_wrap(head: str, tmp_path: Path) -> None:
     case = cases.operator_case("fno-outputs")
@@ -419,7 +406,7 @@ def test_structures_that_need_their_data(tmp_path: Path) -> None:
     predict = cases.fitted("iterative", "conv")
     with pytest.raises(UnsupportedError, match="iterative, which needs its data"):
         save(predict, tmp_path / "predictor")
-    scaled = scaled_by_one(predict)
+    scaled = scaled_by(1.0, predict)
     with pytest.raises(UnsupportedError, match="iterative, which needs its data"):
         save(scaled, tmp_path / "predictor")
     assert not list(tmp_path.iterdir())
@@ -448,7 +435,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     own.out_channels, own.noise, own.domain = 1, torch.ones(1), cases.PERIODIC
     own.in_channels = 1
     things = {"str": "operator", "dict": {}, "Grid": cases.PERIODIC, "OneOfTheirs": own}
-    scaled = scaled_by_one(own)
+    scaled = scaled_by(1.0, own)
     for name, thing in [*things.items(), ("OneOfTheirs", scaled)]:
         message = f"an nn.Module or one of LastLayerPredictor, LaplacePredictor, .*; got {name}; save the operator"
         with pytest.raises(UnsupportedError, match=message):

@@ -113,8 +113,8 @@ class StationaryProcess:
 def _box(grid: Grid) -> tuple[Tensor, Tensor]:
     """Left ends and extents of the domain; of scattered points, those of the box around them."""
     if grid.is_uniform:
-        lower, lengths = ([getattr(axis, name) for axis in grid.axes] for name in ("origin", "length"))
-        return torch.tensor(lower, dtype=torch.float64), torch.tensor(lengths, dtype=torch.float64)
+        origins = torch.tensor([axis.origin for axis in grid.axes], dtype=torch.float64)
+        return origins, torch.tensor(grid.lengths, dtype=torch.float64)
     lower, upper = grid.points.amin(0), grid.points.amax(0)
     return lower, torch.where(upper > lower, upper - lower, torch.ones_like(upper))
 

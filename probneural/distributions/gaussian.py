@@ -343,17 +343,11 @@ class GaussianField(FieldDistribution):
         rows = whitened @ torch.cat([shared, residual[..., None]], dim=-1)
         update = observe(rows[..., :-1].flatten(0, 1), rows[..., -1].flatten(), torch.ones_like(residual).flatten())
         left = residual - shared @ update.shift
-        if noise is None:
-            each = fulfil(own, left, rounding=rounding, dtype=self._precision)
-        else:
-            each = observe(own, left, noise)
+        each = fulfil(own, left, rounding=rounding, dtype=self._precision) if noise is None else observe(own, left, noise)
         assert self.discrepancy is not None
         columns = [self.discrepancy.product_each(gain[:, :, index]) for index in range(gain.shape[2])]
-        corrected = CorrectedRoot.of(
-            self.root.compose(update.shrink),
-            -torch.stack(columns, -1),
-            update.shrink.product(shared.flatten(0, 1)).view_as(shared),
-        )
+        kept = update.shrink.product(shared.flatten(0, 1)).view_as(shared)
+        corrected = CorrectedRoot.of(self.root.compose(update.shrink), -torch.stack(columns, -1), kept)
         moved = self.root.product(update.shift[None])[0] + self.discrepancy.product_each(each.shift)
         return GaussianField(
             self._mean + moved.unflatten(-1, self.grid.shape).to(self._mean),

@@ -9,7 +9,6 @@ import torch
 
 from probneural.active.information.latent_information import information_gain
 from probneural.active.information.observation import observation_weights, whitened_rows
-from probneural.calibration import ScaledPredictor
 from probneural.distributions import GaussianField
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
@@ -55,7 +54,7 @@ def test_noise_and_counts() -> None:
     given = observation_weights(predict, INPUT_GRID, noise=torch.tensor([1.0, 4.0]))
     torch.testing.assert_close(given.sum(1), torch.tensor([16.0, 4.0]).double())
     linear = LastLayerLaplace().fit(LinearRegression.fitted(PAIRS), PAIRS)
-    scaled = ScaledPredictor(linear, scale=torch.tensor([2.0]).double())
+    scaled = scaled_by(2.0, linear)
     assert scaled.effective_observations is not None
     torch.testing.assert_close(scaled.effective_observations, linear.effective_observations)
 

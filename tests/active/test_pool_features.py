@@ -10,7 +10,6 @@ import probneural as pn
 from probneural.active import FeatureSketch, integrated_variances, observation_rows, posterior_features
 from probneural.active.information.observation import observation_weights, whitened_rows
 from probneural.active.selection import pool_features
-from probneural.calibration import ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
@@ -77,7 +76,7 @@ def real_heads() -> dict[str, tuple[Predictor, Field]]:
     other = HEAT.sample(6, resolution=64, seed=1, dtype=torch.float64).inputs
     return {
         "last layer": (linear, other),
-        "scaled": (ScaledPredictor(linear, torch.tensor([3.0], dtype=torch.float64)), other),
+        "scaled": (scaled_by(3.0, linear), other),
         "kernel": (pn.heads.KernelOperator("linear", output_components=5, groups=1).fit(None, PAIRS), other),
         "low rank": (laplace, BURGERS.inputs[:4]),
     }

@@ -34,6 +34,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from tests.active.predictors import INPUT_GRID, KINDS, FeaturePredictor, certain, encode, feature_root, members
 from tests.active.test_pool_features import deviations, squared_scales
+from tests.calibration.synthetic import scaled_by
 
 SELECTORS: dict[str, Selector] = {
     "random": RandomSelection(),
@@ -188,7 +189,7 @@ def test_real_heads(name: str) -> None:
     pairs = pn.problems.Heat(dimension=1).sample(12, resolution=32, seed=0, dtype=torch.float64)
     inputs = pn.problems.Heat(dimension=1).sample(7, resolution=32, seed=1, dtype=torch.float64).inputs
     linear = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
-    for predict in (linear, pn.calibration.ScaledPredictor(linear, torch.tensor([2.0], dtype=torch.float64))):
+    for predict in (linear, scaled_by(2.0, linear)):
         found = SELECTORS[name].select(predict, inputs, 4, seed=0, labelled=pairs.inputs)
         assert len(set(found.tolist())) == 4
 
@@ -197,7 +198,7 @@ def test_real_heads_follow_the_dense_rules() -> None:
     pairs = pn.problems.Heat(dimension=1).sample(12, resolution=32, seed=0, dtype=torch.float64)
     inputs = pn.problems.Heat(dimension=1).sample(7, resolution=32, seed=1, dtype=torch.float64).inputs
     linear = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
-    for predict in (linear, pn.calibration.ScaledPredictor(linear, torch.tensor([2.0], dtype=torch.float64))):
+    for predict in (linear, scaled_by(2.0, linear)):
         root = deviations(predict(inputs))[:, 0]
         expected = root.square().sum((1, 2)).argsort(descending=True)[:4]
         assert torch.equal(TopKSelection().select(predict, inputs, 4, seed=0), expected)

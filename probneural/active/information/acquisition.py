@@ -412,7 +412,7 @@ def _level_weights(
             got=str(variances.shape[1]),
             remedy="give the fidelity variances (r, c)",
         )
-    base = torch.as_tensor(predict.noise if noise is None else noise, dtype=torch.float64).detach().cpu()
+    base = torch.as_tensor(predict.residual_variance if noise is None else noise, dtype=torch.float64).detach().cpu()
     observation_weights(predict, grid, noise=noise)  # which checks it: a discretisation variance is no substitute for it
     return [
         observation_weights(predict, where, noise=base.expand(channels) + variance)

@@ -23,7 +23,7 @@ def observation_weights(
     Args:
         predict: A predictor.
         grid: Where functions are observed.
-        noise: Its s², in physical units squared; the predictor's by default.
+        noise: Its s², in physical units squared; by default the predictor's `residual_variance`, noise and discrepancy.
 
     Returns:
         Inverse variances, in inverse physical units squared, on the CPU.
@@ -41,7 +41,9 @@ def observation_weights(
         True
     """
     channels = predict.out_channels
-    given = predict.noise if noise is None else torch.as_tensor(noise, dtype=torch.float64)  # at once: float32 would round
+    given = (
+        predict.residual_variance if noise is None else torch.as_tensor(noise, dtype=torch.float64)
+    )  # at once: float32 would round
     variance = given.detach().to("cpu", torch.float64)
     if variance.ndim == 0:
         variance = variance.expand(channels)
