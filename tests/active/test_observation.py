@@ -17,6 +17,7 @@ from probneural.heads import LastLayerLaplace
 from probneural.operators import LinearRegression
 from probneural.problems import Heat
 from tests.active.predictors import FINE_GRID, INPUT_GRID, FeaturePredictor, dense_root, feature_root
+from tests.calibration.synthetic import scaled_by
 
 HEAT = Heat(dimension=1)
 PAIRS = HEAT.sample(20, resolution=64, seed=0, dtype=torch.float64)

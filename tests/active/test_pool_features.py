@@ -15,6 +15,7 @@ from probneural.errors import ArgumentError, DataError, GridError, LatentError, 
 from probneural.fields import Field
 from probneural.grids import Grid
 from tests.active.predictors import (
+from tests.calibration.synthetic import scaled_by
     INPUT_GRID,
     KINDS,
     FeaturePredictor,
