@@ -109,7 +109,7 @@ _KINDS: dict[str, _Kind] = {
         _Kind(WeightSampledPredictor),
         _Kind(
             ScaledPredictor,
-            on_cpu=("scale", "noise_scale", "root_fraction", "noise_fraction", "discrepancy_variance", "calibrated_on"),
+            on_cpu=("scale", "noise_scale", "root_fraction", "white_fraction", "discrepancy_variance", "calibrated_on"),
         ),
         _Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
         _Kind(FunctionDraw),

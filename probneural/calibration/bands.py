@@ -43,7 +43,7 @@ class SimultaneousBand:
         level: Nominal coverage, between 0 and 1.
         modulation: "deviation": scale(x) is the predictive standard deviation (field and noise), so the band is wide where the
             predictor is uncertain. "constant": one width everywhere; with several channels, in proportion to the roots of the
-            predictor's noise.
+            predictor's residual variance.
         floor: Least local scale, as a share of the scale's root mean square over the domain of the same function and channel,
             from 0 to 1; keeps points without predictive variance from deciding the width of the whole band.
 

@@ -136,11 +136,11 @@ def local_scale(
         least = floor * domain_average(variance, grid).sqrt()
         return torch.maximum(variance.sqrt(), least.reshape(*least.shape, *ones))
     channels = variance.shape[1]
-    unit = predict.noise.detach().to(variance).sqrt() if channels > 1 else variance.new_ones(1)
+    unit = predict.residual_variance.to(variance).sqrt() if channels > 1 else variance.new_ones(1)
     if not bool((unit > 0).all()):
         raise CalibrationError(
             expected="a positive noise variance in every channel, whose roots are the units of a constant band",
-            got=str(predict.noise.tolist()),
+            got=str(predict.residual_variance.tolist()),
             remedy="use modulation='deviation', or a predictor with noise > 0",
         )
     return unit.reshape(1, -1, *ones).expand(variance.shape)

@@ -25,12 +25,12 @@ Pair = tuple[Moments, Float64[Tensor, "n c *grid"]]
 
 ROOT_FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Candidates of w. Zero is none: data on some functions would then say nothing about others."""
-NOISE_FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+WHITE_FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Candidates of f. Zero is none: a field of finite rank has no density on a fine grid."""
-_FUNCTIONS = 64
-"""Functions whose joint likelihood decides, at most."""
 _POINTS = 256
-"""Points at which it is taken, at most; chosen at random, so that neighbours are among them."""
+"""Points at which the joint likelihood is taken, at most; chosen at random, so that neighbours are among them."""
+_VALUES = 4096
+"""Values whose joint likelihood decides: 64 functions of 64 points, 16 of 256."""
 _JITTER = 1e-9
 """Share of a variance added to it in the likelihood alone, where a correlation matrix may be singular up to rounding."""
 
@@ -42,13 +42,13 @@ class Decomposition:
     Args:
         process: rho.
         root_fraction: w, `(c,)`.
-        noise_fraction: f, `(c,)`.
-        variance: Mean of D² over the calibration fields, `(c,)`, in physical units squared.
+        white_fraction: f, `(c,)`.
+        variance: Mean variance of what is each function's own, `(c,)`, in physical units squared.
     """
 
     process: StationaryProcess
     root_fraction: Float64[Tensor, " c"]
-    noise_fraction: Float64[Tensor, " c"]
+    white_fraction: Float64[Tensor, " c"]
     variance: Float64[Tensor, " c"]
 
 
@@ -87,9 +87,9 @@ def decompose(
     halves = [range(0, count, 2), range(1, count, 2)] if count >= 4 else [range(count), range(count)]
     processes = [StationaryProcess.estimated(standardised[list(half)], grid) for half in halves]
     points = _points(grid)
-    shared = _shared_covariance(predict, calibration, points, min(count, _FUNCTIONS))
+    shared = _shared_covariance(predict, calibration, points, min(count, _VALUES // len(points)))
     correlations = [waves @ waves.mT for waves in (process.evaluate(grid)[:, points] for process in processes)]
-    candidates = list(itertools.product(ROOT_FRACTIONS, NOISE_FRACTIONS))
+    candidates = list(itertools.product(ROOT_FRACTIONS, WHITE_FRACTIONS))
     fractions = torch.ones(2, len(scale), dtype=torch.float64)
     for channel in range(len(scale)):
         scores = torch.zeros(len(candidates), dtype=torch.float64)
@@ -98,11 +98,11 @@ def decompose(
             parts = (scale[channel] * gram[channel], explained[index, channel, points], correlation)
             scores += _log_densities(residual[index, channel, points], parts, noise[channel], candidates)
         fractions[:, channel] = torch.tensor(candidates[int(scores.argmax())], dtype=torch.float64)
-    rest = (1.0 - fractions[0])[:, None] * explained + ((1.0 - fractions[1]) * noise)[:, None]
+    rest = (1.0 - fractions[0])[:, None] * explained + unexplained
     return Decomposition(
         process=StationaryProcess.estimated(standardised, grid),
         root_fraction=fractions[0],
-        noise_fraction=fractions[1],
+        white_fraction=fractions[1],
         variance=domain_average(rest.unflatten(-1, grid.shape), grid).mean(0),
     )
 

@@ -12,12 +12,13 @@ from torch import Tensor
 from probneural.calibration.chunks import Moments, check_pairs, domain_average, predictions
 from probneural.calibration.decomposition import Pair, decompose
 from probneural.calibration.stationary_process import StationaryProcess
-from probneural.distributions.base import FieldDistribution
+from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latents import digest
-from probneural.distributions.modulated_root import ModulatedRoot
+from probneural.distributions.modulated_root import DiagonalRoot, ModulatedRoot
 from probneural.distributions.predictor import Predictor
+from probneural.distributions.root_sums import SideBySideRoot
 from probneural.errors import ArgumentError, CalibrationError, UnsupportedError
 from probneural.fields import Field, FieldPairs
 from probneural.fingerprints import row_fingerprints
@@ -49,14 +50,20 @@ class VarianceScale:
 
     with C the head's covariance and rho the correlation of the standardised residuals, a stationary process whose spectrum the
     calibration fields give. The weights w and f maximise the likelihood of calibration fields, taken jointly over their
-    points, given the spectrum of the others. Only the part without correlation, f b n, stays outside as `noise`. Pointwise
-    predictions do not depend on w and f; intervals of functionals, bands of whole functions and densities do.
+    points, given the spectrum of the others. Of the part without correlation, f b n, only the measurement noise that you state
+    stays outside as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole
+    functions and densities do.
 
     The mean stays as it is. An ensemble becomes the Gaussian field of its mean and covariance. A calibrated predictor is
     calibrated anew from what it wraps.
 
     Args:
         separate: Whether covariance and noise have scales of their own. A part that is zero leaves one common scale.
+        noise: Variance of the measurement noise in the calibration outputs, in physical units squared: a number, or one per
+            channel `(c,)`. Zero for solutions of a solver.
+
+    Raises:
+        ArgumentError: If the noise is negative or not finite.
 
     Reference:
         Laves et al. (2021), Recalibration of aleatoric and epistemic regression uncertainty in medical imaging (σ scaling,
@@ -65,6 +72,15 @@ class VarianceScale:
     """
 
     separate: bool = True
+    noise: float | Float[Tensor, " c"] = 0.0
+
+    def __post_init__(self) -> None:
+        """Validate."""
+        noise = torch.as_tensor(self.noise)
+        if not bool((torch.isfinite(noise) & (noise >= 0)).all()):
+            raise ArgumentError(
+                expected="a finite noise variance >= 0", got=str(noise.tolist()), remedy="leave it out for exact data"
+            )
 
     def fit(self, predict: Predictor, calibration: FieldPairs) -> ScaledPredictor:
         """Fit the scales on fields that neither training nor testing uses.
@@ -98,16 +114,18 @@ class VarianceScale:
                 got=str(scale.tolist()),
                 remedy="infinite: errors where no variance is stated, give the head noise > 0; zero: nothing to calibrate",
             )
-        noise = (scale * ratio) * inner.noise.detach().to("cpu", torch.float64)
-        found = decompose(inner, moments, calibration, scale=scale, noise=noise)
+        unexplained = (scale * ratio) * inner.noise.detach().to("cpu", torch.float64)
+        found = decompose(inner, moments, calibration, scale=scale, noise=unexplained)
+        measured = noise_variance(self.noise, (1, len(scale)), scale)[0].minimum(unexplained)
         return ScaledPredictor(
             inner,
             scale,
             noise_scale=scale * ratio,
             process=found.process,
             root_fraction=found.root_fraction,
-            noise_fraction=found.noise_fraction,
-            discrepancy_variance=found.variance,
+            white_fraction=found.white_fraction,
+            noise=measured.to(inner.noise),
+            discrepancy_variance=(found.variance - measured).clamp_min(0.0),
             calibrated_on=row_fingerprints(calibration.inputs.values, calibration.outputs.values),
         )
 
@@ -143,10 +161,11 @@ class ScaledPredictor(Predictor):
         inner: The predictor it wraps.
         scale: a, factor of the field's variances, `(c,)`, dimensionless.
         noise_scale: b, factor of the noise variances, `(c,)`, dimensionless.
-        process: rho, or None for a field without a discrepancy: then both fractions are 1.
+        process: rho, or None for a field without a discrepancy: w is then 1, and all of b n is noise.
         root_fraction: w, `(c,)`, from 0 to 1.
-        noise_fraction: f, `(c,)`, from 0 to 1.
-        discrepancy_variance: Mean of D² over the calibration fields, `(c,)`, in physical units squared.
+        white_fraction: f, `(c,)`, from 0 to 1.
+        noise: Measurement noise, `(c,)`, in physical units squared; at most b n.
+        discrepancy_variance: Mean variance of the discrepancy over the calibration fields, `(c,)`, in physical units squared.
         calibrated_on: Fingerprints of the calibration pairs, `(n,)`: a conformal band needs others.
 
     Raises:
@@ -159,12 +178,12 @@ class ScaledPredictor(Predictor):
     noise_scale: Float64[Tensor, " c"]
     process: StationaryProcess | None = None
     root_fraction: Float64[Tensor, " c"]
-    noise_fraction: Float64[Tensor, " c"]
+    white_fraction: Float64[Tensor, " c"]
+    noise: Float[Tensor, " c"]
     discrepancy_variance: Float64[Tensor, " c"]
     calibrated_on: Int64[Tensor, " n"]
     in_channels: int = field(init=False)
     out_channels: int = field(init=False)
-    noise: Float[Tensor, " c"] = field(init=False)
     domain: Grid = field(init=False)
     effective_observations: Float[Tensor, " c"] | None = field(init=False)
 
@@ -178,7 +197,7 @@ class ScaledPredictor(Predictor):
                     got=str(scale.tolist()),
                     remedy="fit them with VarianceScale",
                 )
-        for fraction in (self.root_fraction, self.noise_fraction):
+        for fraction in (self.root_fraction, self.white_fraction):
             fits = tuple(fraction.shape) == (self.inner.out_channels,)
             if not fits or not bool(((fraction >= 0) & (fraction <= 1)).all()):
                 raise ArgumentError(
@@ -186,11 +205,8 @@ class ScaledPredictor(Predictor):
                     got=str(fraction.tolist()),
                     remedy="fit them with VarianceScale",
                 )
-        factor = (self.noise_scale * self.noise_fraction).to(self.inner.noise.device)
-        noise = self.inner.noise.to(torch.float64) * factor
         object.__setattr__(self, "in_channels", self.inner.in_channels)
         object.__setattr__(self, "out_channels", self.inner.out_channels)
-        object.__setattr__(self, "noise", noise.to(self.inner.noise.dtype))
         object.__setattr__(self, "domain", self.inner.domain)
         object.__setattr__(self, "effective_observations", self.inner.effective_observations)
 
@@ -206,7 +222,7 @@ class ScaledPredictor(Predictor):
 
     @property
     def residual_variance(self) -> Float64[Tensor, " c"]:
-        """Variance by which one value departs from the shared operator: noise, and the mean over D², `(c,)`, on the CPU."""
+        """Variance by which one value departs from the shared operator, noise and discrepancy, `(c,)`, on the CPU."""
         return self.noise.detach().to("cpu", torch.float64) + self.discrepancy_variance
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
@@ -218,43 +234,47 @@ class ScaledPredictor(Predictor):
                 got=type(u).__name__,
                 remedy="wrap its samples as an EmpiricalField",
             )
+        smooth, white = self._discrepancies(u)
         return GaussianField(
             u.mean,
             u.root.scale((self.scale * self.root_fraction).sqrt()),
             latent=replace(u.latent, id=self._latent_id(found, u)),
             grid=u.grid,
-            discrepancy=self._discrepancy(u),
+            discrepancy=None if smooth is None or white is None else SideBySideRoot(smooth, white),
         )
 
     def _latent_id(self, found: FieldDistribution, u: GaussianField) -> str:
         """A name of its own: what data say about xi depends on the root that it came through. Members are in every call."""
-        own = digest(self.scale, self.noise_scale, self.root_fraction, self.noise_fraction, self.calibrated_on)
+        own = digest(self.scale, self.noise_scale, self.root_fraction, self.white_fraction, self.calibrated_on)
         return f"{'members' if found is not u else u.latent.id}~scaled-{own}"
 
-    def _discrepancy(self, u: GaussianField) -> ModulatedRoot | None:
-        """D times the process; D needs the field's own variance where the root leaves a part of it."""
+    def _discrepancies(self, u: GaussianField) -> tuple[ModulatedRoot | None, DiagonalRoot | None]:
+        """D times the process, and what has no correlation; D needs the field's variance where the root leaves some of it."""
         if self.process is None:
-            return None
+            return None, None
         per_channel = (-1, *(1,) * len(u.grid.shape))
-        rest = (self.noise_scale * (1.0 - self.noise_fraction)).to(u.mean.device) * self.inner.noise.to(u.mean.device)
-        variance = rest.to(u.mean).reshape(per_channel).expand_as(u.mean)
+        unexplained = self.noise_scale * self.inner.noise.detach().to("cpu", torch.float64)
+        white = (self.white_fraction * unexplained - self.noise.to(unexplained)).clamp_min(0.0)
+        smooth = unexplained - white - self.noise.to(unexplained)
+        variance = smooth.to(u.mean).reshape(per_channel).expand_as(u.mean)
         left = self.scale * (1.0 - self.root_fraction)
         if bool((left > 0).any()):
             variance = variance + left.to(u.mean).reshape(per_channel) * u.variance
-        return ModulatedRoot(variance.sqrt().flatten(2), self.process.evaluate(u.grid).to(u.mean))
+        rough = white.sqrt().to(u.mean)[:, None].expand(*u.mean.shape[:2], u.grid.size)
+        return ModulatedRoot(variance.sqrt().flatten(2), self.process.evaluate(u.grid).to(u.mean)), DiagonalRoot(rough)
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        """A draw of the field; where its latent belongs to single calls, the inner predictor's draw, scaled."""
+        """The inner predictor's draw, its deviation from the mean scaled, and one draw of the process for all functions.
+
+        What has no correlation is left out: it is another one on every grid.
+        """
         u = self(inputs, query)
         assert isinstance(u, GaussianField)
-        if u.latent.is_lasting:
-            return super()._draw(inputs, query, seed)
         factor = (self.scale * self.root_fraction).sqrt().to(u.mean).reshape(-1, *(1,) * len(u.grid.shape))
-        drawn = self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query)
-        drawn = u.mean + factor * (drawn - u.mean)
-        if u.discrepancy is None:
+        drawn = u.mean + factor * (self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query) - u.mean)
+        if not isinstance(u.discrepancy, SideBySideRoot):
             return drawn
-        return drawn + self._shared_draw(u.discrepancy, seed).unflatten(-1, u.grid.shape).to(drawn)
+        return drawn + self._shared_draw(u.discrepancy.left, seed, purpose=1).unflatten(-1, u.grid.shape).to(drawn)
 
     def __repr__(self) -> str:
         """The scales and what they scale."""

@@ -31,7 +31,7 @@ from probneural.distributions.linear_algebra import (
 )
 from probneural.distributions.nonlinear import Law, Residual, checked, find_mode
 from probneural.distributions.root_sums import CorrectedRoot, SideBySideRoot
-from probneural.distributions.roots import Root
+from probneural.distributions.roots import DenseRoot, Root
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
 from probneural.fields import check_finite, select_rows
 from probneural.functionals import Functional
@@ -398,8 +398,9 @@ class GaussianField(FieldDistribution):
             return -0.5 * (residual.square() / total + total.log() + LOG_TWO_PI)
         density = residual.new_empty(len(self))
         for index in range(len(self)):  # one function at a time: c * p * k entries in float64, or a Gram matrix
-            root = self._each.alone(index)
-            density[index] = self._joint_density(root, residual[index].flatten(), variance[index].flatten())
+            root, white = self._each.alone(index).without_white()
+            noisy = variance[index].flatten() + white.flatten().to(variance)
+            density[index] = self._joint_density(root, residual[index].flatten(), noisy)
         return density
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> GaussianField:
@@ -438,8 +439,10 @@ class GaussianField(FieldDistribution):
         inherited = largest.to(torch.float64)[..., None] * functional.row_norms().to(largest.device)
         return _ROUNDING * torch.finfo(self._precision).eps * (inherited + values.to(inherited).abs())
 
-    def _joint_density(self, root: Root, residual: Tensor, noise: Tensor) -> Tensor:
+    def _joint_density(self, root: Root | None, residual: Tensor, noise: Tensor) -> Tensor:
         """Log density of one function's values, `(c * p,)`, from its root, or from its Gram matrix if that is much smaller."""
+        if root is None:
+            root = DenseRoot(residual.new_zeros(1, 1, residual.shape[0], 0))
         size, rank = residual.shape[0], root.shape[3]
         if rank > size and size * rank > _LARGEST_DENSE:
             density = log_density_of_gram(root.gram()[0], residual, noise, dtype=self._precision)

@@ -1,4 +1,4 @@
-"""The root of d_c(x) = s_c(x) e_c(x): a process of unit variance times a standard deviation that varies."""
+"""Roots of d_c(x) = s_c(x) e_c(x), a process of unit variance times a standard deviation that varies."""
 
 from __future__ import annotations
 
@@ -95,12 +95,8 @@ class ModulatedRoot(Root):
         return DenseRoot(pushed.flatten(3))
 
     def compose(self, shrink: Shrink) -> CorrectedRoot:
-        """Keep the map as thin matrices: root (I + V^T D V) = root + (root V^T D) V."""
-        directions = shrink.directions.expand(self.shape[0], -1, -1)
-        change = (shrink.factors - 1.0).expand(self.shape[0], -1)
-        columns = [self.product_each(directions[:, index]) for index in range(directions.shape[1])]
-        thin = torch.stack(columns, -1) if columns else self.std.new_zeros(*self.std.shape, 0)
-        return CorrectedRoot(self, thin * change.to(thin)[:, None, None, :], directions)
+        """Keep the map as thin matrices."""
+        return CorrectedRoot.composed(self, shrink)
 
     def scale(self, factors: Float[Tensor, " c"]) -> ModulatedRoot:
         """Multiply each channel's standard deviations."""
@@ -120,3 +116,80 @@ class ModulatedRoot(Root):
 
     def _by_channel(self, latents: Tensor) -> Tensor:
         return latents.to(self.std).unflatten(-1, (self.modes.shape[0], -1))
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalRoot(Root):
+    """Independent values: d_c(x) = std_c(x) zeta_c(x), with a latent number for every channel and point of the grid.
+
+    Args:
+        std: Standard deviations, `(n, c, p)`, in physical units.
+    """
+
+    std: Float[Tensor, "n c p"]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(n, c, p, c p)`."""
+        inputs, channels, points = self.std.shape
+        return inputs, channels, points, channels * points
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The standard deviations' dtype."""
+        return self.std.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The standard deviations' device."""
+        return self.std.device
+
+    def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
+        """Map s latent vectors to s draws."""
+        return latents.to(self.std).unflatten(1, self.std.shape[1:])[:, None] * self.std
+
+    def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
+        """Map one latent vector per input."""
+        return latents.to(self.std).unflatten(1, self.std.shape[1:]) * self.std
+
+    def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
+        """Apply the transpose of the joint map."""
+        return (values.to(self.std) * self.std).sum(1).flatten(1)
+
+    def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
+        """Apply each input's own transpose."""
+        return (cotangents.to(self.std) * self.std[:, None]).flatten(2)
+
+    def row_squares(self) -> Float[Tensor, "n c p"]:
+        """Row sums of squares."""
+        return self.std.square()
+
+    def push(self, functional: Functional) -> Root:
+        """Weigh the functional's matrix by the standard deviations: a block per channel."""
+        inputs, channels, points = self.std.shape
+        identity = torch.eye(functional.size, dtype=torch.float64, device="cpu")
+        matrix = functional.adjoint(identity).flatten(1).to(self.std)
+        pushed = self.std.new_zeros(inputs, channels, functional.size, channels, points)
+        for channel in range(channels):
+            pushed[:, channel, :, channel] = matrix * self.std[:, channel, None]
+        return DenseRoot(pushed.flatten(3))
+
+    def compose(self, shrink: Shrink) -> CorrectedRoot:
+        """Keep the map as thin matrices."""
+        return CorrectedRoot.composed(self, shrink)
+
+    def scale(self, factors: Float[Tensor, " c"]) -> DiagonalRoot:
+        """Multiply each channel's standard deviations."""
+        return DiagonalRoot(self.std * factors.to(self.std)[:, None])
+
+    def select(self, index: slice | Tensor) -> DiagonalRoot:
+        """Select inputs."""
+        return DiagonalRoot(self.std[index])
+
+    def dense(self) -> Float[Tensor, "n c p k"]:
+        """Form the root."""
+        return torch.diag_embed(self.std.flatten(1)).unflatten(1, self.std.shape[1:])
+
+    def without_white(self) -> tuple[Root | None, Float[Tensor, "n c p"]]:
+        """None, and the variances: all of it is white."""
+        return None, self.std.square()

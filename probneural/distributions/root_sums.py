@@ -119,6 +119,14 @@ class SideBySideRoot(Root):
         first = self.left.dense()
         return torch.cat([first, self.right.dense().to(first)], dim=-1)
 
+    def without_white(self) -> tuple[Root | None, Float[Tensor, "n c p"]]:
+        """What of both is not independent from value to value, and the variances of what is."""
+        (left, first), (right, second) = self.left.without_white(), self.right.without_white()
+        white = first + second.to(first)
+        if left is None or right is None:
+            return (right if left is None else left), white
+        return SideBySideRoot(left, right), white
+
     def gram(self) -> Float64[Tensor, "n cp cp"]:
         """The sum of both Gram matrices."""
         first = self.left.gram()
@@ -166,6 +174,15 @@ class CorrectedRoot(Root):
             thin = torch.cat([base.columns, columns.to(base.columns)], -1)
             return cls(base.base, thin, torch.cat([base.rows, rows.to(base.rows)], 1))
         return cls(base, columns, rows)
+
+    @classmethod
+    def composed(cls, base: Root, shrink: Shrink) -> CorrectedRoot:
+        """Root (I + V^T D V) = root + (root V^T D) V, for a root that keeps its form."""
+        directions = shrink.directions.expand(base.shape[0], -1, -1)
+        change = (shrink.factors - 1.0).expand(base.shape[0], -1)
+        columns = [base.product_each(directions[:, index]) for index in range(directions.shape[1])]
+        thin = torch.stack(columns, -1) if columns else base.row_squares().new_zeros(*base.shape[:3], 0)
+        return cls.of(base, thin * change.to(thin)[:, None, None, :], directions)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -15,7 +15,6 @@ from probneural.errors import ArgumentError, DataError, GridError, LatentError, 
 from probneural.fields import Field
 from probneural.grids import Grid
 from tests.active.predictors import (
-from tests.calibration.synthetic import scaled_by
     INPUT_GRID,
     KINDS,
     FeaturePredictor,
@@ -25,6 +24,7 @@ from tests.calibration.synthetic import scaled_by
     members,
     weighted_members,
 )
+from tests.calibration.synthetic import scaled_by
 
 FINE = Grid.uniform((48,))
 UNEVEN = Grid.scattered([[0.1], [0.15], [0.4], [0.8]], [0.05, 0.2, 0.3, 0.45])

@@ -79,7 +79,8 @@ def scaled_by(factor: float, predict: Predictor) -> ScaledPredictor:
         factor * ones,
         noise_scale=factor * ones,
         root_fraction=ones,
-        noise_fraction=ones,
+        white_fraction=ones,
+        noise=factor * predict.noise,
         discrepancy_variance=0.0 * ones,
         calibrated_on=torch.zeros(0, dtype=torch.int64),
     )

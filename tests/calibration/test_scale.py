@@ -190,7 +190,7 @@ def test_errors() -> None:
             replace(VarianceScale().fit(Synthetic(), data), scale=scale.double())
     for fraction in (torch.tensor([-0.1]), torch.tensor([1.1]), torch.ones(2)):
         with pytest.raises(ArgumentError, match="fractions between 0 and 1"):
-            replace(VarianceScale().fit(Synthetic(), data), noise_fraction=fraction.double())
+            replace(VarianceScale().fit(Synthetic(), data), white_fraction=fraction.double())
 
 
 @pytest.mark.bad_input

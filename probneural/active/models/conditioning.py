@@ -18,6 +18,8 @@ from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, ShapeError
 from probneural.functionals import Functional
 
+_LEAST_NOISE = 1e-9
+"""Noise of exact observations, as a fraction of the variance that one function has of its own."""
 _ROWS = 256
 """Rows of a functional's matrix formed at once."""
 
@@ -37,6 +39,9 @@ def reading_noise(predict: Predictor, functional: Functional, *, outputs: Sequen
     uniform grid is then observing the whole field. Noise of different readings is taken to be independent. Between grid points
     the interpolant's weights alternate in sign, so that sensors there get a few times s²: where you know the noise of your
     measurement, pass it.
+
+    Where the field itself holds what the operator cannot express, as calibrated ones do, s² is the measurement noise, zero on
+    exact data; a billionth of the discrepancy's variance then takes its place, since inverting needs some.
 
     Args:
         predict: A predictor, which knows s² and M.
@@ -62,7 +67,8 @@ def reading_noise(predict: Predictor, functional: Functional, *, outputs: Sequen
     """
     grid, channels = functional.grid, predict.out_channels
     own = predict.effective_observations
-    variance = predict.noise.detach().to("cpu", torch.float64).expand(channels)
+    least = _LEAST_NOISE * predict.residual_variance.to("cpu", torch.float64)
+    variance = predict.noise.detach().to("cpu", torch.float64).maximum(least).expand(channels)
     counts = torch.full((channels,), float(grid.size), dtype=torch.float64)
     if own is not None:  # a grid cannot tell more than one observation per point
         counts = own.detach().to("cpu", torch.float64).expand(channels).clamp_max(float(grid.size))
