@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.distributions.base import FieldDistribution
+from probneural.distributions.base import FieldDistribution, draw_stream
 from probneural.distributions.empirical import EmpiricalField
 from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_finite
 from probneural.grids import Grid
+from probneural.randomness import check_seed
 
 
 class Predictor(ABC):
@@ -107,8 +108,7 @@ class Predictor(ABC):
         """Evaluate the draw of this name; override where fields of two calls do not share their randomness."""
         field = self(inputs, query)
         if isinstance(field, EmpiricalField):
-            generator = torch.Generator().manual_seed(seed)
-            member = torch.multinomial(field.weights.cpu(), 1, generator=generator)[0]
+            member = torch.multinomial(field.weights.cpu(), 1, generator=draw_stream(seed))[0]
             return field.rsample(base_samples=member)
         if len(field.base_shape) != 1:
             raise UnsupportedError(
@@ -126,13 +126,16 @@ class FunctionDraw(nn.Module):
 
     Args:
         predictor: Where it is drawn from.
-        seed: Names the draw.
+        seed: Names the draw, a non-negative integer.
+
+    Raises:
+        ArgumentError: If the seed is none.
     """
 
     def __init__(self, predictor: Predictor, *, seed: int) -> None:
         super().__init__()
         self.predictor = predictor
-        self.seed = seed
+        self.seed = check_seed(seed)
 
     def _apply(self, *_: object, **__: object) -> FunctionDraw:
         """Refuse `.to(...)` and its like, which would do nothing: a draw has no parameters of its own."""
