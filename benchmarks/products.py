@@ -54,7 +54,7 @@ def rows(*, small: bool = False) -> list[dict[str, Any]]:
 def _case(case: Case, *, rounds: int) -> list[dict[str, Any]]:
     from probneural.curvature import linear_operators
 
-    operator, generator = _untrained(case), stream(0, "benchmark inputs")
+    operator, generator = _untrained(case), stream(0, "timed inputs")
     grid = pn.Grid.uniform(case.shape)
     inputs = pn.Field(torch.randn(case.batch, 1, *case.shape, generator=generator), grid)
     targets = pn.Field(torch.randn(case.batch, 1, *case.shape, generator=generator), grid)
@@ -178,7 +178,7 @@ def _peak_of_product(count: int) -> float:
     from probneural.curvature import linear_operators
 
     case = CASES[1]
-    operator, generator = _untrained(case), stream(0, "benchmark inputs")
+    operator, generator = _untrained(case), stream(0, "timed inputs")
     grid = pn.Grid.uniform(case.shape)
     inputs = pn.Field(torch.randn(case.batch, 1, *case.shape, generator=generator), grid)
     layout = ParameterVector.of(operator)

@@ -60,7 +60,7 @@ def run() -> list[dict[str, Any]]:
     columns = networks()
     outcomes: dict[str, dict[str, str]] = {}
     for network, (module, shape) in columns.items():
-        generator = stream(0, "benchmark inputs")
+        generator = stream(0, "tried inputs")
         grid = pn.Grid.uniform(shape)
         inputs = pn.Field(torch.randn(3, 1, *shape, generator=generator), grid)
         outputs = pn.Field(torch.randn(3, 1, *shape, generator=generator), grid)
