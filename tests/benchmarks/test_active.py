@@ -19,6 +19,7 @@ import probneural as pn
 from benchmarks import active, active_figures, active_runs, active_sources, active_summary, environment, report, tables
 from benchmarks.active_runs import ENSEMBLE, LAST_LAYER, RANDOM, Unit
 from probneural.errors import DataError
+from probneural.randomness import stream
 
 SOURCES = {source.name: source for source in active_sources.sources()}
 
@@ -156,7 +157,7 @@ def test_operators_of_the_first_round_are_trained_once(tmp_path: Path, monkeypat
 
 
 def test_labels_are_bought_once(done: list[dict[str, Any]]) -> None:
-    initial = torch.randperm(40, generator=torch.Generator().manual_seed(0))[:4].tolist()
+    initial = torch.randperm(40, generator=stream(0, "benchmark start"))[:4].tolist()
     for one in done:
         batches = [row["chosen"] for row in one["rows"] if "chosen" in row]
         assert [len(batch) for batch in batches] == [4, 8]
