@@ -12,6 +12,7 @@ import torch
 import probneural as pn
 from benchmarks.sources import Source
 from probneural.errors import CalibrationError, ConstraintError
+from probneural.randomness import stream
 
 LEVEL = 0.9
 WHOLE = {1: 200, 2: 20, 3: 10}
@@ -83,7 +84,7 @@ def bands(predict: pn.distributions.Predictor, pool: pn.FieldPairs) -> dict[str,
     coverage: dict[str, list[float]] = {kind: [] for kind in kinds}
     width: dict[str, list[float]] = {kind: [] for kind in kinds}
     for split in range(SPLITS):
-        order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(split))
+        order = torch.randperm(len(pool), generator=stream(split, "benchmark halves"))
         for kind, scores in kinds.items():
             quantile = scores[order[:half]].quantile(LEVEL)
             rest = scores[order[half:]]

@@ -20,6 +20,7 @@ import probneural as pn
 from benchmarks import sections
 from probneural.distributions import EmpiricalField
 from probneural.operators.layers import SpectralConv
+from probneural.randomness import stream
 
 MODES, POINTS, PAIRS, NOISE = 16, 64, 4, 0.05
 GRID = pn.Grid.uniform(POINTS)
@@ -62,7 +63,7 @@ class Posterior:
 def inputs(count: int, *, seed: int, exponent: float = 2.0) -> Tensor:
     """Coefficients of GRF(25, 5, exponent), `(n, 16)`, complex."""
     spectrum = 25.0 * ((2 * math.pi * NUMBERS).square() + 25.0).pow(-exponent)
-    pairs = torch.randn(count, MODES, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    pairs = torch.randn(count, MODES, 2, generator=stream(seed, "gold inputs"), dtype=torch.float64)
     return (spectrum / 2).sqrt() * torch.view_as_complex(pairs)
 
 
@@ -74,7 +75,7 @@ def waves(coefficients: Tensor) -> Tensor:
 
 def posterior() -> Posterior:
     """Draw the operator and the data, and solve for the posterior in closed form."""
-    generator = torch.Generator().manual_seed(2)
+    generator = stream(0, "gold truth")
     truth = PRIOR * torch.randn(MODES, generator=generator, dtype=torch.float64)
     coefficients = inputs(PAIRS, seed=0)
     features = waves(coefficients)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import probneural as pn
+from probneural.randomness import seeded
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,7 @@ class Recipe:
     def build(self, train: pn.FieldPairs, *, seed: int) -> Any:
         """An untrained operator for pairs of this shape, with weights drawn under the seed."""
         channels = train.inputs.channels, train.outputs.channels
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed, "weights"):
             if self.kind == "FNO":
                 return pn.operators.FNO(*channels, **{"periodic": train.inputs.grid.periodic, **self.options})
             if self.kind == "DeepONet":

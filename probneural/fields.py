@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from probneural.arrays import check_fits, common_dtype, grid_of, read_xarray, to_array, to_tensor, with_channels
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, resample
+from probneural.randomness import stream
 
 if TYPE_CHECKING:
     import xarray
@@ -357,7 +358,7 @@ class FieldPairs:
             raise ArgumentError(
                 expected=f"a count between 1 and {len(self) - 1}", got=str(count), remedy="leave pairs on both sides"
             )
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed), device="cpu")
+        order = torch.randperm(len(self), generator=stream(seed, "split"), device="cpu")
         return self[order[:count]], self[order[count:]]
 
     def to(self, target: torch.device | torch.dtype | str) -> FieldPairs:

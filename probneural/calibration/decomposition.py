@@ -19,6 +19,7 @@ from probneural.errors import UnsupportedError
 from probneural.fields import Field, FieldPairs
 from probneural.functionals import Readings
 from probneural.grids import Grid
+from probneural.randomness import stream
 
 Pair = tuple[Moments, Float64[Tensor, "n c *grid"]]
 """Predicted moments of some functions, and what was observed of them."""
@@ -111,7 +112,7 @@ def _points(grid: Grid) -> Tensor:
     """Some points of a grid, in their order."""
     if grid.size <= _POINTS:
         return torch.arange(grid.size)
-    return torch.randperm(grid.size, generator=torch.Generator().manual_seed(0))[:_POINTS].sort().values
+    return torch.randperm(grid.size, generator=stream(0, "likelihood points"))[:_POINTS].sort().values
 
 
 def _shared_covariance(predict: Predictor, calibration: FieldPairs, points: Tensor, count: int) -> list[Tensor]:

@@ -274,7 +274,7 @@ class ScaledPredictor(Predictor):
         drawn = u.mean + factor * (self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query) - u.mean)
         if not isinstance(u.discrepancy, SideBySideRoot):
             return drawn
-        return drawn + self._shared_draw(u.discrepancy.left, seed, purpose=1).unflatten(-1, u.grid.shape).to(drawn)
+        return drawn + self._draw_discrepancy(u.discrepancy.left, u, seed)
 
     def __repr__(self) -> str:
         """The scales and what they scale."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from probneural.curvature.symmetric_maps import Map, apply, check_positive, gaussian, inner, orthonormal, signs
 from probneural.errors import ArgumentError
+from probneural.randomness import stream
 
 _BATCH = 64
 """Vectors multiplied at once."""
@@ -115,7 +116,7 @@ def row_squares_estimate(
         ([25.0, 1.0], [0.0, 0.0])
     """
     check_positive(rows=rows, latent=latent, sketch=sketch, probes=probes, depth=depth)
-    generator = torch.Generator().manual_seed(seed)
+    generator = stream(seed, "row squares")
     place = torch.zeros((), dtype=dtype, device=device)
     count = min(sketch, latent)
     spent = 0
@@ -210,7 +211,7 @@ def xdiag(
         values = _exact_diagonal(product, size, place)
         return Estimate(values, torch.zeros_like(values), values.clamp_min(0.0), captured=1.0, products=size)
     count = products // 2
-    tests = signs(count, size, generator=torch.Generator().manual_seed(seed), place=place)
+    tests = signs(count, size, generator=stream(seed, "diagonal"), place=place)
     sketch = _Sketch.of(product, tests)
     estimates, errors, lower = [], [], []
     root = sketch.nystrom_root()
@@ -279,7 +280,7 @@ def xtrace(
     if products >= size:
         return TraceEstimate(float(_exact_diagonal(product, size, place).sum()), 0.0, products=size)
     count = products // 2
-    tests = gaussian(count, size, generator=torch.Generator().manual_seed(seed), place=place)
+    tests = gaussian(count, size, generator=stream(seed, "trace"), place=place)
     sketch = _Sketch.of(product, tests)
     compressed = inner(sketch.basis, sketch.images)
     compressed = (compressed + compressed.mT) / 2

@@ -22,6 +22,7 @@ from probneural.errors import GridError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.grids import Grid
+from probneural.randomness import stream
 
 if TYPE_CHECKING:
     import scipy.sparse.linalg
@@ -164,7 +165,7 @@ class JacobianRoot(Root):
 
     def magnitude(self) -> Float[Tensor, "n c"]:
         """An estimate of the largest row norm per channel, from a few draws."""
-        generator = torch.Generator().manual_seed(self.effort.seed)
+        generator = stream(self.effort.seed, "row magnitude")
         latents = torch.randn(8, self.shape[3], generator=generator, dtype=torch.float64, device="cpu")
         return self.product(latents.to(self.vector)).square().mean(0).amax(-1).sqrt() * 2.0
 

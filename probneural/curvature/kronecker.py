@@ -13,6 +13,7 @@ from probneural.curvature.kronecker_blocks import BlockBases, MatrixBlocks, Pair
 from probneural.curvature.kronecker_factors import KroneckerFactors, KroneckerWeights
 from probneural.curvature.parameters import ParameterVector
 from probneural.errors import DataError, ShapeError
+from probneural.randomness import stream
 
 __all__ = ["KroneckerFactors", "KroneckerWeights", "kronecker"]
 
@@ -73,7 +74,7 @@ def kronecker(
         of its own; complex and coupled blocks.
     """
     moments = [_Moments(blocks) for blocks in matrix_blocks(layout, module)]
-    generator = torch.Generator().manual_seed(0)
+    generator = stream(0, "kronecker signs")
     count, tolerance = 0, 0.0
     for piece in _checked(rows, layout.size):
         count += len(piece)
@@ -132,7 +133,7 @@ class _Moments:
         self.columns = torch.zeros(count, columns, columns, dtype=dtype)
         self.energy = torch.zeros(count, 2, dtype=torch.float64)  # sums of squares of real and imaginary parts
         self.sketch = torch.zeros(count, _SKETCHES, dtype=dtype)
-        generator = torch.Generator().manual_seed(0)
+        generator = stream(0, "kronecker weights")
         self.weights = torch.randn(_SKETCHES, rows, columns, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
 
     def add(self, piece: Tensor, signs: Tensor) -> None:

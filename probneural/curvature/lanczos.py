@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from probneural.curvature.symmetric_maps import Map, apply, check_positive, gaussian, inner, orthonormal
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.randomness import stream
 
 _FLOOR = 50.0
 """Roundings of the largest eigenvalue below which an eigenvalue is zero, and no residual is asked to lie."""
@@ -119,7 +120,7 @@ def top_eigenpairs(
     place = torch.zeros((), dtype=dtype, device=device)
     search = _Search(product, size, rank=rank, smallest=smallest, block=min(block, size), tolerance=tolerance, place=place)
     with tqdm(total=rank, desc="eigenpairs", disable=not progress, leave=False) as bar:
-        return search.run(start, limit=max_products, generator=torch.Generator().manual_seed(seed), bar=bar)
+        return search.run(start, limit=max_products, generator=stream(seed, "eigenpairs"), bar=bar)
 
 
 class _Search:

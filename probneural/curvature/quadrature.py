@@ -13,6 +13,7 @@ from torch import Tensor
 from probneural.curvature.lanczos import Eigenpairs
 from probneural.curvature.symmetric_maps import Map, apply, check_positive, gaussian
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.randomness import stream
 
 _INDEFINITE = 1e-3
 """Share of the largest node that a node may lie below zero and still count as rounding."""
@@ -143,7 +144,7 @@ def spectral_density(
     if left == 0:
         empty = known.new_zeros(probes, steps)
         return SpectralMeasure(empty, empty.clone(), known, products=0)
-    first = gaussian(probes, size, generator=torch.Generator().manual_seed(seed), place=place)
+    first = gaussian(probes, size, generator=stream(seed, "spectral density"), place=place)
     first = _off(_off(first, directions), directions)
     runs = [_lanczos(product, piece, directions, steps=steps) for piece in first.split(max(1, _ROOM // (steps * size)))]
     diagonal, beside = torch.cat([run[0] for run in runs]), torch.cat([run[1] for run in runs])

@@ -13,6 +13,7 @@ from torch import Tensor
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.functionals import Functional
 from probneural.grids import Grid
+from probneural.randomness import stream
 
 
 class FieldDistribution(ABC):
@@ -53,7 +54,8 @@ class FieldDistribution(ABC):
 
         Args:
             sample_shape: Shape of the draws.
-            seed: Makes the draws repeatable; without one they are fresh, and the global generator is left alone.
+            seed: Makes the draws repeatable, a non-negative integer; without one they are fresh, and the global generator is
+                left alone.
             base_samples: The randomness itself, `(*sample_shape, *base_shape)`; excludes `seed`.
 
         Returns:
@@ -93,6 +95,11 @@ class FieldDistribution(ABC):
         """A short description."""
         count, channels = self.mean.shape[:2]
         return f"{type(self).__name__}({count} x {channels} on {self.grid!r}, base_shape={tuple(self.base_shape)})"
+
+
+def draw_stream(seed: int | None) -> torch.Generator:
+    """Where all draws of one seed begin, whatever they are drawn from; without a seed, somewhere new."""
+    return stream(seed, "draws")
 
 
 def index_grid(size: int) -> Grid:

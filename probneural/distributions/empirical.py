@@ -8,7 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.distributions.base import FieldDistribution, check_functional, check_values, index_grid, sample_size
+from probneural.distributions.base import (
+    FieldDistribution,
+    check_functional,
+    check_values,
+    draw_stream,
+    index_grid,
+    sample_size,
+)
 from probneural.distributions.gaussian import GaussianField, _check_factors
 from probneural.distributions.latents import digest
 from probneural.distributions.roots import DenseRoot
@@ -81,9 +88,8 @@ class EmpiricalField(FieldDistribution):
         """Draw members; see the base class. Base samples are member numbers, integers of shape `sample_shape`."""
         count = sample_size(sample_shape)
         if base_samples is None:
-            generator = torch.Generator()
-            generator.seed() if seed is None else generator.manual_seed(seed)
-            drawn = torch.multinomial(self.weights.detach().cpu(), max(count, 1), replacement=True, generator=generator)
+            weights = self.weights.detach().cpu()
+            drawn = torch.multinomial(weights, max(count, 1), replacement=True, generator=draw_stream(seed))
             base_samples = drawn[:count].reshape(tuple(sample_shape))
         elif seed is not None:
             raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")

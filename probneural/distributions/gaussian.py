@@ -14,6 +14,7 @@ from probneural.distributions.base import (
     FieldDistribution,
     check_functional,
     check_values,
+    draw_stream,
     index_grid,
     noise_variance,
     sample_size,
@@ -157,9 +158,7 @@ class GaussianField(FieldDistribution):
         count = sample_size(sample_shape)
         shape = (*sample_shape, *self.base_shape)
         if base_samples is None:
-            generator = torch.Generator()
-            generator.seed() if seed is None else generator.manual_seed(seed)
-            base_samples = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+            base_samples = torch.randn(shape, generator=draw_stream(seed), dtype=torch.float64, device="cpu")
         elif seed is not None:
             raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
         check_values(base_samples, shape, "base samples")

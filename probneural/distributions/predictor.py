@@ -8,13 +8,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from probneural.distributions.base import FieldDistribution
+from probneural.distributions.base import FieldDistribution, draw_stream
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.roots import Root
 from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_finite
 from probneural.grids import Grid
+from probneural.randomness import check_seed, stream
 
 
 class Predictor(ABC):
@@ -119,23 +120,19 @@ class Predictor(ABC):
         """Evaluate the draw of this name; override where fields of two calls do not share their randomness."""
         field = self(inputs, query)
         if isinstance(field, EmpiricalField):
-            generator = torch.Generator().manual_seed(seed)
-            member = torch.multinomial(field.weights.cpu(), 1, generator=generator)[0]
+            member = torch.multinomial(field.weights.cpu(), 1, generator=draw_stream(seed))[0]
             return field.rsample(base_samples=member)
         if not isinstance(field, GaussianField):
             raise UnsupportedError(
                 expected="a Gaussian or an empirical field", got=type(field).__name__, remedy="draw from its field instead"
             )
-        drawn = field.mean + self._shared_draw(field.root, seed).unflatten(-1, field.grid.shape).to(field.mean)
-        if field.discrepancy is None:
-            return drawn
-        return drawn + self._shared_draw(field.discrepancy, seed, purpose=1).unflatten(-1, field.grid.shape).to(drawn)
+        drawn = field.mean + _image(field.root, draw_stream(seed)).unflatten(-1, field.grid.shape).to(field.mean)
+        return drawn if field.discrepancy is None else drawn + self._draw_discrepancy(field.discrepancy, field, seed)
 
     @staticmethod
-    def _shared_draw(root: Root, seed: int, *, purpose: int = 0) -> Float[Tensor, "n c p"]:
-        """The image of one latent vector, the same for all functions and in every call."""
-        generator = torch.Generator().manual_seed(seed + purpose)
-        return root.product(torch.randn(1, root.shape[3], generator=generator, dtype=torch.float64).to(root.device))[0]
+    def _draw_discrepancy(root: Root, like: FieldDistribution, seed: int) -> Float[Tensor, "n c *grid"]:
+        """The draw of this name of a discrepancy, with one latent vector for all functions."""
+        return _image(root, stream(seed, "discrepancy draws")).unflatten(-1, like.grid.shape).to(like.mean)
 
     def draw(self, seed: int) -> FunctionDraw:
         """Return one function draw: an operator in its own right, the same at every input, grid and call.
@@ -146,18 +143,27 @@ class Predictor(ABC):
         return FunctionDraw(self, seed=seed)
 
 
+def _image(root: Root, generator: torch.Generator) -> Float[Tensor, "n c p"]:
+    """The image of one latent vector, the same for all functions."""
+    latent = torch.randn(1, root.shape[3], generator=generator, dtype=torch.float64, device="cpu")
+    return root.product(latent.to(root.device))[0]
+
+
 class FunctionDraw(nn.Module):
     """One draw from a predictor's distribution over operators; callable like an operator.
 
     Args:
         predictor: Where it is drawn from.
-        seed: Names the draw.
+        seed: Names the draw, a non-negative integer.
+
+    Raises:
+        ArgumentError: If the seed is none.
     """
 
     def __init__(self, predictor: Predictor, *, seed: int) -> None:
         super().__init__()
         self.predictor = predictor
-        self.seed = seed
+        self.seed = check_seed(seed)
 
     def _apply(self, *_: object, **__: object) -> FunctionDraw:
         """Refuse `.to(...)` and its like, which would do nothing: a draw has no parameters of its own."""

@@ -24,6 +24,7 @@ from probneural.heads.last_layer_predictors import (
     is_integer,
 )
 from probneural.heads.last_layer_target import Target
+from probneural.randomness import check_seed, seeded, stream
 
 METHODS: dict[str, dict[str, Any]] = {
     "nuts": {"samples": 1000, "warmup": 1000, "chains": 4, "coordinates": "principal"},
@@ -151,8 +152,7 @@ class BayesianLastLayer:
             raise ArgumentError(
                 expected=f"coordinates among {', '.join(COORDINATES)}", got=repr(self.coordinates), remedy="leave them out"
             )
-        if not is_integer(self.seed) or not 0 <= self.seed < 2**63:
-            raise ArgumentError(expected="a seed from 0 to 2^63 - 1", got=repr(self.seed), remedy="seed=0")
+        check_seed(self.seed)
         if self.infer_hyperparameters and (
             self.method != "nuts" or (self.noise is not None and self.prior_precision is not None)
         ):
@@ -186,7 +186,7 @@ class BayesianLastLayer:
             name: default if getattr(self, name) is None else getattr(self, name)
             for name, default in METHODS[self.method].items()
         }
-        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with torch.inference_mode(False), torch.enable_grad():
             closed = LastLayerLaplace(
                 readout=self.readout,
                 noise=self.noise,
@@ -241,16 +241,13 @@ class BayesianLastLayer:
             weights, noise, prior = unpacked(x)
             return -target.log_density(weights, noise, prior) - target.log_hyperprior(noise, prior)
 
-        starts = 2.0 * torch.randn(
-            chains, size + channels * sum(inferred), generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64
-        )
+        free = size + channels * sum(inferred)
+        starts = 2.0 * torch.randn(chains, free, generator=stream(self.seed, "chain starts"), dtype=torch.float64)
         starts[:, :size] *= precision.diagonal().rsqrt()
         starts[:, size:] *= 0.25  # half of a logarithm: a factor of 1.6
-        seeds = torch.randint(2**62, (chains,), generator=torch.Generator().manual_seed(self.seed)).tolist()
         draws, divergences = [], 0
         with tqdm(total=chains * (samples + warmup), desc="NUTS", unit="draw", disable=not self.progress, leave=False) as bar:
-            for start, seed in zip(starts, seeds, strict=True):
-                torch.default_generator.manual_seed(seed)  # which Pyro draws from
+            for number, start in enumerate(starts):
                 kernel = pyro.infer.NUTS(potential_fn=potential, full_mass=coordinates == "weights", max_tree_depth=_DEPTH)
                 chain = pyro.infer.MCMC(
                     kernel,
@@ -260,7 +257,8 @@ class BayesianLastLayer:
                     disable_progbar=True,
                     hook_fn=lambda *_: bar.update(),
                 )
-                chain.run()
+                with seeded(self.seed, "chain", number):  # Pyro draws from torch's global generator
+                    chain.run()
                 draws.append(chain.get_samples()["x"].detach())
                 divergences += len(chain.diagnostics()["divergences"]["chain 0"])
         x, noise, prior = unpacked(torch.stack(draws))
@@ -289,8 +287,7 @@ class BayesianLastLayer:
         self, pyro: ModuleType, closed: LastLayerPredictor, target: Target, *, steps: int
     ) -> VariationalLastLayerPredictor:
         """Optimise a Gaussian over weights."""
-        torch.default_generator.manual_seed(self.seed)  # which Pyro draws from
-        with pyro.get_param_store().scope():
+        with seeded(self.seed, "variational"), pyro.get_param_store().scope():  # Pyro draws from torch's global generator
             found = (_mean_field if self.method == "mean_field" else _full_rank)(pyro, target)
             with tqdm(total=steps, desc=self.method, unit="step", disable=not self.progress, leave=False) as bar:
                 history, converged = _optimise(pyro, found, target, steps=steps, tick=bar.update)

@@ -32,6 +32,7 @@ from probneural.heads.members import (
 from probneural.heads.resets import Reset, check_reset
 from probneural.heads.residuals import check_pairs, output_units
 from probneural.heads.sampled import PREDICTION, WeightSampledPredictor, check_execution
+from probneural.randomness import check_seed, stream_seed
 
 TRAINING = ("auto", "loop", "processes")
 """Ways to train members."""
@@ -66,7 +67,7 @@ class DeepEnsemble:
             submodule's own `reset_parameters`, which have to reach all trainable parameters; frozen ones keep their values.
         keeps_operator: Whether the operator, already trained, is member 0 as it is, so that only M - 1 are trained. By default
             all are trained from new weights; its units and other buffers are where every member starts from.
-        seed: Names the ensemble, from 0 to 2^20 - 1. Member i is the same one in an ensemble of any size.
+        seed: Names the ensemble, a non-negative integer. Member i is the same one in an ensemble of any size.
         execution: How to train: `"auto"`, `"loop"`, or `"processes"`, which recipe, reset and operator have to be sent to:
             defined at the top of a module, and the script's work under `if __name__ == "__main__":`. On CUDA `"auto"` is the
             loop.
@@ -107,7 +108,8 @@ class DeepEnsemble:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_members(self.members, self.seed)
+        check_integer(self.members, 1, 2**20, name="members")
+        check_seed(self.seed)
         if self.train is None or not callable(self.train):
             raise ArgumentError(
                 expected="train=, a recipe called as train(operator, data, seed=seed) that trains in place",
@@ -144,12 +146,11 @@ class DeepEnsemble:
         pairs = _converted(own, data)
         residuals_of(copy.deepcopy(own).eval(), pairs[:1])  # outputs that do not fit cost no training
         kept = 1 if self.keeps_operator else 0
-        jobs = [(number, member_seed(self.seed, number)) for number in range(kept, self.members)]
+        jobs = [(number, stream_seed(self.seed, "ensemble member", number)) for number in range(kept, self.members)]
         device = pairs.inputs.device
         states: dict[int, State] = {0: state_of(own)} if self.keeps_operator else {}
         if jobs:
-            seeds = (member_seed(self.seed, 0), member_seed(self.seed, 1))
-            check_reset(own, self.reset, seeds=seeds, device=device)
+            check_reset(own, self.reset, device=device)
             assert self.train is not None
             task = MemberTask(own, pairs, self.train, self.reset, self.members, device)
             states |= self._trained(task, jobs)
@@ -178,17 +179,6 @@ def check_integer(value: object, least: int, most: int, *, name: str) -> None:
         raise ArgumentError(
             expected=f"{name} as an integer from {least} to {most}", got=repr(value), remedy=f"choose {name} among them"
         )
-
-
-def check_members(members: int, seed: int) -> None:
-    """Raise an ArgumentError unless number and seed of an ensemble are integers in range."""
-    check_integer(members, 1, 2**20, name="members")
-    check_integer(seed, 0, 2**20 - 1, name="seed")
-
-
-def member_seed(seed: int, number: int) -> int:
-    """The seed of one member, different for any two members of any two ensembles."""
-    return seed * 2**20 + number
 
 
 def _own_copy(operator: nn.Module) -> nn.Module:

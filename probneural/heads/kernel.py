@@ -24,6 +24,7 @@ from probneural.heads.paths import Path
 from probneural.heads.principal import PrincipalComponents, left_out
 from probneural.heads.processes import KERNELS, Fitted, Process, Search
 from probneural.heads.residuals import check_pairs, check_some
+from probneural.randomness import check_seed, stream
 
 _TOLERANCES = {"inputs": 1e-8, "outputs": 1e-12}
 """Share of the training variance that is left out by default: noise takes the outputs' part."""
@@ -301,7 +302,7 @@ class KernelPaths(Predictor):
         seed: Names the draws.
 
     Raises:
-        ArgumentError: If `members` is not a positive integer.
+        ArgumentError: If `members` is not a positive integer, or the seed is none.
     """
 
     def __init__(self, predictor: KernelPredictor, *, members: int, seed: int) -> None:
@@ -309,12 +310,12 @@ class KernelPaths(Predictor):
             raise ArgumentError(expected="members >= 1", got=repr(members), remedy="some hundred say much about a covariance")
         self.predictor = predictor
         self.members = members
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.in_channels = predictor.in_channels
         self.out_channels = predictor.out_channels
         self.noise = predictor.noise
         self.domain = predictor.domain
-        generator = torch.Generator().manual_seed(seed)
+        generator = stream(seed, "kernel paths")
         self._paths = [
             [Path.drawn(process, generator=generator, features=_FEATURES) for process in predictor.processes]
             for _ in range(members)

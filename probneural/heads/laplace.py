@@ -23,6 +23,7 @@ from probneural.heads.sampled import WeightSampledPredictor
 from probneural.heads.structures import FITS, Settings
 from probneural.heads.updates import update
 from probneural.heads.weights import Hyperparameters, WeightPosterior
+from probneural.randomness import check_seed, stream
 
 _MATERIALISED = 2**25
 """Entries of a root that is formed at once rather than kept as products (128 MiB in float32)."""
@@ -97,6 +98,7 @@ class Laplace:
                 remedy="or LastLayerLaplace, which is exact and cheap",
             )
         self._settings().check(self.structure)
+        check_seed(self.seed)
 
     def fit(self, operator: nn.Module, data: FieldPairs) -> LaplacePredictor:
         """Fit the posterior.
@@ -288,7 +290,7 @@ class LaplacePredictor(Predictor):
             members: How many.
             seed: Names the draws.
         """
-        generator = torch.Generator().manual_seed(seed)
+        generator = stream(seed, "sampled weights")
         latents = torch.randn(members, self.weights.rank, generator=generator, dtype=torch.float64, device="cpu")
         vectors = self._vector + self.weights.product(latents.to(self.device)).to(self._vector)
         if self.shift is not None:

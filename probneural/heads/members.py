@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from probneural.errors import ProbneuralError, TrainingError, UnsupportedError
 from probneural.fields import FieldPairs
-from probneural.heads.resets import Reset, redraw, seeded
+from probneural.heads.resets import Reset, redraw
+from probneural.randomness import seeded
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -72,7 +73,7 @@ class MemberTask:
         """
         module = copy.deepcopy(self.operator).to(self.device)
         options = {"show_progress": False} if _shows_progress(self.train) else {}
-        with torch.enable_grad(), seeded(seed, self.device):
+        with torch.enable_grad(), seeded(seed, "member training", devices=[self.device]):
             redraw(module, self.reset)
             start = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
             try:

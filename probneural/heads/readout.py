@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from probneural.errors import ReadoutError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid, resample
+from probneural.randomness import stream
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}
 """Relative deviation from an affine map that is still put down to rounding."""
@@ -165,7 +166,7 @@ def _outer_map(
         unit[:, channel] = 1.0
         columns.append((respond(unit) - base)[0].flatten(1)[:, 0])
     matrix = torch.stack(columns, dim=1)
-    generator = torch.Generator().manual_seed(0)
+    generator = stream(0, "read-out response")
     rough = torch.randn(moved.shape, generator=generator).to(moved)
     return (matrix, offset) if _agrees(matrix, offset, rough, respond(rough)) else None
 
@@ -192,7 +193,7 @@ def _is_invertible(matrix: Tensor) -> bool:
 def _has_bias(module: nn.Module, features: Tensor, axis: int) -> bool:
     """Whether some parameter moves the layer's response to zero features."""
     probe = copy.deepcopy(module)
-    generator = torch.Generator().manual_seed(0)
+    generator = stream(0, "read-out bias")
     for parameter in probe.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter))
     zeros = torch.zeros_like(features[:1]).movedim(1, axis)

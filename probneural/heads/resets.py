@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from probneural.errors import ArgumentError
+from probneural.randomness import seeded
 
 Reset = Callable[[nn.Module], object]
 """Draws the weights of a module anew, in place."""
-
-
-@contextlib.contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the global generators of the CPU and of a CUDA device, and give their states back afterwards."""
-    devices = {device.index or 0} if device.type == "cuda" else set()
-    if torch.cuda.is_initialized():
-        devices.add(torch.cuda.current_device())
-    with torch.random.fork_rng(devices=sorted(devices)):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach every other device too
-        for index in devices:
-            torch.cuda.default_generators[index].manual_seed(seed)
-        yield
 
 
 @torch.no_grad()
@@ -47,7 +34,7 @@ def redraw(operator: nn.Module, reset: Reset | None) -> None:
         parameter.copy_(value)
 
 
-def check_reset(operator: nn.Module, reset: Reset | None, *, seeds: tuple[int, int], device: torch.device) -> None:
+def check_reset(operator: nn.Module, reset: Reset | None, *, device: torch.device) -> None:
     """Check on copies that resetting is complete and draws something.
 
     Raises:
@@ -55,11 +42,11 @@ def check_reset(operator: nn.Module, reset: Reset | None, *, seeds: tuple[int, i
             weights throughout.
     """
     if reset is None:
-        _check_complete(operator, seeds[0], device)
+        _check_complete(operator, device)
     drawn: list[dict[str, Tensor]] = []
-    for seed in seeds:
+    for number in range(2):
         module = copy.deepcopy(operator)
-        with seeded(seed, device):
+        with seeded(number, "reset check", devices=[device]):
             redraw(module, reset)
         drawn.append({name: parameter.detach() for name, parameter in module.named_parameters()})
     if all(torch.equal(value, drawn[1][name]) for name, value in drawn[0].items()):
@@ -70,14 +57,14 @@ def check_reset(operator: nn.Module, reset: Reset | None, *, seeds: tuple[int, i
         )
 
 
-def _check_complete(operator: nn.Module, seed: int, device: torch.device) -> None:
+def _check_complete(operator: nn.Module, device: torch.device) -> None:
     """Fill the trainable parameters with NaN: what is still NaN after a reset was left out, whatever it was initialised to."""
     module = copy.deepcopy(operator)
     trainable = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     with torch.no_grad():
         for parameter in trainable.values():
             parameter.fill_(math.nan)
-    with seeded(seed, device):
+    with seeded(0, "reset check", devices=[device]):
         redraw(module, None)
     left = [name for name, parameter in trainable.items() if bool(parameter.isnan().any())]
     if left:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probneural.errors import ArgumentError, DataError
 from probneural.metrics.comparison import Comparison
-from probneural.randomness import generator, stream_seed
+from probneural.randomness import stream, stream_seed
 
 DRAWS = 16
 """Draws behind the attainable values."""
@@ -69,8 +69,8 @@ def rank_correlation(comparison: Comparison, *, draws: int = DRAWS, seed: int = 
     across, within = _correlations(comparison, comparison.residual)
     attainable = []
     for number in range(draws):
-        drawn = comparison.distribution.rsample((1,), seed=stream_seed(seed, "ranking field", number))[0].detach()
-        white = torch.randn(drawn.shape, generator=generator(seed, "ranking noise", number), dtype=torch.float64)
+        drawn = comparison.distribution.rsample((1,), seed=stream_seed(seed, "rank correlation draws", number))[0].detach()
+        white = torch.randn(drawn.shape, generator=stream(seed, "rank correlation noise", number), dtype=torch.float64)
         error = drawn.to(comparison.truth) - comparison.mean + comparison.noise.sqrt() * white.to(comparison.truth)
         attainable.append(_correlations(comparison, error))
     mean = [torch.stack(values).mean(0) for values in zip(*attainable, strict=True)]

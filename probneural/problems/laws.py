@@ -13,6 +13,7 @@ from torch import Tensor
 
 from probneural.errors import ArgumentError
 from probneural.problems._arguments import check_count
+from probneural.randomness import stream
 
 
 class Law(ABC):
@@ -58,16 +59,16 @@ class Law(ABC):
 
         Args:
             n: Number of functions.
-            seed: Seed of a generator of its own; the global one is not touched.
+            seed: Names the draw, a non-negative integer; the global generator is not touched.
 
         Returns:
             `(n, size)`, float64, on the CPU.
 
         Raises:
-            ArgumentError: If n is less than 1.
+            ArgumentError: If n is less than 1, or the seed is none.
         """
         check_count(n, "n")
-        return self._draw(n, torch.Generator().manual_seed(seed))
+        return self._draw(n, stream(seed, "functions"))
 
 
 @dataclass(frozen=True)

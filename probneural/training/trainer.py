@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral, Real
@@ -24,6 +23,7 @@ from probneural.errors import ArgumentError, DataError, FileError, TrainingError
 from probneural.fields import FieldPairs, check_finite, evaluate
 from probneural.grids import Grid
 from probneural.operators import Operator
+from probneural.randomness import check_seed, seeded, stream, stream_seed
 from probneural.training import files
 from probneural.training.devices import resolve_device
 from probneural.training.history import History
@@ -60,7 +60,8 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
         operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`.
         train: Training pairs.
         epochs: Passes over the training part.
-        seed: Names the split and the order of the batches; the same seed, data and thread count give the same bits.
+        seed: Names the split and the order of the batches, a non-negative integer; the same seed, data and thread count give
+            the same bits.
         batch_size: Pairs a step.
         learning_rate: The cycle's peak.
         weight_decay: AdamW's decay, dimensionless.
@@ -89,7 +90,8 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
         >>> fit(operator, FieldPairs(fields, fields), epochs=2, show_progress=False).epochs
         2
     """
-    _validate(epochs, seed, batch_size, learning_rate, weight_decay, validation, train)
+    seed = check_seed(seed)
+    _validate(epochs, batch_size, learning_rate, weight_decay, validation, train)
     where = resolve_device(device, operator)
     operator.to(where)
     first, second = _split(train, validation, seed)
@@ -108,20 +110,19 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
     modes = {module: module.training for module in operator.modules()}
     path = None if checkpoint is None else Path(checkpoint)
     try:
-        with _own_random_state(where):
-            if path is not None and path.exists():
-                run.resume(path)
-            elif isinstance(operator, Operator) and not operator.has_units:
-                operator.fit_normalizers(run.train)
-            with tqdm(total=epochs, initial=len(run.losses), desc="training", unit="epoch", disable=not show_progress) as bar:
-                while len(run.losses) < epochs:
-                    run.epoch()
-                    bar.update()
-                    bar.set_postfix({name: f"{value:.2e}" for name, value in run.latest().items()})
-                    if path is not None:
-                        run.save(path)
-                    if on_epoch is not None:
-                        on_epoch(len(run.losses), run.latest())
+        if path is not None and path.exists():
+            run.resume(path)
+        elif isinstance(operator, Operator) and not operator.has_units:
+            operator.fit_normalizers(run.train)
+        with tqdm(total=epochs, initial=len(run.losses), desc="training", unit="epoch", disable=not show_progress) as bar:
+            while len(run.losses) < epochs:
+                run.epoch()
+                bar.update()
+                bar.set_postfix({name: f"{value:.2e}" for name, value in run.latest().items()})
+                if path is not None:
+                    run.save(path)
+                if on_epoch is not None:
+                    on_epoch(len(run.losses), run.latest())
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -164,36 +165,42 @@ class _Run:
         start = time.perf_counter()
         number = len(self.losses)
         before = copy.deepcopy(self.operator.state_dict())
-        device = self.train.inputs.device
-        _seed((self.seed + 1) * 1_000_003 + number, device)  # dropout and the like; the caller's state is forked
-        order = torch.randperm(
-            len(self.train), generator=torch.Generator().manual_seed(self.seed * 1_000_003 + number), device="cpu"
-        )
+        with seeded(self.seed, "training", number, devices=[self.train.inputs.device]):
+            total = self._pass(torch.randperm(len(self.train), generator=stream(self.seed, "batches", number), device="cpu"))
+            mean = float(total) / len(self.train)
+            self._check(before, mean)
+            watched = None if self.validation is None else self._watch(self.validation)
+        self.losses.append(mean)
+        if watched is not None:
+            self.watched.append(watched)
+        self.seconds.append(time.perf_counter() - start)
+
+    def _pass(self, order: Tensor) -> Tensor:
+        """Train on every pair once, in this order; returns the sum of the losses, float64, on the CPU."""
         self.operator.train()
         total = torch.zeros((), dtype=torch.float64, device="cpu")
         for rows in order.split(self.batch_size):
-            batch = self.train[rows.to(device)]
+            batch = self.train[rows.to(self.train.inputs.device)]
             self.optimizer.zero_grad(set_to_none=True)
             value = self.loss(self._evaluate(batch), batch.outputs.values, batch.outputs.grid)
             value.backward()
             self.optimizer.step()
             self.schedule.step()
             total += value.detach().to("cpu", torch.float64) * len(batch)
-        mean = float(total) / len(self.train)
+        return total
+
+    def _check(self, before: dict[str, Tensor], mean: float) -> None:
+        """Raise a TrainingError, with the weights from before the epoch put back, unless loss and weights are finite."""
         # The loss of the last step is from before its update, so the weights are looked at too.
         finite = all(bool(torch.isfinite(parameter).all()) for parameter in self.operator.parameters())
-        if not (finite and bool(torch.isfinite(total))):
+        if not (finite and math.isfinite(mean)):
             self.operator.load_state_dict(before)
+            after = "finite" if finite else "not finite"
             raise TrainingError(
                 expected="a finite loss and finite weights",
-                got=f"a mean loss of {mean} in epoch {number}, weights {'finite' if finite else 'not finite'} after it",
+                got=f"a mean loss of {mean} in epoch {len(self.losses)}, weights {after} after it",
                 remedy="lower learning_rate, or check the data's scale; the operator is as it was before this epoch",
             )
-        watched = None if self.validation is None else self._watch(self.validation)
-        self.losses.append(mean)
-        if watched is not None:
-            self.watched.append(watched)
-        self.seconds.append(time.perf_counter() - start)
 
     @torch.no_grad()
     def _watch(self, pairs: FieldPairs) -> float:
@@ -283,29 +290,6 @@ def _is_json(value: object) -> bool:
     return isinstance(value, (bool, int, float, str, list))
 
 
-@contextlib.contextmanager
-def _own_random_state(device: torch.device) -> Iterator[None]:
-    """Give back the global random state of the CPU and of the training device afterwards."""
-    accelerator = {"cuda": torch.cuda, "mps": torch.mps}.get(device.type)
-    ours = contextlib.nullcontext() if device.type != "cuda" else torch.cuda.device(device)
-    with ours:
-        states = torch.get_rng_state(), None if accelerator is None else accelerator.get_rng_state()
-        try:
-            yield
-        finally:
-            torch.set_rng_state(states[0])
-            if accelerator is not None:
-                accelerator.set_rng_state(states[1])
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every other device too
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
-
-
 def _split(train: FieldPairs, share: float, seed: int) -> tuple[FieldPairs, FieldPairs | None]:
     count = round(share * len(train))
     if count == 0:
@@ -316,13 +300,12 @@ def _split(train: FieldPairs, share: float, seed: int) -> tuple[FieldPairs, Fiel
             got=f"validation={share} of {len(train)} pairs",
             remedy="lower it, or give more data",
         )
-    second, first = train.split(count, seed=seed)
+    second, first = train.split(count, seed=stream_seed(seed, "validation"))
     return first, second
 
 
 def _validate(
     epochs: int,
-    seed: int,
     batch_size: int,
     learning_rate: float,
     weight_decay: float,
@@ -333,7 +316,6 @@ def _validate(
         raise DataError(expected="FieldPairs", got=str(type(train)), remedy="pair them: pn.FieldPairs(inputs, outputs)")
     checks: tuple[tuple[str, Any, str, type, Callable[[Any], bool]], ...] = (
         ("epochs", epochs, "an integer of at least 1", Integral, lambda value: value >= 1),
-        ("seed", seed, "an integer from 0 to 2^40", Integral, lambda value: 0 <= value <= 2**40),
         ("batch_size", batch_size, "an integer of at least 1", Integral, lambda value: value >= 1),
         ("learning_rate", learning_rate, "a positive finite number", Real, lambda value: 0 < value < math.inf),
         ("weight_decay", weight_decay, "a finite number of at least 0", Real, lambda value: 0 <= value < math.inf),

@@ -86,7 +86,7 @@ def test_draws_are_functions(predict: pn.calibration.ScaledPredictor) -> None:
     model = OperatorModel(predict, encode=encode, functional=PROBE)
     paths = model.draw_paths(seed=5)
     together, apart = paths.posterior(X).mean, torch.stack([paths.posterior(x[None]).mean[0] for x in X])
-    torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-5)
+    assert ((together - apart).abs() <= 1e-3 * model.posterior(X).variance.sqrt()).all()
 
 
 def test_observing_whole_fields_counts_it_too(predict: pn.calibration.ScaledPredictor) -> None:

@@ -22,6 +22,7 @@ from probneural.active import (
 )
 from probneural.errors import SimulationError, TrainingError
 from probneural.fields import Field, FieldPairs
+from probneural.randomness import seeded, stream, stream_seed
 from probneural.training.history import History
 from tests.active import loops
 from tests.active.loops import (
@@ -67,7 +68,7 @@ def test_calibration_functions_are_random_and_kept_apart(tmp_path: Path) -> None
     assert same_pairs(kept, other.calibration_pairs)  # they do not depend on what is chosen, nor on the head
     rows = {tuple(row.tolist()) for row in loop.pairs.inputs.values.flatten(1)}
     assert not rows & {tuple(row.tolist()) for row in kept.inputs.values.flatten(1)}
-    order = torch.randperm(len(POOL), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(POOL), generator=stream(0, "random start"))
     assert torch.equal(kept.inputs.values, POOL.values[order[:10]])
 
 
@@ -145,9 +146,8 @@ def test_training_starts_from_the_round_before_or_anew(tmp_path: Path, warm: boo
     operator, data = loops.convolution(), loop.pairs
     for number, count in enumerate(loop.history.labels):
         operator = operator if warm else loops.convolution()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number)
-            loops.kneaded(operator, data[:count], seed=number, show_progress=False)
+        with seeded(0, "round training", number):
+            loops.kneaded(operator, data[:count], seed=stream_seed(0, "round recipe", number), show_progress=False)
     state = operator.state_dict()
     assert all(torch.equal(state[name], value) for name, value in loop.store.load_tensors("weights-0002").items())
     assert all(torch.equal(value, loops.convolution().state_dict()[name]) for name, value in loop.operator.state_dict().items())

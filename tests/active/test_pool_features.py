@@ -171,7 +171,7 @@ def test_sketch_is_unbiased_with_the_stated_error() -> None:
     truth = (exact[pairs[:, 0]] - exact[pairs[:, 1]]).square().sum(1)
     ratios, sketch = [], FeatureSketch(dimension=dimension, exact_entries=1)
     for seed in range(60):
-        found = posterior_features(predict, pool(), seed=100 * seed, sketch=sketch).pool
+        found = posterior_features(predict, pool(), seed=seed, sketch=sketch).pool
         assert found.shape == (12, dimension)
         ratios.append((found[pairs[:, 0]] - found[pairs[:, 1]]).square().sum(1) / truth)
     errors = torch.stack(ratios) - 1.0
@@ -193,6 +193,17 @@ def test_fewer_latent_directions_are_right_on_average(output: object) -> None:
     stacked, truth = torch.stack(grams), exact @ exact.mT
     error = stacked.std(0) / 80**0.5
     assert float(((stacked.mean(0) - truth).abs() / error).max()) < 5.0
+
+
+def test_neighbouring_seeds_share_no_sketch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every channel of every seed sorts and signs by numbers of its own, and so does the frame of the latent."""
+    predict, sketch = FeaturePredictor(feature_root, out_channels=2), FeatureSketch(dimension=8, latents=3, exact_entries=1)
+    made = pool_features._Sketch
+    maps: list[pool_features._Sketch] = []
+    monkeypatch.setattr(pool_features, "_Sketch", lambda *given, **named: maps.append(made(*given, **named)) or maps[-1])
+    for seed in range(3):
+        posterior_features(predict, pool(), seed=seed, sketch=sketch)
+    assert len({tuple(one.order.tolist()) for one in maps}) == len(maps) == 6
 
 
 def test_the_seed_decides_the_sketch() -> None:

@@ -139,9 +139,16 @@ class TestSeparateScales:
     def test_finds_both_mistakes(self) -> None:
         data = pairs(4000, errors=0.5)  # a quarter of the variances that Synthetic() states
         noisy = data.outputs.values + normal(*data.outputs.values.shape, seed=9)
-        found = VarianceScale().fit(Synthetic(sd=0.25, noise=8.0), FieldPairs(data.inputs, Field(noisy, GRID)))
+        wrong, noisy_pairs = Synthetic(sd=0.25, noise=8.0), FieldPairs(data.inputs, Field(noisy, GRID))
+        found = VarianceScale().fit(wrong, noisy_pairs)
         assert found.scale.item() == pytest.approx(4.0, rel=0.05)  # 1 % steps of the share, and 12,000 directions
-        assert found.noise.item() == pytest.approx(1.025, rel=0.05)
+        assert found.noise_scale.item() * 8.0 == pytest.approx(1.025, rel=0.05)
+        assert found.root_fraction.item() == found.white_fraction.item() == 1.0  # as the data were made
+        assert found.noise.item() == 0.0  # the field holds what is not said to be measurement noise
+        told = VarianceScale(noise=1.0).fit(wrong, noisy_pairs)
+        assert told.noise.item() == 1.0
+        total = [one(data.inputs[:3]).variance + one.noise for one in (found, told)]
+        torch.testing.assert_close(*total)
 
     def test_is_at_least_as_likely_as_a_common_scale(self) -> None:
         data = pairs(20)

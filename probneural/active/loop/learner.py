@@ -19,7 +19,6 @@ from probneural.active.loop.ledger import Ledger, Outcome, Stage
 from probneural.active.loop.recipes import Calibrator, Course, Head, Lesson, Recipe, measured
 from probneural.active.loop.schedule import Schedule, next_target
 from probneural.active.loop.settings import (
-    SEEDS,
     check,
     check_count,
     check_goal,
@@ -38,6 +37,7 @@ from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, SimulationError
 from probneural.fields import Field, FieldPairs
 from probneural.problems import Problem
+from probneural.randomness import check_seed, stream, stream_seed
 
 WINDOW = 8
 """Fewest simulations that the share of failures is taken over."""
@@ -85,7 +85,7 @@ class ActiveLearner:
         executor: Where simulations run; see [`simulate`][probneural.active.simulate].
         timeout: Seconds that one simulation may take.
         attempts: Times that a simulation is tried.
-        seed: Names the loop, from 0 to 2^20 - 1.
+        seed: Names the loop, a non-negative integer.
         warm_start: Whether training goes on from the weights of the round before. Otherwise every round starts from those of
             `operator`, which costs more and can generalise better. Means nothing without `train`.
         progress: Whether to show progress bars.
@@ -154,16 +154,15 @@ class ActiveLearner:
         check(test is None or isinstance(test, FieldPairs), "FieldPairs as test", test)
         check_count(initial, 2, len(pool), name="initial")
         check_count(calibration, 0 if calibrate is None else 2, len(pool), name="calibration")
-        check_count(seed, 0, SEEDS - 1, name="seed")
         next_target(batch, initial)
         self.simulator, self.head, self.acquisition, self.train = simulator, head, acquisition, train
         self.operator, self.pool, self.test = operator, Field(pool.values.detach().cpu(), pool.grid), test
         self.initial, self.batch, self.calibration, self.calibrate = initial, batch, calibration, calibrate
         self.executor, self.timeout, self.attempts, self.progress = executor, timeout, attempts, progress
-        self.seed, self.warm_start = seed, warm_start
+        self.seed, self.warm_start = check_seed(seed), warm_start
         self.store = store if isinstance(store, ResultStore) else ResultStore(os.fspath(store))
         self._ledger = Ledger(self.store, self.pool)
-        self._course = Course(self._ledger, operator, train, head, calibrate, warm_start, seed)
+        self._course = Course(self._ledger, operator, train, head, calibrate, warm_start, self.seed)
         self._lesson: Lesson | None = None
         self._check_pool()
         self._ledger.begin(self._settings())
@@ -325,7 +324,7 @@ class ActiveLearner:
     def _start(self) -> Stage:
         """What the random start lacks: the next functions of one random order of the pool."""
         calibration, training = self._lacking()
-        order = torch.randperm(len(self._ledger.distinct), generator=torch.Generator().manual_seed(self.seed), device="cpu")
+        order = torch.randperm(len(self._ledger.distinct), generator=stream(self.seed, "random start"), device="cpu")
         free = {*self._ledger.free}
         drawn = [self._ledger.distinct[rank] for rank in order.tolist() if self._ledger.distinct[rank] in free]
         if len(drawn) < calibration + training:
@@ -352,9 +351,8 @@ class ActiveLearner:
         pairs, predict = self.pairs, self._learnt().raw  # calibrated, calibration functions would influence what is chosen
         started = time.perf_counter()
         query = None if pairs.outputs.grid == self.pool.grid else pairs.outputs.grid
-        chosen = self.acquisition.select(
-            predict, self.pool[free], count, seed=self._course.seed_of(number), labelled=pairs.inputs, query=query
-        )
+        seed = stream_seed(self.seed, "round choice", number)
+        chosen = self.acquisition.select(predict, self.pool[free], count, seed=seed, labelled=pairs.inputs, query=query)
         ranks = [int(rank) for rank in chosen]
         if len(ranks) != count or len({*ranks}) != count or not all(0 <= rank < len(free) for rank in ranks):
             raise ArgumentError(

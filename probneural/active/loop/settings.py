@@ -15,9 +15,6 @@ from probneural.active.simulation.store import ResultStore
 from probneural.errors import ArgumentError
 from probneural.fields import Field, FieldPairs
 
-SEEDS = 2**20
-"""Seeds a loop may use: those of different loops are then different, and still fit `pn.fit`."""
-
 
 def check(holds: bool, expected: str, got: object) -> None:
     """Raise an ArgumentError unless an argument is as expected."""

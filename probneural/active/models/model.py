@@ -305,12 +305,10 @@ class OperatorModel(Model, FantasizeMixin):
             A BoTorch model without randomness: the outputs of `count` operators, each one function wherever it is evaluated.
 
         Raises:
-            ArgumentError: If the count is not positive, or the seed no integer.
+            ArgumentError: If the count is not positive, or the seed is no non-negative integer.
         """
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise ArgumentError(expected="a positive number of draws", got=repr(count), remedy="or none for a single one")
-        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-            raise ArgumentError(expected="a seed that is an integer", got=repr(seed), remedy="or none for torch's generator")
         return OperatorDraws(self, torch.Size([] if count is None else [count]), seed=seed)
 
     def _set_transformed_inputs(self) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field, check_finite
+from probneural.randomness import stream
 
 TIE = 1e-10
 """Scores closer than this share of the largest first score count as equal: far above rounding, far below what matters."""
@@ -116,8 +117,7 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
             got=repr(count),
             remedy="choose fewer, or draw a larger pool",
         )
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(pool), generator=generator).argsort()
+    order = torch.randperm(len(pool), generator=stream(seed, "ties")).argsort()
     return Candidates(torch.tensor(fresh, dtype=torch.int64), torch.tensor(spare, dtype=torch.int64), order)
 
 

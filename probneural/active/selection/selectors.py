@@ -19,6 +19,7 @@ from probneural.distributions import Predictor
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.randomness import stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +163,7 @@ class StochasticSelection(Selector):
     def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
         found = asked.found
         scores = integrated_variances(asked.predict, asked.pool, query=asked.query)[found.fresh]
-        generator = torch.Generator().manual_seed(asked.seed)
+        generator = stream(asked.seed, "stochastic selection")
         gumbel = -torch.empty(len(asked.pool), dtype=torch.float64).exponential_(generator=generator).log()[found.fresh]
         keys = self.power * scores.log() + gumbel if self.power > 0 else gumbel
         keys = torch.where((scores > 0) | (self.power == 0), keys, -torch.inf)

@@ -13,6 +13,7 @@ from probneural.active.selection.greedy_selectors import farthest_points, square
 from probneural.active.selection.selectors import Request, Selector
 from probneural.errors import ArgumentError
 from probneural.fields import Field
+from probneural.randomness import stream_seed
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ def space_filling_designs(
         `(count, dimension)` in [0, 1), dimensionless.
 
     Raises:
-        ArgumentError: If a number is no positive integer, there are more than 21,201 dimensions of Sobol points, or the kind is
-            another one.
+        ArgumentError: If a number is no positive integer, there are more than 21,201 dimensions of Sobol points, the kind is
+            another one, or the seed is none.
 
     Reference:
         Matoušek (1998), On the L2-discrepancy for anchored boxes; McKay et al. (1979); both by `scipy.stats.qmc`.
@@ -81,7 +82,8 @@ def space_filling_designs(
             got=f"{count!r}, {dimension!r} and {kind!r}",
             remedy="give the number of designs, then problem.design_dim",
         )
+    named = stream_seed(seed, "designs")
     if kind == "latin_hypercube":
-        return torch.from_numpy(qmc.LatinHypercube(dimension, rng=seed).random(count))
+        return torch.from_numpy(qmc.LatinHypercube(dimension, rng=named).random(count))
     # All of a power of two, or SciPy warns; the first of them are the same points.
-    return torch.from_numpy(qmc.Sobol(dimension, rng=seed).random_base2((count - 1).bit_length())[:count].copy())
+    return torch.from_numpy(qmc.Sobol(dimension, rng=named).random_base2((count - 1).bit_length())[:count].copy())
