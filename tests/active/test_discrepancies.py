@@ -22,8 +22,9 @@ def encode(designs: Tensor) -> Field:
 
 @pytest.fixture(scope="module", params=["last-layer", "kernel"])
 def predict(request: pytest.FixtureRequest) -> pn.calibration.ScaledPredictor:
-    """A poor operator (it returns its input), calibrated."""
-    wrong = pn.FieldPairs(TRAIN.inputs, Field(0.5 * TRAIN.inputs.values, TRAIN.inputs.grid))
+    """A poor operator (it returns half its input, and noise), calibrated."""
+    rough = 0.05 * torch.randn(TRAIN.inputs.values.shape, generator=torch.Generator().manual_seed(0))
+    wrong = pn.FieldPairs(TRAIN.inputs, Field(0.5 * TRAIN.inputs.values + rough, TRAIN.inputs.grid))
     if request.param == "last-layer":
         raw: pn.distributions.Predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(wrong), TRAIN)
     else:
