@@ -225,6 +225,43 @@ def integral(grid: Grid) -> Functional:
     return Readings(grid, grid.weights[None, :].clone())
 
 
+def average(grid: Grid, *, lower: Sequence[float] | None = None, upper: Sequence[float] | None = None) -> Functional:
+    """The average over a box, or the domain, by the grid's quadrature; one number per channel, in the values' units.
+
+    A box counts the grid points inside it, ends included, so a coarse grid has a coarse box.
+
+    Args:
+        grid: Any grid.
+        lower: Lower corner, `(d,)`, in the grid's units; that of the domain by default.
+        upper: Upper corner, `(d,)`, in the grid's units; that of the domain by default.
+
+    Raises:
+        ArgumentError: If a corner does not have one finite number per dimension.
+        GridError: If no point of positive weight lies in the box.
+
+    Examples:
+        >>> half = average(Grid.uniform((4,)), upper=[0.3])
+        >>> half(torch.tensor([[1.0, 2.0, 9.0, 9.0]])).item()
+        1.5
+    """
+    inside = grid.weights > 0
+    for corner, sign in ((lower, 1.0), (upper, -1.0)):
+        if corner is None:
+            continue
+        place = torch.as_tensor(corner, dtype=torch.float64)
+        if place.shape != (grid.dimension,) or not bool(torch.isfinite(place).all()):
+            raise ArgumentError(
+                expected=f"a corner of {grid.dimension} finite numbers", got=repr(corner), remedy="one per dimension"
+            )
+        inside = inside & (sign * (grid.points - place) >= 0).all(1)
+    if not bool(inside.any()):
+        raise GridError(
+            expected=f"a box with points of {grid!r}", got=f"{lower} to {upper}", remedy="widen the box, or refine the grid"
+        )
+    weights = torch.where(inside, grid.weights, torch.zeros_like(grid.weights))
+    return Readings(grid, (weights / weights.sum())[None])
+
+
 def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functional:
     """The values at m locations, of the field's interpolant: spectral on periodic axes, quintic on others.
 

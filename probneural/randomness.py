@@ -85,7 +85,6 @@ PURPOSES: Final = MappingProxyType(
         "benchmark start": "which functions are labelled first",
         "benchmark choice": "seed of a selector, per round",
         "benchmark recipe": "seed of a recipe, per round and member",
-        "benchmark halves": "halvings of the pool of conformal bands",
         "timed inputs": "inputs, outputs and vectors of networks that are only timed",
         "tried inputs": "inputs and outputs of networks that only have to work",
         "low-data functions": "seed of the functions of the low-data benchmark, per part",
