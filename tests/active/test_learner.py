@@ -249,6 +249,20 @@ class Reading(Spy):
         return (torch.arange(asked.count) + int(total * 1e6)) % len(asked.pool)
 
 
+def test_half_of_the_calibration_functions_are_left_for_a_band(tmp_path: Path) -> None:
+    loop = learner(tmp_path, calibration=40, calibrate=pn.calibration.VarianceScale(), test=None)
+    loop.run(rounds=1)
+    every, unseen = loop.calibration_pairs, loop.conformal_pairs
+    assert (len(every), len(unseen)) == (40, 20)
+    assert same_pairs(unseen, every[20:])
+    assert pn.calibration.SimultaneousBand(0.9).fit(loop.predict, unseen).quantile > 0
+    with pytest.raises(pn.errors.CalibrationError, match="20 of 40 that they were"):
+        pn.calibration.SimultaneousBand(0.9).fit(loop.predict, every)
+    error = (loop.predict(unseen.inputs).mean - unseen.outputs.values).square().mean(-1).sqrt()
+    expected = (error / unseen.outputs.values.square().mean(-1).sqrt()).mean()
+    assert loop.history[-1].error == pytest.approx(float(expected), rel=1e-12)
+
+
 def test_calibration_outputs_do_not_influence_what_is_chosen(tmp_path: Path) -> None:
     kept = learner(tmp_path / "zero", initial=2, calibration=4)
     kept.run(rounds=1)

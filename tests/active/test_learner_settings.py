@@ -84,7 +84,7 @@ class Greedy(Spy):
         ({"train": 3}, ArgumentError, "train with an operator"),
         ({"operator": None}, ArgumentError, "train with an operator"),
         ({"calibrate": 3}, ArgumentError, "a calibrator"),
-        ({"calibrate": pn.calibration.VarianceScale(), "calibration": 1}, ArgumentError, "calibration as an integer from 2"),
+        ({"calibrate": pn.calibration.VarianceScale(), "calibration": 3}, ArgumentError, "calibration as an integer from 4"),
         ({"test": TEST.inputs}, ArgumentError, "FieldPairs as test"),
         ({"initial": 1}, ArgumentError, "initial as an integer from 2 to 60"),
         ({"initial": 4.0}, ArgumentError, "initial"),

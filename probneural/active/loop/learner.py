@@ -80,6 +80,7 @@ class ActiveLearner:
         batch: Functions that a round adds: a number, or a function of the number of labels such as `Growth`.
         calibration: Number of calibration functions, simulated beside the labels and not counted among them.
         calibrate: Anything with `fit(predict, calibration pairs)` that returns a predictor, a `VarianceScale` for example. It
+            is fitted on the first half of the calibration functions, so that the others are left for a conformal band. It
             decides about `predict` and the history; `acquisition` is given the predictor before calibration.
         test: Pairs to measure errors on; they change nothing that the loop does.
         executor: Where simulations run; see [`simulate`][probneural.active.simulate].
@@ -153,7 +154,7 @@ class ActiveLearner:
         check(calibrate is None or isinstance(calibrate, Calibrator), "a calibrator with fit(predict, pairs)", calibrate)
         check(test is None or isinstance(test, FieldPairs), "FieldPairs as test", test)
         check_count(initial, 2, len(pool), name="initial")
-        check_count(calibration, 0 if calibrate is None else 2, len(pool), name="calibration")
+        check_count(calibration, 0 if calibrate is None else 4, len(pool), name="calibration")
         next_target(batch, initial)
         self.simulator, self.head, self.acquisition, self.train = simulator, head, acquisition, train
         self.operator, self.pool, self.test = operator, Field(pool.values.detach().cpu(), pool.grid), test
@@ -183,12 +184,25 @@ class ActiveLearner:
 
     @property
     def calibration_pairs(self) -> FieldPairs:
-        """The calibration functions; also what a conformal band is to be fitted on.
+        """All calibration functions; `calibrate` is fitted on the first half of them.
 
         Raises:
             DataError: If there is none, or none yet.
         """
         return self._ledger.pairs(self._ledger.calibration, "calibration")
+
+    @property
+    def conformal_pairs(self) -> FieldPairs:
+        """The calibration functions that `calibrate` has not seen: what a conformal band is to be fitted on.
+
+        Raises:
+            DataError: If there is none, or none yet.
+        """
+        return self._ledger.pairs(self._unseen, "calibration")
+
+    @property
+    def _unseen(self) -> list[int]:
+        return self._ledger.calibration if self.calibrate is None else self._ledger.conformal
 
     @property
     def predict(self) -> Predictor:
@@ -413,8 +427,8 @@ class ActiveLearner:
         self._lesson = lesson
         stages = self._ledger.round_of(number)
         watched = self.test
-        if watched is None and self._ledger.calibration:
-            watched = self.calibration_pairs
+        if watched is None and self._unseen:
+            watched = self.conformal_pairs
         self._ledger.finish(
             Round(
                 number=number,

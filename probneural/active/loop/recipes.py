@@ -92,7 +92,7 @@ class Course:
         with seeded(self.seed, "round head", number, devices=_devices(operator)):
             predict = raw = self.head.fit(operator, pairs)
             if self.calibrate is not None:
-                predict = self.calibrate.fit(predict, self.ledger.pairs(self.ledger.calibration, "calibration"))
+                predict = self.calibrate.fit(predict, self.ledger.pairs(self.ledger.scaling, "calibration"))
         return Lesson(predict, raw, report["loss"], report["seconds"], time.perf_counter() - started)
 
     def _pairs(self, number: int) -> FieldPairs:
