@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
-from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_finite
-from probneural.grids import Grid
+from probneural.errors import GridError, ShapeError, UnsupportedError
+from probneural.fields import Field, check_field, check_finite
+from probneural.grids import Grid, check_tensor
 
 
 class Predictor(ABC):
@@ -62,10 +62,7 @@ class Predictor(ABC):
             ShapeError: If the number of channels is not the operator's.
             GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
         """
-        if not isinstance(inputs, Field):
-            raise DataError(
-                expected="a Field of inputs", got=str(type(inputs)), remedy="wrap the tensor: pn.Field(values, grid)"
-            )
+        check_field(inputs, "inputs")
         if inputs.channels != self.in_channels:
             raise ShapeError(
                 expected=f"inputs of {self.in_channels} channels",
@@ -155,6 +152,7 @@ class FunctionDraw(nn.Module):
         Returns:
             `(n, c', *query.shape)`.
         """
+        check_tensor(values)
         domain, shape = self.predictor.domain, tuple(values.shape[2:])
         where = grid if grid is not None else domain if domain.shape == shape else domain.resized(shape)
         return self.predictor._draw(Field(values, where), query, self.seed)
