@@ -239,7 +239,7 @@ def _rounds(unit: Unit) -> list[dict[str, Any]]:
         ).tolist()
         row["select_seconds"] = time.perf_counter() - start
         row["chosen"] = chosen
-        pairs, labelled = _joined(pairs, pool.label(chosen)), labelled + chosen
+        pairs, labelled = pn.FieldPairs.cat([pairs, pool.label(chosen)]), labelled + chosen
     return rows
 
 
@@ -319,13 +319,6 @@ def _tests(source: VariedSource, count: int, seed: int) -> pn.FieldPairs:
     """Test functions; the units of one seed follow each other in a worker."""
     drawn: VariedInputs = source.draw(count, seed=seed)
     return drawn.label(range(count))
-
-
-def _joined(first: pn.FieldPairs, second: pn.FieldPairs) -> pn.FieldPairs:
-    def both(one: pn.Field, other: pn.Field) -> pn.Field:
-        return pn.Field(torch.cat([one.values, other.values]), one.grid)
-
-    return pn.FieldPairs(both(first.inputs, second.inputs), both(first.outputs, second.outputs))
 
 
 def _slug(text: str) -> str:

@@ -90,11 +90,7 @@ class History:
     def extended(self, design: Tensor, problem: DesignProblem) -> None:
         """Simulate one more design."""
         new = problem.simulate(design)
-        sides = (
-            pn.Field(torch.cat([old.values, add.values]), old.grid)
-            for old, add in ((self.pairs.inputs, new.inputs), (self.pairs.outputs, new.outputs))
-        )
-        self.designs, self.pairs = torch.cat([self.designs, design]), pn.FieldPairs(*sides)
+        self.designs, self.pairs = torch.cat([self.designs, design]), pn.FieldPairs.cat([self.pairs, new])
         self.readings = torch.cat([self.readings, problem.read(new.outputs)])
 
 

@@ -145,6 +145,9 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, p
     """Run, print the table, write results.json and the report."""
     start = time.perf_counter()
     todo = chosen(mode, problem=problem, path=path)
+    assumed = [case.source.assumed for case in todo if isinstance(case.source, FileSource) and case.source.assumed]
+    for sentence in assumed:  # before minutes of work on the wrong axes
+        print(sentence)
     runs, figures = _run_all(todo, workers, output / "operators", mode=mode)
     flags = "" if mode == "default" else f" --{mode}"
     flags += f' --problem "{problem}"' if problem else ""
@@ -172,6 +175,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, p
         ],
         "runs": runs,
     }
+    results["notes"] += assumed
     resumed = sum(run["train"].get("resumed", False) for run in runs)
     if resumed:
         results["notes"].append(

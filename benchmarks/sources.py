@@ -124,6 +124,11 @@ class FileSource:
         return self._parts[1]
 
     @property
+    def assumed(self) -> str:
+        """What the file does not say and was assumed, in a sentence; empty if nothing."""
+        return str(self._data.assumed)
+
+    @property
     def pool(self) -> pn.FieldPairs:
         """Pairs that conformal bands are calibrated on."""
         return self._parts[2]

@@ -54,8 +54,7 @@ def loop(acquisition):
 
 
 inputs = candidates(40 if small else 200, seed=1)
-outputs = [simulate(inputs[number]).values for number in range(len(inputs))]
-test = pn.FieldPairs(inputs, pn.Field(torch.cat(outputs), inputs.grid))
+test = pn.FieldPairs(inputs, pn.Field.cat([simulate(inputs[number]) for number in range(len(inputs))]))
 
 labels = 32 if small else 256
 at_random = loop(pn.active.RandomSelection()).run(labels=labels)

@@ -80,6 +80,10 @@ class CalibrationError(ProbneuralError, ValueError):
     """Calibration data cannot support the guarantee asked for."""
 
 
+class OperatorError(ProbneuralError, RuntimeError):
+    """A module failed on the functions it was given, as one does that was built for another grid."""
+
+
 class FileError(ProbneuralError, OSError):
     """A file is missing, damaged, or was not written by this package."""
 

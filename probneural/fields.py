@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probneural.arrays import check_fits, common_dtype, grid_of, read_xarray, to_array, to_tensor, with_channels
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.grids import Grid, resample
+from probneural.errors import ArgumentError, DataError, GridError, OperatorError, ProbneuralError, ShapeError
+from probneural.grids import Grid, check_is_grid, described, resample
 from probneural.randomness import stream
 
 if TYPE_CHECKING:
@@ -73,6 +73,49 @@ class Field:
                 got=str(tuple(self.values.shape)),
                 remedy="channels come second, grid axes last; one field of one channel is values[None, None]",
             )
+
+    @classmethod
+    def cat(cls, parts: Sequence[Field]) -> Field:
+        """Put functions on one grid one after the other.
+
+        Args:
+            parts: Fields of one grid, channels, dtype and device; at least one.
+
+        Returns:
+            All their functions, in order.
+
+        Raises:
+            DataError: If there is none, one is not a `Field`, or dtypes or devices differ.
+            GridError: If the grids differ.
+            ShapeError: If the numbers of channels differ.
+
+        Examples:
+            >>> field = Field(torch.zeros(3, 1, 8), Grid.uniform((8,)))
+            >>> len(Field.cat([field, field[:2]]))
+            5
+        """
+        fields = _parts(parts, cls)
+        first = fields[0]
+        for field in fields[1:]:
+            if field.grid != first.grid:
+                raise GridError(
+                    expected=f"fields on one grid, {first.grid!r}",
+                    got=repr(field.grid),
+                    remedy="bring them there with field.resample(grid)",
+                )
+            if field.channels != first.channels:
+                raise ShapeError(
+                    expected=f"fields of {first.channels} channels",
+                    got=str(field.channels),
+                    remedy="stack channels with torch.cat([a.values, b.values], dim=1)",
+                )
+            if (field.dtype, field.device) != (first.dtype, first.device):
+                raise DataError(
+                    expected=f"fields of {first.dtype} on {first.device}",
+                    got=f"{field.dtype} on {field.device}",
+                    remedy="convert them with field.to(...)",
+                )
+        return cls(torch.cat([field.values for field in fields]), first.grid)
 
     @classmethod
     def from_xarray(
@@ -163,6 +206,18 @@ class Field:
         return f"Field({len(self)} x {self.channels} on {self.grid!r}, {self.dtype})"
 
 
+def _parts(parts: object, kind: type[Any]) -> tuple[Any, ...]:
+    """A sequence of things of one kind as a tuple that is not empty."""
+    if not isinstance(parts, Sequence) or not parts or not all(isinstance(part, kind) for part in parts):
+        entries = [described(part) for part in parts] if isinstance(parts, Sequence) else described(parts)
+        raise DataError(
+            expected=f"a list of one or more {kind.__name__} objects",
+            got=str(entries),
+            remedy=f"write {kind.__name__}.cat([a, b])",
+        )
+    return tuple(parts)
+
+
 def select_rows(index: int | slice | Tensor | Sequence[int], count: int) -> slice | Tensor:
     """Turn an index over `count` things into one that keeps their axis, as a slice or a tensor.
 
@@ -215,6 +270,30 @@ class FieldPairs:
             )
 
     @classmethod
+    def cat(cls, parts: Sequence[FieldPairs]) -> FieldPairs:
+        """Put data sets one after the other.
+
+        Args:
+            parts: Pairs whose inputs, and whose outputs, have one grid, channels, dtype and device; at least one.
+
+        Returns:
+            All their pairs, in order.
+
+        Raises:
+            DataError: If there is none, one is not a `FieldPairs`, or dtypes or devices differ.
+            GridError: If the grids differ.
+            ShapeError: If the numbers of channels differ.
+
+        Examples:
+            >>> field = Field(torch.zeros(3, 1, 8), Grid.uniform((8,)))
+            >>> pairs = FieldPairs(field, field)
+            >>> len(FieldPairs.cat([pairs, pairs[:2]]))
+            5
+        """
+        pairs = _parts(parts, cls)
+        return cls(Field.cat([part.inputs for part in pairs]), Field.cat([part.outputs for part in pairs]))
+
+    @classmethod
     def from_numpy(
         cls,
         inputs: NDArray[Any],
@@ -250,6 +329,7 @@ class FieldPairs:
             DataError: If values are complex, wider than 64 bits, no numbers, masked, NaN or infinite.
             ShapeError: If a shape does not fit or is ambiguous, or the numbers of functions differ.
             ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
+            GridError: If `grid` or `out_grid` is no Grid.
 
         Examples:
             >>> import numpy as np
@@ -257,6 +337,9 @@ class FieldPairs:
             >>> pairs.inputs.channels, pairs.outputs.channels
             (1, 2)
         """
+        for where, name in ((grid, "grid"), (out_grid, "out_grid")):
+            if where is not None:
+                check_is_grid(where, name)
         given = [
             name for name, value in (("lengths", lengths), ("periodic", periodic), ("endpoint", endpoint)) if value is not None
         ]
@@ -378,6 +461,36 @@ class FieldPairs:
         return f"FieldPairs({self.inputs!r} -> {self.outputs!r})"
 
 
+def check_field(field: object, name: str) -> None:
+    """Raise a DataError unless it is a Field."""
+    if not isinstance(field, Field):
+        raise DataError(
+            expected=f"a Field of {name}",
+            got=described(field),
+            remedy="wrap a tensor: pn.Field(values, grid); of pairs, take pairs.inputs or pairs.outputs",
+        )
+
+
+def check_are_pairs(data: object) -> None:
+    """Raise a DataError unless data are FieldPairs."""
+    if not isinstance(data, FieldPairs):
+        raise DataError(
+            expected="FieldPairs",
+            got=described(data),
+            remedy="pair the whole data set: pn.FieldPairs(inputs, outputs); batches are made of it here",
+        )
+
+
+def check_operator(operator: object) -> None:
+    """Raise an ArgumentError unless an operator is a module."""
+    if not isinstance(operator, nn.Module):
+        raise ArgumentError(
+            expected="an nn.Module as operator",
+            got=described(operator),
+            remedy="build the class first, or put the function into the forward of a module; a predictor is no operator",
+        )
+
+
 def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> Float[Tensor, "n c *grid"]:
     """Call any operator on fields and return its values on the inputs' grid, or on `query`.
 
@@ -394,14 +507,25 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
 
     Raises:
         ShapeError: If the module returns something that is not a field on the expected grid.
+        OperatorError: If the module fails on the inputs; its own exception is the cause.
     """
     where = inputs.grid if query is None else query
-    if takes_grid(operator):
-        values = operator(inputs.values, grid=inputs.grid, query=query)
-    else:
-        values = operator(inputs.values)
-        if isinstance(values, Tensor) and tuple(values.shape[2:]) == inputs.grid.shape:
-            values = resample(values, inputs.grid, where)
+    try:
+        if takes_grid(operator):
+            values = operator(inputs.values, grid=inputs.grid, query=query)
+        else:
+            values = operator(inputs.values)
+            if isinstance(values, Tensor) and tuple(values.shape[2:]) == inputs.grid.shape:
+                values = resample(values, inputs.grid, where)
+    except (RuntimeError, ValueError, IndexError, AssertionError) as error:  # what modules raise at shapes they cannot take
+        if _says_enough(error):
+            raise
+        raise OperatorError(
+            expected=f"{type(operator).__name__} to take {inputs!r}" + ("" if query is None else f", evaluated on {query!r}"),
+            got=f"{type(error).__name__}: {error}",
+            remedy="give it functions of the grid, channels and dtype that it was built for (inputs.resample(grid) changes the "
+            "grid), or wrap it in a module that does; if they are, the exception above this one shows where it fails",
+        ) from error
     if not isinstance(values, Tensor) or values.ndim < 2 or tuple(values.shape) != (len(inputs), values.shape[1], *where.shape):
         got = str(tuple(values.shape)) if isinstance(values, Tensor) else str(type(values))
         raise ShapeError(
@@ -410,6 +534,13 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
             remedy="wrap the module so that it maps (n, c, *grid) to (n, c', *grid)",
         )
     return values
+
+
+def _says_enough(error: Exception) -> bool:
+    """Whether an exception is no fault of the grid: one of ours, a want of memory, or an operation that does not exist."""
+    if isinstance(error, (ProbneuralError, torch.OutOfMemoryError, NotImplementedError, RecursionError)):
+        return True
+    return "allocate memory" in str(error)  # what PyTorch's CPU allocator says, in a plain RuntimeError
 
 
 def takes_grid(operator: nn.Module) -> bool:

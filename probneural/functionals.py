@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.grids import Grid, along_axis, check_on_grid, interpolation_matrix
+from probneural.grids import Grid, along_axis, check_is_grid, check_on_grid, described, interpolation_matrix
 from probneural.interpolation import POLYNOMIAL_DEGREE
 
 _NORM_ROWS = 256
@@ -46,7 +46,10 @@ class Functional(ABC):
     def __call__(self, values: Float[Tensor, "..."]) -> Float[Tensor, "... m"]:
         """Apply to values `(..., *grid.shape)`, in their dtype and on their device.
 
+        Distributions are pushed forward by their `apply`.
+
         Raises:
+            DataError: If the values are not a tensor.
             ShapeError: If the values do not end in the grid's shape.
         """
         check_on_grid(values, self.grid)
@@ -205,7 +208,19 @@ class Stack(Functional):
         return torch.stack([part.adjoint(piece) for part, piece in zip(self.parts, pieces, strict=True)]).sum(0)
 
 
+def check_is_functional(functional: object) -> None:
+    """Raise an ArgumentError unless it is a Functional: linear, on a grid, with an adjoint."""
+    if not isinstance(functional, Functional):
+        raise ArgumentError(
+            expected="a Functional",
+            got=described(functional),
+            remedy="make one with pn.functionals.integral, sensors or derivative; functions that are not linear act on draws",
+        )
+
+
 def _check_one_grid(parts: Sequence[Functional]) -> None:
+    for part in parts:
+        check_is_functional(part)
     if not parts or any(part.grid != parts[0].grid for part in parts):
         raise GridError(
             expected="functionals on one grid",
@@ -222,6 +237,7 @@ def integral(grid: Grid) -> Functional:
         >>> total(torch.ones(1, 1, 4)).item()
         2.0
     """
+    check_is_grid(grid)
     return Readings(grid, grid.weights[None, :].clone())
 
 
@@ -267,7 +283,7 @@ def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functi
 
     Args:
         grid: A uniform grid.
-        locations: Coordinates, `(m, d)`, in the grid's units.
+        locations: Coordinates, `(m, d)`, in the grid's units, within the domain; the two ends of a periodic axis are one point.
 
     Returns:
         A functional of size m.
@@ -308,6 +324,7 @@ def derivative(
         >>> round(slope(torch.sin(2 * torch.pi * grid.points[:, 0])[None]).item() / torch.pi, 9)
         2.0
     """
+    check_is_grid(grid)
     if not 0 <= axis < grid.dimension:
         raise ArgumentError(expected=f"an axis from 0 to {grid.dimension - 1}", got=str(axis), remedy="count axes from 0")
     if order < 1:
@@ -334,6 +351,7 @@ def stack(functionals: Sequence[Functional]) -> Functional:
     """Put functionals on one grid side by side: sizes add up.
 
     Raises:
+        ArgumentError: If it is no list, or one entry is no functional.
         GridError: If there are none, or their grids differ.
 
     Examples:
@@ -341,6 +359,8 @@ def stack(functionals: Sequence[Functional]) -> Functional:
         >>> stack([integral(grid), sensors(grid, [[0.0], [0.5]])]).size
         3
     """
+    if not isinstance(functionals, Sequence):
+        raise ArgumentError(expected="a list of functionals", got=described(functionals), remedy="write stack([first, second])")
     return Stack(tuple(functionals))
 
 

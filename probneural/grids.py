@@ -308,15 +308,17 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
 
     Args:
         grid: A uniform grid of p points in d dimensions.
-        points: Coordinates, `(m, d)`, float64, in the grid's units; a periodic axis wraps around.
+        points: Coordinates, `(m, d)`, float64, in the grid's units, within the domain; the two ends of a periodic axis are
+            one point.
         orders: Order of the derivative along each axis; all zero by default.
 
     Returns:
         `(m, p)`, float64.
 
     Raises:
-        GridError: If the grid is scattered, the dimensions differ, or a point lies outside an axis that is not periodic.
+        GridError: If the grid is scattered, the dimensions differ, or a point lies outside the domain.
     """
+    check_is_grid(grid)
     if not grid.is_uniform:
         raise GridError(
             expected="a uniform grid to interpolate from",
@@ -332,11 +334,11 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
         along = points[:, number]
         slack = 1e-9 * axis.length
         outside = (along < axis.origin - slack) | (along > axis.origin + axis.length + slack) | ~torch.isfinite(along)
-        if bool(outside.any()) and not (axis.periodic and bool(torch.isfinite(along).all())):
+        if bool(outside.any()):
             raise GridError(
                 expected=f"points in [{axis.origin:g}, {axis.origin + axis.length:g}] along axis {number}",
                 got=f"{along[outside][0]:g}",
-                remedy="move the point into the domain",
+                remedy="take coordinates modulo the period" if axis.periodic else "move the point into the domain",
             )
         factor = axis.matrix(along, order=orders[number] if orders else 0)
         matrix = (matrix[:, :, None] * factor[:, None, :]).flatten(1)
@@ -364,9 +366,10 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
         `(..., *target.shape)`.
 
     Raises:
-        GridError: If the source is scattered, or the grids have different dimensions or domains.
+        GridError: If the source is scattered, the target is no grid, or the grids have different dimensions or domains.
         ShapeError: If the values do not fit the source grid.
     """
+    check_is_grid(target, "target")
     check_on_grid(values, source)
     if source == target:
         return values
@@ -387,8 +390,36 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
     return torch.cat(pieces, dim=-1).unflatten(-1, target.shape)
 
 
+def check_is_grid(grid: object, name: str = "grid") -> None:
+    """Raise a GridError unless it is a Grid: a shape or a tensor of points does not say where functions live."""
+    if not isinstance(grid, Grid):
+        raise GridError(
+            expected=f"a Grid as {name}",
+            got=described(grid),
+            remedy="make one with pn.Grid.uniform(shape) or pn.Grid.scattered(points, weights); fields know theirs: field.grid",
+        )
+
+
+def check_tensor(values: object, name: str = "values") -> None:
+    """Raise a DataError unless values are a tensor: arrays and lists are not converted in silence."""
+    if not isinstance(values, Tensor):
+        raise DataError(
+            expected=f"{name} as a tensor",
+            got=described(values),
+            remedy="convert arrays and lists with torch.as_tensor(values, dtype=torch.float32); a Field's are field.values",
+        )
+
+
+def described(thing: object) -> str:
+    """What a thing of the wrong kind is, in a few words: the class itself, or something of that class."""
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}"
+    return repr(thing) if thing is None or isinstance(thing, (str, int, float)) else f"an object of type {type(thing).__name__}"
+
+
 def check_on_grid(values: Tensor, grid: Grid) -> None:
-    """Raise a ShapeError unless the last axes of `values` are the grid's."""
+    """Raise a ShapeError unless the last axes of `values`, a tensor, are the grid's."""
+    check_tensor(values)
     if values.ndim < len(grid.shape) or tuple(values.shape[values.ndim - len(grid.shape) :]) != grid.shape:
         raise ShapeError(
             expected=f"values that end in the grid's shape {grid.shape}",

@@ -12,7 +12,7 @@ from torch import Tensor
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.predictor import Predictor
 from probneural.errors import DataError, ShapeError
-from probneural.fields import Field, FieldPairs, check_finite
+from probneural.fields import Field, FieldPairs, check_are_pairs, check_finite
 from probneural.grids import Grid
 
 CHUNK_VALUES = 2**18
@@ -81,8 +81,7 @@ def check_pairs(predict: Predictor, pairs: FieldPairs) -> None:
             got=str(type(predict)),
             remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)",
         )
-    if not isinstance(pairs, FieldPairs):
-        raise DataError(expected="FieldPairs", got=str(type(pairs)), remedy="wrap them: pn.FieldPairs(inputs, outputs)")
+    check_are_pairs(pairs)
     if pairs.outputs.channels != predict.out_channels:
         raise ShapeError(
             expected=f"outputs of {predict.out_channels} channels, as predicted",

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.functionals import Functional
-from probneural.grids import Grid
+from probneural.functionals import Functional, check_is_functional
+from probneural.grids import Grid, check_tensor
 from probneural.randomness import stream
 
 
@@ -109,7 +109,8 @@ def index_grid(size: int) -> Grid:
 
 
 def check_functional(functional: Functional, grid: Grid) -> None:
-    """Raise a GridError unless the functional lives on the grid."""
+    """Raise a GridError unless the functional lives on the grid, an ArgumentError if it is no functional."""
+    check_is_functional(functional)
     if functional.grid != grid:
         raise GridError(
             expected=f"a functional on the distribution's grid {grid!r}",
@@ -119,7 +120,8 @@ def check_functional(functional: Functional, grid: Grid) -> None:
 
 
 def check_values(values: Tensor, shape: tuple[int, ...], name: str) -> None:
-    """Raise a ShapeError unless the tensor has exactly this shape: nothing is broadcast here."""
+    """Raise a ShapeError unless the tensor has exactly this shape, a DataError if it is none: nothing is broadcast here."""
+    check_tensor(values, name)
     if tuple(values.shape) != shape:
         raise ShapeError(expected=f"{name} of shape {shape}", got=str(tuple(values.shape)), remedy="shapes are not broadcast")
 

@@ -36,7 +36,7 @@ from probneural.distributions.roots import DenseRoot, Root
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
 from probneural.fields import check_finite, select_rows
 from probneural.functionals import Functional
-from probneural.grids import Grid
+from probneural.grids import Grid, described
 
 if TYPE_CHECKING:
     from linear_operator import LinearOperator
@@ -362,6 +362,8 @@ class GaussianField(FieldDistribution):
         Raises:
             LatentError: If `latent` was not conditioned from this field's.
         """
+        if not isinstance(latent, Latent):
+            raise LatentError(expected="a Latent", got=described(latent), remedy="pass that of a conditioned field: v.latent")
         shift, shrinks = latent.relative_to(self.latent)
         if shift is None:
             return self

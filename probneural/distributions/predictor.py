@@ -12,9 +12,9 @@ from probneural.distributions.base import FieldDistribution, draw_stream
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.roots import Root
-from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_finite
-from probneural.grids import Grid
+from probneural.errors import GridError, ShapeError, UnsupportedError
+from probneural.fields import Field, check_field, check_finite
+from probneural.grids import Grid, check_tensor
 from probneural.randomness import check_seed, stream
 
 
@@ -75,10 +75,7 @@ class Predictor(ABC):
             ShapeError: If the number of channels is not the operator's.
             GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
         """
-        if not isinstance(inputs, Field):
-            raise DataError(
-                expected="a Field of inputs", got=str(type(inputs)), remedy="wrap the tensor: pn.Field(values, grid)"
-            )
+        check_field(inputs, "inputs")
         if inputs.channels != self.in_channels:
             raise ShapeError(
                 expected=f"inputs of {self.in_channels} channels",
@@ -186,6 +183,7 @@ class FunctionDraw(nn.Module):
         Returns:
             `(n, c', *query.shape)`.
         """
+        check_tensor(values)
         domain, shape = self.predictor.domain, tuple(values.shape[2:])
         where = grid if grid is not None else domain if domain.shape == shape else domain.resized(shape)
         return self.predictor._draw(Field(values, where), query, self.seed)

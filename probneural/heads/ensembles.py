@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field, FieldPairs, check_operator
 from probneural.heads.front import residuals_of
 from probneural.heads.members import (
     Job,
@@ -29,7 +29,7 @@ from probneural.heads.members import (
     train_here,
     train_in_processes,
 )
-from probneural.heads.resets import Reset, check_reset
+from probneural.heads.resets import Build, Initialisation, Reset
 from probneural.heads.residuals import check_pairs, output_units
 from probneural.heads.sampled import PREDICTION, WeightSampledPredictor, check_execution
 from probneural.randomness import check_seed, stream_seed
@@ -65,12 +65,15 @@ class DeepEnsemble:
         train: The recipe.
         reset: Draws the weights of the module it is given anew, in place and from torch's global generator. By default every
             submodule's own `reset_parameters`, which have to reach all trainable parameters; frozen ones keep their values.
+        build: Makes a member: called as `build(seed)`, returns an untrained operator of the one architecture. In place of
+            `reset`, for operators whose modules have no `reset_parameters`: those of other libraries. Members then start
+            from what it returns, units and other buffers included.
         keeps_operator: Whether the operator, already trained, is member 0 as it is, so that only M - 1 are trained. By default
             all are trained from new weights; its units and other buffers are where every member starts from.
         seed: Names the ensemble, a non-negative integer. Member i is the same one in an ensemble of any size.
-        execution: How to train: `"auto"`, `"loop"`, or `"processes"`, which recipe, reset and operator have to be sent to:
-            defined at the top of a module, and the script's work under `if __name__ == "__main__":`. On CUDA `"auto"` is the
-            loop.
+        execution: How to train: `"auto"`, `"loop"`, or `"processes"`, which recipe, reset, factory and operator have to be
+            sent to: defined at the top of a module, and the script's work under `if __name__ == "__main__":`. On CUDA `"auto"`
+            is the loop.
         workers: Processes; by default one per core.
         prediction: How the predictor evaluates its members: `"auto"`, `"loop"` or `"vmap"`.
         progress: Whether to show one progress bar over the members.
@@ -99,6 +102,7 @@ class DeepEnsemble:
     _: KW_ONLY
     train: Recipe | None = None
     reset: Reset | None = None
+    build: Build | None = None
     keeps_operator: bool = False
     seed: int = 0
     execution: str = "auto"
@@ -118,6 +122,14 @@ class DeepEnsemble:
             )
         if self.reset is not None and not callable(self.reset):
             raise ArgumentError(expected="reset= as a function of a module", got=repr(self.reset), remedy="or leave it out")
+        if self.build is not None and not callable(self.build):
+            raise ArgumentError(
+                expected="build= as a function from a seed to an operator",
+                got=repr(self.build),
+                remedy="write build=lambda seed: FNO(...); torch's generator is seeded around the call",
+            )
+        if self.reset is not None and self.build is not None:
+            raise ArgumentError(expected="reset= or build=", got="both", remedy="build= makes new operators; drop reset=")
         if self.workers is not None:
             check_integer(self.workers, 1, 2**10, name="workers")
         check_execution(self.execution, TRAINING, name="execution")
@@ -127,19 +139,21 @@ class DeepEnsemble:
         """Train the members.
 
         Args:
-            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed.
+            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed. With `build`
+                it is an example of what that returns, and member 0 if it is kept.
             data: Training pairs.
 
         Returns:
             A predictor of empirical fields, one sample per member.
 
         Raises:
-            ArgumentError: If weights cannot be drawn anew.
+            ArgumentError: If weights cannot be drawn anew, or the operator is no module.
             TrainingError: If a member fails, which is named.
             UnsupportedError: If processes were asked for that cannot be given the recipe, or parameters differ in dtype.
             DataError: If the data are not finite pairs.
             ShapeError: If the operator's outputs do not fit the data's.
         """
+        check_operator(operator)
         check_pairs(data)
         own = _own_copy(operator)
         layout = ParameterVector.of(own)
@@ -150,9 +164,10 @@ class DeepEnsemble:
         device = pairs.inputs.device
         states: dict[int, State] = {0: state_of(own)} if self.keeps_operator else {}
         if jobs:
-            check_reset(own, self.reset, device=device)
+            initialisation = Initialisation(reset=self.reset, build=self.build)
+            initialisation.check(own, device=device)
             assert self.train is not None
-            task = MemberTask(own, pairs, self.train, self.reset, self.members, device)
+            task = MemberTask(own, pairs, self.train, initialisation, self.members, device)
             states |= self._trained(task, jobs)
         return _predictor(own, layout, [states[number] for number in range(self.members)], pairs, self.prediction)
 

@@ -19,7 +19,7 @@ from probneural.curvature.linearisation import Linearisation, gauss_newton_term
 from probneural.curvature.problem import CurvatureProblem
 from probneural.curvature.rows import GaussNewtonRows
 from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, FieldPairs, check_operator, evaluate
 from probneural.grids import Grid
 from probneural.heads.layers import LayeredEvidence
 from probneural.heads.residuals import check_pairs, effective_observations, given_per_channel, output_units
@@ -225,6 +225,7 @@ def prepare(
         ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.
         DataError: If the data are not finite pairs.
     """
+    check_operator(operator)
     check_pairs(data)
     own = copy.deepcopy(operator).eval().requires_grad_(False)
     layout = ParameterVector.of(own, parameters)

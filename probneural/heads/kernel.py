@@ -16,7 +16,7 @@ from probneural.distributions import EmpiricalField, GaussianField, Latent, Pred
 from probneural.distributions.latents import digest
 from probneural.distributions.predictor import FunctionDraw
 from probneural.errors import ArgumentError, DataError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, FieldPairs, check_operator, evaluate
 from probneural.grids import Grid
 from probneural.heads.component_root import BlockCoordinates, ComponentRoot
 from probneural.heads.front import residuals_of
@@ -111,6 +111,8 @@ class KernelOperator:
             DataError: If the data are not finite, fewer than three pairs, or inputs or outputs do not vary.
             ShapeError: If the operator's outputs do not fit the data's.
         """
+        if operator is not None:
+            check_operator(operator)
         check_pairs(data)
         if len(data) < 3:
             raise DataError(expected="at least three pairs", got=str(len(data)), remedy="give more data")

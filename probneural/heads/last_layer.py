@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from probneural.distributions import FeatureRoot, GaussianField, Latent, Predictor
 from probneural.distributions.latents import digest
 from probneural.errors import ArgumentError, ShapeError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field, FieldPairs, check_operator
 from probneural.grids import Grid
 from probneural.heads.readout import Readout, find_readout
 from probneural.heads.residuals import check_pairs, check_some, effective_observations, given_per_channel, output_units
@@ -67,6 +67,7 @@ class LastLayerLaplace:
             ArgumentError: If a setting is out of range or of a wrong shape.
             DataError: If the data are not finite.
         """
+        check_operator(operator)
         check_pairs(data)
         example = next(iter(operator.parameters()), data.inputs.values)
         pairs = moved_to(data, example)

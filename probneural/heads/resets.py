@@ -1,19 +1,23 @@
-"""Drawing the weights of any module anew: completely, repeatably, and without touching global randomness."""
+"""Operators of one architecture with new weights: completely, repeatably, and without touching global randomness."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from probneural.errors import ArgumentError
+from probneural.fields import check_operator
 from probneural.randomness import seeded
 
 Reset = Callable[[nn.Module], object]
 """Draws the weights of a module anew, in place."""
+Build = Callable[[int], nn.Module]
+"""Makes an operator with weights of its own from a seed."""
 
 
 @torch.no_grad()
@@ -34,26 +38,70 @@ def redraw(operator: nn.Module, reset: Reset | None) -> None:
         parameter.copy_(value)
 
 
-def check_reset(operator: nn.Module, reset: Reset | None, *, device: torch.device) -> None:
-    """Check on copies that resetting is complete and draws something.
+@dataclass(frozen=True)
+class Initialisation:
+    """Where a member's weights come from: a factory, a function of the module, or the modules' own `reset_parameters`.
 
-    Raises:
-        ArgumentError: If the modules' own `reset_parameters` leave out a trainable parameter, or if two seeds give equal
-            weights throughout.
+    Attributes:
+        reset: Draws the weights of a copy of the operator, or None.
+        build: Makes a member as a whole, which the operator then is only an example of, or None.
     """
-    if reset is None:
-        _check_complete(operator, device)
-    drawn: list[dict[str, Tensor]] = []
-    for number in range(2):
-        module = copy.deepcopy(operator)
-        with seeded(number, "reset check", devices=[device]):
-            redraw(module, reset)
-        drawn.append({name: parameter.detach() for name, parameter in module.named_parameters()})
-    if all(torch.equal(value, drawn[1][name]) for name, value in drawn[0].items()):
+
+    reset: Reset | None = None
+    build: Build | None = None
+
+    def member(self, operator: nn.Module, seed: int, device: torch.device) -> nn.Module:
+        """A new, untrained member on a device; draws from the global generators, which the caller seeds.
+
+        Raises:
+            ArgumentError: If the factory makes something else than the operator.
+        """
+        if self.build is None:
+            module = copy.deepcopy(operator).to(device)
+            redraw(module, self.reset)
+            return module
+        built = copy.deepcopy(self.build(seed))  # a factory may hand out one module twice
+        check_operator(built)
+        _check_alike(built, operator)
+        return built.to(device)
+
+    def check(self, operator: nn.Module, *, device: torch.device) -> None:
+        """Check that new weights are complete and drawn at random, without changing the operator.
+
+        Raises:
+            ArgumentError: If the modules' own `reset_parameters` leave out a trainable parameter, if the factory makes
+                something else than the operator, or if two seeds give equal weights throughout.
+        """
+        if self.reset is None and self.build is None:
+            _check_complete(operator, device)
+        drawn: list[dict[str, Tensor]] = []
+        for number in range(2):
+            with seeded(number, "reset check", devices=[device]):
+                module = self.member(operator, number, device)
+            drawn.append({name: parameter.detach() for name, parameter in module.named_parameters()})
+        if all(torch.equal(value, drawn[1][name]) for name, value in drawn[0].items()):
+            raise ArgumentError(
+                expected="new weights for each seed, in at least one parameter",
+                got=f"the same weights for two seeds in all of {len(drawn[0])} parameter tensors",
+                remedy="draw from torch's global generator in reset or build (it is seeded around the call), and unfreeze what "
+                "should vary",
+            )
+
+
+def _check_alike(built: nn.Module, operator: nn.Module) -> None:
+    """Raise an ArgumentError unless two modules have parameters and buffers of the same names, shapes and dtypes."""
+
+    def tensors(module: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        return {name: (tuple(value.shape), value.dtype) for name, value in named.items()}
+
+    found, wanted = tensors(built), tensors(operator)
+    differ = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+    if differ:
         raise ArgumentError(
-            expected="a reset that draws at least one parameter at random",
-            got=f"the same weights for two seeds in all of {len(drawn[0])} parameter tensors",
-            remedy="draw from torch's global generator in reset (it is seeded around the call), and unfreeze what should vary",
+            expected=f"build to make operators like the one given, a {type(operator).__name__}",
+            got=f"a {type(built).__name__} with another {differ[0]}: {found.get(differ[0])} for {wanted.get(differ[0])}",
+            remedy="fit what build returns: fit(build(0), data)",
         )
 
 
@@ -70,7 +118,8 @@ def _check_complete(operator: nn.Module, device: torch.device) -> None:
     if left:
         others = f" and {len(left) - 1} others" if len(left) > 1 else ""
         raise ArgumentError(
-            expected="a reset_parameters method that draws every trainable parameter anew, or reset=",
+            expected="a reset_parameters method that draws every trainable parameter anew, or build= or reset=",
             got=f"{type(operator).__name__} with {left[0]}{others}, which none reaches",
-            remedy="give reset=, a function that draws the weights of the module it is given, or freeze that parameter",
+            remedy="give build=, a function from a seed to a new operator, or reset=, one that draws the weights of the module "
+            "it is given, or freeze that parameter",
         )

@@ -7,7 +7,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.errors import ArgumentError, DataError
-from probneural.fields import Field, FieldPairs, check_finite
+from probneural.fields import Field, FieldPairs, check_are_pairs, check_finite
 from probneural.grids import Grid
 
 
@@ -85,8 +85,9 @@ def given_per_channel(value: float | Tensor | None, channels: int, *, name: str)
 
 def check_pairs(data: FieldPairs) -> None:
     """Raise a DataError unless data are finite pairs."""
-    if not isinstance(data, FieldPairs) or len(data) == 0:
-        raise DataError(expected="FieldPairs with at least one pair", got=str(type(data)), remedy="fit(operator, train)")
+    check_are_pairs(data)
+    if len(data) == 0:
+        raise DataError(expected="at least one pair", got="none", remedy="leave out empty data sets")
     check_finite(data.inputs.values, "training inputs")
     check_finite(data.outputs.values, "training outputs")
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.errors import DataError, GridError
-from probneural.fields import Field, check_finite
-from probneural.grids import Grid
+from probneural.fields import Field, check_field, check_finite
+from probneural.grids import Grid, described
 
 ROUNDING = 8.0
 """Units in the last place, of a function's largest value, up to which errors and deviations count as none."""
@@ -84,13 +84,15 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
         What the scores take. It is detached: nothing is differentiated through a comparison.
 
     Raises:
-        DataError: If `truth` is not a `Field`, if there are no functions, or if a mean, variance or truth is not finite.
+        DataError: If `u` is not a `FieldDistribution` or `truth` not a `Field`, if there are no functions, or if a mean,
+            variance or truth is not finite.
         GridError: If the grids differ.
         ShapeError: If the numbers of functions or channels differ; nothing is broadcast.
         ArgumentError: If the noise is negative, not finite, or of another shape.
     """
-    if not isinstance(truth, Field):
-        raise DataError(expected="a Field of true functions", got=str(type(truth)), remedy="wrap it: pn.Field(values, grid)")
+    if not isinstance(u, FieldDistribution):
+        raise DataError(expected="a FieldDistribution", got=described(u), remedy="score what a predictor returns")
+    check_field(truth, "true functions")
     if truth.grid != u.grid:
         raise GridError(
             expected=f"the truth on the distribution's grid {u.grid!r}",

@@ -136,7 +136,8 @@ def score(
         The scores, averaged over channels.
 
     Raises:
-        DataError: If `truth` is not a `Field`, if there are no functions, or if a value is not finite.
+        DataError: If `u` is not a `FieldDistribution` or `truth` not a `Field`, if there are no functions, or if a value is
+            not finite.
         GridError: If the grids differ.
         ShapeError: If the shapes differ; nothing is broadcast.
         ArgumentError: If the noise is negative or of another shape, the level is not between 0 and 1, or `whole` is below 1.

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.grids import Grid
+from probneural.grids import Grid, check_is_grid, check_tensor
 
 
 def check_input(values: Tensor, *, channels: int, dimension: int, dtype: torch.dtype) -> None:
     """Raise a ShapeError unless values are `(n, channels, *grid)` with `dimension` grid axes, a DataError unless of `dtype`."""
+    check_tensor(values)
     if values.dtype != dtype and not torch.is_autocast_enabled(values.device.type):
         raise DataError(
             expected=f"values of the operator's {dtype}", got=str(values.dtype), remedy="convert one: operator.to(values.dtype)"
@@ -28,6 +29,13 @@ def check_input(values: Tensor, *, channels: int, dimension: int, dtype: torch.d
             got=str(tuple(values.shape)),
             remedy="channels come second, grid axes last",
         )
+
+
+def check_where(grid: Grid | None, query: Grid | None) -> None:
+    """Raise a GridError unless each is left out or a Grid."""
+    for where, name in ((grid, "grid"), (query, "query")):
+        if where is not None:
+            check_is_grid(where, name)
 
 
 def check_grid(grid: Grid, values: Tensor, *, periodic: tuple[bool, ...]) -> None:

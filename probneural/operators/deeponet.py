@@ -13,7 +13,7 @@ from probneural.errors import ArgumentError, GridError
 from probneural.fields import FieldPairs
 from probneural.grids import Grid
 from probneural.operators.base import Operator
-from probneural.operators.checks import check_sizes
+from probneural.operators.checks import check_sizes, check_where
 from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import Branching, SensorBranch, describe_grid, described_grid
 from probneural.operators.layers.grouped import GroupedLinear
@@ -145,6 +145,7 @@ class DeepONet(Operator):
             DataError: If they are of another dtype than the operator.
             GridError: If the grid does not hold the sensors, or the query is not in the domain of the outputs.
         """
+        check_where(grid, query)
         where = self.branch.locate(values, grid)
         target = where if query is None else query
         _check_query(target, self.domain)

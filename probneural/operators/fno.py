@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from probneural.fields import FieldPairs
 from probneural.grids import Grid, resample
 from probneural.operators.base import Operator
-from probneural.operators.checks import check_grid, check_input, check_modes, check_periodic, check_sizes
+from probneural.operators.checks import check_grid, check_input, check_modes, check_periodic, check_sizes, check_where
 from probneural.operators.layers import (
     ChannelNormalizer,
     PointwiseLinear,
@@ -93,6 +93,7 @@ class FNO(Operator):
             ResolutionError: If an axis has fewer than 2m - 1 points.
         """
         check_input(values, channels=self.in_channels, dimension=len(self.modes), dtype=self.readout.weight.dtype)
+        check_where(grid, query)
         where = Grid.uniform(tuple(values.shape[2:]), periodic=self.periodic) if grid is None else grid
         check_grid(where, values, periodic=self.periodic)
         hidden = self.input_normalizer(values)

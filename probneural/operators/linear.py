@@ -13,7 +13,7 @@ from probneural.errors import DataError, GridError
 from probneural.fields import FieldPairs, check_finite
 from probneural.grids import Axis, Grid, resample
 from probneural.operators.base import Operator
-from probneural.operators.checks import check_input, check_sizes
+from probneural.operators.checks import check_input, check_sizes, check_where
 from probneural.operators.layers import PointwiseLinear
 
 
@@ -113,6 +113,7 @@ class LinearRegression(Operator):
             GridError: If the grid lies in another domain.
         """
         check_input(values, channels=self.in_channels, dimension=self.in_grid.dimension, dtype=self.matrix.dtype)
+        check_where(grid, query)
         where = self.in_grid.resized(tuple(values.shape[2:])) if grid is None else grid
         flat = resample(values, where, self.in_grid).flatten(1)
         outputs = (flat @ self.matrix + self.offset).unflatten(1, (self.out_channels, -1))

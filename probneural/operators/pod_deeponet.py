@@ -12,7 +12,7 @@ from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import FieldPairs, check_finite
 from probneural.grids import Grid, resample
 from probneural.operators.base import Operator
-from probneural.operators.checks import check_sizes
+from probneural.operators.checks import check_sizes, check_where
 from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import Branching, SensorBranch, describe_grid, described_grid
 from probneural.operators.layers.grouped import GroupedLinear
@@ -124,6 +124,7 @@ class PODDeepONet(Operator):
             DataError: If they are of another dtype than the operator.
             GridError: If the grid does not hold the sensors, or the query is not in the domain of `out_grid`.
         """
+        check_where(grid, query)
         where = self.branch.locate(values, grid)
         target = where if query is None else query
         coefficients = self.branch(values, where)

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.errors import DataError, GridError, ResolutionError, ShapeError
-from probneural.fields import Field, FieldPairs, check_finite
-from probneural.grids import Grid
+from probneural.fields import Field, FieldPairs, check_field, check_finite
+from probneural.grids import Grid, check_is_grid, check_tensor
 from probneural.problems.laws import Law
 from probneural.problems.random_fields import GaussianRandomField
 
@@ -245,6 +245,7 @@ class Problem(ABC):
             >>> problem.encode(torch.full((4, 3, 2), 0.5), grid=problem.grid(64)).values.abs().max().item()
             0.0
         """
+        check_tensor(design, "a design")
         if design.ndim < 1 or design.shape[-1] != self.design_dim:
             raise ShapeError(
                 expected=f"a design of shape (..., {self.design_dim})",
@@ -280,6 +281,7 @@ class Problem(ABC):
             )
 
     def _check_grid(self, grid: Grid) -> None:
+        check_is_grid(grid)
         dimension = self.dimension
         if not grid.is_uniform or grid.dimension != dimension or grid != self._uniform(grid.shape):
             box = "the unit cube" if (self.origin, self.lengths) == (0.0, 1.0) else f"{self.origin:g} + [0, {self.lengths:g}]"
@@ -295,6 +297,7 @@ class Problem(ABC):
             )
 
     def _check_field(self, field: Field, name: str) -> None:
+        check_field(field, name)
         self._check_grid(field.grid)
         if field.channels != self.in_channels:
             raise ShapeError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.errors import ArgumentError, DataError, FileError, TrainingError
-from probneural.fields import FieldPairs, check_finite, evaluate
-from probneural.grids import Grid
+from probneural.errors import ArgumentError, DataError, FileError, ShapeError, TrainingError
+from probneural.fields import FieldPairs, check_are_pairs, check_finite, check_operator, evaluate
+from probneural.grids import Grid, described
 from probneural.operators import Operator
 from probneural.randomness import check_seed, seeded, stream, stream_seed
 from probneural.training import files
@@ -77,8 +78,9 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
         The losses by epoch.
 
     Raises:
-        ArgumentError: If a setting is out of range.
-        DataError: If the data are empty or not finite.
+        ArgumentError: If a setting is out of range, the operator is no module, or the loss takes other arguments.
+        DataError: If the data are no pairs, empty or not finite.
+        ShapeError: If the loss is not one number.
         TrainingError: If a loss or a weight becomes NaN or infinite; the operator has the weights from before that epoch.
         FileError: If the checkpoint is damaged, or belongs to other settings or data.
 
@@ -91,11 +93,11 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
         2
     """
     seed = check_seed(seed)
-    _validate(epochs, batch_size, learning_rate, weight_decay, validation, train)
+    _validate(operator, loss, epochs, batch_size, learning_rate, weight_decay, validation, train)
     where = resolve_device(device, operator)
     operator.to(where)
     first, second = _split(train, validation, seed)
-    objective = loss or _relative_l2
+    objective = _relative_l2 if loss is None else loss
     run = _Run(
         operator=operator,
         train=first.to(where),
@@ -182,7 +184,7 @@ class _Run:
         for rows in order.split(self.batch_size):
             batch = self.train[rows.to(self.train.inputs.device)]
             self.optimizer.zero_grad(set_to_none=True)
-            value = self.loss(self._evaluate(batch), batch.outputs.values, batch.outputs.grid)
+            value = self._loss(batch)
             value.backward()
             self.optimizer.step()
             self.schedule.step()
@@ -208,12 +210,19 @@ class _Run:
         total = 0.0
         for start in range(0, len(pairs), self.batch_size):
             batch = pairs[start : start + self.batch_size]
-            total += float(self.loss(self._evaluate(batch), batch.outputs.values, batch.outputs.grid)) * len(batch)
+            total += float(self._loss(batch)) * len(batch)
         return total / len(pairs)
 
-    def _evaluate(self, batch: FieldPairs) -> Tensor:
+    def _loss(self, batch: FieldPairs) -> Tensor:
         query = None if batch.outputs.grid == batch.inputs.grid else batch.outputs.grid
-        return evaluate(self.operator, batch.inputs, query)
+        value = self.loss(evaluate(self.operator, batch.inputs, query), batch.outputs.values, batch.outputs.grid)
+        if not isinstance(value, Tensor) or value.ndim:
+            raise ShapeError(
+                expected="a loss that returns one number, as a tensor ()",
+                got=str(tuple(value.shape)) if isinstance(value, Tensor) else described(value),
+                remedy="average over functions, channels and the grid: .mean()",
+            )
+        return value
 
     def latest(self) -> dict[str, float]:
         """The last losses by name."""
@@ -286,6 +295,22 @@ class _Run:
         self.seconds = list(metadata["seconds"])
 
 
+def _check_loss(loss: Loss | None) -> None:
+    """Raise an ArgumentError unless a loss can be called with predictions, targets and their grid."""
+    if loss is None:
+        return
+    try:
+        inspect.signature(getattr(loss, "forward", loss)).bind(None, None, None)
+    except TypeError as error:
+        raise ArgumentError(
+            expected="a loss called as loss(predicted, target, grid)",
+            got=f"{described(loss)}: {error}",
+            remedy="wrap one of two arguments: lambda predicted, target, grid: torch.nn.functional.mse_loss(predicted, target)",
+        ) from error
+    except ValueError:  # some built-in callables have no signature
+        return
+
+
 def _is_json(value: object) -> bool:
     return isinstance(value, (bool, int, float, str, list))
 
@@ -305,6 +330,8 @@ def _split(train: FieldPairs, share: float, seed: int) -> tuple[FieldPairs, Fiel
 
 
 def _validate(
+    operator: nn.Module,
+    loss: Loss | None,
     epochs: int,
     batch_size: int,
     learning_rate: float,
@@ -312,8 +339,9 @@ def _validate(
     validation: float,
     train: FieldPairs,
 ) -> None:
-    if not isinstance(train, FieldPairs):
-        raise DataError(expected="FieldPairs", got=str(type(train)), remedy="pair them: pn.FieldPairs(inputs, outputs)")
+    check_operator(operator)
+    check_are_pairs(train)
+    _check_loss(loss)
     checks: tuple[tuple[str, Any, str, type, Callable[[Any], bool]], ...] = (
         ("epochs", epochs, "an integer of at least 1", Integral, lambda value: value >= 1),
         ("batch_size", batch_size, "an integer of at least 1", Integral, lambda value: value >= 1),

@@ -227,6 +227,54 @@ def test_what_fails_once_may_succeed(tmp_path):
     assert len(store.failures()) == 4
 
 
+SHELL = (
+    "import sys; print('mesh: 3 cells', file=sys.stderr); "
+    "print('solver: CFL number 7.2 exceeds 1 in cell 2', file=sys.stderr); sys.exit(3)"
+)
+
+
+class Shell:
+    """A simulator that is a program, which fails; it may be run by bytes or text, and its error raised as another."""
+
+    def __init__(self, *, text: bool = True, wraps: bool = False, script: str = SHELL) -> None:
+        self.text, self.wraps, self.script = text, wraps, script
+
+    def __call__(self, inputs: Field) -> Field:
+        try:
+            subprocess.run([sys.executable, "-c", self.script], check=True, capture_output=True, text=self.text)
+        except subprocess.CalledProcessError as error:
+            if self.wraps:
+                raise RuntimeError("the solver failed") from error
+            raise
+        return inputs
+
+
+@pytest.mark.parametrize("text", [True, False])
+@pytest.mark.parametrize("wraps", [True, False])
+def test_what_a_failing_program_wrote_to_stderr_is_kept(tmp_path, text, wraps):
+    store = ResultStore(tmp_path)
+    with ThreadPoolExecutor(1) as executor:
+        report = simulate(
+            Shell(text=text, wraps=wraps), functions(1), store=store, executor=executor, attempts=1, progress=False
+        )
+    (reason,) = report.failures.values()
+    assert reason.startswith("RuntimeError: the solver failed" if wraps else "subprocess.CalledProcessError: Command ")
+    assert reason.endswith("; stderr: mesh: 3 cells | solver: CFL number 7.2 exceeds 1 in cell 2")
+    assert [failure.reason for failure in ResultStore(tmp_path).failures()] == [reason]
+
+
+def test_of_a_long_stderr_the_end_is_kept(tmp_path):
+    script = "import sys; print(*range(2000), file=sys.stderr); print('the reason', file=sys.stderr); sys.exit(1)"
+    with ThreadPoolExecutor(1) as executor:
+        report = simulate(
+            Shell(script=script), functions(1), store=ResultStore(tmp_path), executor=executor, attempts=1, progress=False
+        )
+    (reason,) = report.failures.values()
+    assert reason.endswith(" 1998 1999 | the reason")
+    assert "; stderr: ... " in reason
+    assert len(reason.split("stderr: ")[1]) == 1004
+
+
 def test_a_hung_simulation_in_a_borrowed_executor_is_abandoned_and_found_when_it_ends(tmp_path):
     store, release = ResultStore(tmp_path), threading.Event()
 

@@ -182,7 +182,7 @@ class Unheard(FieldDistribution):
 @pytest.mark.bad_input
 class TestBadInput:
     def test_inputs_that_are_no_field(self) -> None:
-        with pytest.raises(DataError, match=r"a Field of inputs.* wrap the tensor"):
+        with pytest.raises(DataError, match=r"a Field of inputs.* wrap a tensor"):
             WeightSpace()(INPUTS.values)  # type: ignore[arg-type]
 
     def test_inputs_of_other_channels(self) -> None:

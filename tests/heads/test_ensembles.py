@@ -22,8 +22,10 @@ from probneural.functionals import sensors
 from probneural.grids import Grid
 from probneural.heads import DeepEnsemble, WeightSampledPredictor, ensembles, members, sampled
 from probneural.heads.members import MemberTask, Stopwatch, processes_pay
+from probneural.heads.resets import Initialisation
+from probneural.operators import FNO
 from probneural.randomness import seeded, stream_seed
-from tests.heads.cases import briefly, data_for, fields, fitted, operator_case, redraw, to_dtype
+from tests.heads.cases import ComplexSpectral, briefly, data_for, fields, fitted, generator, operator_case, redraw, to_dtype
 
 RECIPE = functools.partial(pn.fit, epochs=1, batch_size=3, validation=0.34, show_progress=False)
 
@@ -361,12 +363,12 @@ def test_progress_bars_of_recipes_are_off_unless_asked_for() -> None:
 
 def test_what_a_worker_answers() -> None:
     case = operator_case("fno-1d")
-    task = MemberTask(case.operator, case.data, briefly, None, 2, torch.device("cpu"))
+    task = MemberTask(case.operator, case.data, briefly, Initialisation(), 2, torch.device("cpu"))
     answer = members._answer(task, 1, 9)
     assert isinstance(answer, bytes)
     state = torch.load(io.BytesIO(answer), weights_only=True)
     assert state.keys() == members.state_of(case.operator).keys()
-    broken = MemberTask(case.operator, case.data, failing, None, 2, torch.device("cpu"))
+    broken = MemberTask(case.operator, case.data, failing, Initialisation(), 2, torch.device("cpu"))
     assert isinstance(members._answer(broken, 1, UNLUCKY), TrainingError)
 
 
@@ -485,6 +487,98 @@ def test_resets_are_complete_or_refused() -> None:
         assert torch.equal(value, before[name])
 
 
+def built(seed: int) -> nn.Module:
+    """A factory for a module whose complex weights no `reset_parameters` reaches."""
+    return ComplexSpectral().double()
+
+
+ONE = ComplexSpectral().double()
+
+
+class Named:
+    """A factory that draws from a generator of its own, and remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.seeds: list[int] = []
+
+    def __call__(self, seed: int) -> nn.Module:
+        self.seeds.append(seed)
+        module, own = ComplexSpectral().double(), generator(seed)
+        for parameter in module.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=own, dtype=parameter.dtype))
+        return module
+
+
+def test_a_factory_makes_the_members() -> None:
+    """By hand: build under the member's seed, train, evaluate."""
+    case = operator_case("complex")
+    predict = head(build=Named(), seed=5).fit(case.operator, case.data)
+    expected = []
+    for number in range(3):
+        module = Named()(5 * 2**20 + number)
+        briefly(module, case.data, seed=5 * 2**20 + number)
+        with torch.no_grad():
+            expected.append(evaluate(module.eval(), case.inputs))
+    torch.testing.assert_close(predict(case.inputs).samples, torch.stack(expected), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ArgumentError, match="with spectral, which none reaches; give build="):
+        head().fit(case.operator, case.data)
+
+
+def test_a_factory_is_called_once_for_each_member_trained() -> None:
+    case, factory = operator_case("complex"), Named()
+    kept = head(build=factory, keeps_operator=True).fit(case.operator, case.data)
+    assert factory.seeds[2:] == [1, 2]  # the first two are a check that seeds differ
+    with torch.no_grad():
+        torch.testing.assert_close(kept(case.inputs).samples[0], evaluate(case.operator, case.inputs))
+
+
+def test_members_start_with_the_buffers_of_the_factory() -> None:
+    """A given operator's units belong to its own training; what is built takes new ones."""
+    case = operator_case("fno-1d")
+
+    def build(seed: int) -> nn.Module:
+        return FNO(1, 1, modes=(3,), width=4, depth=2, projection=6).double()
+
+    operator = build(0)
+    operator.output_normalizer.scale.fill_(7.0)
+    data = Field(3.0 * case.data.outputs.values, case.data.outputs.grid)
+    recipe = functools.partial(pn.fit, epochs=1, validation=0.0, show_progress=False)
+    predict = head(train=recipe, build=build).fit(operator, FieldPairs(case.data.inputs, data))
+    expected = (data.values.square().mean() - data.values.mean().square()).sqrt()
+    torch.testing.assert_close(predict.operator.output_normalizer.scale.flatten()[0], expected, rtol=1e-2, atol=0)
+
+
+def test_a_factory_travels_to_worker_processes() -> None:
+    case = operator_case("complex")
+    loop, processes = (
+        head(2, build=built, execution=way, workers=2).fit(case.operator, case.data) for way in ("loop", "processes")
+    )
+    torch.testing.assert_close(loop.vectors, processes.vectors, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda seed: nn.Conv1d(1, 1, 1).double(),
+            "operators like the one given, a ComplexSpectral; got a Conv1d with another",
+        ),
+        (
+            lambda seed: ComplexSpectral(modes=2).double(),
+            r"another spectral: \(\(1, 4, 2\), .*\) for \(\(1, 4, 3\)",
+        ),
+        (lambda seed: ComplexSpectral(), "another head.bias: .*float32.* for .*float64"),
+        (lambda seed: ComplexSpectral, "an nn.Module as operator; got the class ComplexSpectral"),
+        (lambda seed: ONE, "new weights for each seed"),
+    ],
+    ids=["class", "shape", "dtype", "no-module", "one-module"],
+)
+def test_factories_that_do_not_fit_are_refused(build: object, message: str) -> None:
+    case = operator_case("complex")
+    with pytest.raises(ArgumentError, match=message):
+        head(build=build).fit(case.operator, case.data)
+
+
 @pytest.mark.bad_input
 def test_what_cannot_be_sent_to_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = operator_case("fno-1d")
@@ -515,9 +609,12 @@ def test_bad_settings() -> None:
         ("execution", "vmap"),
         ("prediction", "processes"),
         ("reset", "all"),
+        ("build", "FNO"),
     ):
         with pytest.raises(ArgumentError, match=name):
             DeepEnsemble(**{"members": 3, "train": briefly, name: value})
+    with pytest.raises(ArgumentError, match="reset= or build=; got both"):
+        head(reset=redraw, build=built)
     with pytest.raises(TypeError):
         DeepEnsemble(3, briefly)
     case = operator_case("fno-1d")

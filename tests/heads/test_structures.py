@@ -74,8 +74,9 @@ def test_growth_stops_where_the_next_direction_carries_less_than_the_prior(opera
     kept = int(predict.report["rank"])
     assert kept >= int((eigenvalues > 1.0).sum())
     assert predict.report["next_ratio"] < 1.0
+    assert kept < len(eigenvalues)
     # an estimate of the next eigenvalue from above, by its residual
-    assert predict.report["next_ratio"] >= float(eigenvalues[kept]) * (1 - 1e-6) if kept < len(eigenvalues) else True
+    assert float(eigenvalues[kept]) * (1 - 1e-6) <= predict.report["next_ratio"] <= float(eigenvalues[kept]) + 1e-6
 
 
 def test_growth_takes_as_many_rounds_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -399,7 +399,7 @@ def test_settings_out_of_range_are_refused(name: str, value: object, rule: str) 
 @pytest.mark.bad_input
 def test_unusable_arguments_are_refused() -> None:
     module = built("FNO")
-    with pytest.raises(DataError, match="expected FieldPairs; got <class 'torch.Tensor'>"):
+    with pytest.raises(DataError, match="expected FieldPairs; got an object of type Tensor"):
         fit(module, torch.zeros(4, 1, 16))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="at least two training pairs; got 1"):
         fit(module, data(1))

@@ -406,9 +406,10 @@ class ActiveLearner:
         before = self._ledger.recent(max(0, WINDOW - len(failed))) if len(failed) < WINDOW else []
         seen = [*before, *failed]
         if sum(seen) > TOLERATED * len(seen):
+            reason = next((failure.reason for failure in reversed(self.store.failures())), "unknown")
             raise SimulationError(
                 expected=f"at most {TOLERATED:.0%} failures among {len(seen)} simulations",
-                got=f"{sum(seen)}",
+                got=f"{sum(seen)}, the last: {reason}",
                 remedy="read store.failures(), mend the simulator, and go on with a higher attempts=, or tell their results",
             )
         self._ledger.close(outcome)

@@ -21,7 +21,7 @@ from probneural.active.simulation.worker_pools import BorrowedPool, ProcessPool
 from probneural.active.simulation.workers import Outcome, PlainField, PlainGrid, Simulator, Task
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
-from probneural.grids import Grid
+from probneural.grids import Grid, described
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 """Seconds between looks at a simulation that another process has in hand."""
@@ -89,6 +89,9 @@ def simulate(
     never release Python's interpreter lock can only be stopped in own processes. Where the executor itself has trouble, as a
     `ProcessPoolExecutor` has when one of its workers dies, what it had is reported as lost, and not counted as an attempt.
 
+    A simulator that runs a program should do so by `subprocess.run(..., check=True, capture_output=True)`: the end of what the
+    program writes to stderr then stands in the reason of its failure.
+
     Args:
         simulator: Maps a Field of one function to a Field of one function, for example `problem.solve`. Processes need one
             that can be pickled. The same function has to give the same result, whoever computes it.
@@ -124,6 +127,12 @@ def simulate(
         >>> first.simulated, again.reused, again.simulated
         (3, 3, 1)
     """
+    for thing, holds, what in (
+        (simulator, callable(simulator), "a simulator, called with a Field"),
+        (store, isinstance(store, ResultStore), "a ResultStore as store"),
+    ):
+        if not holds:
+            raise ArgumentError(expected=what, got=described(thing), remedy="write simulate(problem.solve, inputs, store=...)")
     _check(inputs, executor, workers, timeout, attempts)
     with contextlib.closing(open_pool(simulator, executor, workers=workers, timeout=timeout)) as pool:
         return simulate_in(pool, inputs, store=store, timeout=timeout, attempts=attempts, out_grid=out_grid, progress=progress)
@@ -291,7 +300,11 @@ def _cores() -> int:
 
 def _check(inputs: Any, executor: Any, workers: Any, timeout: Any, attempts: Any) -> None:
     if not isinstance(inputs, Field) or len(inputs) == 0:
-        raise DataError(expected="a Field of one function or more", got=repr(inputs), remedy="nothing else is simulated")
+        raise DataError(
+            expected="a Field of one function or more",
+            got="none" if isinstance(inputs, Field) else described(inputs),
+            remedy="nothing else is simulated",
+        )
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise ArgumentError(
             expected="an executor with a method submit, as concurrent.futures has it",
