@@ -515,8 +515,9 @@ def test_a_factory_makes_the_members() -> None:
     predict = head(build=Named(), seed=5).fit(case.operator, case.data)
     expected = []
     for number in range(3):
-        module = Named()(5 * 2**20 + number)
-        briefly(module, case.data, seed=5 * 2**20 + number)
+        member = stream_seed(5, "ensemble member", number)
+        module = Named()(member)
+        briefly(module, case.data, seed=member)
         with torch.no_grad():
             expected.append(evaluate(module.eval(), case.inputs))
     torch.testing.assert_close(predict(case.inputs).samples, torch.stack(expected), rtol=1e-12, atol=1e-12)
@@ -527,7 +528,9 @@ def test_a_factory_makes_the_members() -> None:
 def test_a_factory_is_called_once_for_each_member_trained() -> None:
     case, factory = operator_case("complex"), Named()
     kept = head(build=factory, keeps_operator=True).fit(case.operator, case.data)
-    assert factory.seeds[2:] == [1, 2]  # the first two are a check that seeds differ
+    assert factory.seeds[2:] == [
+        stream_seed(0, "ensemble member", number) for number in (1, 2)
+    ]  # the first two are a check that seeds differ
     with torch.no_grad():
         torch.testing.assert_close(kept(case.inputs).samples[0], evaluate(case.operator, case.inputs))
 
