@@ -24,6 +24,7 @@ from probneural.heads.last_layer_predictors import (
     is_integer,
 )
 from probneural.heads.last_layer_target import Target
+from probneural.threads import GLOBAL_GENERATORS
 
 METHODS: dict[str, dict[str, Any]] = {
     "nuts": {"samples": 1000, "warmup": 1000, "chains": 4, "coordinates": "principal"},
@@ -186,7 +187,8 @@ class BayesianLastLayer:
             name: default if getattr(self, name) is None else getattr(self, name)
             for name, default in METHODS[self.method].items()
         }
-        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        generators = torch.random.fork_rng(devices=[])
+        with torch.inference_mode(False), torch.enable_grad(), GLOBAL_GENERATORS, generators:  # Pyro's handlers are global too
             closed = LastLayerLaplace(
                 readout=self.readout,
                 noise=self.noise,

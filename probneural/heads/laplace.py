@@ -23,6 +23,7 @@ from probneural.heads.sampled import WeightSampledPredictor
 from probneural.heads.structures import FITS, Settings
 from probneural.heads.updates import update
 from probneural.heads.weights import Hyperparameters, WeightPosterior
+from probneural.threads import copy_for_call
 
 _MATERIALISED = 2**25
 """Entries of a root that is formed at once rather than kept as products (128 MiB in float32)."""
@@ -317,7 +318,7 @@ class LaplacePredictor(Predictor):
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)
         where = inputs.grid if query is None else query
-        mean = evaluate(self.operator, inputs, query)
+        mean = evaluate(copy_for_call(self.operator), inputs, query)
         root = self._root(inputs, query)
         if self.shift is not None:
             mean = mean + root.push_tangents(self.shift.to(mean)[None])[0].unflatten(-1, where.shape)

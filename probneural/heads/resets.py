@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.errors import ArgumentError
+from probneural.threads import GLOBAL_GENERATORS
 
 Reset = Callable[[nn.Module], object]
 """Draws the weights of a module anew, in place."""
@@ -22,7 +23,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     devices = {device.index or 0} if device.type == "cuda" else set()
     if torch.cuda.is_initialized():
         devices.add(torch.cuda.current_device())
-    with torch.random.fork_rng(devices=sorted(devices)):
+    with GLOBAL_GENERATORS, torch.random.fork_rng(devices=sorted(devices)):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach every other device too
         for index in devices:
             torch.cuda.default_generators[index].manual_seed(seed)

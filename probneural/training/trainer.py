@@ -24,6 +24,7 @@ from probneural.errors import ArgumentError, DataError, FileError, TrainingError
 from probneural.fields import FieldPairs, check_finite, evaluate
 from probneural.grids import Grid
 from probneural.operators import Operator
+from probneural.threads import GLOBAL_GENERATORS
 from probneural.training import files
 from probneural.training.devices import resolve_device
 from probneural.training.history import History
@@ -108,20 +109,20 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
     modes = {module: module.training for module in operator.modules()}
     path = None if checkpoint is None else Path(checkpoint)
     try:
-        with _own_random_state(where):
-            if path is not None and path.exists():
-                run.resume(path)
-            elif isinstance(operator, Operator) and not operator.has_units:
-                operator.fit_normalizers(run.train)
-            with tqdm(total=epochs, initial=len(run.losses), desc="training", unit="epoch", disable=not show_progress) as bar:
-                while len(run.losses) < epochs:
+        if path is not None and path.exists():
+            run.resume(path)
+        elif isinstance(operator, Operator) and not operator.has_units:
+            operator.fit_normalizers(run.train)
+        with tqdm(total=epochs, initial=len(run.losses), desc="training", unit="epoch", disable=not show_progress) as bar:
+            while len(run.losses) < epochs:
+                with _own_random_state(where):
                     run.epoch()
-                    bar.update()
-                    bar.set_postfix({name: f"{value:.2e}" for name, value in run.latest().items()})
-                    if path is not None:
-                        run.save(path)
-                    if on_epoch is not None:
-                        on_epoch(len(run.losses), run.latest())
+                bar.update()
+                bar.set_postfix({name: f"{value:.2e}" for name, value in run.latest().items()})
+                if path is not None:
+                    run.save(path)
+                if on_epoch is not None:
+                    on_epoch(len(run.losses), run.latest())
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -285,10 +286,10 @@ def _is_json(value: object) -> bool:
 
 @contextlib.contextmanager
 def _own_random_state(device: torch.device) -> Iterator[None]:
-    """Give back the global random state of the CPU and of the training device afterwards."""
+    """Keep the global random state of the CPU and of the training device to one thread, and give it back afterwards."""
     accelerator = {"cuda": torch.cuda, "mps": torch.mps}.get(device.type)
     ours = contextlib.nullcontext() if device.type != "cuda" else torch.cuda.device(device)
-    with ours:
+    with GLOBAL_GENERATORS, ours:
         states = torch.get_rng_state(), None if accelerator is None else accelerator.get_rng_state()
         try:
             yield

@@ -21,6 +21,7 @@ from probneural.calibration.chunks import predictions
 from probneural.distributions import Predictor
 from probneural.errors import TrainingError
 from probneural.fields import FieldPairs
+from probneural.threads import GLOBAL_GENERATORS
 from probneural.training.history import History
 from probneural.training.losses import relative_l2
 
@@ -149,7 +150,7 @@ def seeded(seed: int, operator: nn.Module | None) -> Iterator[None]:
     """Seed torch's global generators of the CPU and of the operator's device, and put them back afterwards."""
     parameter = None if operator is None else next(operator.parameters(), None)
     devices = [parameter.device] if parameter is not None and parameter.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with GLOBAL_GENERATORS, torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every other device too
         for device in devices:
             with torch.cuda.device(device):
