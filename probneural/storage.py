@@ -37,7 +37,6 @@ from probneural.heads.readout import Readout
 from probneural.heads.sampled import WeightSampledPredictor
 from probneural.heads.weights import Hyperparameters
 from probneural.operators import FNO, DeepONet, LinearRegression, Operator, PODDeepONet
-from probneural.threads import GLOBAL_GENERATORS
 from probneural.training import files
 from probneural.training.devices import resolve_device
 
@@ -291,7 +290,7 @@ class _Reader:
                 got="None",
                 remedy="build it as for training; the file holds its state only",
             )
-        with GLOBAL_GENERATORS, torch.random.fork_rng(devices=[]):  # building draws weights that the file replaces
+        with torch.random.fork_rng(devices=[]):  # building draws weights that the file replaces
             return _OPERATORS[described["kind"]].from_configuration(described["configuration"])
 
     def _fits(self, saved: Tensor | None, own: Tensor | None) -> bool:
