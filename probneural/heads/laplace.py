@@ -41,8 +41,8 @@ class Laplace:
     * `"full"`: nothing; at most 5,000 parameters. The exact reference.
     * `"low_rank"`: only the directions that data determine more than the prior does (or `rank` of them); elsewhere the
       posterior is the prior, which is an upper bound. See `LaplacePredictor.variance_bounds`.
-    * `"kronecker"`: a Kronecker product for every linear layer and every mode of a spectral convolution. Given prior precisions
-      of the real and the imaginary part of a number have to be equal, or one of them infinite, where there are several channels.
+    * `"kronecker"`: a Kronecker product for every linear layer and every mode of a spectral convolution. Where these
+      have several channels, prior precisions of a real and an imaginary part have to be equal, or one of them infinite.
     * `"diagonal"`: independent parameters.
     * `"iterative"`: nothing again, for any number of parameters: draws solve linear systems over the training data.
 

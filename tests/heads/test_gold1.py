@@ -123,10 +123,9 @@ def test_laplace_on_a_spectral_layer_is_the_exact_posterior(structure: str) -> N
 def test_real_and_imaginary_parts_have_priors_of_their_own(structure: str, ratio: float) -> None:
     """An operator that need not be symmetric: i l_k moves waves by a quarter of a period, which data tell apart."""
     layer, precision, pairs = trained(ratio)
-    parts = torch.tensor([[1.0], [1j]], dtype=torch.complex128)  # (real or imaginary, mode)
 
     def both(coefficients: Tensor) -> Tensor:
-        return waves((coefficients[:, None] * parts).flatten(1).reshape(-1, MODES)).reshape(len(coefficients), 2 * MODES, POINTS)
+        return torch.cat([waves(coefficients), waves(1j * coefficients)], dim=1)
 
     coefficients, _ = data()
     informed = 2 * POINTS * coefficients.abs().square().sum(0) / NOISE**2
