@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from probneural.errors import ArgumentError
+from probneural.threads import GLOBAL_GENERATORS
 
 PURPOSES: Final = MappingProxyType(
     {
@@ -175,7 +176,7 @@ def stream(seed: int | None, purpose: str, *indices: int, device: torch.device |
 def seeded(seed: int, purpose: str, *indices: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
     """Start torch's global generators at a stream, and give them back as they were.
 
-    It is for code that draws from them: constructors of layers, dropout, recipes, Pyro.
+    It is for code that draws from them: constructors of layers, dropout, recipes, Pyro. One thread at a time.
 
     Args:
         seed: Names the experiment; a non-negative integer.
@@ -186,15 +187,16 @@ def seeded(seed: int, purpose: str, *indices: int, devices: Iterable[torch.devic
     Raises:
         ArgumentError: If the seed is none, or the purpose is not registered.
     """
-    generators = _global_generators(devices)
-    states = [generator.get_state() for generator in generators]
-    try:
-        for generator in generators:
-            _start(generator, seed, purpose, indices)
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+    with GLOBAL_GENERATORS:
+        generators = _global_generators(devices)
+        states = [generator.get_state() for generator in generators]
+        try:
+            for generator in generators:
+                _start(generator, seed, purpose, indices)
+            yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
 
 
 def _digest(seed: int, purpose: str, indices: Iterable[int], *, size: int) -> bytes:

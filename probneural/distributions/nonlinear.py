@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
-from torch.func import jvp, vjp, vmap
+from torch.func import vjp, vmap
 
 from probneural.distributions.linear_algebra import LatentUpdate, Shrink, fulfil, observe
 from probneural.distributions.roots import Root
 from probneural.errors import ArgumentError, ConstraintError, DataError, ShapeError
+from probneural.threads import jvp
 
 Residual = Callable[[Tensor], Tensor]
 """Maps functions `(n, c, *grid)` to m numbers each, `(n, m)`, every function by itself."""

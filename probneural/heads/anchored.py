@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import grad, jvp, vjp, vmap
+from torch.func import grad, vjp, vmap
 from tqdm.auto import tqdm
 
 from probneural.curvature.problem import CurvatureProblem
@@ -19,6 +19,7 @@ from probneural.heads.ensembles import check_integer
 from probneural.heads.front import WeightProblem, prepare
 from probneural.heads.sampled import PREDICTION, WeightSampledPredictor, check_execution
 from probneural.randomness import check_seed, stream
+from probneural.threads import jvp
 
 _BATCH_POINTS = 2**16
 """Members times functions times grid points optimised at once."""

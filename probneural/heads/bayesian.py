@@ -25,6 +25,7 @@ from probneural.heads.last_layer_predictors import (
 )
 from probneural.heads.last_layer_target import Target
 from probneural.randomness import check_seed, seeded, stream
+from probneural.threads import GLOBAL_GENERATORS
 
 METHODS: dict[str, dict[str, Any]] = {
     "nuts": {"samples": 1000, "warmup": 1000, "chains": 4, "coordinates": "principal"},
@@ -186,7 +187,7 @@ class BayesianLastLayer:
             name: default if getattr(self, name) is None else getattr(self, name)
             for name, default in METHODS[self.method].items()
         }
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), GLOBAL_GENERATORS:  # Pyro's handlers are global too
             closed = LastLayerLaplace(
                 readout=self.readout,
                 noise=self.noise,

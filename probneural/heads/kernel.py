@@ -25,6 +25,7 @@ from probneural.heads.principal import PrincipalComponents, left_out
 from probneural.heads.processes import KERNELS, Fitted, Process, Search
 from probneural.heads.residuals import check_pairs, check_some
 from probneural.randomness import check_seed, stream
+from probneural.threads import copy_for_call
 
 _TOLERANCES = {"inputs": 1e-8, "outputs": 1e-12}
 """Share of the training variance that is left out by default: noise takes the outputs' part."""
@@ -271,7 +272,7 @@ class KernelPredictor(Predictor):
         offset = self.outputs.mean_on(where)
         if self.operator is None:
             return offset.expand(len(inputs), *offset.shape)
-        return evaluate(self.operator, inputs, query).to(torch.float64) + offset
+        return evaluate(copy_for_call(self.operator), inputs, query).to(torch.float64) + offset
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)

@@ -24,6 +24,7 @@ from probneural.heads.structures import FITS, Settings
 from probneural.heads.updates import update
 from probneural.heads.weights import Hyperparameters, WeightPosterior
 from probneural.randomness import check_seed, stream
+from probneural.threads import copy_for_call
 
 _MATERIALISED = 2**25
 """Entries of a root that is formed at once rather than kept as products (128 MiB in float32)."""
@@ -41,7 +42,8 @@ class Laplace:
     * `"full"`: nothing; at most 5,000 parameters. The exact reference.
     * `"low_rank"`: only the directions that data determine more than the prior does (or `rank` of them); elsewhere the
       posterior is the prior, which is an upper bound. See `LaplacePredictor.variance_bounds`.
-    * `"kronecker"`: a Kronecker product for every linear layer and every mode of a spectral convolution.
+    * `"kronecker"`: a Kronecker product for every linear layer and every mode of a spectral convolution. Where these
+      have several channels, prior precisions of a real and an imaginary part have to be equal, or one of them infinite.
     * `"diagonal"`: independent parameters.
     * `"iterative"`: nothing again, for any number of parameters: draws solve linear systems over the training data.
 
@@ -111,7 +113,7 @@ class Laplace:
             A predictor with its own copy of the operator.
 
         Raises:
-            UnsupportedError: If there are too many parameters for the structure.
+            UnsupportedError: If there are too many parameters for the structure, or the prior does not suit it.
             EvidenceError: If the evidence determines no noise or prior.
             ArgumentError: If a setting is out of range, or a name fits no parameter.
             ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.
@@ -319,7 +321,7 @@ class LaplacePredictor(Predictor):
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)
         where = inputs.grid if query is None else query
-        mean = evaluate(self.operator, inputs, query)
+        mean = evaluate(copy_for_call(self.operator), inputs, query)
         root = self._root(inputs, query)
         if self.shift is not None:
             mean = mean + root.push_tangents(self.shift.to(mean)[None])[0].unflatten(-1, where.shape)

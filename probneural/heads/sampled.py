@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from probneural.curvature import ParameterVector
-from probneural.curvature.jacobian import _Evaluator
 from probneural.distributions import EmpiricalField, Predictor
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.fields import Field
+from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.residuals import check_some
+from probneural.threads import copy_for_call
 
 PREDICTION = ("auto", "loop", "vmap")
 """Ways to evaluate members."""
@@ -105,9 +105,7 @@ class WeightSampledPredictor(Predictor):
 
     def _evaluate(self, vector: Tensor, buffers: Mapping[str, Tensor], inputs: Field, query: Grid | None) -> Tensor:
         """One member."""
-        replaced = {f"operator.{name}": value for name, value in {**self.layout.unflatten(vector), **buffers}.items()}
-        values: Tensor = functional_call(_Evaluator(self.operator), replaced, (inputs, query))
-        return values
+        return evaluate(copy_for_call(self.operator, {**self.layout.unflatten(vector), **buffers}), inputs, query)
 
     def _rows(self, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
         return self.vectors[rows], {name: values[rows] for name, values in self.buffers.items()}

@@ -15,6 +15,7 @@ from probneural.fields import Field, FieldPairs, check_field, check_finite
 from probneural.grids import Grid, check_is_grid, check_tensor
 from probneural.problems.laws import Law
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.threads import jvp
 
 _CHUNK_ELEMENTS = 2**22
 """Grid values solved at once when sampling (32 MiB in float64)."""
@@ -76,7 +77,7 @@ class Problem(ABC):
 
         Override where a closed form is cheaper, or where there is no derivative (an UnsupportedError).
         """
-        moved: Tensor = torch.func.jvp(lambda at: self._solve(at, grid), (values,), (direction,))[1]
+        moved: Tensor = jvp(lambda at: self._solve(at, grid), (values,), (direction,))[1]
         return moved
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:

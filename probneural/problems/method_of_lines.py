@@ -19,6 +19,7 @@ from probneural.problems._arguments import check_count, check_positive
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.laws import IndependentLaws, Law
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.threads import jvp
 
 _CHUNK_ELEMENTS = 2**20
 """Values of the state integrated at once (8 MiB, and some 15 times that in stages of a Runge-Kutta step)."""
@@ -303,7 +304,7 @@ class MethodOfLines(Problem):
         """F of states `(1, n, c, *grid)`, or F and its derivative of states and directions `(2, n, c, *grid)`."""
         if len(states) == 1:
             return self._checked_rate(time, states[0], grid)[None]
-        moved = torch.func.jvp(lambda state: self._checked_rate(time, state, grid), (states[0],), (states[1],))
+        moved = jvp(lambda state: self._checked_rate(time, state, grid), (states[0],), (states[1],))
         return torch.stack(moved)
 
     def _checked_rate(self, time: Tensor, state: Tensor, grid: Grid) -> Tensor:

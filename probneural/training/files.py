@@ -95,8 +95,8 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         content = None
     if content is None or header.get("digest") != _digest(tensors, content):
         raise FileError(expected="contents that match their digest", got="others", remedy="the file is damaged; restore it")
-    for name in content["complex"]:
-        tensors[name] = torch.view_as_complex(tensors[name])
+    for name in content["complex"]:  # a copy first: in the file numbers lie at multiples of 8 bytes, complex ones need 16
+        tensors[name] = torch.view_as_complex(tensors[name].clone())
     return {name: _laid_out(tensor, content["orders"].get(name)) for name, tensor in tensors.items()}, content["metadata"]
 
 

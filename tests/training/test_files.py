@@ -64,6 +64,14 @@ def test_writes_every_dtype_and_shared_memory(tmp_path: Path) -> None:
     assert read["odd"][1].signbit()
 
 
+def test_complex_numbers_lie_anywhere_in_a_file(tmp_path: Path) -> None:
+    """Headers of any length before them: what is read in place has to be aligned as its processor wants it."""
+    tensors = {"complex": torch.arange(27, dtype=torch.float64).to(torch.complex128)}
+    for length in range(16):
+        files.write(tmp_path / "file", tensors, {"text": length * "x"})
+        assert torch.equal(files.read(tmp_path / "file")[0]["complex"], tensors["complex"])
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128])
 def test_keeps_the_order_of_axes_in_memory(dtype: torch.dtype, tmp_path: Path) -> None:
     """On which the rounding of matrix products depends."""
