@@ -17,10 +17,11 @@ from probneural.calibration.conformal import (
     conformal_scores,
     local_scale,
 )
+from probneural.checks import check_finite
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
 from probneural.errors import GridError
-from probneural.fields import Field, FieldPairs, check_finite
+from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
 
 

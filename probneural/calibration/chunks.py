@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_finite
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.predictor import Predictor
 from probneural.errors import DataError, ShapeError
-from probneural.fields import Field, FieldPairs, check_finite
+from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
 
 CHUNK_VALUES = 2**18

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.checks import check_finite
 from probneural.distributions.base import (
     FieldDistribution,
     check_functional,
@@ -31,7 +32,7 @@ from probneural.distributions.linear_algebra import (
 from probneural.distributions.nonlinear import Law, Residual, checked, find_mode
 from probneural.distributions.roots import Root
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
-from probneural.fields import check_finite, select_rows
+from probneural.fields import select_rows
 from probneural.functionals import Functional
 from probneural.grids import Grid
 

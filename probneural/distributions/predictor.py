@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probneural.checks import check_finite
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_finite
+from probneural.fields import Field
 from probneural.grids import Grid
 
 

@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_finite
 from probneural.errors import ArgumentError, DataError
-from probneural.fields import Field, FieldPairs, check_finite
+from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
 
 

@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_finite
 from probneural.distributions.base import check_values
 from probneural.errors import DataError, GridError
-from probneural.fields import Field, check_finite
+from probneural.fields import Field
 from probneural.metrics.comparison import domain_average
 
 

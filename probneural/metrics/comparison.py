@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_finite
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.errors import DataError, GridError
-from probneural.fields import Field, check_finite
+from probneural.fields import Field
 from probneural.grids import Grid
 
 ROUNDING = 8.0

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.calibration.bands import BandField
+from probneural.checks import check_finite
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.errors import ArgumentError, DataError, GridError
-from probneural.fields import Field, check_finite
+from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import LEVELS, calibration_error, coverage, pit_histogram

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from probneural.checks import check_finite
 from probneural.errors import ArgumentError, DataError, FileError, TrainingError
-from probneural.fields import FieldPairs, check_finite, evaluate
+from probneural.fields import FieldPairs, evaluate
 from probneural.grids import Grid
 from probneural.operators import Operator
 from probneural.training import files

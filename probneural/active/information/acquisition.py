@@ -19,9 +19,10 @@ from probneural.active.information.latent_information import observation_moments
 from probneural.active.information.observation import observation_weights, whitened_rows
 from probneural.active.information.observed import Observed, Recomputed, independent_rows
 from probneural.active.models.model import OperatorModel
+from probneural.checks import check_finite
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_finite
+from probneural.fields import Field
 from probneural.grids import Grid
 
 _POINTS = 2**14

@@ -28,9 +28,10 @@ from probneural.active.models.conditioning import (
 )
 from probneural.active.models.paths import OperatorDraws, draw_matheron_paths
 from probneural.active.models.posteriors import FieldPosterior, MemberPosterior
+from probneural.checks import check_finite
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_finite
+from probneural.fields import Field
 from probneural.functionals import Functional
 
 

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
+from probneural.checks import check_finite
 from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.fields import Field, check_finite
+from probneural.fields import Field
 
 TIE = 1e-10
 """Scores closer than this share of the largest first score count as equal: far above rounding, far below what matters."""

@@ -15,9 +15,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.active.information.observation import observation_weights
+from probneural.checks import check_finite
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_finite
+from probneural.fields import Field
 from probneural.grids import Grid
 
 _CHUNK_VALUES = 2**16
