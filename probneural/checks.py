@@ -142,13 +142,13 @@ def check_device(value: object) -> torch.device:
     """Return a device of this machine.
 
     Raises:
-        ArgumentError: If there is none of this name, or it holds no values, as "meta".
+        ArgumentError: If there is none of this name.
     """
     try:
         device = torch.empty(0, device=value).device if isinstance(value, str | torch.device) else None  # an int means CUDA
     except (RuntimeError, AssertionError):
         device = None
-    if device is None or device.type == "meta":
+    if device is None:
         raise ArgumentError(
             expected="a device of this machine", got=repr(value), remedy='give e.g. "cpu", "cuda:0" or "auto"'
         )

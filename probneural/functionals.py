@@ -210,9 +210,21 @@ class Stack(Functional):
         return torch.stack([part.adjoint(piece) for part, piece in zip(self.parts, pieces, strict=True)]).sum(0)
 
 
-def check_functional(functional: object, name: str = "functional") -> Functional:
-    """Return a functional, or raise a DataError."""
-    return check_instance(functional, Functional, name, remedy="build one: pn.functionals.sensors(grid, [[0.5]])")
+def check_functional(functional: object, name: str = "functional", *, grid: Grid | None = None) -> Functional:
+    """Return a functional.
+
+    Raises:
+        DataError: If it is none.
+        GridError: If it lives on another grid than a given one.
+    """
+    found = check_instance(functional, Functional, name, remedy="build one: pn.functionals.sensors(grid, [[0.5]])")
+    if grid is not None and found.grid != grid:
+        raise GridError(
+            expected=f"a functional on the distribution's grid {grid!r}",
+            got=f"one on {found.grid!r}",
+            remedy="build the functional from the distribution's grid",
+        )
+    return found
 
 
 def _check_one_grid(parts: Sequence[Functional]) -> None:

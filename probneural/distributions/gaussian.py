@@ -10,12 +10,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.checks import check_finite
+from probneural.checks import (
+    check_callable,
+    check_finite,
+    check_flag,
+    check_floating,
+    check_instance,
+    check_integer,
+    check_positive,
+    real_tensor,
+)
 from probneural.distributions.base import (
     FieldDistribution,
-    check_functional,
+    check_held,
     check_values,
     index_grid,
+    square_units,
     noise_variance,
     sample_size,
 )
@@ -33,8 +43,8 @@ from probneural.distributions.nonlinear import Law, Residual, checked, find_mode
 from probneural.distributions.roots import Root
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
 from probneural.fields import select_rows
-from probneural.functionals import Functional
-from probneural.grids import Grid
+from probneural.functionals import Functional, check_functional
+from probneural.grids import Grid, check_grid
 
 if TYPE_CHECKING:
     from linear_operator import LinearOperator
@@ -66,7 +76,10 @@ class GaussianField(FieldDistribution):
     """
 
     def __init__(self, mean: Float[Tensor, "..."], root: Root, *, latent: Latent | str, grid: Grid) -> None:
-        named = Latent(id=latent, rank=root.shape[3]) if isinstance(latent, str) else latent
+        check_floating(mean, "mean")
+        check_instance(root, Root, "root", remedy="wrap the tensor: DenseRoot(matrix)")
+        named = Latent(id=latent, rank=root.shape[3]) if isinstance(latent, str) else check_latent(latent)
+        check_grid(grid)
         inputs, channels, points, rank = root.shape
         if tuple(mean.shape) != (inputs, channels, *grid.shape) or points != grid.size or named.rank != rank:
             raise ShapeError(
@@ -86,8 +99,28 @@ class GaussianField(FieldDistribution):
 
     @property
     def variance(self) -> Float[Tensor, "n c *grid"]:
-        """The pointwise variance, `(n, c, *grid.shape)`, in physical units squared, never clamped."""
-        return self.root.row_squares().unflatten(-1, self.grid.shape).to(self._mean)
+        """The pointwise variance, `(n, c, *grid.shape)`, in physical units squared, never clamped.
+
+        Raises:
+            DataError: If the mean's dtype does not hold it; it holds the standard deviation.
+        """
+        variance = self._variance(self.root)
+        if bool((square_units(variance) != 1.0).any()):
+            check_held(variance, self.standard_deviation, self._mean)
+        return variance
+
+    @property
+    def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
+        """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
+        variance = self._variance(self.root)
+        units = square_units(variance)
+        if bool((units == 1.0).all()):
+            return variance.sqrt()
+        rescaled = self._variance(self.root.scale(units.reciprocal()))
+        return rescaled.sqrt() * units.reshape(-1, *(1,) * len(self.grid.shape))
+
+    def _variance(self, root: Root) -> Tensor:
+        return root.row_squares().unflatten(-1, self.grid.shape).to(self._mean)
 
     @property
     def base_shape(self) -> torch.Size:
@@ -110,6 +143,7 @@ class GaussianField(FieldDistribution):
         Raises:
             LatentError: If the latents differ: their dependence is unknown, and assuming independence would be wrong.
         """
+        check_instance(other, GaussianField, "other", remedy="it is what a Gaussian head predicts")
         if (other.latent.id, other.latent.rank) != (self.latent.id, self.latent.rank):
             raise LatentError(
                 expected=f"a field driven by {self.latent!r}",
@@ -135,21 +169,23 @@ class GaussianField(FieldDistribution):
             base_samples = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
         elif seed is not None:
             raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
+        base_samples = real_tensor(base_samples, "base samples")
         check_values(base_samples, shape, "base samples")
+        check_finite(base_samples, "base samples")
         latents = base_samples.to(self.root.device).reshape(count, self.latent.rank)
         deviations = self.root.product(latents).unflatten(-1, self.grid.shape)
         return self._mean + deviations.reshape(*sample_shape, *self._mean.shape).to(self._mean)
 
     def apply(self, functional: Functional) -> GaussianField:
         """Push forward exactly: mean and root of `functional(u)`, driven by the same latent."""
-        check_functional(functional, self.grid)
+        check_functional(functional, grid=self.grid)
         return GaussianField(
             functional(self._mean), self.root.push(functional), latent=self.latent, grid=index_grid(functional.size)
         )
 
     def scale(self, factors: Float[Tensor, " c"]) -> GaussianField:
         """Multiply the root by a factor per channel; the result has a latent of its own."""
-        _check_factors(factors, self.root.shape[1])
+        factors = check_factors(factors, self.root.shape[1])
         name = "scaled:" + ",".join(f"{float(factor):.12g}" for factor in factors)
         return GaussianField(self._mean, self.root.scale(factors), latent=self.latent.renamed(name), grid=self.grid)
 
@@ -161,13 +197,13 @@ class GaussianField(FieldDistribution):
 
         Args:
             functional: A, of size m, on this distribution's grid.
-            values: What A u must be, `(n, c, m)`.
+            values: What A u must be, `(n, c, m)`; lists and arrays will do.
 
         Raises:
             ConstraintError: If the distribution has no freedom left to meet the law.
             DataError: If a value is not finite.
         """
-        root, residual = self._observed(functional, values)
+        root, values, residual = self._observed(functional, values)
         matrix, rounding = root.dense().to(torch.float64).flatten(1, 2), self._rounding(functional, values).flatten(1)
         return self._moved(fulfil(matrix, residual.flatten(1), rounding=rounding, dtype=self._precision))
 
@@ -213,12 +249,8 @@ class GaussianField(FieldDistribution):
             >>> [round(value, 8) for value in moved.mean.flatten().tolist()]
             [2.0, 2.0]
         """
-        if iterations < 1 or not tolerance > 0:
-            raise ArgumentError(
-                expected="at least one iteration and a positive tolerance",
-                got=f"{iterations} and {tolerance}",
-                remedy="leave them out for the defaults",
-            )
+        check_callable(residual, "residual", remedy="give a function of values (n, c, *grid) that returns (n, m)")
+        iterations, tolerance = check_integer(iterations, "iterations"), check_positive(tolerance, "tolerance")
         numbers = checked(residual(self._mean.detach()), len(self)).to(torch.float64)
         variance = noise_variance(noise, tuple(numbers.shape), numbers)
         exact = not bool((variance > 0).any())
@@ -252,7 +284,7 @@ class GaussianField(FieldDistribution):
 
         Args:
             functional: A, of size m, on this distribution's grid.
-            values: The observations of A u, `(n, c, m)`.
+            values: The observations of A u, `(n, c, m)`; lists and arrays will do.
             noise: Their variance, in the values' units squared: a number, one per channel, or one per value; 0 is exact.
 
         Raises:
@@ -260,7 +292,7 @@ class GaussianField(FieldDistribution):
             ArgumentError: If noise is negative, or zero for some values only.
             DataError: If a value is not finite.
         """
-        root, residual = self._observed(functional, values)
+        root, values, residual = self._observed(functional, values)
         matrix, flat = root.dense().to(torch.float64).flatten(0, 2), residual.flatten()
         variance = noise_variance(noise, tuple(residual.shape), flat).flatten()
         if bool((variance > 0).all()):
@@ -280,6 +312,12 @@ class GaussianField(FieldDistribution):
         else:
             rounding = self._rounding(functional, values).flatten()
             update = fulfil(matrix, flat, rounding=rounding, dtype=self._precision)
+        if not bool(torch.isfinite(update.shift).all() and torch.isfinite(update.chi2)):
+            raise ConstraintError(
+                expected="observations whose distance from the mean, in standard deviations, float64 holds squared",
+                got="a larger one",
+                remedy="check the observations and their noise, which is a variance",
+            )
         return self.under(self.latent.conditioned(update.shift, update.shrink, chi2=float(update.chi2.detach())))
 
     def under(self, latent: Latent) -> GaussianField:
@@ -288,7 +326,7 @@ class GaussianField(FieldDistribution):
         Raises:
             LatentError: If `latent` was not conditioned from this field's.
         """
-        shift, shrinks = latent.relative_to(self.latent)
+        shift, shrinks = check_latent(latent).relative_to(self.latent)
         if shift is None:
             return self
         moved = self.root.product(shift[None])[0].unflatten(-1, self.grid.shape)
@@ -311,6 +349,7 @@ class GaussianField(FieldDistribution):
         Raises:
             ArgumentError: If the density does not exist because some direction has no variance at all.
         """
+        values, joint = real_tensor(values, "values"), check_flag(joint, "joint")
         check_values(values, tuple(self._mean.shape), "values")
         check_finite(values, "values")
         residual = values.to(self._mean.device, torch.float64) - self._mean.to(torch.float64)
@@ -338,14 +377,14 @@ class GaussianField(FieldDistribution):
         latent = self.latent if rank == self.latent.rank else Latent(id=name, rank=rank, is_lasting=self.latent.is_lasting)
         return GaussianField(self._mean[index : index + 1], root, latent=latent, grid=self.grid)
 
-    def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor]:
-        """Root and residual of a functional's values, the residual in float64."""
-        check_functional(functional, self.grid)
-        root = self.root.push(functional)
+    def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor, Tensor]:
+        """Root of a functional's values, these as a tensor, and their residual in float64."""
+        check_functional(functional, grid=self.grid)
+        root, values = self.root.push(functional), real_tensor(values, "values")
         check_values(values, root.shape[:3], "the functional's values")
         check_finite(values, "values of the functional")
         mean = functional(self._mean)
-        return root, values.to(mean.device, torch.float64) - mean.to(torch.float64)
+        return root, values, values.to(mean.device, torch.float64) - mean.to(torch.float64)
 
     @property
     def _precision(self) -> torch.dtype:
@@ -387,10 +426,24 @@ class GaussianField(FieldDistribution):
         )
 
 
-def _check_factors(factors: Tensor, channels: int) -> None:
-    check_values(factors, (channels,), "factors")
-    if not bool((torch.isfinite(factors) & (factors > 0)).all()):
-        raise ArgumentError(expected="positive finite factors", got=str(factors.tolist()), remedy="they scale deviations")
+def check_factors(factors: object, channels: int, name: str = "factors") -> Tensor:
+    """Return positive finite factors, one per channel; lists and arrays will do.
+
+    Raises:
+        DataError: If they are no real numbers.
+        ShapeError: If there is another number of them.
+        ArgumentError: If one is not positive and finite.
+    """
+    numbers = real_tensor(factors, name)
+    check_values(numbers, (channels,), name)
+    if not bool((torch.isfinite(numbers) & (numbers > 0)).all()):
+        raise ArgumentError(expected=f"positive finite {name}", got=str(numbers.tolist()), remedy="they scale deviations")
+    return numbers
+
+
+def check_latent(latent: object) -> Latent:
+    """Return a latent, or raise a LatentError."""
+    return check_instance(latent, Latent, "latent", remedy="take that of a conditioned field: field.latent", error=LatentError)
 
 
 def _check_density(variance: Tensor) -> None:

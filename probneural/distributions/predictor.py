@@ -9,11 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_finite
+from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
-from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
-from probneural.fields import Field
-from probneural.grids import Grid
+from probneural.errors import GridError, ShapeError, UnsupportedError
+from probneural.fields import Field, check_field
+from probneural.grids import Grid, check_grid
 
 
 class Predictor(ABC):
@@ -63,21 +64,21 @@ class Predictor(ABC):
             ShapeError: If the number of channels is not the operator's.
             GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
         """
-        if not isinstance(inputs, Field):
-            raise DataError(
-                expected="a Field of inputs", got=str(type(inputs)), remedy="wrap the tensor: pn.Field(values, grid)"
-            )
+        check_field(inputs, "inputs")
         if inputs.channels != self.in_channels:
             raise ShapeError(
                 expected=f"inputs of {self.in_channels} channels",
                 got=str(inputs.channels),
                 remedy="use the training inputs' layout",
             )
-        if query is not None and not isinstance(query, Grid):
-            raise GridError(expected="a Grid to evaluate on", got=repr(query), remedy="use inputs.grid.resized(shape)")
+        if query is not None:
+            check_grid(query, "query")
         self._check_domain(inputs.grid)
         check_finite(inputs.values, "inputs")
-        return self._predict(Field(inputs.values.to(self.device, self.dtype), inputs.grid), query)
+        with undisturbed():
+            found = self._predict(inputs.to(self.dtype).to(self.device), query)
+        check_finite(found.mean, "predicted means")
+        return found
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set what others rely on once: predictors are frozen."""

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_floating
 from probneural.distributions.linear_algebra import Shrink
 from probneural.errors import GridError, ShapeError
 from probneural.functionals import Functional
@@ -124,6 +125,7 @@ class DenseRoot(Root):
 
     def __post_init__(self) -> None:
         """Check the number of axes."""
+        check_floating(self.matrix, "root")
         if self.matrix.ndim != 4:
             raise ShapeError(
                 expected="a root of shape (n, c, p, k)", got=str(tuple(self.matrix.shape)), remedy="add the missing axes"
@@ -208,6 +210,8 @@ class FeatureRoot(Root):
 
     def __post_init__(self) -> None:
         """Check that features and factor fit together."""
+        check_floating(self.features, "features")
+        check_floating(self.factor, "factor")
         features, factor = tuple(self.features.shape), tuple(self.factor.shape)
         fits = len(features) == 3 and len(factor) == 4 and factor[2] == features[2] and factor[0] in (1, features[0])
         if not fits:

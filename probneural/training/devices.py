@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from probneural.checks import check_device
+from probneural.errors import ArgumentError
 
 
 def resolve_device(device: str | torch.device | None, operator: nn.Module) -> torch.device:
@@ -20,4 +21,7 @@ def resolve_device(device: str | torch.device | None, operator: nn.Module) -> to
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if device is None:
         return next((parameter.device for parameter in operator.parameters()), torch.device("cpu"))
-    return check_device(device)
+    found = check_device(device)
+    if found.type == "meta":
+        raise ArgumentError(expected="a device that holds values", got=repr(device), remedy='give e.g. "cpu" or "auto"')
+    return found
