@@ -41,6 +41,13 @@ def check_integer(value: object, name: str, *, least: float = 1, most: float = m
     return int(value)
 
 
+def check_counts(**counts: object) -> None:
+    """Raise an ArgumentError unless all are positive integers; None passes."""
+    for name, count in counts.items():
+        if count is not None:
+            check_integer(count, name)
+
+
 def check_real(
     value: object,
     name: str,
@@ -87,20 +94,25 @@ def check_flag(value: object, name: str) -> bool:
     return bool(value)
 
 
-def check_choice(value: object, choices: Collection[str], name: str, *, remedy: str = "choose one of them") -> str:
+def check_choice(
+    value: object,
+    choices: Collection[str],
+    name: str,
+    *,
+    remedy: str = "choose one of them",
+    error: type[ProbneuralError] = ArgumentError,
+) -> str:
     """Return one of several words.
 
     Raises:
-        ArgumentError: If it is none of them.
+        ProbneuralError: Of the class `error`, if it is none of them.
     """
     if not isinstance(value, str) or value not in choices:
-        raise ArgumentError(expected=f"{name} among {', '.join(choices)}", got=repr(value), remedy=remedy)
+        raise error(expected=f"{name} among {', '.join(choices)}", got=repr(value), remedy=remedy)
     return value
 
 
-def check_instance(
-    value: object, kind: type[T], name: str, *, remedy: str, error: type[ProbneuralError] = DataError
-) -> T:
+def check_instance(value: object, kind: type[T], name: str, *, remedy: str, error: type[ProbneuralError] = DataError) -> T:
     """Return an instance of a class.
 
     Raises:
@@ -149,9 +161,7 @@ def check_device(value: object) -> torch.device:
     except (RuntimeError, AssertionError):
         device = None
     if device is None:
-        raise ArgumentError(
-            expected="a device of this machine", got=repr(value), remedy='give e.g. "cpu", "cuda:0" or "auto"'
-        )
+        raise ArgumentError(expected="a device of this machine", got=repr(value), remedy='give e.g. "cpu", "cuda:0" or "auto"')
     return device
 
 
@@ -288,9 +298,15 @@ def check_scale(scale: Tensor, name: str, *, dtype: torch.dtype, power: int = 1)
     if not bool(fits.all()):
         raise DataError(
             expected=f"{name} of scales between {least:.0e} and {most:.0e}, which {dtype} holds{' squared' * (power == 2)}",
-            got=f"a scale of {float(scale[~fits][0]):.1e}",
+            got=f"a scale of {float(scale[~fits].flatten()[0]):.1e}",
             remedy="divide the data by their scale" + ("" if dtype == torch.float64 else ", or work in float64"),
         )
+
+
+def check_squares(values: Tensor, name: str) -> None:
+    """Raise a DataError unless float64 holds the squares of values, or of the largest ones if others are smaller."""
+    largest = values.detach().abs().max().to(torch.float64) if values.numel() else torch.zeros(())
+    check_scale(torch.where(largest > 0, largest, torch.ones_like(largest)), name, dtype=torch.float64, power=2)
 
 
 def check_variances(value: object, name: str, *, like: Tensor | None = None, positive: bool = False) -> Tensor:

@@ -11,11 +11,14 @@ _AUTOCAST = ("cpu", "cuda", "mps")
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def undisturbed(*, keeps_autocast: bool = False) -> Iterator[None]:
     """Leave inference mode, autocast and another default device, for a while; also a decorator.
 
     Inference tensors would be refused by autograd later, half precision would spoil what heads measure, and tensors without a
     device of their own belong on the CPU. Whether gradients are recorded stays the caller's choice.
+
+    Args:
+        keeps_autocast: Whether a caller's autocast is left on: for training, where it may be meant.
 
     Examples:
         >>> with torch.device("meta"), undisturbed():
@@ -29,7 +32,7 @@ def undisturbed() -> Iterator[None]:
             stack.enter_context(torch.set_grad_enabled(grad))
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
-        for kind in _AUTOCAST:
+        for kind in () if keeps_autocast else _AUTOCAST:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield

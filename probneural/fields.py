@@ -126,6 +126,11 @@ class Field:
         """Evaluate the interpolant on another grid: see [`resample`][probneural.grids.resample]."""
         return Field(resample(self.values, self.grid, grid), grid)
 
+    def detached(self) -> Field:
+        """Return the field without its graph, as a tensor that autograd takes."""
+        values = self.values.detach()
+        return Field(values.clone() if values.is_inference() else values, self.grid)
+
     def to(self, target: torch.device | torch.dtype | str) -> Field:
         """Return the field with its values on another device or of another dtype.
 
@@ -412,6 +417,10 @@ class FieldPairs:
         count = check_integer(count, "count", most=len(self) - 1)
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed), device="cpu")
         return self[order[:count]], self[order[count:]]
+
+    def detached(self) -> FieldPairs:
+        """Return the pairs without their graph, as tensors that autograd takes."""
+        return FieldPairs(self.inputs.detached(), self.outputs.detached())
 
     def to(self, target: torch.device | torch.dtype | str) -> FieldPairs:
         """Return the pairs on another device or in another dtype."""

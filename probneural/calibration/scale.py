@@ -9,9 +9,12 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.calibration.chunks import Moments, check_pairs, domain_average, predictions
+from probneural.checks import assign, check_flag
+from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
+from probneural.distributions.gaussian import check_factors
 from probneural.distributions.predictor import Predictor
-from probneural.errors import ArgumentError, CalibrationError
+from probneural.errors import CalibrationError
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
 
@@ -48,6 +51,11 @@ class VarianceScale:
 
     separate: bool = True
 
+    def __post_init__(self) -> None:
+        """Check the setting."""
+        assign(self, separate=check_flag(self.separate, "separate"))
+
+    @undisturbed()
     def fit(self, predict: Predictor, calibration: FieldPairs) -> ScaledPredictor:
         """Fit the scales on fields that neither training nor testing uses.
 
@@ -112,7 +120,9 @@ class ScaledPredictor(Predictor):
         noise_scale: Factor of the noise variances, `(c,)`, dimensionless; the same as `scale` by default.
 
     Raises:
-        ArgumentError: If a scale is not positive and finite, one per channel.
+        ArgumentError: If a scale is not positive and finite.
+        ShapeError: If there is not one per channel.
+        DataError: If scales are no real numbers.
     """
 
     inner: Predictor
@@ -126,22 +136,12 @@ class ScaledPredictor(Predictor):
 
     def __post_init__(self) -> None:
         """Check the scales and take over what does not change."""
-        noise_scale = self.scale if self.noise_scale is None else self.noise_scale
-        for scale in (self.scale, noise_scale):
-            fits = tuple(scale.shape) == (self.inner.out_channels,)
-            if not fits or not bool((torch.isfinite(scale) & (scale > 0)).all()):
-                raise ArgumentError(
-                    expected=f"{self.inner.out_channels} positive finite scales, one per channel",
-                    got=str(scale.tolist()),
-                    remedy="fit them with VarianceScale",
-                )
+        scale = check_factors(self.scale, self.inner.out_channels, "scale")
+        noise_scale = scale if self.noise_scale is None else check_factors(self.noise_scale, len(scale), "noise_scale")
         noise = self.inner.noise.to(torch.float64) * noise_scale.to(self.inner.noise.device)
-        object.__setattr__(self, "noise_scale", noise_scale)
-        object.__setattr__(self, "in_channels", self.inner.in_channels)
-        object.__setattr__(self, "out_channels", self.inner.out_channels)
-        object.__setattr__(self, "noise", noise.to(self.inner.noise.dtype))
-        object.__setattr__(self, "domain", self.inner.domain)
-        object.__setattr__(self, "effective_observations", self.inner.effective_observations)
+        assign(self, scale=scale, noise_scale=noise_scale, noise=noise.to(self.inner.noise.dtype))
+        for name in ("in_channels", "out_channels", "domain", "effective_observations"):
+            assign(self, **{name: getattr(self.inner, name)})
 
     @property
     def dtype(self) -> torch.dtype:

@@ -14,8 +14,8 @@ from probneural.distributions.base import (
     check_held,
     check_values,
     index_grid,
-    square_units,
     sample_size,
+    square_units,
 )
 from probneural.distributions.gaussian import GaussianField, check_factors
 from probneural.distributions.latents import digest

@@ -25,9 +25,9 @@ from probneural.distributions.base import (
     check_held,
     check_values,
     index_grid,
-    square_units,
     noise_variance,
     sample_size,
+    square_units,
 )
 from probneural.distributions.latents import Latent
 from probneural.distributions.linear_algebra import (

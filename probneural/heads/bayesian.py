@@ -14,14 +14,15 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.errors import ArgumentError, UnsupportedError
+from probneural.checks import assign, check_choice, check_flag, check_integer
+from probneural.contexts import undisturbed
+from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError
 from probneural.fields import FieldPairs
 from probneural.heads.chains import chain_report
 from probneural.heads.last_layer import LastLayerLaplace, LastLayerPredictor
 from probneural.heads.last_layer_predictors import (
     SampledLastLayerPredictor,
     VariationalLastLayerPredictor,
-    is_integer,
 )
 from probneural.heads.last_layer_target import Target
 
@@ -43,10 +44,6 @@ _RATES = (0.1, 0.03, 0.01, 0.003, 0.001)
 """Learning rates of variational inference, one after the other."""
 _GAIN = 0.01
 """Nats that a window has to gain for its learning rate to be kept."""
-
-
-class ConvergenceWarning(UserWarning):
-    """A chain or an optimisation has not reached what it was to reach; the predictor's report says by how much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +128,10 @@ class BayesianLastLayer:
 
     def __post_init__(self) -> None:
         """Check the method and its settings."""
-        if self.method not in METHODS:
-            raise UnsupportedError(
-                expected=f"a method among {', '.join(METHODS)}",
-                got=repr(self.method),
-                remedy="or LastLayerLaplace, in closed form",
-            )
+        remedy = "or LastLayerLaplace, in closed form"
+        check_choice(self.method, METHODS, "method", remedy=remedy, error=UnsupportedError)
+        for name in ("infer_hyperparameters", "progress"):
+            assign(self, **{name: check_flag(getattr(self, name), name)})
         for name in ("coordinates", "samples", "warmup", "chains", "steps"):
             value = getattr(self, name)
             if value is not None and name not in METHODS[self.method]:
@@ -144,15 +139,11 @@ class BayesianLastLayer:
                 raise ArgumentError(
                     expected=f"settings that method={self.method!r} reads", got=f"{name}={value!r}", remedy=remedy
                 )
-            least = 4 if name == "samples" else 1  # halves of chains have a variance
-            if name != "coordinates" and value is not None and not (is_integer(value) and value >= least):
-                raise ArgumentError(expected=f"{name} as an integer >= {least}", got=repr(value), remedy="leave it out")
-        if self.coordinates is not None and self.coordinates not in COORDINATES:
-            raise ArgumentError(
-                expected=f"coordinates among {', '.join(COORDINATES)}", got=repr(self.coordinates), remedy="leave them out"
-            )
-        if not is_integer(self.seed) or not 0 <= self.seed < 2**63:
-            raise ArgumentError(expected="a seed from 0 to 2^63 - 1", got=repr(self.seed), remedy="seed=0")
+            if name != "coordinates" and value is not None:  # of samples, halves of chains have a variance
+                assign(self, **{name: check_integer(value, name, least=4 if name == "samples" else 1)})
+        if self.coordinates is not None:
+            check_choice(self.coordinates, COORDINATES, "coordinates")
+        assign(self, seed=check_integer(self.seed, "seed", least=0, most=2**63 - 1))
         if self.infer_hyperparameters and (
             self.method != "nuts" or (self.noise is not None and self.prior_precision is not None)
         ):
@@ -162,6 +153,8 @@ class BayesianLastLayer:
                 remedy="infer_hyperparameters=False",
             )
 
+    @undisturbed()
+    @torch.enable_grad()
     def fit(self, operator: nn.Module, data: FieldPairs) -> SampledLastLayerPredictor | VariationalLastLayerPredictor:
         """Fit the posterior.
 
@@ -186,7 +179,7 @@ class BayesianLastLayer:
             name: default if getattr(self, name) is None else getattr(self, name)
             for name, default in METHODS[self.method].items()
         }
-        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):
             closed = LastLayerLaplace(
                 readout=self.readout,
                 noise=self.noise,
@@ -203,7 +196,7 @@ class BayesianLastLayer:
         if not predict.converged:
             found = ", ".join(f"{name} {value:.4g}" for name, value in predict.report.items())
             remedy = "more warmup and samples" if self.method == "nuts" else "more steps"
-            warnings.warn(f"{self.method} has not converged ({found}): give it {remedy}", ConvergenceWarning, stacklevel=2)
+            warnings.warn(f"{self.method} has not converged ({found}): give it {remedy}", ConvergenceWarning, stacklevel=4)
         return predict
 
     def _sampled(

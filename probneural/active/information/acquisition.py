@@ -23,7 +23,7 @@ from probneural.checks import check_finite
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
-from probneural.grids import Grid
+from probneural.grids import Grid, check_grid
 
 _POINTS = 2**14
 """Grid points of inputs predicted at once; t-batches beyond them are taken one after the other."""
@@ -93,6 +93,8 @@ class FieldAcquisition(AcquisitionFunction, ABC):
                 remedy="fit the head to what was observed, or wrap predict.sampled(members, seed=...), whose members are "
                 "functions that last",
             )
+        if grid is not None:
+            check_grid(grid)
         super().__init__(model=model)
         self.grid = fidelity.finest if fidelity is not None else grid if grid is not None else model.functional.grid
         self.fidelity = fidelity
