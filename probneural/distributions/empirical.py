@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.contexts import undisturbed
 from probneural.checks import check_floating, real_tensor
 from probneural.distributions.base import (
     FieldDistribution,
@@ -66,6 +67,7 @@ class EmpiricalField(FieldDistribution):
         self.grid = grid
 
     @property
+    @undisturbed()
     def mean(self) -> Float[Tensor, "n c *grid"]:
         """The weighted mean, `(n, c, *grid.shape)`, in physical units."""
         return torch.tensordot(self.weights.to(self.samples), self.samples, dims=1)
@@ -92,6 +94,7 @@ class EmpiricalField(FieldDistribution):
             return variance.sqrt()
         return self._variance(deviation / units).sqrt() * units
 
+    @undisturbed()
     def _variance(self, deviation: Tensor) -> Tensor:
         return torch.tensordot(self.weights.to(self.samples), deviation.square(), dims=1)
 

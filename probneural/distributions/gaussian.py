@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.contexts import undisturbed
 from probneural.checks import (
     check_callable,
     check_finite,
@@ -119,6 +120,7 @@ class GaussianField(FieldDistribution):
         rescaled = self._variance(self.root.scale(units.reciprocal()))
         return rescaled.sqrt() * units.reshape(-1, *(1,) * len(self.grid.shape))
 
+    @undisturbed()
     def _variance(self, root: Root) -> Tensor:
         return root.row_squares().unflatten(-1, self.grid.shape).to(self._mean)
 
@@ -153,6 +155,7 @@ class GaussianField(FieldDistribution):
         left, right = self.root.dense().flatten(0, 2), other.root.dense().flatten(0, 2)
         return left @ right.mT.to(left)
 
+    @undisturbed()
     def rsample(
         self,
         sample_shape: torch.Size | Sequence[int] = (),

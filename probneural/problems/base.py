@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.contexts import undisturbed
 from probneural.checks import check_finite, check_floating, check_integer
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field, FieldPairs, check_field
@@ -126,6 +127,7 @@ class Problem(ABC):
         self._check_resolution(sizes)
         return self._uniform(sizes)
 
+    @undisturbed()
     def sample(self, n: int, *, resolution: int | Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> FieldPairs:
         """Draw inputs from the law and solve for each.
 
@@ -151,6 +153,7 @@ class Problem(ABC):
             outputs.append(self._solve_coefficients(part, grid).to(dtype))
         return FieldPairs(Field(torch.cat(inputs), grid), Field(torch.cat(outputs), grid))
 
+    @undisturbed()
     def sample_inputs(self, n: int, *, resolution: int | Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> Field:
         """Draw inputs from the law without solving for any: candidates for simulation.
 
@@ -172,6 +175,7 @@ class Problem(ABC):
         parts = self.law.draw(n, seed).split(max(1, _CHUNK_ELEMENTS // grid.size))
         return Field(torch.cat([self._inputs(part, grid).to(dtype) for part in parts]), grid)
 
+    @undisturbed()
     def solve(self, inputs: Field) -> Field:
         """Apply the solution operator to inputs of your own, as the grid's interpolant defines them between the points.
 
@@ -223,6 +227,7 @@ class Problem(ABC):
         moved = self._differentiate(inputs.values.double(), direction.values.double(), inputs.grid)
         return Field(moved.to(inputs.dtype), inputs.grid)
 
+    @undisturbed()
     def encode(self, design: Float[Tensor, "*batch d"], *, grid: Grid) -> Field:
         """Map points of the closed unit cube to input functions, differentiably.
 
