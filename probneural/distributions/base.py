@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import check_integer, check_sequence, check_variances
+from probneural.distributions.roots import square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.functionals import Functional
 from probneural.grids import Grid
@@ -143,21 +144,6 @@ def sample_size(sample_shape: torch.Size | Sequence[int]) -> int:
         raise ArgumentError(
             expected="a shape of draws, numbers >= 0", got=repr(sample_shape), remedy="write (8,) for eight draws"
         ) from error
-
-
-def square_units(variance: Float[Tensor, "n c *grid"]) -> Float[Tensor, " c"]:
-    """Return units `(c,)` in which the squares of each channel are to be formed.
-
-    They are 1 where the dtype holds the variances to its full precision; elsewhere the root of the dtype's smallest number, or
-    the inverse, so that standard deviations of any size can be had.
-    """
-    limits = torch.finfo(variance.dtype)
-    units = variance.new_ones(variance.shape[1])
-    if not variance.numel():
-        return units
-    largest = variance.detach().movedim(1, 0).flatten(1).amax(1)
-    units = torch.where(largest < limits.tiny / limits.eps, limits.tiny**0.5, units)
-    return torch.where(torch.isinf(largest), limits.tiny**-0.5, units)
 
 
 def check_held(variance: Float[Tensor, "n c *grid"], deviation: Float[Tensor, "n c *grid"], mean: Tensor) -> None:

@@ -8,19 +8,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.contexts import undisturbed
 from probneural.checks import check_floating, real_tensor
+from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
     check_held,
     check_values,
     index_grid,
     sample_size,
-    square_units,
 )
 from probneural.distributions.gaussian import GaussianField, check_factors
 from probneural.distributions.latents import digest
-from probneural.distributions.roots import DenseRoot
+from probneural.distributions.roots import DenseRoot, square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
 from probneural.functionals import Functional, check_functional

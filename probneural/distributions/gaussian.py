@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.contexts import undisturbed
 from probneural.checks import (
     check_callable,
     check_finite,
@@ -21,6 +20,7 @@ from probneural.checks import (
     check_positive,
     real_tensor,
 )
+from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
     check_held,
@@ -28,7 +28,6 @@ from probneural.distributions.base import (
     index_grid,
     noise_variance,
     sample_size,
-    square_units,
 )
 from probneural.distributions.latents import Latent
 from probneural.distributions.linear_algebra import (
@@ -41,7 +40,7 @@ from probneural.distributions.linear_algebra import (
     observe,
 )
 from probneural.distributions.nonlinear import Law, Residual, checked, find_mode
-from probneural.distributions.roots import Root
+from probneural.distributions.roots import Root, square_units
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
 from probneural.fields import select_rows
 from probneural.functionals import Functional, check_functional
@@ -105,7 +104,8 @@ class GaussianField(FieldDistribution):
         Raises:
             DataError: If the mean's dtype does not hold it; it holds the standard deviation.
         """
-        variance = self._variance(self.root)
+        with undisturbed():
+            variance = self.root.row_squares().unflatten(-1, self.grid.shape).to(self._mean)
         if bool((square_units(variance) != 1.0).any()):
             check_held(variance, self.standard_deviation, self._mean)
         return variance
@@ -113,16 +113,8 @@ class GaussianField(FieldDistribution):
     @property
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
         """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
-        variance = self._variance(self.root)
-        units = square_units(variance)
-        if bool((units == 1.0).all()):
-            return variance.sqrt()
-        rescaled = self._variance(self.root.scale(units.reciprocal()))
-        return rescaled.sqrt() * units.reshape(-1, *(1,) * len(self.grid.shape))
-
-    @undisturbed()
-    def _variance(self, root: Root) -> Tensor:
-        return root.row_squares().unflatten(-1, self.grid.shape).to(self._mean)
+        with undisturbed():
+            return self.root.row_norms().unflatten(-1, self.grid.shape).to(self._mean)
 
     @property
     def base_shape(self) -> torch.Size:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.checks import cast, check_integer
+from probneural.checks import cast, check_integer, check_scale
 from probneural.fields import FieldPairs, check_pairs, power_of_two
 from probneural.grids import Axis, Grid, check_grid, resample
 from probneural.operators.base import Operator
@@ -85,7 +85,8 @@ class LinearRegression(Operator):
         ).to(train.inputs.device, train.inputs.dtype)
         inputs = train.inputs.values.to(torch.float64).flatten(1)
         outputs = train.outputs.values.to(torch.float64).flatten(1)
-        units = power_of_two(inputs.abs().max()), power_of_two(outputs.abs().max())  # squares neither overflow nor vanish
+        units = power_of_two(torch.stack([inputs.abs().max(), outputs.abs().max()]))  # squares neither overflow nor vanish
+        check_scale(units, "training data", dtype=train.inputs.dtype)
         inputs, outputs = inputs / units[0], outputs / units[1]
         centre, offset = inputs.mean(0), outputs.mean(0)
         # Directions below the rounding of the data, their mean included, carry no information; inverting them would amplify it.

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.contexts import undisturbed
 from probneural.checks import check_finite, check_floating, check_integer
+from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field, FieldPairs, check_field
 from probneural.grids import Grid, check_grid, per_axis
