@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural.checks import described
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.grids import Grid, described
+from probneural.grids import Grid
 
 if TYPE_CHECKING:
     import xarray

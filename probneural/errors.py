@@ -98,3 +98,7 @@ class TrainingError(ProbneuralError, RuntimeError):
 
 class SimulationError(ProbneuralError, RuntimeError):
     """Simulations failed in a way that choosing others cannot make up for."""
+
+
+class ConvergenceWarning(UserWarning):
+    """What was fitted may not be what it should be: an optimiser or a sampler has not converged."""

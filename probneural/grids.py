@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from probneural.checks import check_flag, check_instance, check_integer, check_positive, check_real, real_tensor
+from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.interpolation import polynomial_matrix, trigonometric_matrix
 
@@ -80,7 +80,7 @@ def _transfer(source: Axis, target: Axis) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _remembered_transfer(source: Axis, target: Axis) -> Tensor:
-    with torch.inference_mode(False):  # autograd refuses inference tensors, and the next caller may need it
+    with undisturbed():  # autograd refuses inference tensors, and the next caller may need it
         return source.matrix(target.coordinates)
 
 
@@ -133,30 +133,21 @@ class Grid:
             >>> Grid.uniform((3,), periodic=False).weights.tolist()
             [0.25, 0.5, 0.25]
         """
-        sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-        if not sizes or not all(_is_count(size) for size in sizes):
-            raise ArgumentError(expected="a positive integer per axis as shape", got=repr(shape), remedy="give e.g. (64, 64)")
-        sizes = tuple(int(size) for size in sizes)
-        count = len(sizes)
-        spans = _per_axis(lengths, count, "lengths")
-        rounds = _per_axis(periodic, count, "periodic")
-        ends = tuple(not flag for flag in rounds) if endpoint is None else _per_axis(endpoint, count, "endpoint")
-        starts = _per_axis(origin, count, "origin")
-        for span, is_periodic, has_end, start in zip(spans, rounds, ends, starts, strict=True):
-            if not (_is_finite(span) and span > 0):
-                raise ArgumentError(expected="positive finite lengths", got=repr(lengths), remedy="give the domain's extent")
-            if not _is_finite(start):
-                raise ArgumentError(expected="a finite origin", got=repr(origin), remedy="give the left end of each axis")
-            if is_periodic and has_end:
-                raise ArgumentError(
-                    expected="periodic axes without their right end point",
-                    got="periodic=True with endpoint=True",
-                    remedy="drop the repeated last point, or set periodic=False",
-                )
-        axes = tuple(
-            Axis(size, float(span), bool(is_periodic), bool(has_end), float(start))
-            for size, span, is_periodic, has_end, start in zip(sizes, spans, rounds, ends, starts, strict=True)
-        )
+        count = len(shape) if isinstance(shape, Sequence) else 1
+        if not count:
+            raise ArgumentError(expected="an axis or more in shape", got=repr(shape), remedy="give e.g. (64, 64)")
+        sizes = per_axis(shape, count, "shape", check_integer)
+        spans = per_axis(lengths, count, "lengths", check_positive)
+        rounds = per_axis(periodic, count, "periodic", check_flag)
+        ends = tuple(not flag for flag in rounds) if endpoint is None else per_axis(endpoint, count, "endpoint", check_flag)
+        starts = per_axis(origin, count, "origin", check_real)
+        if any(is_periodic and has_end for is_periodic, has_end in zip(rounds, ends, strict=True)):
+            raise ArgumentError(
+                expected="periodic axes without their right end point",
+                got="periodic=True with endpoint=True",
+                remedy="drop the repeated last point, or set periodic=False",
+            )
+        axes = tuple(Axis(*axis) for axis in zip(sizes, spans, rounds, ends, starts, strict=True))
         return cls(shape=sizes, axes=axes)
 
     @classmethod
@@ -174,9 +165,10 @@ class Grid:
             ShapeError: If the two do not have the shapes above.
             DataError: If either is not finite, or a weight is negative.
         """
-        with torch.inference_mode(False):  # autograd refuses inference tensors, and the grid outlives the mode
-            where = torch.as_tensor(points, dtype=torch.float64, device="cpu").detach() + 0.0  # -0.0 would break the hash
-            mass = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach().clone()
+        host = torch.device("cpu")
+        with undisturbed():  # autograd refuses inference tensors, and the grid outlives the mode
+            where = real_tensor(points, "points", dtype=torch.float64, device=host).detach() + 0.0  # -0.0 would break the hash
+            mass = real_tensor(weights, "weights", dtype=torch.float64, device=host).detach().clone()
         if where.ndim != 2 or 0 in where.shape:
             raise ShapeError(expected="points of shape (p, d)", got=str(tuple(where.shape)), remedy="one row per point")
         if mass.shape != where.shape[:1]:
@@ -203,7 +195,7 @@ class Grid:
 
     @cached_property
     def _remembered_tensors(self) -> tuple[Tensor, Tensor]:
-        with torch.inference_mode(False):  # autograd refuses inference tensors, and the next caller may need it
+        with undisturbed():  # autograd refuses inference tensors, and the next caller may need it
             return self._tensors()
 
     def _tensors(self) -> tuple[Tensor, Tensor]:
@@ -259,7 +251,7 @@ class Grid:
         """
         if not self.is_uniform:
             raise GridError(expected="a uniform grid", got=repr(self), remedy="a scattered grid has no resolution to change")
-        sizes = _per_axis(shape, self.dimension, "shape")
+        sizes = per_axis(shape, self.dimension, "shape", check_integer)
         return Grid.uniform(
             sizes,
             lengths=self.lengths,
@@ -287,20 +279,28 @@ class Grid:
         return f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint})"
 
 
-def _is_count(number: Any) -> bool:
-    return isinstance(number, Integral) and int(number) >= 1
+def per_axis(value: Any, count: int, name: str, check: Callable[[Any, str], Any]) -> tuple[Any, ...]:
+    """Spread a scalar over the axes, or take one entry per axis from a sequence; each entry is checked.
 
-
-def _is_finite(number: Any) -> bool:
-    return isinstance(number, Real) and math.isfinite(number)
-
-
-def _per_axis(value: Any, count: int, name: str) -> tuple[Any, ...]:
-    """Spread a scalar over the axes, or check that a sequence has one entry per axis."""
-    entries = tuple(value) if isinstance(value, Sequence) else (value,) * count
+    Raises:
+        ArgumentError: If a sequence has another number of entries, or one of them fails its check.
+    """
+    entries = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * count
     if len(entries) != count:
         raise ArgumentError(expected=f"one entry of {name} per axis ({count})", got=repr(value), remedy="give one per axis")
-    return entries
+    return tuple(check(entry, name) for entry in entries)
+
+
+def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Grid:
+    """Return a grid.
+
+    Raises:
+        GridError: If it is none, or not uniform where it has to be.
+    """
+    found = check_instance(grid, Grid, name, remedy="make one with pn.Grid.uniform(shape)", error=GridError)
+    if uniform and not found.is_uniform:
+        raise GridError(expected=f"a uniform grid as {name}", got=repr(grid), remedy="regrid the data first")
+    return found
 
 
 def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | None = None) -> Tensor:
@@ -318,8 +318,7 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
     Raises:
         GridError: If the grid is scattered, the dimensions differ, or a point lies outside the domain.
     """
-    check_is_grid(grid)
-    if not grid.is_uniform:
+    if not check_grid(grid).is_uniform:
         raise GridError(
             expected="a uniform grid to interpolate from",
             got=repr(grid),
@@ -369,8 +368,8 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
         GridError: If the source is scattered, the target is no grid, or the grids have different dimensions or domains.
         ShapeError: If the values do not fit the source grid.
     """
-    check_is_grid(target, "target")
     check_on_grid(values, source)
+    check_grid(target, "target")
     if source == target:
         return values
     if target.is_uniform and source.is_uniform and target.dimension == source.dimension:
@@ -390,36 +389,10 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
     return torch.cat(pieces, dim=-1).unflatten(-1, target.shape)
 
 
-def check_is_grid(grid: object, name: str = "grid") -> None:
-    """Raise a GridError unless it is a Grid: a shape or a tensor of points does not say where functions live."""
-    if not isinstance(grid, Grid):
-        raise GridError(
-            expected=f"a Grid as {name}",
-            got=described(grid),
-            remedy="make one with pn.Grid.uniform(shape) or pn.Grid.scattered(points, weights); fields know theirs: field.grid",
-        )
-
-
-def check_tensor(values: object, name: str = "values") -> None:
-    """Raise a DataError unless values are a tensor: arrays and lists are not converted in silence."""
-    if not isinstance(values, Tensor):
-        raise DataError(
-            expected=f"{name} as a tensor",
-            got=described(values),
-            remedy="convert arrays and lists with torch.as_tensor(values, dtype=torch.float32); a Field's are field.values",
-        )
-
-
-def described(thing: object) -> str:
-    """What a thing of the wrong kind is, in a few words: the class itself, or something of that class."""
-    if isinstance(thing, type):
-        return f"the class {thing.__name__}"
-    return repr(thing) if thing is None or isinstance(thing, (str, int, float)) else f"an object of type {type(thing).__name__}"
-
-
 def check_on_grid(values: Tensor, grid: Grid) -> None:
     """Raise a ShapeError unless the last axes of `values`, a tensor, are the grid's."""
-    check_tensor(values)
+    check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
+    check_grid(grid)
     if values.ndim < len(grid.shape) or tuple(values.shape[values.ndim - len(grid.shape) :]) != grid.shape:
         raise ShapeError(
             expected=f"values that end in the grid's shape {grid.shape}",

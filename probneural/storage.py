@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from probneural.calibration.scale import ScaledPredictor
 from probneural.calibration.stationary_process import StationaryProcess
+from probneural.checks import check_module, check_path
 from probneural.curvature.iterative_weights import IterativeWeights
 from probneural.curvature.jacobian_root import Effort
 from probneural.curvature.kronecker_factors import KroneckerWeights
@@ -145,6 +146,7 @@ def save(thing: nn.Module | Predictor, path: str | os.PathLike[str]) -> None:
     """
     if not isinstance(thing, nn.Module | Predictor):
         raise _unknown(thing)
+    path = check_path(path, "path")
     tensors: dict[str, Tensor] = {}
     metadata = _described(thing, "", tensors)
     files.write(path, tensors, metadata)
@@ -172,10 +174,10 @@ def load(
         FileError: If the file is missing, damaged, or holds something else.
         ArgumentError: If the operator is needed and not given, if the state does not fit it, or if there is no such device.
     """
-    if operator is not None and not isinstance(operator, nn.Module):
-        raise ArgumentError(expected="operator= as an nn.Module", got=str(type(operator)), remedy="build it as for training")
+    if operator is not None:
+        check_module(operator, "operator")
     place = resolve_device(device, nn.Identity())
-    tensors, metadata = files.read(path)
+    tensors, metadata = files.read(check_path(path, "path"))
     kind = metadata.get("kind")
     if kind not in (*_OPERATORS, _FOREIGN, *_KINDS):
         raise FileError(expected="an operator or a predictor", got=str(kind), remedy="is this a fit's checkpoint?")

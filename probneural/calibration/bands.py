@@ -12,15 +12,16 @@ from probneural.calibration.chunks import domain_average, moments
 from probneural.calibration.conformal import (
     FLOOR,
     Modulation,
-    check_level,
     check_modulation,
     conformal_scores,
     local_scale,
 )
+from probneural.checks import assign, check_finite, check_real
+from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError, GridError
-from probneural.fields import Field, FieldPairs, check_finite
+from probneural.fields import Field, FieldPairs, check_field
 from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
 
@@ -62,9 +63,10 @@ class SimultaneousBand:
 
     def __post_init__(self) -> None:
         """Validate."""
-        check_level(self.level)
+        assign(self, level=check_real(self.level, "level", above=0.0, below=1.0))
         check_modulation(self.modulation, self.floor)
 
+    @undisturbed()
     def fit(self, predict: Predictor, calibration: FieldPairs) -> Band:
         """Find the band's quantile on fields that training has not used.
 
@@ -177,7 +179,7 @@ class BandField:
             ShapeError: If the shapes differ; nothing is broadcast.
             DataError: If a value is not finite.
         """
-        if truth.grid != self.grid:
+        if check_field(truth, "truth").grid != self.grid:
             raise GridError(
                 expected=f"functions on the band's grid {self.grid!r}", got=repr(truth.grid), remedy="pass query=truth.grid"
             )

@@ -12,9 +12,11 @@ from torch import Tensor
 from probneural.calibration.chunks import Moments, check_pairs, domain_average, predictions
 from probneural.calibration.decomposition import Pair, decompose
 from probneural.calibration.stationary_process import StationaryProcess
+from probneural.checks import assign, check_flag, check_variances
+from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.empirical import EmpiricalField
-from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.gaussian import GaussianField, check_factors
 from probneural.distributions.latents import digest
 from probneural.distributions.modulated_root import DiagonalRoot, ModulatedRoot
 from probneural.distributions.predictor import Predictor
@@ -75,13 +77,10 @@ class VarianceScale:
     noise: float | Float[Tensor, " c"] = 0.0
 
     def __post_init__(self) -> None:
-        """Validate."""
-        noise = torch.as_tensor(self.noise)
-        if not bool((torch.isfinite(noise) & (noise >= 0)).all()):
-            raise ArgumentError(
-                expected="a finite noise variance >= 0", got=str(noise.tolist()), remedy="leave it out for exact data"
-            )
+        """Check the settings."""
+        assign(self, separate=check_flag(self.separate, "separate"), noise=check_variances(self.noise, "noise"))
 
+    @undisturbed()
     def fit(self, predict: Predictor, calibration: FieldPairs) -> ScaledPredictor:
         """Fit the scales on fields that neither training nor testing uses.
 
@@ -169,7 +168,9 @@ class ScaledPredictor(Predictor):
         calibrated_on: Fingerprints of the calibration pairs, `(n,)`: a conformal band needs others.
 
     Raises:
-        ArgumentError: If a scale is not positive and finite, one per channel, or a fraction not between 0 and 1.
+        ArgumentError: If a scale is not positive and finite, or a fraction not between 0 and 1.
+        ShapeError: If there is not one scale per channel.
+        DataError: If scales are no real numbers.
     """
 
     inner: Predictor
@@ -189,26 +190,19 @@ class ScaledPredictor(Predictor):
 
     def __post_init__(self) -> None:
         """Check the scales and take over what does not change."""
-        for scale in (self.scale, self.noise_scale):
-            fits = tuple(scale.shape) == (self.inner.out_channels,)
-            if not fits or not bool((torch.isfinite(scale) & (scale > 0)).all()):
-                raise ArgumentError(
-                    expected=f"{self.inner.out_channels} positive finite scales, one per channel",
-                    got=str(scale.tolist()),
-                    remedy="fit them with VarianceScale",
-                )
+        channels = self.inner.out_channels
+        scale, noise_scale = (check_factors(getattr(self, name), channels, name) for name in ("scale", "noise_scale"))
+        assign(self, scale=scale, noise_scale=noise_scale)
         for fraction in (self.root_fraction, self.white_fraction):
-            fits = tuple(fraction.shape) == (self.inner.out_channels,)
+            fits = tuple(fraction.shape) == (channels,)
             if not fits or not bool(((fraction >= 0) & (fraction <= 1)).all()):
                 raise ArgumentError(
-                    expected=f"{self.inner.out_channels} fractions between 0 and 1, one per channel",
+                    expected=f"{channels} fractions between 0 and 1, one per channel",
                     got=str(fraction.tolist()),
                     remedy="fit them with VarianceScale",
                 )
-        object.__setattr__(self, "in_channels", self.inner.in_channels)
-        object.__setattr__(self, "out_channels", self.inner.out_channels)
-        object.__setattr__(self, "domain", self.inner.domain)
-        object.__setattr__(self, "effective_observations", self.inner.effective_observations)
+        for name in ("in_channels", "out_channels", "domain", "effective_observations"):
+            assign(self, **{name: getattr(self.inner, name)})
 
     @property
     def dtype(self) -> torch.dtype:

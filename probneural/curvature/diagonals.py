@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.curvature.symmetric_maps import Map, apply, check_positive, gaussian, inner, orthonormal, signs
+from probneural.checks import check_counts
+from probneural.curvature.symmetric_maps import Map, apply, gaussian, inner, orthonormal, signs
 from probneural.errors import ArgumentError
 from probneural.randomness import stream
 
@@ -115,7 +116,7 @@ def row_squares_estimate(
         >>> found.values.round().tolist(), found.errors.tolist()
         ([25.0, 1.0], [0.0, 0.0])
     """
-    check_positive(rows=rows, latent=latent, sketch=sketch, probes=probes, depth=depth)
+    check_counts(rows=rows, latent=latent, sketch=sketch, probes=probes, depth=depth)
     generator = stream(seed, "row squares")
     place = torch.zeros((), dtype=dtype, device=device)
     count = min(sketch, latent)
@@ -350,6 +351,6 @@ def _exact_diagonal(product: Map, size: int, place: Tensor) -> Tensor:
 
 
 def _check_products(products: int, size: int) -> None:
-    check_positive(products=products, size=size)
+    check_counts(products=products, size=size)
     if products < min(4, size):
         raise ArgumentError(expected="at least 4 products", got=str(products), remedy="an error bar takes two random vectors")

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probneural.checks import assign, check_integer
 from probneural.curvature.diagonals import row_squares_estimate
 from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.parameters import ParameterVector
@@ -46,6 +47,9 @@ class Effort:
         probes: Draws for the remainder, one pass each; its relative standard error is sqrt(2 / probes).
         seed: Of projections and draws.
         chunk: Tangents or cotangents pushed at once.
+
+    Raises:
+        ArgumentError: If a number is no integer, or not positive; `exact_passes` may be zero.
     """
 
     exact_passes: int = 512
@@ -53,6 +57,12 @@ class Effort:
     probes: int = 32
     seed: int = 0
     chunk: int = 8
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        assign(self, exact_passes=check_integer(self.exact_passes, "exact_passes", least=0))
+        for name in ("sketch", "probes", "chunk"):
+            assign(self, **{name: check_integer(getattr(self, name), name)})
 
 
 _EFFORT = Effort()

@@ -10,7 +10,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from tqdm import tqdm
 
-from probneural.curvature.symmetric_maps import Map, apply, check_positive, gaussian, inner, orthonormal
+from probneural.checks import check_counts
+from probneural.curvature.symmetric_maps import Map, apply, gaussian, inner, orthonormal
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.randomness import stream
 
@@ -106,7 +107,7 @@ def top_eigenpairs(
         >>> top_eigenpairs(lambda rows: rows * weights, 3, rank=2).values
         tensor([5.0000, 3.0000], dtype=torch.float64)
     """
-    check_positive(size=size, rank=rank, block=block, max_products=max_products)
+    check_counts(size=size, rank=rank, block=block, max_products=max_products)
     if (rank is None and smallest is None) or (rank is not None and rank > size):
         raise ArgumentError(expected=f"rank= up to {size}, or smallest=", got=f"rank={rank}", remedy="say which pairs to find")
     if (smallest is not None and not 0 < smallest < math.inf) or not tolerance > 0:

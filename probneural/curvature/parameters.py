@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probneural.checks import check_instance, check_sequence
 from probneural.errors import ArgumentError, ShapeError
 
 
@@ -45,10 +46,12 @@ class ParameterVector:
         if chosen is None:
             kept = list(named)
         else:
+            chosen = check_sequence(chosen, "parameters", remedy="give a list of names")
             for name in chosen:
+                check_instance(name, str, "one of the parameters", remedy="give names", error=ArgumentError)
                 if not any(known == name or known.startswith(f"{name}.") for known in named):
                     raise ArgumentError(
-                        expected=f"names among {', '.join(named)}", got=repr(name), remedy="see operator.named_parameters()"
+                        expected=f"parameters among {', '.join(named)}", got=repr(name), remedy="see named_parameters()"
                     )
             kept = [known for known in named if any(known == name or known.startswith(f"{name}.") for name in chosen)]
         if not kept:

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_counts
 from probneural.curvature.lanczos import Eigenpairs
-from probneural.curvature.symmetric_maps import Map, apply, check_positive, gaussian
+from probneural.curvature.symmetric_maps import Map, apply, gaussian
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.randomness import stream
 
@@ -129,7 +130,7 @@ def spectral_density(
         >>> tuple(round(number, 6) for number in measure.trace(torch.sqrt))
         (8.660254, 0.0)
     """
-    check_positive(size=size, probes=probes, steps=steps)
+    check_counts(size=size, probes=probes, steps=steps)
     place = torch.zeros((), dtype=dtype, device=device)
     known = torch.zeros(0, dtype=torch.float64, device=place.device)
     directions = place.new_zeros(0, size)

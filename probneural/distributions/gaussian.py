@@ -10,9 +10,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.checks import (
+    check_callable,
+    check_finite,
+    check_flag,
+    check_floating,
+    check_instance,
+    check_integer,
+    check_positive,
+    real_tensor,
+)
+from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
-    check_functional,
+    check_held,
     check_values,
     draw_stream,
     index_grid,
@@ -22,6 +33,7 @@ from probneural.distributions.base import (
 from probneural.distributions.latents import Latent
 from probneural.distributions.linear_algebra import (
     LOG_TWO_PI,
+    LatentUpdate,
     Shrink,
     discrepancy_gain,
     fulfil,
@@ -32,11 +44,11 @@ from probneural.distributions.linear_algebra import (
 )
 from probneural.distributions.nonlinear import Law, Residual, checked, find_mode
 from probneural.distributions.root_sums import CorrectedRoot, SideBySideRoot
-from probneural.distributions.roots import DenseRoot, Root
+from probneural.distributions.roots import DenseRoot, Root, square_units
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
-from probneural.fields import check_finite, select_rows
-from probneural.functionals import Functional
-from probneural.grids import Grid, described
+from probneural.fields import select_rows
+from probneural.functionals import Functional, check_functional
+from probneural.grids import Grid, check_grid
 
 if TYPE_CHECKING:
     from linear_operator import LinearOperator
@@ -84,7 +96,10 @@ class GaussianField(FieldDistribution):
         grid: Grid,
         discrepancy: Root | None = None,
     ) -> None:
-        named = Latent(id=latent, rank=root.shape[3]) if isinstance(latent, str) else latent
+        check_floating(mean, "mean")
+        check_instance(root, Root, "root", remedy="wrap the tensor: DenseRoot(matrix)")
+        named = Latent(id=latent, rank=root.shape[3]) if isinstance(latent, str) else check_latent(latent)
+        check_grid(grid)
         inputs, channels, points, rank = root.shape
         if tuple(mean.shape) != (inputs, channels, *grid.shape) or points != grid.size or named.rank != rank:
             raise ShapeError(
@@ -106,8 +121,22 @@ class GaussianField(FieldDistribution):
 
     @property
     def variance(self) -> Float[Tensor, "n c *grid"]:
-        """The pointwise variance, `(n, c, *grid.shape)`, in physical units squared, never clamped."""
-        return self._each.row_squares().unflatten(-1, self.grid.shape).to(self._mean)
+        """The pointwise variance, `(n, c, *grid.shape)`, in physical units squared, never clamped.
+
+        Raises:
+            DataError: If the mean's dtype does not hold it; it holds the standard deviation.
+        """
+        with undisturbed():
+            variance = self._each.row_squares().unflatten(-1, self.grid.shape).to(self._mean)
+        if bool((square_units(variance) != 1.0).any()):
+            check_held(variance, self.standard_deviation, self._mean)
+        return variance
+
+    @property
+    def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
+        """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
+        with undisturbed():
+            return self._each.row_norms().unflatten(-1, self.grid.shape).to(self._mean)
 
     @property
     def base_shape(self) -> torch.Size:
@@ -134,6 +163,7 @@ class GaussianField(FieldDistribution):
         Raises:
             LatentError: If the latents differ: their dependence is unknown, and assuming independence would be wrong.
         """
+        check_instance(other, GaussianField, "other", remedy="it is what a Gaussian head predicts")
         if (other.latent.id, other.latent.rank) != (self.latent.id, self.latent.rank):
             raise LatentError(
                 expected=f"a field driven by {self.latent!r}",
@@ -147,6 +177,7 @@ class GaussianField(FieldDistribution):
             covariance = covariance + torch.block_diag(*(own @ own.mT)).to(covariance)
         return covariance
 
+    @undisturbed()
     def rsample(
         self,
         sample_shape: torch.Size | Sequence[int] = (),
@@ -161,7 +192,9 @@ class GaussianField(FieldDistribution):
             base_samples = torch.randn(shape, generator=draw_stream(seed), dtype=torch.float64, device="cpu")
         elif seed is not None:
             raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
+        base_samples = real_tensor(base_samples, "base samples")
         check_values(base_samples, shape, "base samples")
+        check_finite(base_samples, "base samples")
         latents = base_samples.to(self.root.device).reshape(count, *self.base_shape)
         deviations = self.root.product(latents[:, : self.latent.rank])
         if self.discrepancy is not None and len(self):
@@ -172,7 +205,7 @@ class GaussianField(FieldDistribution):
 
     def apply(self, functional: Functional) -> GaussianField:
         """Push forward exactly: mean and root of `functional(u)`, driven by the same latent."""
-        check_functional(functional, self.grid)
+        check_functional(functional, grid=self.grid)
         return GaussianField(
             functional(self._mean),
             self.root.push(functional),
@@ -183,7 +216,7 @@ class GaussianField(FieldDistribution):
 
     def scale(self, factors: Float[Tensor, " c"]) -> GaussianField:
         """Multiply the deviation by a factor per channel; the result has a latent of its own."""
-        _check_factors(factors, self.root.shape[1])
+        factors = check_factors(factors, self.root.shape[1])
         name = "scaled:" + ",".join(f"{float(factor):.12g}" for factor in factors)
         return GaussianField(
             self._mean,
@@ -201,13 +234,13 @@ class GaussianField(FieldDistribution):
 
         Args:
             functional: A, of size m, on this distribution's grid.
-            values: What A u must be, `(n, c, m)`.
+            values: What A u must be, `(n, c, m)`; lists and arrays will do.
 
         Raises:
             ConstraintError: If the distribution has no freedom left to meet the law.
             DataError: If a value is not finite.
         """
-        root, residual = self._observed(functional, values)
+        root, values, residual = self._observed(functional, values)
         matrix, rounding = root.dense().to(torch.float64).flatten(1, 2), self._rounding(functional, values).flatten(1)
         update = fulfil(matrix, residual.flatten(1), rounding=rounding, dtype=self._precision)
         moved = self._each.product_each(update.shift).unflatten(-1, self.grid.shape)
@@ -255,12 +288,8 @@ class GaussianField(FieldDistribution):
             >>> [round(value, 8) for value in moved.mean.flatten().tolist()]
             [2.0, 2.0]
         """
-        if iterations < 1 or not tolerance > 0:
-            raise ArgumentError(
-                expected="at least one iteration and a positive tolerance",
-                got=f"{iterations} and {tolerance}",
-                remedy="leave them out for the defaults",
-            )
+        check_callable(residual, "residual", remedy="give a function of values (n, c, *grid) that returns (n, m)")
+        iterations, tolerance = check_integer(iterations, "iterations"), check_positive(tolerance, "tolerance")
         numbers = checked(residual(self._mean.detach()), len(self)).to(torch.float64)
         variance = noise_variance(noise, tuple(numbers.shape), numbers)
         exact = not bool((variance > 0).any())
@@ -293,7 +322,7 @@ class GaussianField(FieldDistribution):
 
         Args:
             functional: A, of size m, on this distribution's grid.
-            values: The observations of A u, `(n, c, m)`.
+            values: The observations of A u, `(n, c, m)`; lists and arrays will do.
             noise: Their variance, in the values' units squared: a number, one per channel, or one per value; 0 is exact.
 
         Raises:
@@ -301,7 +330,7 @@ class GaussianField(FieldDistribution):
             ArgumentError: If noise is negative, or zero for some values only.
             DataError: If a value is not finite.
         """
-        observed, residual = self._observed(functional, values)
+        observed, values, residual = self._observed(functional, values)
         variance = noise_variance(noise, tuple(residual.shape), residual).flatten(1)
         exact = not bool((variance > 0).any())
         if not exact and not bool((variance > 0).all()):
@@ -324,6 +353,7 @@ class GaussianField(FieldDistribution):
             )
         else:
             update = fulfil(matrix, flat, rounding=rounding.flatten(), dtype=self._precision)
+        _check_update(update)
         return self.under(self.latent.conditioned(update.shift, update.shrink, chi2=float(update.chi2.detach())))
 
     def _condition_with_discrepancy(
@@ -362,9 +392,7 @@ class GaussianField(FieldDistribution):
         Raises:
             LatentError: If `latent` was not conditioned from this field's.
         """
-        if not isinstance(latent, Latent):
-            raise LatentError(expected="a Latent", got=described(latent), remedy="pass that of a conditioned field: v.latent")
-        shift, shrinks = latent.relative_to(self.latent)
+        shift, shrinks = check_latent(latent).relative_to(self.latent)
         if shift is None:
             return self
         moved = self.root.product(shift[None])[0].unflatten(-1, self.grid.shape)
@@ -389,6 +417,7 @@ class GaussianField(FieldDistribution):
         Raises:
             ArgumentError: If the density does not exist because some direction has no variance at all.
         """
+        values, joint = real_tensor(values, "values"), check_flag(joint, "joint")
         check_values(values, tuple(self._mean.shape), "values")
         check_finite(values, "values")
         residual = values.to(self._mean.device, torch.float64) - self._mean.to(torch.float64)
@@ -419,14 +448,14 @@ class GaussianField(FieldDistribution):
         own = None if self.discrepancy is None else self.discrepancy.alone(index)
         return GaussianField(self._mean[index : index + 1], root, latent=latent, grid=self.grid, discrepancy=own)
 
-    def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor]:
-        """Root of a functional's values, discrepancy included, and their residual in float64."""
-        check_functional(functional, self.grid)
-        root = self._each.push(functional)
+    def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor, Tensor]:
+        """Root of a functional's values, discrepancy included, these as a tensor, and their residual in float64."""
+        check_functional(functional, grid=self.grid)
+        root, values = self._each.push(functional), real_tensor(values, "values")
         check_values(values, root.shape[:3], "the functional's values")
         check_finite(values, "values of the functional")
         mean = functional(self._mean)
-        return root, values.to(mean.device, torch.float64) - mean.to(torch.float64)
+        return root, values, values.to(mean.device, torch.float64) - mean.to(torch.float64)
 
     @property
     def _precision(self) -> torch.dtype:
@@ -469,10 +498,34 @@ class GaussianField(FieldDistribution):
         return GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=own)
 
 
-def _check_factors(factors: Tensor, channels: int) -> None:
-    check_values(factors, (channels,), "factors")
-    if not bool((torch.isfinite(factors) & (factors > 0)).all()):
-        raise ArgumentError(expected="positive finite factors", got=str(factors.tolist()), remedy="they scale deviations")
+def check_factors(factors: object, channels: int, name: str = "factors") -> Tensor:
+    """Return positive finite factors, one per channel; lists and arrays will do.
+
+    Raises:
+        DataError: If they are no real numbers.
+        ShapeError: If there is another number of them.
+        ArgumentError: If one is not positive and finite.
+    """
+    numbers = real_tensor(factors, name)
+    check_values(numbers, (channels,), name)
+    if not bool((torch.isfinite(numbers) & (numbers > 0)).all()):
+        raise ArgumentError(expected=f"positive finite {name}", got=str(numbers.tolist()), remedy="they scale deviations")
+    return numbers
+
+
+def _check_update(update: LatentUpdate) -> None:
+    """Raise a ConstraintError unless what was learned is finite."""
+    if not bool(torch.isfinite(update.shift).all() and torch.isfinite(update.chi2).all()):
+        raise ConstraintError(
+            expected="observations whose distance from the mean, in standard deviations, float64 holds squared",
+            got="a larger one",
+            remedy="check the observations and their noise, which is a variance",
+        )
+
+
+def check_latent(latent: object) -> Latent:
+    """Return a latent, or raise a LatentError."""
+    return check_instance(latent, Latent, "latent", remedy="take that of a conditioned field: field.latent", error=LatentError)
 
 
 def _check_density(variance: Tensor) -> None:

@@ -109,18 +109,19 @@ def observe(
     """Condition xi ~ N(0, I) on residual = root xi + N(0, diag(noise)) with noise > 0.
 
     With R = diag(noise)^(-1/2) root = U S V^T, the posterior has mean V S/(1+S^2) U^T r and the symmetric square root
-    I + V (1/sqrt(1+S^2) - 1) V^T of its covariance.
+    I + V (1/sqrt(1+S^2) - 1) V^T of its covariance. S^2 is never formed: noise may be tiny.
     """
     inverse = noise.rsqrt()
     left, values, right = singular_values(root * inverse[..., None])
     whitened = residual * inverse
     along = (left.mT @ whitened[..., None])[..., 0]
     rest = whitened - (left @ along[..., None])[..., 0]
-    gain = values.square() + 1.0
+    gain = torch.hypot(values, torch.ones_like(values))
+    along = along / gain
     shift = (right.mT @ (values / gain * along)[..., None])[..., 0]
-    chi2 = (along.square() / gain).sum(-1) + rest.square().sum(-1)
+    chi2 = along.square().sum(-1) + rest.square().sum(-1)
     pulls = inverse * (rest + (left @ (along / gain)[..., None])[..., 0])
-    return LatentUpdate(shift, Shrink(right, gain.rsqrt()), chi2 / residual.shape[-1], pulls)
+    return LatentUpdate(shift, Shrink(right, gain.reciprocal()), chi2 / residual.shape[-1], pulls)
 
 
 def fulfil(
@@ -143,7 +144,9 @@ def fulfil(
         ConstraintError: If some combination of the observations has no variance left to meet it: more independent
             observations than the rank, a functional the distribution is already certain of, or a contradiction.
     """
-    size = root.norm(dim=-1)
+    largest = root.detach().abs().amax(-1)
+    unit = torch.where(largest > 0, largest, torch.ones_like(largest))  # squares neither overflow nor vanish
+    size = (root / unit[..., None]).norm(dim=-1) * unit
     free = size > rounding
     scale = torch.where(free, size, torch.ones_like(size))
     rows = torch.where(free[..., None], root / scale[..., None], torch.zeros_like(root))
@@ -202,9 +205,9 @@ def log_density(
     whitened = residual * inverse
     along = (left.mT @ whitened[..., None])[..., 0]
     rest = whitened - (left @ along[..., None])[..., 0]
-    gain = values.square() + 1.0
-    quadratic = (along.square() / gain).sum(-1) + rest.square().sum(-1)
-    return _normal(quadratic, gain.log().sum(-1) + noise.log().sum(-1), residual)
+    gain = torch.hypot(values, torch.ones_like(values))
+    quadratic = (along / gain).square().sum(-1) + rest.square().sum(-1)
+    return _normal(quadratic, 2.0 * gain.log().sum(-1) + noise.log().sum(-1), residual)
 
 
 def log_density_without_noise(

@@ -19,6 +19,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.func import vjp, vmap
 
+from probneural.checks import check_floating
 from probneural.distributions.linear_algebra import LatentUpdate, Shrink, fulfil, observe
 from probneural.distributions.roots import Root
 from probneural.errors import ArgumentError, ConstraintError, DataError, ShapeError
@@ -172,6 +173,7 @@ class Law:
 
 def checked(numbers: Tensor, count: int) -> Tensor:
     """Return the residuals, or raise a ShapeError unless they are m numbers for each function."""
+    check_floating(numbers, "residuals")
     if numbers.ndim != 2 or numbers.shape[0] != count or numbers.shape[1] == 0:
         raise ShapeError(
             expected=f"residuals of shape ({count}, m), m >= 1",

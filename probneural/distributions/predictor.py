@@ -8,13 +8,15 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from probneural.checks import check_finite, check_instance
+from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, draw_stream
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.roots import Root
 from probneural.errors import GridError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_field, check_finite
-from probneural.grids import Grid, check_tensor
+from probneural.fields import Field, check_field
+from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed, stream
 
 
@@ -82,11 +84,14 @@ class Predictor(ABC):
                 got=str(inputs.channels),
                 remedy="use the training inputs' layout",
             )
-        if query is not None and not isinstance(query, Grid):
-            raise GridError(expected="a Grid to evaluate on", got=repr(query), remedy="use inputs.grid.resized(shape)")
+        if query is not None:
+            check_grid(query, "query")
         self._check_domain(inputs.grid)
         check_finite(inputs.values, "inputs")
-        return self._predict(Field(inputs.values.to(self.device, self.dtype), inputs.grid), query)
+        with undisturbed():
+            found = self._predict(inputs.to(self.dtype).to(self.device), query)
+        check_finite(found.mean, "predicted means")
+        return found
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set what others rely on once: predictors are frozen."""
@@ -183,7 +188,7 @@ class FunctionDraw(nn.Module):
         Returns:
             `(n, c', *query.shape)`.
         """
-        check_tensor(values)
+        check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
         domain, shape = self.predictor.domain, tuple(values.shape[2:])
         where = grid if grid is not None else domain if domain.shape == shape else domain.resized(shape)
         return self.predictor._draw(Field(values, where), query, self.seed)

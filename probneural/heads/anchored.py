@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torch.func import grad, vjp, vmap
 from tqdm.auto import tqdm
 
+from probneural.checks import assign, check_choice, check_flag, check_integer, check_real
+from probneural.contexts import undisturbed
 from probneural.curvature.problem import CurvatureProblem
 from probneural.errors import ArgumentError, TrainingError, UnsupportedError
 from probneural.fields import FieldPairs
-from probneural.heads.ensembles import check_integer
+from probneural.heads.ensembles import check_members
 from probneural.heads.front import WeightProblem, prepare
-from probneural.heads.sampled import PREDICTION, WeightSampledPredictor, check_execution
-from probneural.randomness import check_seed, stream
+from probneural.heads.sampled import PREDICTION, WeightSampledPredictor
+from probneural.randomness import stream
 from probneural.threads import jvp
 
 _BATCH_POINTS = 2**16
@@ -90,23 +92,20 @@ class AnchoredEnsemble:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_integer(self.members, 1, 2**20, name="members")
-        check_seed(self.seed)
+        members, seed = check_members(self.members, self.seed)
+        assign(self, members=members, seed=seed, progress=check_flag(self.progress, "progress"))
         if self.prior_precision is None or self.noise is None:
             raise ArgumentError(
                 expected="prior_precision and noise, from which members are drawn",
                 got=f"prior_precision={self.prior_precision!r}, noise={self.noise!r}",
                 remedy="Laplace learns both: take its predictor's prior_precision and noise",
             )
-        if self.max_iterations < 1 or not 0 < self.tolerance < 1:
-            raise ArgumentError(
-                expected="max_iterations >= 1 and a tolerance in (0, 1)",
-                got=f"{self.max_iterations} and {self.tolerance}",
-                remedy="leave them at 50 and 1e-6",
-            )
-        check_execution(self.execution, PREDICTION, name="execution")
-        check_execution(self.prediction, PREDICTION, name="prediction")
+        assign(self, max_iterations=check_integer(self.max_iterations, "max_iterations"))
+        check_real(self.tolerance, "tolerance", above=0.0, below=1.0)
+        check_choice(self.execution, PREDICTION, "execution")
+        check_choice(self.prediction, PREDICTION, "prediction")
 
+    @undisturbed()
     @torch.no_grad()
     def fit(self, operator: nn.Module, data: FieldPairs) -> WeightSampledPredictor:
         """Draw and optimise the members.

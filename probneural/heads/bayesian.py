@@ -14,14 +14,15 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.errors import ArgumentError, UnsupportedError
+from probneural.checks import assign, check_choice, check_flag, check_integer
+from probneural.contexts import undisturbed
+from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError
 from probneural.fields import FieldPairs
 from probneural.heads.chains import chain_report
 from probneural.heads.last_layer import LastLayerLaplace, LastLayerPredictor
 from probneural.heads.last_layer_predictors import (
     SampledLastLayerPredictor,
     VariationalLastLayerPredictor,
-    is_integer,
 )
 from probneural.heads.last_layer_target import Target
 from probneural.randomness import check_seed, seeded, stream
@@ -45,10 +46,6 @@ _RATES = (0.1, 0.03, 0.01, 0.003, 0.001)
 """Learning rates of variational inference, one after the other."""
 _GAIN = 0.01
 """Nats that a window has to gain for its learning rate to be kept."""
-
-
-class ConvergenceWarning(UserWarning):
-    """A chain or an optimisation has not reached what it was to reach; the predictor's report says by how much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +130,10 @@ class BayesianLastLayer:
 
     def __post_init__(self) -> None:
         """Check the method and its settings."""
-        if self.method not in METHODS:
-            raise UnsupportedError(
-                expected=f"a method among {', '.join(METHODS)}",
-                got=repr(self.method),
-                remedy="or LastLayerLaplace, in closed form",
-            )
+        remedy = "or LastLayerLaplace, in closed form"
+        check_choice(self.method, METHODS, "method", remedy=remedy, error=UnsupportedError)
+        for name in ("infer_hyperparameters", "progress"):
+            assign(self, **{name: check_flag(getattr(self, name), name)})
         for name in ("coordinates", "samples", "warmup", "chains", "steps"):
             value = getattr(self, name)
             if value is not None and name not in METHODS[self.method]:
@@ -146,14 +141,11 @@ class BayesianLastLayer:
                 raise ArgumentError(
                     expected=f"settings that method={self.method!r} reads", got=f"{name}={value!r}", remedy=remedy
                 )
-            least = 4 if name == "samples" else 1  # halves of chains have a variance
-            if name != "coordinates" and value is not None and not (is_integer(value) and value >= least):
-                raise ArgumentError(expected=f"{name} as an integer >= {least}", got=repr(value), remedy="leave it out")
-        if self.coordinates is not None and self.coordinates not in COORDINATES:
-            raise ArgumentError(
-                expected=f"coordinates among {', '.join(COORDINATES)}", got=repr(self.coordinates), remedy="leave them out"
-            )
-        check_seed(self.seed)
+            if name != "coordinates" and value is not None:  # of samples, halves of chains have a variance
+                assign(self, **{name: check_integer(value, name, least=4 if name == "samples" else 1)})
+        if self.coordinates is not None:
+            check_choice(self.coordinates, COORDINATES, "coordinates")
+        assign(self, seed=check_seed(self.seed))
         if self.infer_hyperparameters and (
             self.method != "nuts" or (self.noise is not None and self.prior_precision is not None)
         ):
@@ -163,6 +155,8 @@ class BayesianLastLayer:
                 remedy="infer_hyperparameters=False",
             )
 
+    @undisturbed()
+    @torch.enable_grad()
     def fit(self, operator: nn.Module, data: FieldPairs) -> SampledLastLayerPredictor | VariationalLastLayerPredictor:
         """Fit the posterior.
 
@@ -204,7 +198,7 @@ class BayesianLastLayer:
         if not predict.converged:
             found = ", ".join(f"{name} {value:.4g}" for name, value in predict.report.items())
             remedy = "more warmup and samples" if self.method == "nuts" else "more steps"
-            warnings.warn(f"{self.method} has not converged ({found}): give it {remedy}", ConvergenceWarning, stacklevel=2)
+            warnings.warn(f"{self.method} has not converged ({found}): give it {remedy}", ConvergenceWarning, stacklevel=4)
         return predict
 
     def _sampled(

@@ -12,9 +12,11 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from probneural.checks import assign, check_choice, check_flag, check_integer, check_module
+from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.fields import Field, FieldPairs, check_operator
+from probneural.fields import Field, FieldPairs
 from probneural.heads.front import residuals_of
 from probneural.heads.members import (
     Job,
@@ -30,8 +32,8 @@ from probneural.heads.members import (
     train_in_processes,
 )
 from probneural.heads.resets import Build, Initialisation, Reset
-from probneural.heads.residuals import check_pairs, output_units
-from probneural.heads.sampled import PREDICTION, WeightSampledPredictor, check_execution
+from probneural.heads.residuals import output_units, training_pairs
+from probneural.heads.sampled import PREDICTION, WeightSampledPredictor
 from probneural.randomness import check_seed, stream_seed
 
 TRAINING = ("auto", "loop", "processes")
@@ -112,8 +114,8 @@ class DeepEnsemble:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_integer(self.members, 1, 2**20, name="members")
-        check_seed(self.seed)
+        members, seed = check_members(self.members, self.seed)
+        assign(self, members=members, seed=seed)
         if self.train is None or not callable(self.train):
             raise ArgumentError(
                 expected="train=, a recipe called as train(operator, data, seed=seed) that trains in place",
@@ -131,10 +133,13 @@ class DeepEnsemble:
         if self.reset is not None and self.build is not None:
             raise ArgumentError(expected="reset= or build=", got="both", remedy="build= makes new operators; drop reset=")
         if self.workers is not None:
-            check_integer(self.workers, 1, 2**10, name="workers")
-        check_execution(self.execution, TRAINING, name="execution")
-        check_execution(self.prediction, PREDICTION, name="prediction")
+            assign(self, workers=check_integer(self.workers, "workers", most=2**10))
+        for name in ("keeps_operator", "progress"):
+            assign(self, **{name: check_flag(getattr(self, name), name)})
+        check_choice(self.execution, TRAINING, "execution")
+        check_choice(self.prediction, PREDICTION, "prediction")
 
+    @undisturbed()
     def fit(self, operator: nn.Module, data: FieldPairs) -> WeightSampledPredictor:
         """Train the members.
 
@@ -153,11 +158,12 @@ class DeepEnsemble:
             DataError: If the data are not finite pairs.
             ShapeError: If the operator's outputs do not fit the data's.
         """
-        check_operator(operator)
-        check_pairs(data)
-        own = _own_copy(operator)
+        own = _own_copy(check_module(operator, "operator"))
         layout = ParameterVector.of(own)
-        pairs = _converted(own, data)
+        given = training_pairs(data, own)
+        inputs, outputs = given.inputs, given.outputs.to(given.inputs.dtype)
+        # Copies, which a recipe may change.
+        pairs = FieldPairs(Field(inputs.values.clone(), inputs.grid), Field(outputs.values.clone(), outputs.grid))
         residuals_of(copy.deepcopy(own).eval(), pairs[:1])  # outputs that do not fit cost no training
         kept = 1 if self.keeps_operator else 0
         jobs = [(number, stream_seed(self.seed, "ensemble member", number)) for number in range(kept, self.members)]
@@ -188,12 +194,9 @@ class DeepEnsemble:
             return states | train_here(task, rest, tick=bar.update)
 
 
-def check_integer(value: object, least: int, most: int, *, name: str) -> None:
-    """Raise an ArgumentError unless a value is an integer in range."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ArgumentError(
-            expected=f"{name} as an integer from {least} to {most}", got=repr(value), remedy=f"choose {name} among them"
-        )
+def check_members(members: object, seed: object) -> tuple[int, int]:
+    """Return number and seed of an ensemble, or raise an ArgumentError unless they are integers in range."""
+    return check_integer(members, "members", most=2**20), check_seed(seed)
 
 
 def _own_copy(operator: nn.Module) -> nn.Module:
@@ -208,17 +211,6 @@ def _own_copy(operator: nn.Module) -> nn.Module:
             remedy="convert it with .to(dtype)",
         )
     return own
-
-
-def _converted(operator: nn.Module, data: FieldPairs) -> FieldPairs:
-    """Pairs of our own, in an operator's real dtype and on its device."""
-    example = next(operator.parameters())
-    dtype = example.real.dtype if example.is_complex() else example.dtype
-
-    def moved(field: Field) -> Field:
-        return Field(field.values.detach().to(example.device, dtype, copy=True), field.grid)
-
-    return FieldPairs(moved(data.inputs), moved(data.outputs))
 
 
 def _predictor(

@@ -12,18 +12,20 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from probneural.checks import assign, check_choice, check_flag, check_integer, check_module
+from probneural.contexts import undisturbed
 from probneural.distributions import EmpiricalField, GaussianField, Latent, Predictor
 from probneural.distributions.latents import digest
 from probneural.distributions.predictor import FunctionDraw
-from probneural.errors import ArgumentError, DataError
-from probneural.fields import Field, FieldPairs, check_operator, evaluate
+from probneural.errors import DataError
+from probneural.fields import Field, FieldPairs, evaluate
 from probneural.grids import Grid
 from probneural.heads.component_root import BlockCoordinates, ComponentRoot
 from probneural.heads.front import residuals_of
 from probneural.heads.paths import Path
 from probneural.heads.principal import PrincipalComponents, left_out
 from probneural.heads.processes import KERNELS, Fitted, Process, Search
-from probneural.heads.residuals import check_pairs, check_some
+from probneural.heads.residuals import check_some, output_units, training_pairs
 from probneural.randomness import check_seed, stream
 from probneural.threads import copy_for_call
 
@@ -88,14 +90,13 @@ class KernelOperator:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if self.kernel not in KERNELS:
-            raise ArgumentError(expected=f"one of {', '.join(KERNELS)}", got=repr(self.kernel), remedy="name a kernel")
+        check_choice(self.kernel, KERNELS, "kernel")
+        assign(self, learns_relevances=check_flag(self.learns_relevances, "learns_relevances"))
         for name in ("input_components", "output_components", "groups", "iterations"):
-            value = getattr(self, name)
-            given = value is not None or name in ("groups", "iterations")
-            if given and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ArgumentError(expected=f"{name} >= 1", got=repr(value), remedy="leave it out for the default")
+            if getattr(self, name) is not None or name in ("groups", "iterations"):
+                assign(self, **{name: check_integer(getattr(self, name), name)})
 
+    @undisturbed()
     @torch.no_grad()
     def fit(self, operator: nn.Module | None, data: FieldPairs) -> KernelPredictor:
         """Fit components and hyper-parameters, and condition on the data.
@@ -112,18 +113,14 @@ class KernelOperator:
             DataError: If the data are not finite, fewer than three pairs, or inputs or outputs do not vary.
             ShapeError: If the operator's outputs do not fit the data's.
         """
-        if operator is not None:
-            check_operator(operator)
-        check_pairs(data)
-        if len(data) < 3:
-            raise DataError(expected="at least three pairs", got=str(len(data)), remedy="give more data")
-        own = None if operator is None else copy.deepcopy(operator).eval().requires_grad_(False)
-        example = data.outputs.values if own is None else next(iter(own.parameters()), data.outputs.values)
-        dtype = example.real.dtype if example.is_complex() else example.dtype
-        inputs = Field(data.inputs.values.detach().to(example.device, dtype), data.inputs.grid)
-        outputs = Field(data.outputs.values.detach().to(example.device), data.outputs.grid)
+        own = None if operator is None else copy.deepcopy(check_module(operator, "operator")).eval().requires_grad_(False)
+        pairs = training_pairs(data, own)
+        if len(pairs) < 3:
+            raise DataError(expected="at least three pairs", got=str(len(pairs)), remedy="give more data")
+        output_units(pairs.outputs)  # whose squares the noise is made of
+        inputs, outputs = pairs.inputs, pairs.outputs
         if own is not None:
-            outputs = Field(residuals_of(own, FieldPairs(inputs, outputs)), outputs.grid)
+            outputs = Field(residuals_of(own, pairs), outputs.grid)
         sides = {"inputs": (inputs, self.input_components), "outputs": (outputs, self.output_components)}
         found = {}
         for name, (functions, count) in sides.items():
@@ -309,10 +306,8 @@ class KernelPaths(Predictor):
     """
 
     def __init__(self, predictor: KernelPredictor, *, members: int, seed: int) -> None:
-        if not isinstance(members, int) or members < 1:
-            raise ArgumentError(expected="members >= 1", got=repr(members), remedy="some hundred say much about a covariance")
         self.predictor = predictor
-        self.members = members
+        self.members = check_integer(members, "members")
         self.seed = check_seed(seed)
         self.in_channels = predictor.in_channels
         self.out_channels = predictor.out_channels
@@ -321,7 +316,7 @@ class KernelPaths(Predictor):
         generator = stream(seed, "kernel paths")
         self._paths = [
             [Path.drawn(process, generator=generator, features=_FEATURES) for process in predictor.processes]
-            for _ in range(members)
+            for _ in range(self.members)
         ]
 
     @property

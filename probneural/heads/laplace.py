@@ -9,12 +9,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from probneural.checks import check_choice, check_flag, check_instance, check_integer
+from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import Effort, JacobianRoot
 from probneural.curvature.weight_roots import LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField, Latent, Predictor
 from probneural.distributions.latents import digest
-from probneural.errors import UnsupportedError
+from probneural.errors import ArgumentError, UnsupportedError
 from probneural.fields import Field, FieldPairs, evaluate
 from probneural.grids import Grid
 from probneural.heads.front import WeightProblem, prepare
@@ -93,15 +95,13 @@ class Laplace:
 
     def __post_init__(self) -> None:
         """Check the structure and its settings."""
-        if self.structure not in FITS:
-            raise UnsupportedError(
-                expected=f"a structure among {', '.join(FITS)}",
-                got=repr(self.structure),
-                remedy="or LastLayerLaplace, which is exact and cheap",
-            )
+        check_choice(self.structure, FITS, "structure", remedy="or use LastLayerLaplace", error=UnsupportedError)
+        check_instance(self.effort, Effort, "effort", remedy="give an Effort(...)", error=ArgumentError)
+        check_flag(self.per_layer, "per_layer")
         self._settings().check(self.structure)
         check_seed(self.seed)
 
+    @undisturbed()
     def fit(self, operator: nn.Module, data: FieldPairs) -> LaplacePredictor:
         """Fit the posterior.
 
@@ -255,6 +255,7 @@ class LaplacePredictor(Predictor):
         rest = (upper - inside).clamp_min(0.0)  # an estimate of the whole may fall short of an exact part of it
         return inside + rest / (1.0 + self.report["next_ratio"]), upper
 
+    @undisturbed()
     def update(self, data: FieldPairs) -> LaplacePredictor:
         """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
 
@@ -285,13 +286,18 @@ class LaplacePredictor(Predictor):
             shift=found.shift,
         )
 
+    @undisturbed()
     def sampled(self, members: int, *, seed: int) -> WeightSampledPredictor:
         """Return the predictor that is not linearised: `members` operators with weights drawn from the posterior.
 
         Args:
             members: How many.
             seed: Names the draws.
+
+        Raises:
+            ArgumentError: If `members` is not a positive integer.
         """
+        members = check_integer(members, "members")
         generator = stream(seed, "sampled weights")
         latents = torch.randn(members, self.weights.rank, generator=generator, dtype=torch.float64, device="cpu")
         vectors = self._vector + self.weights.product(latents.to(self.device)).to(self._vector)

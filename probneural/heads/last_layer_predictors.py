@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Integral
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_integer
 from probneural.distributions import EmpiricalField, FieldDistribution, Predictor
-from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads.last_layer import LastLayerPredictor
@@ -106,8 +105,7 @@ class SampledLastLayerPredictor(Predictor):
             ArgumentError: If there are fewer.
         """
         total = len(self.deviations)
-        if not is_integer(draws) or not 1 <= draws <= total:
-            raise ArgumentError(expected=f"1 to {total} draws", got=repr(draws), remedy="fit with more samples")
+        draws = check_integer(draws, "draws", most=total)
         kept = torch.arange(draws) * total // draws
         return SampledLastLayerPredictor(
             readout=self.readout,
@@ -182,8 +180,3 @@ class VariationalLastLayerPredictor(Predictor):
 
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         return self.posterior(inputs, query)
-
-
-def is_integer(value: object) -> bool:
-    """Whether a value is an integer, and no truth value."""
-    return isinstance(value, Integral) and not isinstance(value, bool)

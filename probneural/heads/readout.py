@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.errors import ReadoutError
+from probneural.checks import check_instance
+from probneural.errors import ArgumentError, ReadoutError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid, resample
 from probneural.randomness import stream
@@ -77,6 +78,7 @@ def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query:
     if not takes_grid(own):
         query = None
     if name is not None:
+        name = check_instance(name, str, "readout", remedy="name a submodule", error=ArgumentError)
         return _verify(own, inputs, name, query)
     if isinstance(getattr(own, "readout", None), nn.Module):
         return _verify(own, inputs, "readout", query)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from probneural.checks import check_module
 from probneural.errors import ArgumentError
-from probneural.fields import check_operator
 from probneural.randomness import seeded
 
 Reset = Callable[[nn.Module], object]
@@ -61,7 +61,7 @@ class Initialisation:
             redraw(module, self.reset)
             return module
         built = copy.deepcopy(self.build(seed))  # a factory may hand out one module twice
-        check_operator(built)
+        check_module(built, "what build returns")
         _check_alike(built, operator)
         return built.to(device)
 

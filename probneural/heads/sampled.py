@@ -11,9 +11,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.func import vmap
 
+from probneural.checks import check_choice
 from probneural.curvature import ParameterVector
 from probneural.distributions import EmpiricalField, Predictor
-from probneural.errors import ArgumentError, UnsupportedError
+from probneural.errors import UnsupportedError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.residuals import check_some
@@ -65,7 +66,7 @@ class WeightSampledPredictor(Predictor):
         execution: str = "auto",
         report: Mapping[str, float] | None = None,
     ) -> None:
-        check_execution(execution, PREDICTION, name="execution")
+        check_choice(execution, PREDICTION, "execution")
         self.operator = operator
         self.layout = layout
         self.vectors = vectors
@@ -170,9 +171,3 @@ class WeightSampledPredictor(Predictor):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter() - start
-
-
-def check_execution(value: object, known: tuple[str, ...], *, name: str) -> None:
-    """Raise an ArgumentError unless a way of execution is known."""
-    if value not in known:
-        raise ArgumentError(expected=f"{name} among {', '.join(known)}", got=repr(value), remedy="or leave it at 'auto'")

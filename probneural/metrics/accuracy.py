@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_finite, check_squares
 from probneural.distributions.base import check_values
 from probneural.errors import DataError, GridError
-from probneural.fields import Field, check_field, check_finite
+from probneural.fields import Field, check_field
 from probneural.metrics.comparison import domain_average
 
 
@@ -69,8 +70,8 @@ def rmse(prediction: Field, truth: Field) -> Float64[Tensor, " c"]:
 
 def _mean_squares(prediction: Field, truth: Field) -> tuple[Tensor, Tensor]:
     """Mean squares over the domain of the error and of the truth, `(n, c)`."""
-    check_field(prediction, "predictions")
-    check_field(truth, "true functions")
+    check_field(prediction, "prediction")
+    check_field(truth, "truth")
     if prediction.grid != truth.grid:
         raise GridError(
             expected=f"predictions on the truth's grid {truth.grid!r}",
@@ -80,6 +81,8 @@ def _mean_squares(prediction: Field, truth: Field) -> tuple[Tensor, Tensor]:
     check_values(prediction.values, tuple(truth.values.shape), "predictions")
     check_finite(prediction.values, "predictions")
     check_finite(truth.values, "true values")
+    check_squares(prediction.values, "predictions")
+    check_squares(truth.values, "true values")
     predicted = prediction.values.detach().to(torch.float64)
     values = truth.values.detach().to(predicted)
     return domain_average((predicted - values).square(), truth.grid), domain_average(values.square(), truth.grid)

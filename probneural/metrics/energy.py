@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_integer
 from probneural.distributions.empirical import EmpiricalField
-from probneural.errors import ArgumentError
 from probneural.metrics.comparison import Comparison
 from probneural.randomness import stream, stream_seed
 
@@ -40,8 +40,7 @@ def energy_score(comparison: Comparison, *, draws: int = DRAWS, seed: int = 0) -
         Gneiting and Raftery (2007), Strictly proper scoring rules, equation 21, with β = 1; Gneiting et al. (2008), Assessing
         probabilistic forecasts of multivariate quantities, equation 7. Deviation: the norm is divided by √volume.
     """
-    if draws < 2:
-        raise ArgumentError(expected="at least two draws", got=str(draws), remedy=f"the default is {DRAWS}")
+    draws = check_integer(draws, "draws", least=2)
     u = comparison.distribution
     root = (comparison.grid.weights / comparison.grid.volume).sqrt().to(comparison.truth)
     is_exact = isinstance(u, EmpiricalField) and not bool((comparison.noise > 0).any())

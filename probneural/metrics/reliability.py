@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_integer, check_real
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
-from probneural.errors import ArgumentError, UnsupportedError
-from probneural.metrics.comparison import Comparison
+from probneural.errors import UnsupportedError
+from probneural.metrics.comparison import Comparison, check_comparison
 from probneural.randomness import stream, stream_seed
 
 DRAWS = 512
@@ -87,8 +88,7 @@ def pit_histogram(comparison: Comparison, *, bins: int = 20) -> Float64[Tensor, 
         ArgumentError: If there are no bins.
         UnsupportedError: If the distribution is neither Gaussian nor empirical.
     """
-    if bins < 1:
-        raise ArgumentError(expected="at least one bin", got=str(bins), remedy="20 suit a hundred functions")
+    bins = check_integer(bins, "bins")
     values = pit(comparison)
     number = (values * bins).long().clamp(max=bins - 1)
     return bins * torch.stack([comparison.average((number == index).to(values)) for index in range(bins)], dim=-1)
@@ -110,7 +110,7 @@ def coverage(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "
     Raises:
         ArgumentError: If the level is not between 0 and 1.
     """
-    inside = comparison.standardise(comparison.residual).abs() <= central_quantile(level)
+    inside = check_comparison(comparison).standardise(comparison.residual).abs() <= central_quantile(level)
     return comparison.average(inside.to(comparison.truth))
 
 
@@ -171,8 +171,7 @@ def simultaneous_coverage(
         Montiel Olea and Plagborg-Møller (2019), Simultaneous confidence bands, section 2 (the sup-t band).
     """
     central_quantile(level)
-    if draws < 1:
-        raise ArgumentError(expected="at least one draw", got=str(draws), remedy=f"the default is {DRAWS}")
+    draws = check_integer(draws, "draws")
     each = comparison.truth[0].numel()
     batch = min(draws, max(1, _CHUNK_ELEMENTS // each))
     functions = max(1, _CHUNK_ELEMENTS // (batch * each))
@@ -207,6 +206,5 @@ def _suprema(comparison: Comparison, *, count: int, functions: int, seed: int, n
 
 def central_quantile(level: float) -> float:
     """The z with P(|N(0, 1)| <= z) = level."""
-    if not 0.0 < level < 1.0:
-        raise ArgumentError(expected="a level between 0 and 1", got=str(level), remedy="0.9 asks for 90 % coverage")
+    level = check_real(level, "level", above=0.0, below=1.0)
     return float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64, device="cpu")))

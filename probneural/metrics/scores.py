@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from probneural.checks import check_integer
 from probneural.distributions.base import FieldDistribution
 from probneural.errors import ArgumentError, DataError, UnsupportedError
 from probneural.fields import Field
@@ -154,8 +155,7 @@ def score(
         relative L2 error of the mean                0  1
         ...
     """
-    if whole is not None and whole < 1:
-        raise ArgumentError(expected="whole >= 1 functions", got=str(whole), remedy="leave it out to take all")
+    whole = None if whole is None else check_integer(whole, "whole")
     comparison = compare(u, truth, noise=noise)
     some = comparison if whole is None or whole >= len(truth) else compare(u[:whole], truth[:whole], noise=noise)
     mean = Field(comparison.mean, comparison.grid)

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.errors import DataError, GridError
-from probneural.fields import FieldPairs, check_finite
-from probneural.grids import Axis, Grid, resample
+from probneural.checks import cast, check_integer, check_scale
+from probneural.fields import FieldPairs, check_pairs, power_of_two
+from probneural.grids import Axis, Grid, check_grid, resample
 from probneural.operators.base import Operator
-from probneural.operators.checks import check_input, check_sizes, check_where
+from probneural.operators.checks import check_input, check_where
 from probneural.operators.layers import PointwiseLinear
 
 
@@ -44,14 +44,11 @@ class LinearRegression(Operator):
 
     def __init__(self, in_channels: int, out_channels: int, *, in_grid: Grid, out_grid: Grid, components: int = 32) -> None:
         super().__init__()
-        check_sizes(in_channels=in_channels, out_channels=out_channels, components=components)
-        if not (in_grid.is_uniform and out_grid.is_uniform):
-            raise GridError(expected="uniform grids", got=f"{in_grid}, {out_grid}", remedy="regrid the data first")
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.in_grid = in_grid
-        self.out_grid = out_grid
-        self.components = components
+        self.in_channels = in_channels = check_integer(in_channels, "in_channels")
+        self.out_channels = out_channels = check_integer(out_channels, "out_channels")
+        self.in_grid = check_grid(in_grid, "in_grid", uniform=True)
+        self.out_grid = check_grid(out_grid, "out_grid", uniform=True)
+        self.components = components = check_integer(components, "components")
         self.register_buffer("matrix", torch.zeros(in_channels * in_grid.size, out_channels * out_grid.size))
         self.register_buffer("offset", torch.zeros(out_channels * out_grid.size))
         self.register_buffer("basis", torch.zeros(out_channels, components, out_grid.size))
@@ -74,13 +71,11 @@ class LinearRegression(Operator):
             The regression, in the dtype of the data.
 
         Raises:
-            DataError: If there are fewer than two pairs, or values are not finite.
+            DataError: If there are fewer than two pairs, values are not finite, or their dtype does not hold the map's weights.
+            ArgumentError: If `components` is no positive integer.
         """
-        if len(train) < 2:
-            raise DataError(expected="at least two pairs", got=str(len(train)), remedy="give more data")
-        check_finite(train.inputs.values, "training inputs")
-        check_finite(train.outputs.values, "training outputs")
-        count = min(components, len(train), train.outputs.grid.size)
+        check_pairs(train, least=2)
+        count = min(check_integer(components, "components"), len(train), train.outputs.grid.size)
         model = cls(
             train.inputs.channels,
             train.outputs.channels,
@@ -90,12 +85,16 @@ class LinearRegression(Operator):
         ).to(train.inputs.device, train.inputs.dtype)
         inputs = train.inputs.values.to(torch.float64).flatten(1)
         outputs = train.outputs.values.to(torch.float64).flatten(1)
+        units = power_of_two(torch.stack([inputs.abs().max(), outputs.abs().max()]))  # squares neither overflow nor vanish
+        check_scale(units, "training data", dtype=train.inputs.dtype)
+        inputs, outputs = inputs / units[0], outputs / units[1]
         centre, offset = inputs.mean(0), outputs.mean(0)
         # Directions below the rounding of the data, their mean included, carry no information; inverting them would amplify it.
         cutoff = 10.0 * torch.finfo(train.inputs.dtype).eps * torch.linalg.matrix_norm(inputs, ord=2)
         matrix = torch.linalg.pinv(inputs - centre, atol=cutoff, rtol=0.0) @ (outputs - offset)
-        model.matrix.copy_(matrix)
-        model.offset.copy_(offset - centre @ matrix)
+        dtype = train.inputs.dtype
+        model.matrix.copy_(cast(matrix * (units[1] / units[0]), dtype, "weights"))
+        model.offset.copy_(cast((offset - centre @ matrix) * units[1], dtype, "offsets"))
         channelwise = (outputs - offset).unflatten(1, (train.outputs.channels, -1))
         for channel in range(train.outputs.channels):
             right = torch.linalg.svd(channelwise[:, channel], full_matrices=False)[2]

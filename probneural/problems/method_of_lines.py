@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from probneural.checks import check_choice, check_flag, check_integer, check_positive
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.laws import IndependentLaws, Law
 from probneural.problems.random_fields import GaussianRandomField
@@ -136,15 +136,11 @@ class MethodOfLines(Problem):
                 )
         for name in ("time", "lengths", "rtol", "atol"):
             check_positive(getattr(self, name), name)
-        check_count(self.channels, "channels")
-        check_count(self.max_steps, "max_steps")
-        check_count(self.design_dim, "design_dim", most=self.law.size)
-        if self.method not in _EXPLICIT + _IMPLICIT:
-            raise ArgumentError(
-                expected=f"a method among {', '.join(_EXPLICIT + _IMPLICIT)}",
-                got=repr(self.method),
-                remedy="choose one of them",
-            )
+        check_integer(self.channels, "channels")
+        check_integer(self.max_steps, "max_steps")
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        check_flag(self.periodic, "periodic")
+        check_choice(self.method, _EXPLICIT + _IMPLICIT, "method")
         if self.initial_state is None and len(self._fields()) != self.channels:
             raise ArgumentError(
                 expected=f"a law of {self.channels} Gaussian random fields, one per channel, or initial_state",
@@ -494,8 +490,8 @@ def spectral_derivative(u: Tensor, grid: Grid, *, order: int = 1, axis: int = 0)
         >>> torch.allclose(spectral_derivative(x.sin()[None, None], grid), x.cos())
         True
     """
-    check_count(order, "order", least=0)
-    check_count(axis, "axis", least=0, most=grid.dimension - 1)
+    check_integer(order, "order", least=0)
+    check_integer(axis, "axis", least=0, most=grid.dimension - 1)
     _check_periodic(grid, grid.periodic[axis])
     spacing = grid.axes[axis]
     place = axis - grid.dimension

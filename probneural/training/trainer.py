@@ -9,10 +9,10 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,20 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.errors import ArgumentError, DataError, FileError, ShapeError, TrainingError
-from probneural.fields import FieldPairs, check_are_pairs, check_finite, check_operator, evaluate
-from probneural.grids import Grid, described
+from probneural.checks import (
+    check_callable,
+    check_flag,
+    check_integer,
+    check_module,
+    check_path,
+    check_positive,
+    check_real,
+    described,
+)
+from probneural.contexts import undisturbed
+from probneural.errors import ArgumentError, ConvergenceWarning, FileError, TrainingError
+from probneural.fields import FieldPairs, check_pairs, evaluate
+from probneural.grids import Grid
 from probneural.operators import Operator
 from probneural.randomness import check_seed, seeded, stream, stream_seed
 from probneural.training import files
@@ -32,8 +43,12 @@ from probneural.training.losses import relative_l2
 
 Loss = Callable[[Tensor, Tensor, Grid], Tensor]
 """Maps predictions and targets `(n, c, *grid)` and their grid to one number."""
+_MUCH_WORSE = 3.0
+"""How many times the loss at the beginning a training may end at without a warning."""
 
 
+@undisturbed(keeps_autocast=True)
+@torch.enable_grad()
 def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default that works)
     operator: nn.Module,
     train: FieldPairs,
@@ -54,8 +69,10 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
 
     The last weights are kept: the validation split (taken from the training data) is for watching only, so nothing is
     chosen by it. Operators of this library first take their units from the training part,
-    unless an earlier training gave them some. The mode (train or eval) of every
-    submodule and the global random state are left as they were.
+    unless an earlier training gave them some. The mode (train or eval) of every submodule and the global random state are left
+    as they were. Data are detached, and gradients are recorded here even under `torch.no_grad`. A `ConvergenceWarning` is given
+    if the training loss ends three times above that of the first batch, before any step, and above that of predicting zero (of
+    the first epoch, if `loss` is your own).
 
     Args:
         operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`.
@@ -78,9 +95,9 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
         The losses by epoch.
 
     Raises:
-        ArgumentError: If a setting is out of range, the operator is no module, or the loss takes other arguments.
-        DataError: If the data are no pairs, empty or not finite.
-        ShapeError: If the loss is not one number.
+        ArgumentError: If a setting is out of range, the operator is no module, or the loss takes other arguments or gives no
+            number.
+        DataError: If the data are fewer than two pairs or not finite, or their scale is beyond the operator's dtype.
         TrainingError: If a loss or a weight becomes NaN or infinite; the operator has the weights from before that epoch.
         FileError: If the checkpoint is damaged, or belongs to other settings or data.
 
@@ -92,25 +109,30 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
         >>> fit(operator, FieldPairs(fields, fields), epochs=2, show_progress=False).epochs
         2
     """
+    check_module(operator, "operator")
+    _check_loss(loss)
+    epochs = check_integer(epochs, "epochs")
     seed = check_seed(seed)
-    _validate(operator, loss, epochs, batch_size, learning_rate, weight_decay, validation, train)
+    show_progress = check_flag(show_progress, "show_progress")
+    if on_epoch is not None:
+        check_callable(on_epoch, "on_epoch", remedy="give a function of the epoch's number and its losses")
     where = resolve_device(device, operator)
     operator.to(where)
-    first, second = _split(train, validation, seed)
-    objective = _relative_l2 if loss is None else loss
+    pairs = check_pairs(train, least=2).detached().to(where)
+    first, second = _split(pairs, check_real(validation, "validation", least=0.0, below=1.0), seed)
     run = _Run(
         operator=operator,
-        train=first.to(where),
-        validation=None if second is None else second.to(where),
-        loss=objective,
+        train=first,
+        validation=second,
+        loss=_relative_l2 if loss is None else check_callable(loss, "loss", remedy="leave it out for the relative L2 error"),
         epochs=epochs,
-        batch_size=min(batch_size, len(first)),
+        batch_size=min(check_integer(batch_size, "batch_size"), len(first)),
         seed=seed,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
+        learning_rate=check_positive(learning_rate, "learning_rate"),
+        weight_decay=check_real(weight_decay, "weight_decay", least=0.0),
     )
     modes = {module: module.training for module in operator.modules()}
-    path = None if checkpoint is None else Path(checkpoint)
+    path = None if checkpoint is None else check_path(checkpoint, "checkpoint")
     try:
         if path is not None and path.exists():
             run.resume(path)
@@ -128,6 +150,7 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
     finally:
         for module, mode in modes.items():
             module.training = mode
+    run.warn_if_worse()
     return History(train=tuple(run.losses), validation=tuple(run.watched), seconds=tuple(run.seconds))
 
 
@@ -148,6 +171,7 @@ class _Run:
     seed: int
     learning_rate: float
     weight_decay: float
+    begin: float | None = None
     losses: list[float] = field(default_factory=list)
     watched: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -157,6 +181,12 @@ class _Run:
         parameters = [parameter for parameter in self.operator.parameters() if parameter.requires_grad]
         if not parameters:
             raise ArgumentError(expected="an operator with parameters to train", got="none", remedy="unfreeze some")
+        if any(parameter.is_inference() for parameter in parameters):
+            raise ArgumentError(
+                expected="an operator with parameters that autograd takes",
+                got="one that was made in torch.inference_mode",
+                remedy="build it outside, or under torch.no_grad",
+            )
         self.optimizer = torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
             self.optimizer, self.learning_rate, total_steps=max(self.epochs * self.steps, 2)
@@ -185,6 +215,8 @@ class _Run:
             batch = self.train[rows.to(self.train.inputs.device)]
             self.optimizer.zero_grad(set_to_none=True)
             value = self._loss(batch)
+            if self.begin is None:
+                self.begin = float(value.detach())
             value.backward()
             self.optimizer.step()
             self.schedule.step()
@@ -215,14 +247,26 @@ class _Run:
 
     def _loss(self, batch: FieldPairs) -> Tensor:
         query = None if batch.outputs.grid == batch.inputs.grid else batch.outputs.grid
-        value = self.loss(evaluate(self.operator, batch.inputs, query), batch.outputs.values, batch.outputs.grid)
-        if not isinstance(value, Tensor) or value.ndim:
-            raise ShapeError(
-                expected="a loss that returns one number, as a tensor ()",
-                got=str(tuple(value.shape)) if isinstance(value, Tensor) else described(value),
-                remedy="average over functions, channels and the grid: .mean()",
+        predicted = evaluate(self.operator, batch.inputs, query)
+        value = self.loss(predicted, batch.outputs.values, batch.outputs.grid)
+        recorded = not torch.is_grad_enabled() or (isinstance(value, Tensor) and value.requires_grad)
+        if not isinstance(value, Tensor) or value.ndim != 0 or value.is_complex() or not recorded:
+            raise ArgumentError(
+                expected="a loss that returns one real number, as a tensor that depends on the weights",
+                got=f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value),
+                remedy="average over functions, and leave the graph attached",
             )
         return value
+
+    def warn_if_worse(self) -> None:
+        """Give a warning if training has led away from where it began, further than training on from a good fit does."""
+        trivial = 1.0 if self.loss is _relative_l2 else self.losses[0]
+        if self.begin is not None and self.losses[-1] > _MUCH_WORSE * max(self.begin, trivial):
+            warnings.warn(
+                f"training ended at a loss of {self.losses[-1]:.3g}, having begun at {self.begin:.3g}: lower learning_rate",
+                ConvergenceWarning,
+                stacklevel=5,  # of whoever calls pn.fit, through its two decorators
+            )
 
     def latest(self) -> dict[str, float]:
         """The last losses by name."""
@@ -261,6 +305,7 @@ class _Run:
             "structure": self.structure(),
             "groups": state["param_groups"],
             "schedule": {name: value for name, value in self.schedule.state_dict().items() if _is_json(value)},
+            "begin": self.begin,
             "losses": self.losses,
             "watched": self.watched,
             "seconds": self.seconds,
@@ -291,6 +336,7 @@ class _Run:
                 moments.setdefault(int(number), {})[key] = value
         self.optimizer.load_state_dict({"state": moments, "param_groups": metadata["groups"]})
         self.schedule.load_state_dict({**self.schedule.state_dict(), **metadata["schedule"]})
+        self.begin = metadata["begin"]
         self.losses, self.watched = list(metadata["losses"]), list(metadata["watched"])
         self.seconds = list(metadata["seconds"])
 
@@ -327,32 +373,3 @@ def _split(train: FieldPairs, share: float, seed: int) -> tuple[FieldPairs, Fiel
         )
     second, first = train.split(count, seed=stream_seed(seed, "validation"))
     return first, second
-
-
-def _validate(
-    operator: nn.Module,
-    loss: Loss | None,
-    epochs: int,
-    batch_size: int,
-    learning_rate: float,
-    weight_decay: float,
-    validation: float,
-    train: FieldPairs,
-) -> None:
-    check_operator(operator)
-    check_are_pairs(train)
-    _check_loss(loss)
-    checks: tuple[tuple[str, Any, str, type, Callable[[Any], bool]], ...] = (
-        ("epochs", epochs, "an integer of at least 1", Integral, lambda value: value >= 1),
-        ("batch_size", batch_size, "an integer of at least 1", Integral, lambda value: value >= 1),
-        ("learning_rate", learning_rate, "a positive finite number", Real, lambda value: 0 < value < math.inf),
-        ("weight_decay", weight_decay, "a finite number of at least 0", Real, lambda value: 0 <= value < math.inf),
-        ("validation", validation, "a share in [0, 1)", Real, lambda value: 0 <= value < 1),
-    )
-    for name, value, rule, kind, holds in checks:
-        if not isinstance(value, kind) or not holds(value):
-            raise ArgumentError(expected=f"{rule} as {name}", got=repr(value), remedy="see the arguments of pn.fit")
-    if len(train) < 2:
-        raise DataError(expected="at least two training pairs", got=str(len(train)), remedy="give more data")
-    check_finite(train.inputs.values, "training inputs")
-    check_finite(train.outputs.values, "training outputs")

@@ -20,8 +20,6 @@ from probneural.active.loop.recipes import Calibrator, Course, Head, Lesson, Rec
 from probneural.active.loop.schedule import Schedule, next_target
 from probneural.active.loop.settings import (
     check,
-    check_count,
-    check_goal,
     described,
     digest_of_operator,
     digest_of_pairs,
@@ -33,6 +31,7 @@ from probneural.active.simulation.running import open_pool, simulate_in
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import BorrowedPool, ProcessPool
 from probneural.active.simulation.workers import kind_of
+from probneural.checks import check_flag, check_integer, check_path, check_positive
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, SimulationError
 from probneural.fields import Field, FieldPairs
@@ -153,15 +152,19 @@ class ActiveLearner:
         check(train is None or (callable(train) and operator is not None), "train with an operator to train", train)
         check(calibrate is None or isinstance(calibrate, Calibrator), "a calibrator with fit(predict, pairs)", calibrate)
         check(test is None or isinstance(test, FieldPairs), "FieldPairs as test", test)
-        check_count(initial, 2, len(pool), name="initial")
-        check_count(calibration, 0 if calibrate is None else 4, len(pool), name="calibration")
+        initial = check_integer(initial, "initial", least=2, most=len(pool))
+        calibration = check_integer(calibration, "calibration", least=0 if calibrate is None else 4, most=len(pool))
+        seed = check_seed(seed)
+        attempts = check_integer(attempts, "attempts")
+        timeout = None if timeout is None else check_positive(timeout, "timeout")
+        warm_start, progress = check_flag(warm_start, "warm_start"), check_flag(progress, "progress")
         next_target(batch, initial)
         self.simulator, self.head, self.acquisition, self.train = simulator, head, acquisition, train
         self.operator, self.pool, self.test = operator, Field(pool.values.detach().cpu(), pool.grid), test
         self.initial, self.batch, self.calibration, self.calibrate = initial, batch, calibration, calibrate
         self.executor, self.timeout, self.attempts, self.progress = executor, timeout, attempts, progress
-        self.seed, self.warm_start = check_seed(seed), warm_start
-        self.store = store if isinstance(store, ResultStore) else ResultStore(os.fspath(store))
+        self.seed, self.warm_start = seed, warm_start
+        self.store = store if isinstance(store, ResultStore) else ResultStore(check_path(store, "store"))
         self._ledger = Ledger(self.store, self.pool)
         self._course = Course(self._ledger, operator, train, head, calibrate, warm_start, self.seed)
         self._lesson: Lesson | None = None
@@ -243,8 +246,8 @@ class ActiveLearner:
         """
         if (rounds is None) == (labels is None):
             raise ArgumentError(expected="rounds= or labels=", got=f"{rounds=}, {labels=}", remedy="give one of them")
-        check_goal(rounds, 0, name="rounds")
-        check_goal(labels, self.initial, name="labels")
+        rounds = None if rounds is None else check_integer(rounds, "rounds", least=0)
+        labels = None if labels is None else check_integer(labels, "labels", least=self.initial)
         if self.simulator is None:
             raise ArgumentError(expected="a simulator to run", got="None", remedy="use ask and tell, or construct with one")
         simulator = self.simulator.solve if isinstance(self.simulator, Problem) else self.simulator

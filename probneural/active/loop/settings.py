@@ -22,18 +22,6 @@ def check(holds: bool, expected: str, got: object) -> None:
         raise ArgumentError(expected=expected, got=repr(got), remedy="see the arguments of ActiveLearner")
 
 
-def check_count(value: object, least: int, most: int, *, name: str) -> None:
-    """Raise an ArgumentError unless a value is an integer in range."""
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    check(is_integer and least <= value <= most, f"{name} as an integer from {least} to {most}", value)  # type: ignore[operator]
-
-
-def check_goal(value: object, least: int, *, name: str) -> None:
-    """Raise an ArgumentError unless a number to reach is an integer of at least so many, or None."""
-    holds = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
-    check(holds, f"{name} as an integer of at least {least}", value)
-
-
 def keys_of(store: ResultStore, fields: Field) -> list[str]:
     """The store's name of each function."""
     return [store.key(fields[position]) for position in range(len(fields))]

@@ -14,9 +14,10 @@ from botorch.posteriors.posterior import Posterior
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_variances
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, ShapeError
-from probneural.functionals import Functional
+from probneural.functionals import Functional, check_functional
 
 _LEAST_NOISE = 1e-9
 """Noise of exact observations, as a fraction of the variance that one function has of its own."""
@@ -65,7 +66,7 @@ def reading_noise(predict: Predictor, functional: Functional, *, outputs: Sequen
         >>> [round(value, 6) for value in reading_noise(predict, both).tolist()]
         [0.005, 0.02]
     """
-    grid, channels = functional.grid, predict.out_channels
+    grid, channels = check_functional(functional).grid, predict.out_channels
     own = predict.effective_observations
     least = _LEAST_NOISE * predict.residual_variance.to("cpu", torch.float64)
     variance = predict.noise.detach().to("cpu", torch.float64).maximum(least).expand(channels)
@@ -310,19 +311,7 @@ def check_noise(
         ArgumentError: If it is not finite, negative, or zero where it must be positive.
         ShapeError: If it does not fit.
     """
-    if not isinstance(noise, Tensor | float | int) or isinstance(noise, bool):
-        raise ArgumentError(
-            expected="noise variances as a number or a tensor",
-            got=repr(noise),
-            remedy="leave noise out to have the model's own",
-        )
-    variance = torch.as_tensor(noise, dtype=torch.float64, device=like.device)  # at once: float32 in between would round
-    if not bool(torch.isfinite(variance).all() and ((variance > 0) if positive else (variance >= 0)).all()):
-        raise ArgumentError(
-            expected=f"{'positive' if positive else 'non-negative'} finite noise variances",
-            got=f"{float(variance.min()):.4g} at the least" if variance.numel() else "none",
-            remedy="they are in the outputs' units squared; for exact readings take some 1e-8 of the outputs' variance",
-        )
+    variance = check_variances(noise, "noise", positive=positive).to(like.device)
     try:
         fits = torch.broadcast_shapes(variance.shape, shape)[-2:] == shape[-2:]
     except RuntimeError:

@@ -28,10 +28,11 @@ from probneural.active.models.conditioning import (
 )
 from probneural.active.models.paths import OperatorDraws, draw_matheron_paths
 from probneural.active.models.posteriors import FieldPosterior, MemberPosterior
+from probneural.checks import check_callable, check_finite, check_flag, check_instance, check_integer, check_sequence
 from probneural.distributions import EmpiricalField, GaussianField, Predictor, Root
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_finite
-from probneural.functionals import Functional
+from probneural.fields import Field
+from probneural.functionals import Functional, check_functional
 
 
 class OperatorModel(Model, FantasizeMixin):
@@ -99,23 +100,12 @@ class OperatorModel(Model, FantasizeMixin):
         moment_matched: bool = False,
     ) -> None:
         super().__init__()
-        for name, value, kind in (("predict", predict, Predictor), ("functional", functional, Functional)):
-            if not isinstance(value, kind):
-                raise ArgumentError(
-                    expected=f"{name} to be a {kind.__name__}",
-                    got=str(type(value)),
-                    remedy="fit a head to get a predictor; put functionals side by side with pn.functionals.stack",
-                )
-        if not callable(encode):
-            raise ArgumentError(
-                expected="encode as a function of designs (N, d)",
-                got=str(type(encode)),
-                remedy="pass lambda designs: problem.encode(designs, grid=grid)",
-            )
-        self.predict = predict
-        self.encode = encode
-        self.functional = functional
-        self.moment_matched = moment_matched
+        self.predict = check_instance(
+            predict, Predictor, "predict", remedy="fit a head: pn.heads.LastLayerLaplace().fit(operator, train)"
+        )
+        self.encode = check_callable(encode, "encode", remedy="pass lambda designs: problem.encode(designs, grid=grid)")
+        self.functional = check_functional(functional)
+        self.moment_matched = check_flag(moment_matched, "moment_matched")
         size = predict.out_channels * functional.size
         self._outputs = list(range(size))
         if isinstance(noise, Tensor) and noise.ndim > 1:
@@ -307,8 +297,7 @@ class OperatorModel(Model, FantasizeMixin):
         Raises:
             ArgumentError: If the count is not positive, or the seed is no non-negative integer.
         """
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise ArgumentError(expected="a positive number of draws", got=repr(count), remedy="or none for a single one")
+        count = None if count is None else check_integer(count, "count of draws")
         return OperatorDraws(self, torch.Size([] if count is None else [count]), seed=seed)
 
     def _set_transformed_inputs(self) -> None:
@@ -329,13 +318,9 @@ class OperatorModel(Model, FantasizeMixin):
 
     def _select(self, indices: list[int]) -> list[int]:
         """Resolve positions, negative ones too, among this model's outputs."""
-        if any(not -self.num_outputs <= index < self.num_outputs for index in indices):
-            raise ArgumentError(
-                expected=f"outputs from 0 to {self.num_outputs - 1}",
-                got=str(indices),
-                remedy="outputs are the functional's values, channel by channel",
-            )
-        return [self._outputs[index] for index in indices]
+        given = check_sequence(indices, "outputs", remedy="give a list of positions among the functional's values")
+        positions = [check_integer(one, "outputs", least=-self.num_outputs, most=self.num_outputs - 1) for one in given]
+        return [self._outputs[position] for position in positions]
 
     def _transformed_designs(self, X: Tensor) -> Tensor:
         """Check designs, and apply the input transform in evaluation mode."""

@@ -15,10 +15,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.active.information.observation import observation_weights
+from probneural.checks import assign, check_finite, check_instance, check_integer
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Predictor
-from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_finite
-from probneural.grids import Grid
+from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
+from probneural.fields import Field, check_field
+from probneural.grids import Grid, check_grid
 from probneural.randomness import stream
 
 _CHUNK_VALUES = 2**16
@@ -61,8 +62,13 @@ class FeatureSketch:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        if min(self.dimension, self.latents, self.exact_entries) < 1:
-            raise ArgumentError(expected="positive numbers", got=repr(self), remedy="leave them out for the defaults")
+        for name in ("dimension", "latents", "exact_entries"):
+            assign(self, **{name: check_integer(getattr(self, name), name)})
+
+
+def check_sketch(sketch: object) -> FeatureSketch:
+    """Return a sketch, or raise an ArgumentError."""
+    return check_instance(sketch, FeatureSketch, "sketch", remedy="FeatureSketch(dimension=512)", error=ArgumentError)
 
 
 DEFAULT_SKETCH = FeatureSketch()
@@ -386,14 +392,12 @@ def _checked(values: Tensor, name: str) -> Float64[Tensor, "..."]:
 
 def _check_arguments(predict: Predictor, pool: Field, query: Grid | None) -> None:
     """Check the kinds of what all views of a pool take."""
-    if not isinstance(predict, Predictor):
-        raise DataError(expected="a Predictor", got=type(predict).__name__, remedy="fit a head, or calibrate one")
-    if not isinstance(pool, Field):
-        raise DataError(expected="pool to be a Field", got=type(pool).__name__, remedy="pn.Field(values, grid)")
+    check_instance(predict, Predictor, "predict", remedy="fit a head, or calibrate one")
+    check_field(pool, "pool")
     if not len(pool):
         raise DataError(expected="functions to choose from", got="nothing: the pool is empty", remedy="draw a pool")
-    if query is not None and not isinstance(query, Grid):
-        raise GridError(expected="query to be a Grid", got=type(query).__name__, remedy="use pool.grid.resized(shape)")
+    if query is not None:
+        check_grid(query, "query")
 
 
 class _Moments:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from math import isfinite
 
 import torch
 from jaxtyping import Int64
@@ -15,8 +14,8 @@ from torch import Tensor
 
 from probneural.active.selection.candidates import Candidates, candidates
 from probneural.active.selection.pool_features import integrated_variances
+from probneural.checks import assign, check_real
 from probneural.distributions import Predictor
-from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.randomness import stream
@@ -157,8 +156,7 @@ class StochasticSelection(Selector):
 
     def __post_init__(self) -> None:
         """Check the power."""
-        if not (isfinite(self.power) and self.power >= 0):
-            raise ArgumentError(expected="a power >= 0", got=repr(self.power), remedy="0 is random choice, 1 the default")
+        assign(self, power=check_real(self.power, "power", least=0.0))
 
     def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
         found = asked.found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from probneural.active.selection.greedy_selectors import farthest_points, squared_distances
 from probneural.active.selection.selectors import Request, Selector
-from probneural.errors import ArgumentError
+from probneural.checks import check_choice, check_integer
 from probneural.fields import Field
 from probneural.randomness import stream_seed
 
@@ -73,15 +74,9 @@ def space_filling_designs(
     """
     from scipy.stats import qmc  # half a second to import
 
-    whole = all(isinstance(number, int) and not isinstance(number, bool) and number >= 1 for number in (count, dimension))
-    known = kind in ("sobol", "latin_hypercube")
-    if not (whole and known) or (kind == "sobol" and dimension > qmc.Sobol.MAXDIM):
-        raise ArgumentError(
-            expected="a positive count and dimension (integers), and kind 'sobol', up to "
-            f"{qmc.Sobol.MAXDIM} dimensions, or 'latin_hypercube'",
-            got=f"{count!r}, {dimension!r} and {kind!r}",
-            remedy="give the number of designs, then problem.design_dim",
-        )
+    count = check_integer(count, "count")
+    check_choice(kind, ("sobol", "latin_hypercube"), "kind")
+    dimension = check_integer(dimension, "dimension", most=qmc.Sobol.MAXDIM if kind == "sobol" else math.inf)
     named = stream_seed(seed, "designs")
     if kind == "latin_hypercube":
         return torch.from_numpy(qmc.LatinHypercube(dimension, rng=named).random(count))

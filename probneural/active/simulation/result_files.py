@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
+from probneural.checks import check_finite
 from probneural.errors import DataError, FileError, GridError, ProbneuralError
-from probneural.fields import Field, check_finite
+from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.training import files
 

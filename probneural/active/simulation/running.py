@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import secrets
 import time
@@ -11,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Any, NoReturn
 
 from tqdm.auto import tqdm
@@ -19,9 +17,10 @@ from tqdm.auto import tqdm
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import BorrowedPool, ProcessPool
 from probneural.active.simulation.workers import Outcome, PlainField, PlainGrid, Simulator, Task
+from probneural.checks import check_callable, check_flag, check_instance, check_integer, check_positive, described
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
-from probneural.grids import Grid, described
+from probneural.grids import Grid, check_grid
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 """Seconds between looks at a simulation that another process has in hand."""
@@ -127,13 +126,12 @@ def simulate(
         >>> first.simulated, again.reused, again.simulated
         (3, 3, 1)
     """
-    for thing, holds, what in (
-        (simulator, callable(simulator), "a simulator, called with a Field"),
-        (store, isinstance(store, ResultStore), "a ResultStore as store"),
-    ):
-        if not holds:
-            raise ArgumentError(expected=what, got=described(thing), remedy="write simulate(problem.solve, inputs, store=...)")
     _check(inputs, executor, workers, timeout, attempts)
+    check_callable(simulator, "simulator", remedy="give a function of a Field of one function, e.g. problem.solve")
+    check_instance(store, ResultStore, "store", remedy="open one: pn.active.ResultStore(path)", error=ArgumentError)
+    progress = check_flag(progress, "progress")
+    if out_grid is not None:
+        check_grid(out_grid, "out_grid")
     with contextlib.closing(open_pool(simulator, executor, workers=workers, timeout=timeout)) as pool:
         return simulate_in(pool, inputs, store=store, timeout=timeout, attempts=attempts, out_grid=out_grid, progress=progress)
 
@@ -311,10 +309,10 @@ def _check(inputs: Any, executor: Any, workers: Any, timeout: Any, attempts: Any
             got=str(type(executor)),
             remedy="for Dask, pass Client.get_executor()",
         )
-    for name, number in (("workers", workers), ("attempts", attempts)):
-        if number is not None and (not isinstance(number, Integral) or number < 1):
-            raise ArgumentError(expected=f"{name} of 1 or more", got=repr(number), remedy="leave it out for the default")
+    check_integer(attempts, "attempts")
+    if workers is not None:
+        check_integer(workers, "workers")
     if workers is not None and executor is not None:
         raise ArgumentError(expected="workers or an executor", got="both", remedy="an executor has its own number of workers")
-    if timeout is not None and not (isinstance(timeout, Real) and math.isfinite(timeout) and float(timeout) > 0):
-        raise ArgumentError(expected="a positive timeout in seconds", got=repr(timeout), remedy="None means no limit")
+    if timeout is not None:
+        check_positive(timeout, "timeout")

@@ -36,6 +36,7 @@ from probneural.active.simulation.result_files import (
     write_text,
 )
 from probneural.active.simulation.store_index import Entry, StoreIndex
+from probneural.checks import check_path
 from probneural.errors import ArgumentError, DataError, FileError, GridError
 from probneural.fields import Field, FieldPairs
 from probneural.training import files
@@ -97,7 +98,7 @@ class ResultStore:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser().absolute()
+        self.path = check_path(path, "path").expanduser().absolute()
         self._guard = threading.RLock()
         self.identity = _open_folder(self.path)
         _remove_leftovers(self.path)
