@@ -41,7 +41,8 @@ class Laplace:
     * `"full"`: nothing; at most 5,000 parameters. The exact reference.
     * `"low_rank"`: only the directions that data determine more than the prior does (or `rank` of them); elsewhere the
       posterior is the prior, which is an upper bound. See `LaplacePredictor.variance_bounds`.
-    * `"kronecker"`: a Kronecker product for every linear layer and every mode of a spectral convolution.
+    * `"kronecker"`: a Kronecker product for every linear layer and every mode of a spectral convolution. Where these
+      have several channels, prior precisions of a real and an imaginary part have to be equal, or one of them infinite.
     * `"diagonal"`: independent parameters.
     * `"iterative"`: nothing again, for any number of parameters: draws solve linear systems over the training data.
 
@@ -110,7 +111,7 @@ class Laplace:
             A predictor with its own copy of the operator.
 
         Raises:
-            UnsupportedError: If there are too many parameters for the structure.
+            UnsupportedError: If there are too many parameters for the structure, or the prior does not suit it.
             EvidenceError: If the evidence determines no noise or prior.
             ArgumentError: If a setting is out of range, or a name fits no parameter.
             ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.

@@ -273,6 +273,16 @@ def test_errors() -> None:
         Laplace(structure="kronecker", prior_precision=named).fit(case.operator, case.data)
 
 
+def test_kronecker_refuses_priors_that_have_no_such_product() -> None:
+    """Several channels, whose complex correlations do not commute with a ratio of real to imaginary parts."""
+    case = operator_case("fno-1d")
+    prior = {name: torch.ones_like(parameter) for name, parameter in case.operator.named_parameters()}
+    name = next(name for name in prior if name.startswith("spectral"))
+    prior[name][..., 1] = 1.0 / 0.7**2
+    with pytest.raises(UnsupportedError, match=rf"different ones in {name}.*structure 'full', 'low_rank' or 'iterative'"):
+        Laplace(structure="kronecker", noise=0.01, prior_precision=prior).fit(case.operator, case.data)
+
+
 @pytest.mark.bad_input
 def test_a_layer_of_zeros_has_no_evidence() -> None:
     case = operator_case("channels-last")
