@@ -93,7 +93,7 @@ class _Copies:
         copied = object.__new__(type(module))
         self.known[id(module)] = copied
         state = module.__dict__.copy() if hasattr(type(module), "__deepcopy__") else module.__getstate__()
-        self._alive.append(state)
+        self._alive.append(list(state.values()))
         for name, value in state.items():
             if type(value) not in _PLAIN and (name not in _HOOKS or value):
                 state[name] = self.of(value)
@@ -123,7 +123,7 @@ class _Copies:
 
     def _of_container(self, value: Any) -> Any:
         if id(value) not in self.known:
-            copied = self.known[id(value)] = value.copy() if value else type(value)()
+            copied = self.known[id(value)] = value.copy()
             for key, part in value.items() if isinstance(value, dict) else enumerate(value):
                 if type(part) not in _PLAIN:
                     copied[key] = self.of(part)

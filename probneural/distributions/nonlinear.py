@@ -23,7 +23,6 @@ from probneural.checks import check_floating
 from probneural.distributions.linear_algebra import LatentUpdate, Shrink, fulfil, observe
 from probneural.distributions.roots import Root
 from probneural.errors import ArgumentError, ConstraintError, DataError, ShapeError
-from probneural.threads import jvp
 
 Residual = Callable[[Tensor], Tensor]
 """Maps functions `(n, c, *grid)` to m numbers each, `(n, m)`, every function by itself."""
@@ -144,9 +143,11 @@ class Law:
             pulled: Tensor = pull(pulls.to(numbers))[0]
             return pulled
 
+        transposed = vjp(gradient, functions)[1]
+
         def product(latents: Tensor) -> Tensor:
             with torch.no_grad():
-                bent = jvp(gradient, (functions,), (self.deviation(latents).to(functions),))[1]
+                bent: Tensor = transposed(self.deviation(latents).to(functions))[0]  # a Hessian: its own transpose
                 return self.root.pull(bent.flatten(2)[:, None])[:, 0].to(latents)
 
         return product

@@ -53,7 +53,8 @@ class Interrupted(nn.Module):
         return outputs
 
 
-HEADS = ALL_HEADS | {
+_REPEATED = ("last-layer-given", "full-given", "low-rank-grown", "kronecker-corrected")  # other settings of the same evaluation
+HEADS = {name: head for name, head in ALL_HEADS.items() if name not in _REPEATED} | {
     "kernel": KernelOperator("rational_quadratic", input_components=3, output_components=2, groups=1, iterations=2),
     "mean-field": BayesianLastLayer(method="mean_field", steps=20, progress=False),
     "nuts": BayesianLastLayer(samples=4, warmup=4, chains=1, progress=False),
