@@ -184,7 +184,7 @@ def test_bad_counts(count: object) -> None:
 @pytest.mark.bad_input
 @pytest.mark.parametrize("seed", ["a", 1.0, True])
 def test_bad_seeds(seed: object) -> None:
-    with pytest.raises(ArgumentError, match="a seed that is an integer"):
+    with pytest.raises(ArgumentError, match="seed as an integer of at least 0"):
         model_of("members").draw_paths(seed=seed)
 
 

@@ -394,6 +394,13 @@ def test_settings_out_of_range_are_refused(name: str, value: object, rule: str) 
 
 
 @pytest.mark.bad_input
+@pytest.mark.parametrize("seed", [-1, 0.5, True])
+def test_what_is_no_seed_is_refused(seed: object) -> None:
+    with pytest.raises(ArgumentError, match=f"expected seed as an integer of at least 0; got {seed!r}"):
+        fit(built("FNO"), data(), seed=seed)  # type: ignore[arg-type]
+
+
+@pytest.mark.bad_input
 def test_unusable_arguments_are_refused() -> None:
     module = built("FNO")
     with pytest.raises(DataError, match="expected FieldPairs; got an object of type Tensor"):
