@@ -82,7 +82,7 @@ FIELDS = [
     *refused("from_numpy grid", lambda v: FieldPairs.from_numpy(np.zeros((4, 8)), np.zeros((4, 8)), grid=v), (8, "grid"), GridError, "Grid"),
     Case("grid and lengths", lambda: FieldPairs.from_numpy(np.zeros((4, 16)), np.zeros((4, 16)), grid=GRID, lengths=1.0), ArgumentError, "grid="),
     Case("too large for float32", lambda: FieldPairs.from_numpy(np.full((4, 8), 1e300), np.zeros((4, 8)), periodic=True, dtype=torch.float32), DataError, "finite"),
-    *refused("from_xarray", lambda v: FieldPairs.from_xarray(v, v, periodic=True), (np.zeros((4, 8)), None, "file.nc"), DataError, "DataArray"),
+    *refused("from_xarray", lambda v: FieldPairs.from_xarray(v, v, periodic=True), (np.zeros((4, 8)), None, "file.nc"), DataError, "DataArray|Dataset"),
     *refused("evaluate", lambda v: pn.fields.evaluate(torch.nn.Identity(), v), (torch.zeros(1, 1, 16), None), DataError, "Field"),
 ]  # fmt: skip
 
@@ -126,7 +126,7 @@ PROBLEMS = [
     *refused("right_hand_side", pn.problems.MethodOfLines, (None, 3), ArgumentError, "right_hand_side"),
     *refused("method", lambda v: pn.problems.MethodOfLines(lambda t, u, g: -u, method=v), ("euler2", None), ArgumentError, "method"),
     *refused("n", lambda v: burgers().sample(v, resolution=16, seed=0), NO_COUNT, ArgumentError, "n"),
-    *refused("resolution", lambda v: burgers().sample(2, resolution=v, seed=0), (2.5, "16", None, True), ArgumentError, "resolution"),
+    *refused("resolution", lambda v: burgers().sample(2, resolution=v, seed=0), (2.5, "16", None, True), (ArgumentError, ShapeError), "resolution"),
     *refused("resolution", lambda v: burgers().sample(2, resolution=v, seed=0), (0, 4, -1), ResolutionError, "points per axis"),
     *refused("resolution", lambda v: burgers().sample(2, resolution=v, seed=0), ((16, 16), ()), ShapeError, "resolution"),
     *refused("dtype", lambda v: burgers().sample(2, resolution=16, seed=0, dtype=v), (torch.int64, torch.complex64, "float32", torch.float16), ArgumentError, "dtype"),

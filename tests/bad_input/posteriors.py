@@ -38,6 +38,7 @@ from tests.bad_input.world import (
     predictor,
     probe,
     refused,
+    rescaled,
     truth,
 )
 
@@ -146,7 +147,7 @@ CALIBRATION = [
     *refused("band data", lambda v: pn.calibration.SimultaneousBand(0.5).fit(predictor(), v), (None, pairs().inputs), DataError, "FieldPairs"),
     *refused("band inputs", lambda v: band()(v), (None, normal(1, 1, 16)), DataError, "Field"),
     *refused("contains", lambda v: band()(pairs().inputs).contains(v), (None, normal(12, 1, 16)), DataError, "Field"),
-    *refused("ScaledPredictor", lambda v: pn.calibration.ScaledPredictor(predictor(), v), (torch.zeros(1), torch.ones(2), torch.tensor([NAN]), 2.0, None, "a"), (ArgumentError, DataError, ShapeError), "scale"),
+    *refused("ScaledPredictor", lambda v: rescaled(v), (torch.zeros(1), torch.ones(2), torch.tensor([NAN]), 2.0, None, "a"), (ArgumentError, DataError, ShapeError), "scale"),
 ]  # fmt: skip
 
 METRICS = [

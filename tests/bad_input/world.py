@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -184,3 +185,12 @@ def refused(
 
 def _shown(value: object) -> str:
     return " ".join(repr(value).split())[:40]
+
+
+@cache
+def scaled() -> pn.calibration.ScaledPredictor:
+    return pn.calibration.VarianceScale().fit(predictor(), pairs(10, seed=3))
+
+
+def rescaled(scale: Any) -> pn.calibration.ScaledPredictor:
+    return dataclasses.replace(scaled(), scale=scale)

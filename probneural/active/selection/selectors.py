@@ -18,7 +18,7 @@ from probneural.checks import assign, check_real
 from probneural.distributions import Predictor
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.randomness import stream
+from probneural.randomness import check_seed, stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +87,7 @@ class Selector(ABC):
             GridError: If labelled functions live on a grid that cannot be compared with the pool's, or `query` is no grid.
             ArgumentError: If `count` is no integer, or not between 1 and the number of functions that are not labelled.
         """
+        seed = check_seed(seed)
         found = candidates(pool, count, seed=seed, labelled=labelled)
         return self._choose(Request(predict, pool, count, seed=seed, labelled=labelled, query=query, found=found))
 
