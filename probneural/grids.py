@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -137,6 +138,8 @@ class Grid:
         if not count:
             raise ArgumentError(expected="an axis or more in shape", got=repr(shape), remedy="give e.g. (64, 64)")
         sizes = per_axis(shape, count, "shape", check_integer)
+        if math.prod(sizes) >= 2**63:
+            raise ArgumentError(expected="fewer than 2^63 points", got=repr(shape), remedy="no tensor holds that many values")
         spans = per_axis(lengths, count, "lengths", check_positive)
         rounds = per_axis(periodic, count, "periodic", check_flag)
         ends = tuple(not flag for flag in rounds) if endpoint is None else per_axis(endpoint, count, "endpoint", check_flag)

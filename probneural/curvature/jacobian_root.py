@@ -60,9 +60,8 @@ class Effort:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        assign(self, exact_passes=check_integer(self.exact_passes, "exact_passes", least=0))
-        for name in ("sketch", "probes", "chunk"):
-            assign(self, **{name: check_integer(getattr(self, name), name)})
+        for name, least in (("exact_passes", 0), ("sketch", 0), ("probes", 1), ("chunk", 1)):
+            assign(self, **{name: check_integer(getattr(self, name), name, least=least)})
 
 
 _EFFORT = Effort()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
 
 import torch
@@ -17,7 +17,7 @@ from probneural.contexts import undisturbed
 from probneural.distributions import EmpiricalField, GaussianField, Latent, Predictor
 from probneural.distributions.latents import digest
 from probneural.distributions.predictor import FunctionDraw
-from probneural.errors import DataError
+from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field, FieldPairs, evaluate
 from probneural.grids import Grid
 from probneural.heads.component_root import BlockCoordinates, ComponentRoot
@@ -33,6 +33,7 @@ _TOLERANCES = {"inputs": 1e-8, "outputs": 1e-12}
 """Share of the training variance that is left out by default: noise takes the outputs' part."""
 _LARGEST = {"inputs": 512, "outputs": 256}
 """The most components by default."""
+_PRECISIONS = {"single": torch.float32, "double": torch.float64}
 _FEATURES = 2048
 """Random features of a draw's prior part."""
 
@@ -209,6 +210,12 @@ class KernelPredictor(Predictor):
         report: Mapping[str, float],
         precision: str,
     ) -> None:
+        if precision not in _PRECISIONS:
+            raise ArgumentError(
+                expected=f"one of {', '.join(_PRECISIONS)} as precision",
+                got=repr(precision),
+                remedy="the operator's, or the data's",
+            )
         self.operator = operator
         self.inputs = inputs
         self.outputs = outputs
@@ -226,7 +233,7 @@ class KernelPredictor(Predictor):
     @property
     def dtype(self) -> torch.dtype:
         """The operator's dtype, or that of the training outputs."""
-        return torch.float32 if self.precision == "single" else torch.float64
+        return _PRECISIONS[self.precision]
 
     @property
     def device(self) -> torch.device:
@@ -313,11 +320,16 @@ class KernelPaths(Predictor):
         self.out_channels = predictor.out_channels
         self.noise = predictor.noise
         self.domain = predictor.domain
-        generator = stream(seed, "kernel paths")
-        self._paths = [
-            [Path.drawn(process, generator=generator, features=_FEATURES) for process in predictor.processes]
-            for _ in range(self.members)
-        ]
+
+    @cached_property
+    def _paths(self) -> list[list[Path]]:
+        """One function per member and process, drawn when they are first needed."""
+        generator = stream(self.seed, "kernel paths")
+        with torch.inference_mode(False):  # the paths outlive the call
+            return [
+                [Path.drawn(process, generator=generator, features=_FEATURES) for process in self.predictor.processes]
+                for _ in range(self.members)
+            ]
 
     @property
     def dtype(self) -> torch.dtype:

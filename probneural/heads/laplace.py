@@ -169,6 +169,9 @@ class LaplacePredictor(Predictor):
         effort: Effort,
         shift: Float[Tensor, " P"] | None = None,
     ) -> None:
+        layout.check(operator)
+        if structure not in FITS:
+            raise ArgumentError(expected=f"one of {', '.join(FITS)}", got=repr(structure), remedy="name the weights' structure")
         self.operator = operator
         self.layout = layout
         self.weights = weights

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from probneural.checks import check_integer
 from probneural.distributions import EmpiricalField, FieldDistribution, Predictor
+from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads.last_layer import LastLayerPredictor
@@ -20,6 +21,9 @@ LARGEST_R_HAT = 1.01
 """Chains agree up to here (Vehtari et al., 2021, section 4)."""
 LEAST_SIZE_PER_CHAIN = 100
 """Effective samples per chain that diagnostics need to be trusted themselves (ibid.)."""
+
+VARIATIONAL = ("mean_field", "full_rank")
+"""Families of variational posteriors."""
 
 _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""
@@ -153,6 +157,8 @@ class VariationalLastLayerPredictor(Predictor):
         report: Mapping[str, float],
         converged: bool,
     ) -> None:
+        if method not in VARIATIONAL:
+            raise ArgumentError(expected=f"one of {', '.join(VARIATIONAL)}", got=repr(method), remedy="name the family")
         self.posterior = posterior
         self.method = method
         self.history = history

@@ -14,6 +14,8 @@ from jaxtyping import Float64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural.errors import ArgumentError
+
 STATIONARY = ("rbf", "matern12", "matern32", "matern52", "rational_quadratic")
 """Kernels that depend on a distance between inputs."""
 KERNELS = (*STATIONARY, "linear", *(f"{name}+linear" for name in STATIONARY))
@@ -58,6 +60,11 @@ class Covariance:
     relevance: Float64[Tensor, " r"]
     linear: Float64[Tensor, " r"]
     alpha: Float64[Tensor, ""]
+
+    def __post_init__(self) -> None:
+        """Check the kernel's name."""
+        if self.kernel not in KERNELS:
+            raise ArgumentError(expected=f"one of {', '.join(KERNELS)}", got=repr(self.kernel), remedy="name a kernel")
 
     @property
     def stationary(self) -> str | None:
@@ -136,6 +143,11 @@ class Process:
     points: Float64[Tensor, "n r"]
     values: Float64[Tensor, "n f"]
     amplitude: Float64[Tensor, " f"]
+
+    def __post_init__(self) -> None:
+        """Check the nugget: with another one no matrix can be factorised."""
+        if not 0.0 <= self.nugget < math.inf:
+            raise ArgumentError(expected="a finite nugget >= 0", got=repr(self.nugget), remedy="it is a variance")
 
     @cached_property
     def factor(self) -> Float64[Tensor, "n n"]:

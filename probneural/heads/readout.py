@@ -40,6 +40,15 @@ class Readout:
     has_bias: bool
     weight: Float64[Tensor, "c f"]
 
+    def __post_init__(self) -> None:
+        """Check that there is such a submodule, and the axis."""
+        if not self.name or self.name not in dict(self.operator.named_modules()) or self.channel_axis not in (1, -1):
+            raise ReadoutError(
+                expected="a submodule's name, and 1 or -1 as channel_axis",
+                got=f"{self.name!r}, {self.channel_axis}",
+                remedy="see named_modules()",
+            )
+
     def evaluate(self, inputs: Field, query: Grid | None = None) -> tuple[Float[Tensor, "n c *grid"], Float[Tensor, "n p f"]]:
         """Return the operator's values and its features on the query, the features one row per point."""
         where = inputs.grid if query is None else query

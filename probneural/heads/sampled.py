@@ -67,6 +67,7 @@ class WeightSampledPredictor(Predictor):
         report: Mapping[str, float] | None = None,
     ) -> None:
         check_choice(execution, PREDICTION, "execution")
+        layout.check(operator)
         self.operator = operator
         self.layout = layout
         self.vectors = vectors

@@ -16,7 +16,7 @@ from probneural.grids import Grid, check_grid
 from probneural.operators.base import Operator
 from probneural.operators.checks import check_where
 from probneural.operators.layers import ChannelNormalizer
-from probneural.operators.layers.branch import Branching, SensorBranch, describe_grid, described_grid
+from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import MLP
 
@@ -153,12 +153,12 @@ class DeepONet(Operator):
         return self.output_normalizer.inverse(self.readout(features))
 
     def configuration(self) -> dict[str, Any]:
-        """The constructor's arguments, with descriptions of the grids."""
+        """The constructor's arguments."""
         return {
             "in_channels": self.in_channels,
             "out_channels": self.out_channels,
-            "sensors": describe_grid(self.branch.sensors),
-            "domain": describe_grid(self.domain),
+            "sensors": self.branch.sensors,
+            "domain": self.domain,
             "basis": self.basis,
             "width": self.width,
             "depth": self.depth,
@@ -167,12 +167,6 @@ class DeepONet(Operator):
             "coupling": self.coupling,
             "branching": self.branch.branching,
         }
-
-    @classmethod
-    def from_configuration(cls, configuration: dict[str, Any]) -> DeepONet:
-        """Build from what [`configuration`][probneural.operators.DeepONet.configuration] returned."""
-        grids = {name: described_grid(configuration[name]) for name in ("sensors", "domain")}
-        return cls(**{**configuration, **grids})
 
     def reset_parameters(self) -> None:
         """Draw branch and trunk anew and return the read-out to the plain sum; normalisers keep their units."""

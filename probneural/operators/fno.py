@@ -118,11 +118,11 @@ class FNO(Operator):
         return {
             "in_channels": self.in_channels,
             "out_channels": self.out_channels,
-            "modes": list(self.modes),
+            "modes": self.modes,
             "width": self.lift.out_channels,
             "depth": len(self.spectral),
             "projection": self.projection.out_channels,
-            "periodic": list(self.periodic),
+            "periodic": self.periodic,
             "embeds_position": self.embeds_position,
         }
 

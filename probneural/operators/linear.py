@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from probneural.checks import cast, check_integer, check_scale
 from probneural.fields import FieldPairs, check_pairs, power_of_two
-from probneural.grids import Axis, Grid, check_grid, resample
+from probneural.grids import Grid, check_grid, resample
 from probneural.operators.base import Operator
 from probneural.operators.checks import check_input, check_where
 from probneural.operators.layers import PointwiseLinear
@@ -55,7 +54,7 @@ class LinearRegression(Operator):
         features = components + 1
         self.readout = PointwiseLinear(out_channels * features, out_channels)
         with torch.no_grad():
-            self.readout.weight.copy_(torch.block_diag(*[torch.ones(1, features)] * out_channels))
+            self.readout.weight.zero_().unflatten(1, (out_channels, features)).diagonal().fill_(1.0)  # a channel's own features
             self.readout.bias.zero_()
 
     @classmethod
@@ -123,23 +122,14 @@ class LinearRegression(Operator):
         return self.readout(resample(features, self.out_grid, where if query is None else query))
 
     def configuration(self) -> dict[str, Any]:
-        """The constructor's arguments, with grids as lists of axes."""
+        """The constructor's arguments."""
         return {
             "in_channels": self.in_channels,
             "out_channels": self.out_channels,
-            "in_grid": [dataclasses.asdict(axis) for axis in self.in_grid.axes],
-            "out_grid": [dataclasses.asdict(axis) for axis in self.out_grid.axes],
+            "in_grid": self.in_grid,
+            "out_grid": self.out_grid,
             "components": self.components,
         }
-
-    @classmethod
-    def from_configuration(cls, configuration: dict[str, Any]) -> LinearRegression:
-        """Build from what [`configuration`][probneural.operators.LinearRegression.configuration] returned."""
-        grids = {}
-        for key in ("in_grid", "out_grid"):
-            axes = tuple(Axis(**axis) for axis in configuration[key])
-            grids[key] = Grid(shape=tuple(axis.size for axis in axes), axes=axes)
-        return cls(**{**configuration, **grids})
 
     @property
     def has_units(self) -> bool:

@@ -15,7 +15,7 @@ from probneural.grids import Grid, check_grid, resample
 from probneural.operators.base import Operator
 from probneural.operators.checks import check_where
 from probneural.operators.layers import ChannelNormalizer
-from probneural.operators.layers.branch import Branching, SensorBranch, describe_grid, described_grid
+from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 
 
@@ -135,24 +135,18 @@ class PODDeepONet(Operator):
         return self.output_normalizer.inverse(self.readout(features))
 
     def configuration(self) -> dict[str, Any]:
-        """The constructor's arguments, with descriptions of the grids."""
+        """The constructor's arguments."""
         return {
             "in_channels": self.in_channels,
             "out_channels": self.out_channels,
-            "sensors": describe_grid(self.branch.sensors),
-            "out_grid": describe_grid(self.out_grid),
+            "sensors": self.branch.sensors,
+            "out_grid": self.out_grid,
             "basis": self.basis,
             "width": self.width,
             "depth": self.depth,
             "activation": self.activation,
             "branching": self.branch.branching,
         }
-
-    @classmethod
-    def from_configuration(cls, configuration: dict[str, Any]) -> PODDeepONet:
-        """Build from what [`configuration`][probneural.operators.PODDeepONet.configuration] returned."""
-        grids = {name: described_grid(configuration[name]) for name in ("sensors", "out_grid")}
-        return cls(**{**configuration, **grids})
 
     def reset_parameters(self) -> None:
         """Draw the branch anew and return the read-out to the plain sum; units, mean and modes stay."""

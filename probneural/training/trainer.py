@@ -36,7 +36,7 @@ from probneural.fields import FieldPairs, check_pairs, evaluate
 from probneural.grids import Grid
 from probneural.operators import Operator
 from probneural.randomness import check_seed, seeded, stream, stream_seed
-from probneural.training import files
+from probneural.training import atomic, checkpoints, files
 from probneural.training.devices import resolve_device
 from probneural.training.history import History
 from probneural.training.losses import relative_l2
@@ -134,6 +134,8 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
     modes = {module: module.training for module in operator.modules()}
     path = None if checkpoint is None else check_path(checkpoint, "checkpoint")
     try:
+        if path is not None:
+            atomic.remove_abandoned(path.resolve().parent, name=path.resolve().name)
         if path is not None and path.exists():
             run.resume(path)
         elif isinstance(operator, Operator) and not operator.has_units:
@@ -303,14 +305,18 @@ class _Run:
             "kind": "checkpoint",
             "fingerprint": self.fingerprint,
             "structure": self.structure(),
-            "groups": state["param_groups"],
-            "schedule": {name: value for name, value in self.schedule.state_dict().items() if _is_json(value)},
+            **self._optimization(),
             "begin": self.begin,
             "losses": self.losses,
             "watched": self.watched,
             "seconds": self.seconds,
         }
         files.write(path, tensors, metadata)
+
+    def _optimization(self) -> dict[str, Any]:
+        """Settings of the optimiser and state of the schedule, in types that JSON knows."""
+        schedule = {name: value for name, value in self.schedule.state_dict().items() if _is_json(value)}
+        return {"groups": self.optimizer.state_dict()["param_groups"], "schedule": schedule}
 
     def resume(self, path: Path) -> None:
         """Continue from a checkpoint of the same run."""
@@ -321,21 +327,20 @@ class _Run:
                 got=f"another one in {path}",
                 remedy="remove the file to start anew, or name another",
             )
-        if metadata["structure"] != self.structure():
+        if metadata.get("structure") != self.structure():
             raise FileError(
                 expected=f"a checkpoint of this {type(self.operator).__name__}",
                 got=f"one with other weights in {path}",
                 remedy="build the operator with the same arguments and freeze the same parameters, or name another file",
             )
-        weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        weights, moments = checkpoints.sorted_tensors(tensors, self.operator.state_dict(), parameters)
+        groups, schedule = checkpoints.progress(
+            metadata, self._optimization(), epochs=self.epochs, steps=self.steps, has_validation=self.validation is not None
+        )
         self.operator.load_state_dict(weights)
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            if name.startswith("optimizer."):
-                _, number, key = name.split(".", 2)
-                moments.setdefault(int(number), {})[key] = value
-        self.optimizer.load_state_dict({"state": moments, "param_groups": metadata["groups"]})
-        self.schedule.load_state_dict({**self.schedule.state_dict(), **metadata["schedule"]})
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self.schedule.load_state_dict({**self.schedule.state_dict(), **schedule})
         self.begin = metadata["begin"]
         self.losses, self.watched = list(metadata["losses"]), list(metadata["watched"])
         self.seconds = list(metadata["seconds"])

@@ -18,8 +18,8 @@ import torch
 
 from probneural.active import ResultStore, simulate
 from probneural.active.simulation import workers
-from probneural.active.simulation.result_files import locked
 from probneural.active.simulation.running import open_pool, simulate_in
+from probneural.active.simulation.store_files import locked
 from probneural.active.simulation.workers import PlainField, PlainGrid
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
@@ -83,6 +83,7 @@ def check_killed(found: dict[str, object], kills: int) -> None:
     assert found["equal"]
     assert found["exact"]
     assert found["results"] == found["count"]
+    assert found["left"] == 0
     in_hand = 2 * found["kills"].get("tree", 0)
     assert found["count"] <= found["ends"] <= found["starts"] <= found["count"] + in_hand
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from probneural.fields import Field, FieldPairs, evaluate
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
 from probneural.operators import DeepONet, LinearRegression
-from probneural.operators.layers.branch import SensorBranch, describe_grid, described_grid
+from probneural.operators.layers.branch import SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import MLP
 from probneural.problems import Burgers
@@ -291,13 +290,6 @@ def test_files_keep_sensors_and_domain(scattered: bool, tmp_path: Path) -> None:
     assert loaded.configuration() == operator.configuration()
     values = torch.randn(3, 2, *sensors.shape, generator=generator("values"), dtype=torch.float64)
     assert torch.equal(loaded(values, query=domain), operator(values, query=domain))
-
-
-@pytest.mark.parametrize("grid", [SENSORS, POINTS, Grid.uniform((2, 3), periodic=(True, False), lengths=0.3)], ids=repr)
-def test_described_grids_are_the_same(grid: Grid) -> None:
-    again = described_grid(json.loads(json.dumps(describe_grid(grid))))
-    assert again == grid
-    assert again.shape == grid.shape
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)

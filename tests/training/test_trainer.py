@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression
 from probneural.training import History, files, fit, trainer
+from tests import file_mutations
 from tests.training.cases import BUILDERS, Convolutional, built, data, same
 
 modules = pytest.mark.parametrize("name", list(BUILDERS))
@@ -354,6 +356,55 @@ def test_a_checkpoint_of_another_operator_is_refused_and_changes_nothing(tmp_pat
         with pytest.raises(FileError, match=f"a checkpoint of (this {type(module).__name__}|this run)"):
             fit(module, data(dtype=dtype), checkpoint=path, **QUICK)  # type: ignore[arg-type]
         assert same(module.state_dict(), weights)
+
+
+def test_changed_checkpoints_are_refused_or_resumed(tmp_path: Path) -> None:
+    """Mutations of the JSON in a checkpoint, with the digest made again."""
+
+    def stop(epochs: int, _: object) -> None:
+        if epochs == 2:
+            raise Killed
+
+    path = tmp_path / "checkpoint"
+    settings = {"epochs": 3, "batch_size": 16, "seed": 1, "validation": 0.2, "show_progress": False}
+    with pytest.raises(Killed):
+        fit(built("FNO"), data(), checkpoint=path, on_epoch=stop, **settings)  # type: ignore[arg-type]
+    found, draw = file_mutations.opened(path), random.Random(3)
+    outcomes = []
+    for _ in range(50):
+        file_mutations.write(path, found, file_mutations.mutated(found.content, draw)[1])
+        try:
+            assert fit(built("FNO"), data(), checkpoint=path, **settings).epochs == 3  # type: ignore[arg-type]
+            outcomes.append("resumed")
+        except (FileError, TrainingError) as error:  # a changed learning rate may be too high
+            outcomes.append(type(error).__name__)
+    assert outcomes.count("FileError") > 25
+    assert outcomes.count("resumed") > 0
+
+
+@pytest.mark.parametrize("entry", ["complex", "orders", "losses", "seconds", "last_epoch", "groups"])
+def test_checkpoints_that_do_not_fit_their_run_are_refused(entry: str, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    fit(built("FNO"), data(), checkpoint=path, **QUICK)  # type: ignore[arg-type]
+    found = file_mutations.opened(path)
+    content = copy.deepcopy(found.content)
+    metadata = content["metadata"]
+    if entry == "complex":
+        content["complex"] = ["model.spectral.0.weight"]
+    elif entry == "orders":
+        content["orders"] = {"optimizer.0.step": [0]}
+    elif entry == "last_epoch":
+        metadata["schedule"]["last_epoch"] += 1
+    elif entry == "groups":
+        metadata["groups"].append(metadata["groups"][0])
+    else:
+        metadata[entry].append(1.0)
+    file_mutations.write(path, found, content)
+    operator = built("FNO")
+    before = copy.deepcopy(operator.state_dict())
+    with pytest.raises(FileError):
+        fit(operator, data(), checkpoint=path, **QUICK)  # type: ignore[arg-type]
+    assert same(operator.state_dict(), before)
 
 
 def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:

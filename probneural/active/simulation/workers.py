@@ -16,18 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from probneural.active.simulation.result_files import (
-    RESULTS,
-    SUFFIX,
     check_result,
     describe_grid,
     function_key,
-    locked,
     plain_text,
     rebuild_grid,
-    store_identity,
     write_failure,
     write_result,
 )
+from probneural.active.simulation.store_files import RESULTS, SUFFIX, locked, path_of, store_identity
 from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -157,7 +154,7 @@ def run(simulator: Simulator, task: Task) -> Outcome:
     with locked(folder, f"simulate-{key}", wait=False) as is_held:
         if not is_held:
             return Outcome("busy")
-        if (folder / RESULTS / f"{key}{SUFFIX}").exists():
+        if path_of(folder, RESULTS, f"{key}{SUFFIX}").exists():
             return Outcome("reused")
         outcome = _simulate(simulator, task)
         if outcome.outputs is None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_choice, check_integer
-from probneural.grids import Axis, Grid, check_grid, resample
+from probneural.grids import Grid, check_grid, resample
 from probneural.operators.checks import check_input
 from probneural.operators.layers.mlp import MLP
 from probneural.operators.layers.normalizer import ChannelNormalizer
@@ -122,23 +121,3 @@ class SensorBranch(nn.Module):
             product = factor if product is None else product * factor
         assert product is not None  # there is at least one channel
         return product.unflatten(1, (self.groups, self.basis))
-
-
-def describe_grid(grid: Grid) -> dict[str, Any]:
-    """Return a grid in types that JSON knows.
-
-    Examples:
-        >>> described_grid(describe_grid(Grid.uniform((4, 3)))) == Grid.uniform((4, 3))
-        True
-    """
-    if grid.is_uniform:
-        return {"axes": [dataclasses.asdict(axis) for axis in grid.axes]}
-    return {"points": grid.points.tolist(), "weights": grid.weights.tolist()}
-
-
-def described_grid(description: dict[str, Any]) -> Grid:
-    """Return the grid that `describe_grid` described."""
-    if "axes" in description:
-        axes = tuple(Axis(**axis) for axis in description["axes"])
-        return Grid(shape=tuple(axis.size for axis in axes), axes=axes)
-    return Grid.scattered(description["points"], description["weights"])

@@ -40,8 +40,9 @@ class MLP(nn.Module):
     def __init__(self, in_features: int, out_features: int, *, width: int, depth: int, activation: str = "gelu") -> None:
         super().__init__()
         self.activation = check_choice(activation, _ACTIVATIONS, "activation")
-        hidden = (check_integer(width, "width"),) * check_integer(depth, "depth")
-        sizes = (check_integer(in_features, "in_features"), *hidden, check_integer(out_features, "out_features"))
+        first, last = check_integer(in_features, "in_features"), check_integer(out_features, "out_features")
+        hidden = check_integer(width, "width")
+        sizes = itertools.chain([first], (hidden for _ in range(check_integer(depth, "depth"))), [last])
         self.layers = nn.ModuleList(nn.Linear(have, want) for have, want in itertools.pairwise(sizes))
 
     def reset_parameters(self) -> None:
