@@ -1,6 +1,7 @@
 """Data of any scale: what scales with them does so to rounding, or a typed error says that the dtype does not hold it.
 
-Scales are powers of two, by which multiplying is exact: what is computed in units of the data is then the same to the last bits.
+Scales are powers of two, by which multiplying is exact: what is computed in units of the data is then the same to the last
+bits.
 """
 
 from __future__ import annotations
@@ -119,7 +120,9 @@ def halve(model: torch.nn.Module, data: FieldPairs, *, seed: int) -> None:
         parameter.data.mul_(0.5 + 0.1 * (seed % 3 + number % 2))
 
 
-ensemble = partial(pn.heads.DeepEnsemble, 2, train=halve, keeps_operator=True, execution="loop", prediction="loop", progress=False)
+ensemble = partial(
+    pn.heads.DeepEnsemble, 2, train=halve, keeps_operator=True, execution="loop", prediction="loop", progress=False
+)
 CALLS: dict[str, Callable[..., dict[str, tuple[Tensor, int]]]] = {
     "fit FNO": partial(fitted, "FNO"),
     "fit DeepONet": partial(fitted, "DeepONet"),
@@ -294,15 +297,15 @@ class TestTrainingThatLeadsAway:
                 pn.fit(model, data, epochs=epochs, learning_rate=0.01, show_progress=False)
 
     def test_a_resumed_training_remembers_where_it_began(self, tmp_path: Any) -> None:
-        class Killed(Exception):
+        class KilledError(Exception):
             pass
 
         def kill(epoch: int, losses: dict[str, float]) -> None:
             if epoch == 2:
-                raise Killed
+                raise KilledError
 
         settings: dict[str, Any] = {"epochs": 3, "learning_rate": 30.0, "checkpoint": tmp_path / "run", "show_progress": False}
-        with pytest.raises(Killed):
+        with pytest.raises(KilledError):
             pn.fit(operator("FNO", SINGLE), pairs(SINGLE), on_epoch=kill, **settings)
         with pytest.warns(ConvergenceWarning, match="having begun at"):
             pn.fit(operator("FNO", SINGLE), pairs(SINGLE), **settings)

@@ -41,9 +41,7 @@ NUMBERS = [[[0.1, 0.2]]] * 3
 def graph() -> FieldPairs:
     """The pairs, with values that require gradients."""
     inputs, outputs = pairs().inputs, pairs().outputs
-    return FieldPairs(
-        Field(inputs.values.clone().requires_grad_(), GRID), Field(outputs.values.clone().requires_grad_(), GRID)
-    )
+    return FieldPairs(Field(inputs.values.clone().requires_grad_(), GRID), Field(outputs.values.clone().requires_grad_(), GRID))
 
 
 def weights(context: Callable[[], Any] = contextlib.nullcontext, **changes: Any) -> Tensor:
@@ -96,7 +94,11 @@ def fresh_pairs() -> FieldPairs:
 
 IN_CONTEXTS = [
     *[
-        Good(f"{name} in {place}", within(context, lambda made=made: deviation(made(), fresh_pairs())), lambda made=made: deviation(made()))
+        Good(
+            f"{name} in {place}",
+            within(context, lambda made=made: deviation(made(), fresh_pairs())),
+            lambda made=made: deviation(made()),
+        )
         for name, made in HEADS.items()
         for place, context in CONTEXTS.items()
     ],
@@ -105,21 +107,39 @@ IN_CONTEXTS = [
         for place, context in CONTEXTS.items()
         if place != "autocast"  # there it may be meant
     ],
-    *[Good(f"{name} of data with a graph", lambda made=made: deviation(made(), graph()), lambda made=made: deviation(made())) for name, made in HEADS.items()],
+    *[
+        Good(f"{name} of data with a graph", lambda made=made: deviation(made(), graph()), lambda made=made: deviation(made()))
+        for name, made in HEADS.items()
+    ],
     Good("fit to data with a graph", lambda: weights(train=graph()), weights),
     *[
         Good(f"VarianceScale in {place}", within(context, lambda: scaled(fresh_pairs())), lambda: scaled(pairs()))
         for place, context in CONTEXTS.items()
     ],
     *[
-        Good(f"a standard deviation in {place}", within(context, lambda: laplace()(pairs().inputs).standard_deviation), lambda: laplace()(pairs().inputs).standard_deviation)
+        Good(
+            f"a standard deviation in {place}",
+            within(context, lambda: laplace()(pairs().inputs).standard_deviation),
+            lambda: laplace()(pairs().inputs).standard_deviation,
+        )
         for place, context in CONTEXTS.items()
     ],
     *[
-        Good(f"a problem in {place}", within(context, lambda: burgers().sample(2, resolution=16, seed=0).outputs.values), lambda: burgers().sample(2, resolution=16, seed=0).outputs.values)
+        Good(
+            f"a problem in {place}",
+            within(context, lambda: burgers().sample(2, resolution=16, seed=0).outputs.values),
+            lambda: burgers().sample(2, resolution=16, seed=0).outputs.values,
+        )
         for place, context in CONTEXTS.items()
     ],
-    *[Good(f"weights of a grid in {place}", within(context, lambda: Grid.uniform((7, 5)).weights), lambda: Grid.uniform((7, 5)).weights) for place, context in CONTEXTS.items()],
+    *[
+        Good(
+            f"weights of a grid in {place}",
+            within(context, lambda: Grid.uniform((7, 5)).weights),
+            lambda: Grid.uniform((7, 5)).weights,
+        )
+        for place, context in CONTEXTS.items()
+    ],
 ]
 
 
@@ -156,7 +176,11 @@ ARRAYS = [
     *spelt("scale of members", lambda v: empirical().scale(v).variance, torch.tensor([2.0])),
     *spelt("log_prob", lambda v: gaussian().log_prob(v, noise=0.5), torch.full((3, 1, 16), 0.5)),
     *spelt("base samples", lambda v: gaussian().rsample((2,), base_samples=v), torch.full((2, 5), 0.5)),
-    *spelt("weights", lambda v: pn.distributions.EmpiricalField(normal(4, 3, 1, 16), v, grid=GRID).mean, torch.tensor([0.25, 0.5, 0.125, 0.125])),
+    *spelt(
+        "weights",
+        lambda v: pn.distributions.EmpiricalField(normal(4, 3, 1, 16), v, grid=GRID).mean,
+        torch.tensor([0.25, 0.5, 0.125, 0.125]),
+    ),
     *spelt("a functional's values", lambda v: probe()(v).float(), torch.full((1, 1, 16), 0.5)),
     *spelt("sensors", lambda v: pn.functionals.sensors(GRID, v)(truth().values), torch.tensor([[0.25], [0.5]])),
     *spelt("scattered points", lambda v: Grid.scattered(v, [1.0, 1.0]).points, torch.tensor([[0.25], [0.5]])),
@@ -191,21 +215,65 @@ SCALARS = [
     Good("saved", lambda: saved(fno(width=np.int64(4), depth=np.int32(1))), lambda: weights_of(fno())),
     Good("members", lambda: ensemble_of(np.int64(2)), lambda: ensemble_of(2)),
     Good("ensemble's seed", lambda: ensemble_of(2, seed=np.int64(1)), lambda: ensemble_of(2, seed=1)),
-    Good("groups", lambda: deviation(pn.heads.KernelOperator(groups=np.int64(2), iterations=np.int64(1))), lambda: deviation(pn.heads.KernelOperator(groups=2, iterations=1))),
-    Good("level", lambda: torch.tensor(pn.metrics.score(gaussian(), truth(), noise=0.1, level=np.float64(0.5)).coverage), lambda: torch.tensor(pn.metrics.score(gaussian(), truth(), noise=0.1, level=0.5).coverage)),
-    Good("noise", lambda: gaussian().condition(probe(), NUMBERS, noise=np.float64(0.1)).mean, lambda: gaussian().condition(probe(), NUMBERS, noise=0.1).mean),
-    Good("order", lambda: pn.functionals.derivative(GRID, order=np.int64(2))(truth().values), lambda: pn.functionals.derivative(GRID, order=2)(truth().values)),
+    Good(
+        "groups",
+        lambda: deviation(pn.heads.KernelOperator(groups=np.int64(2), iterations=np.int64(1))),
+        lambda: deviation(pn.heads.KernelOperator(groups=2, iterations=1)),
+    ),
+    Good(
+        "level",
+        lambda: torch.tensor(pn.metrics.score(gaussian(), truth(), noise=0.1, level=np.float64(0.5)).coverage),
+        lambda: torch.tensor(pn.metrics.score(gaussian(), truth(), noise=0.1, level=0.5).coverage),
+    ),
+    Good(
+        "noise",
+        lambda: gaussian().condition(probe(), NUMBERS, noise=np.float64(0.1)).mean,
+        lambda: gaussian().condition(probe(), NUMBERS, noise=0.1).mean,
+    ),
+    Good(
+        "order",
+        lambda: pn.functionals.derivative(GRID, order=np.int64(2))(truth().values),
+        lambda: pn.functionals.derivative(GRID, order=2)(truth().values),
+    ),
     Good("factor", lambda: (probe() * np.float64(2.0))(truth().values), lambda: (probe() * 2.0)(truth().values)),
-    Good("sample shape", lambda: gaussian().rsample((np.int64(2),), base_samples=torch.ones(2, 5)), lambda: gaussian().rsample((2,), base_samples=torch.ones(2, 5))),
-    Good("split", lambda: pairs().split(np.int64(3), seed=0)[0].inputs.values, lambda: pairs().split(3, seed=0)[0].inputs.values),
+    Good(
+        "sample shape",
+        lambda: gaussian().rsample((np.int64(2),), base_samples=torch.ones(2, 5)),
+        lambda: gaussian().rsample((2,), base_samples=torch.ones(2, 5)),
+    ),
+    Good(
+        "split", lambda: pairs().split(np.int64(3), seed=0)[0].inputs.values, lambda: pairs().split(3, seed=0)[0].inputs.values
+    ),
     Good("index", lambda: pairs().inputs[np.int64(3)].values, lambda: pairs().inputs[3].values),
     Good("indices", lambda: pairs().inputs[np.array([3, -1])].values, lambda: pairs().inputs[[3, -1]].values),
     Good("mask", lambda: pairs().inputs[np.arange(12) > 9].values, lambda: pairs().inputs[10:].values),
-    Good("viscosity", lambda: pn.problems.Burgers(np.float64(0.25), modes=np.int64(4)).sample(np.int64(2), resolution=np.int64(16), seed=0).outputs.values, lambda: pn.problems.Burgers(0.25, modes=4).sample(2, resolution=16, seed=0).outputs.values),
-    Good("count", lambda: select(active.RandomSelection(), count=np.int64(2)), lambda: select(active.RandomSelection(), count=2)),
-    Good("designs", lambda: active.space_filling_designs(np.int64(4), np.int64(2), seed=0), lambda: active.space_filling_designs(4, 2, seed=0)),
-    Good("outputs", lambda: model().posterior(designs(3), output_indices=[np.int64(1)]).mean, lambda: model().posterior(designs(3), output_indices=[1]).mean),
-    Good("paths", lambda: kernel().sampled(np.int64(2), seed=0)(pairs().inputs).mean, lambda: kernel().sampled(2, seed=0)(pairs().inputs).mean),  # type: ignore[attr-defined]
+    Good(
+        "viscosity",
+        lambda: (
+            pn.problems.Burgers(np.float64(0.25), modes=np.int64(4))
+            .sample(np.int64(2), resolution=np.int64(16), seed=0)
+            .outputs.values
+        ),
+        lambda: pn.problems.Burgers(0.25, modes=4).sample(2, resolution=16, seed=0).outputs.values,
+    ),
+    Good(
+        "count", lambda: select(active.RandomSelection(), count=np.int64(2)), lambda: select(active.RandomSelection(), count=2)
+    ),
+    Good(
+        "designs",
+        lambda: active.space_filling_designs(np.int64(4), np.int64(2), seed=0),
+        lambda: active.space_filling_designs(4, 2, seed=0),
+    ),
+    Good(
+        "outputs",
+        lambda: model().posterior(designs(3), output_indices=[np.int64(1)]).mean,
+        lambda: model().posterior(designs(3), output_indices=[1]).mean,
+    ),
+    Good(
+        "paths",
+        lambda: kernel().sampled(np.int64(2), seed=0)(pairs().inputs).mean,
+        lambda: kernel().sampled(2, seed=0)(pairs().inputs).mean,
+    ),  # type: ignore[attr-defined]
 ]
 
 
@@ -226,7 +294,9 @@ def saved(operator: torch.nn.Module) -> Tensor:
 
 def ensemble_of(members: Any, *, seed: Any = 0) -> Tensor:
     """Means of an ensemble."""
-    return deviation(pn.heads.DeepEnsemble(members, train=halve, seed=seed, execution="loop", prediction="loop", progress=False))
+    return deviation(
+        pn.heads.DeepEnsemble(members, train=halve, seed=seed, execution="loop", prediction="loop", progress=False)
+    )
 
 
 CASES = [*IN_CONTEXTS, *ARRAYS, *SCALARS]

@@ -36,7 +36,7 @@ from probneural.active.simulation.result_files import (
     write_text,
 )
 from probneural.active.simulation.store_index import Entry, StoreIndex
-from probneural.checks import check_path
+from probneural.checks import check_path, check_real
 from probneural.errors import ArgumentError, DataError, FileError, GridError
 from probneural.fields import Field, FieldPairs
 from probneural.training import files
@@ -148,6 +148,7 @@ class ResultStore:
             DataError: If either is not one finite function.
             FileError: If the store cannot be written to.
         """
+        seconds = check_real(seconds, "seconds", least=0.0)
         key = write_result(self.path, inputs, outputs, seconds=seconds)
         if key not in self:  # what was there before was damaged, and is set aside now
             write_result(self.path, inputs, outputs, seconds=seconds)
