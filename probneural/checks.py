@@ -25,7 +25,9 @@ HEADROOM = 2.0**10
 """Factor that scales of data stay away from the largest and smallest numbers of a dtype, for what is computed with them."""
 
 
-def check_integer(value: object, name: str, *, least: float = 1, most: float = math.inf) -> int:
+def check_integer(
+    value: object, name: str, *, least: int | float = 1, most: int | float = math.inf, remedy: str | None = None
+) -> int:
     """Return an integer, NumPy's included, from `least` to `most`; by default a count.
 
     Raises:
@@ -36,8 +38,9 @@ def check_integer(value: object, name: str, *, least: float = 1, most: float = m
         3
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
-        bounds = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
-        raise ArgumentError(expected=f"an integer {bounds} as {name}", got=repr(value), remedy=f"choose {name} in that range")
+        bounds = "" if least == -math.inf else f" of at least {least}" if most == math.inf else f" from {least} to {most}"
+        remedy = remedy or (f"choose {name} in that range" if bounds else "give a whole number")
+        raise ArgumentError(expected=f"an integer{bounds} as {name}", got=repr(value), remedy=remedy)
     return int(value)
 
 
@@ -176,7 +179,7 @@ def check_sequence(value: object, name: str, *, remedy: str, error: type[Probneu
     return tuple(value)
 
 
-def check_finite(values: Tensor, name: str) -> None:
+def check_finite(values: Tensor, name: str, *, remedy: str = "drop or repair those fields") -> None:
     """Raise a DataError, with the count and the first place, if any value is NaN or infinite."""
     bad = ~torch.isfinite(values.detach())
     if bool(bad.any()):
@@ -184,7 +187,7 @@ def check_finite(values: Tensor, name: str) -> None:
         raise DataError(
             expected=f"finite {name}",
             got=f"{int(bad.sum())} values that are NaN or infinite, the first at index {first}",
-            remedy="drop or repair those fields",
+            remedy=remedy,
         )
 
 

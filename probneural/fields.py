@@ -247,7 +247,7 @@ def check_pairs(pairs: object, name: str = "training", *, least: int = 1) -> Fie
     """Return finite pairs, so many at least, or raise a DataError."""
     found = check_instance(pairs, FieldPairs, f"{name} data", remedy="pair them: pn.FieldPairs(inputs, outputs)")
     if len(found) < least:
-        raise DataError(expected=f"at least {least} {name} pairs", got=str(len(found)), remedy="give more data")
+        raise DataError(expected=f"{least} or more {name} pairs", got=str(len(found)), remedy="give more data")
     check_finite(found.inputs.values, f"{name} inputs")
     check_finite(found.outputs.values, f"{name} outputs")
     return found

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from probneural.errors import ProbneuralError
-from tests.bad_input import data, learning, models, posteriors
-from tests.bad_input.world import Case
+from tests.bad_input import accepted, data, learning, models, posteriors
+from tests.bad_input.world import Case, Good
 
 CASES = [*data.CASES, *models.CASES, *posteriors.CASES, *learning.CASES]
 
@@ -21,3 +22,19 @@ def test_mistakes_are_told(case: Case) -> None:
     assert caught.value.expected
     assert caught.value.got
     assert caught.value.remedy
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("case", accepted.CASES, ids=lambda case: case.name)
+def test_what_looks_odd_is_taken(case: Good) -> None:
+    """The result is that of the usual way: on the CPU, of the same dtype, equal up to rounding."""
+    found, expected = case.call(), case.expected()
+    assert isinstance(found, torch.Tensor)
+    assert found.device.type == "cpu"
+    torch.testing.assert_close(found.detach(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_the_table_is_long_enough() -> None:
+    """Every part of the public surface has its cases."""
+    assert len(CASES) >= 250
+    assert min(map(len, (data.CASES, models.CASES, posteriors.CASES, learning.CASES))) >= 50

@@ -113,7 +113,7 @@ class TestBadFields:
 
     @pytest.mark.parametrize("count", [0, 5, -1, 9])
     def test_split(self, count: int) -> None:
-        with pytest.raises(ArgumentError, match="a count between 1 and 4"):
+        with pytest.raises(ArgumentError, match="an integer from 1 to 4 as count"):
             FieldPairs(FIVE, FIVE).split(count, seed=0)
 
 
@@ -245,5 +245,5 @@ class TestEvaluate:
 
 @pytest.mark.bad_input
 def test_pairs_of_tensors_are_refused() -> None:
-    with pytest.raises(DataError, match="two Fields"):
+    with pytest.raises(DataError, match="a Field as inputs"):
         FieldPairs(torch.zeros(2, 1, 4), torch.zeros(2, 1, 4))  # type: ignore[arg-type]

@@ -433,7 +433,7 @@ def test_loops_show_error_quantile_and_stated_error_by_labels() -> None:
         (lambda: plots.field(SPACE_CASE), GridError, "dimension 1 or 2"),
         (lambda: plots.field(LINE_CASE, truth_for(PLANE_CASE)), GridError, "truth on the prediction's grid"),
         (lambda: plots.field(LINE_CASE, truth_for(LINE_CASE)[:2]), ShapeError, "truth of shape"),
-        (lambda: plots.field(LINE_CASE, LINE_CASE.mean), DataError, "a Field of true functions"),
+        (lambda: plots.field(LINE_CASE, LINE_CASE.mean), DataError, "a Field as truth"),
         (lambda: plots.field(LINE_CASE.mean), DataError, "a FieldDistribution"),
         (lambda: plots.field(HOLED), DataError, "finite predicted means"),
         (lambda: plots.field(LINE_CASE, Field(torch.full((4, 2, 12), torch.inf), LINE)), DataError, "finite true values"),

@@ -1,7 +1,7 @@
 """Data of any scale: what scales with them does so to rounding, or a typed error says that the dtype does not hold it.
 
-Scales are powers of two, by which multiplying is exact: what is computed in units of the data is then the same to the
-last bits.
+Scales are powers of two, by which multiplying is exact: what is computed in units of the data is then the same to the last
+bits.
 """
 
 from __future__ import annotations

@@ -412,13 +412,13 @@ def test_predictions_that_are_no_numbers_are_refused() -> None:
     broken = model_of(lambda features, mean, grid: dense_root(features * torch.nan, mean, grid))
     with pytest.raises(DataError, match="fields to be observed"):
         FieldInformationGain(broken)(designs(2, 1))
-    with pytest.raises(DataError, match="for the targets"):
+    with pytest.raises(DataError, match="finite predicted means"):
         FieldIntegratedVariance(broken, targets=TARGETS, channel_weights=CHANNELS)
     broken = model_of(lambda features, mean, grid: dense_root(features, mean * torch.nan, grid))
-    with pytest.raises(DataError, match="for the targets"):
+    with pytest.raises(DataError, match="finite predicted means"):
         FieldIntegratedVariance(broken, targets=TARGETS)
     wide = model_of(lambda features, mean, grid: wide_root(features * torch.nan, mean, grid))
-    with pytest.raises(DataError, match="for the targets"):
+    with pytest.raises(DataError, match="finite predicted means"):
         FieldIntegratedVariance(wide, targets=TARGETS[:1], channel_weights=CHANNELS)
 
 

@@ -85,7 +85,7 @@ def test_a_noise_given_as_a_number_keeps_its_digits() -> None:
 def test_bad_input() -> None:
     predict = FeaturePredictor(dense_root, out_channels=2)
     for noise in (0.0, -1.0, float("nan")):
-        with pytest.raises(ArgumentError, match="positive"):
+        with pytest.raises(ArgumentError, match="noise > 0"):
             observation_weights(predict, INPUT_GRID, noise=noise)
     with pytest.raises(ShapeError, match="2 channels"):
         observation_weights(predict, INPUT_GRID, noise=torch.ones(3))

@@ -177,7 +177,7 @@ def test_processes_that_have_observed_something_have_no_draws() -> None:
 @pytest.mark.bad_input
 @pytest.mark.parametrize("count", [0, -1, 2.0, True])
 def test_bad_counts(count: object) -> None:
-    with pytest.raises(ArgumentError, match="positive number of draws"):
+    with pytest.raises(ArgumentError, match="an integer of at least 1 as count of draws"):
         model_of("members").draw_paths(count)
 
 

@@ -362,7 +362,7 @@ def test_arguments_of_the_wrong_kind(function: object) -> None:
     predict, seed = FeaturePredictor(feature_root), {} if function is integrated_variances else {"seed": 0}
     with pytest.raises(DataError, match="the pool is empty"):
         function(predict, pool()[:0], **seed)  # type: ignore[operator]
-    with pytest.raises(DataError, match="pool to be a Field"):
+    with pytest.raises(DataError, match="a Field as pool"):
         function(predict, pool().values, **seed)  # type: ignore[operator]
     with pytest.raises(DataError, match="a Predictor; got str"):
         function("head", pool(), **seed)  # type: ignore[operator]

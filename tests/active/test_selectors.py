@@ -469,7 +469,7 @@ def test_counts_that_cannot_be_met(name: str, count: int, labelled: int) -> None
 @pytest.mark.parametrize("name", SELECTORS)
 @pytest.mark.parametrize("count", [2.0, "3", None, True])
 def test_counts_are_integers(name: str, count: object) -> None:
-    with pytest.raises(ArgumentError, match="count from 1 to 14"):
+    with pytest.raises(ArgumentError, match="an integer from 1 to 14 as count"):
         SELECTORS[name].select(predictor(), pool(), count, seed=0)  # type: ignore[arg-type]
 
 
@@ -484,7 +484,7 @@ def test_pools_with_nothing_to_choose(name: str) -> None:
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", PREDICTIVE)
 def test_predictors_and_queries_are_checked(name: str) -> None:
-    with pytest.raises(DataError, match="a Predictor; got NoneType"):
+    with pytest.raises(DataError, match="a Predictor as predict"):
         SELECTORS[name].select(None, pool(), 2, seed=0)  # type: ignore[arg-type]
     with pytest.raises(GridError, match="query to be a Grid"):
         SELECTORS[name].select(predictor(), pool(), 2, seed=0, query=(16,))  # type: ignore[arg-type]
@@ -492,7 +492,7 @@ def test_predictors_and_queries_are_checked(name: str) -> None:
 
 @pytest.mark.bad_input
 def test_pools_that_are_no_fields() -> None:
-    with pytest.raises(DataError, match="pool to be a Field"):
+    with pytest.raises(DataError, match="a Field as pool"):
         RandomSelection().select(predictor(), pool().values, 2, seed=0)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="labelled to be a Field"):
         RandomSelection().select(predictor(), pool(), 2, seed=0, labelled=pool().values)  # type: ignore[arg-type]
@@ -533,7 +533,7 @@ LATENT = ("BAIT", "information gain", "integrated variance")
 @pytest.mark.parametrize("name", LATENT)
 @pytest.mark.parametrize("noise", [0.0, -1.0, math.nan, math.inf, "1", True, torch.tensor([1.0, 0.0])])
 def test_noise_is_positive(name: str, noise: object) -> None:
-    with pytest.raises(ArgumentError, match="positive noise"):
+    with pytest.raises(ArgumentError, match="noise > 0"):
         type(SELECTORS[name])(noise=noise)  # type: ignore[call-arg]
 
 
@@ -559,5 +559,5 @@ def test_targets_are_a_field() -> None:
     [(0, 2, "sobol"), (2, 0, "sobol"), (2, 2, "halton"), (4, 30000, "sobol"), (4.0, 2, "sobol"), (True, 2, "latin_hypercube")],
 )
 def test_designs_that_do_not_exist(count: int, dimension: int, kind: str) -> None:
-    with pytest.raises(ArgumentError, match="positive count and dimension"):
+    with pytest.raises(ArgumentError, match="an integer|kind among"):
         space_filling_designs(count, dimension, seed=0, kind=kind)  # type: ignore[arg-type]

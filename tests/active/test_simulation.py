@@ -467,12 +467,12 @@ def test_simulators_that_cannot_travel_are_refused(tmp_path, executor):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"attempts": 0}, "attempts of 1 or more"),
-        ({"workers": 0}, "workers of 1 or more"),
-        ({"workers": 1.5}, "workers of 1 or more"),
+        ({"attempts": 0}, "an integer of at least 1 as attempts"),
+        ({"workers": 0}, "an integer of at least 1 as workers"),
+        ({"workers": 1.5}, "an integer of at least 1 as workers"),
         ({"workers": 2, "executor": Strange(None)}, "workers or an executor"),
-        ({"timeout": 0.0}, "positive timeout"),
-        ({"timeout": float("inf")}, "positive timeout"),
+        ({"timeout": 0.0}, "above 0 as timeout"),
+        ({"timeout": float("inf")}, "above 0 as timeout"),
         ({"executor": "dask"}, "an executor with a method submit"),
     ],
 )

@@ -60,66 +60,226 @@ def simulated(**changes: Any) -> object:
 
 
 MODELS = [
-    *refused("predict", lambda v: active.OperatorModel(v, encode=encode, functional=probe()), (None, gaussian()), DataError, "Predictor"),
-    *refused("encode", lambda v: active.OperatorModel(predictor(), encode=v, functional=probe()), (None, 3), ArgumentError, "encode"),
-    *refused("functional", lambda v: active.OperatorModel(predictor(), encode=encode, functional=v), (None, torch.mean, normal(2, 16)), DataError, "Functional"),
-    *refused("noise", lambda v: active.OperatorModel(predictor(), encode=encode, functional=probe(), noise=v), (-1.0, NAN, "1", True, 1j), ArgumentError, "noise"),
-    *refused("moment_matched", lambda v: active.OperatorModel(ensemble(), encode=encode, functional=probe(), moment_matched=v), NO_FLAG, ArgumentError, "moment_matched"),
-    *refused("X", lambda v: model().posterior(v), (None, [[0.5, 0.5]], torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.complex64)), DataError, "designs|X|tensor"),
+    *refused(
+        "predict",
+        lambda v: active.OperatorModel(v, encode=encode, functional=probe()),
+        (None, gaussian()),
+        DataError,
+        "Predictor",
+    ),
+    *refused(
+        "encode", lambda v: active.OperatorModel(predictor(), encode=v, functional=probe()), (None, 3), ArgumentError, "encode"
+    ),
+    *refused(
+        "functional",
+        lambda v: active.OperatorModel(predictor(), encode=encode, functional=v),
+        (None, torch.mean, normal(2, 16)),
+        DataError,
+        "Functional",
+    ),
+    *refused(
+        "noise",
+        lambda v: active.OperatorModel(predictor(), encode=encode, functional=probe(), noise=v),
+        (-1.0, NAN, "1", True, 1j),
+        ArgumentError,
+        "noise",
+    ),
+    *refused(
+        "moment_matched",
+        lambda v: active.OperatorModel(ensemble(), encode=encode, functional=probe(), moment_matched=v),
+        NO_FLAG,
+        ArgumentError,
+        "moment_matched",
+    ),
+    *refused(
+        "X",
+        lambda v: model().posterior(v),
+        (None, [[0.5, 0.5]], torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.complex64)),
+        DataError,
+        "designs|X|tensor",
+    ),
     *refused("X", lambda v: model().posterior(v), (torch.zeros(2), torch.tensor(0.5)), ShapeError, "designs|X"),
-    *refused("X", lambda v: model().posterior(v), (torch.full((1, 2), 1.5).double(), torch.full((1, 2), NAN).double()), (ArgumentError, DataError), "design|finite"),
-    *refused("output_indices", lambda v: model().posterior(designs(3), output_indices=v), ([2], [-3], [0.5], ["a"], 0), ArgumentError, "output"),
-    *refused("observation_noise", lambda v: model().posterior(designs(3), observation_noise=v), ("yes", 3, None), ArgumentError, "observation_noise"),
-    *refused("observation_noise", lambda v: model().posterior(designs(3), observation_noise=v), (torch.tensor(-1.0), torch.tensor(NAN)), ArgumentError, "noise"),
-    *refused("Y", lambda v: model().condition_on_observations(designs(3), v), (None, normal(3), normal(3, 1), [[0.0, 0.0]] * 3), (ShapeError, DataError), "Y"),
+    *refused(
+        "X",
+        lambda v: model().posterior(v),
+        (torch.full((1, 2), 1.5).double(), torch.full((1, 2), NAN).double()),
+        (ArgumentError, DataError),
+        "design|finite",
+    ),
+    *refused(
+        "output_indices",
+        lambda v: model().posterior(designs(3), output_indices=v),
+        ([2], [-3], [0.5], ["a"], 0),
+        ArgumentError,
+        "output",
+    ),
+    *refused(
+        "observation_noise",
+        lambda v: model().posterior(designs(3), observation_noise=v),
+        ("yes", 3, None),
+        ArgumentError,
+        "observation_noise",
+    ),
+    *refused(
+        "observation_noise",
+        lambda v: model().posterior(designs(3), observation_noise=v),
+        (torch.tensor(-1.0), torch.tensor(NAN)),
+        ArgumentError,
+        "noise",
+    ),
+    *refused(
+        "Y",
+        lambda v: model().condition_on_observations(designs(3), v),
+        (None, normal(3), normal(3, 1), [[0.0, 0.0]] * 3),
+        (ShapeError, DataError),
+        "Y",
+    ),
     Case("Y, NaN", lambda: model().condition_on_observations(designs(3), torch.full((3, 2), NAN)), DataError, "finite"),
-    *refused("Y noise", lambda v: model().condition_on_observations(designs(3), normal(3, 2), noise=v), (0.0, -1.0, NAN, "1", True, 1j), ArgumentError, "noise"),
+    *refused(
+        "Y noise",
+        lambda v: model().condition_on_observations(designs(3), normal(3, 2), noise=v),
+        (0.0, -1.0, NAN, "1", True, 1j),
+        ArgumentError,
+        "noise",
+    ),
     *refused("sampler", lambda v: model().fantasize(designs(3), v), (None, 64), ArgumentError, "sampler"),
     *refused("draw_paths", lambda v: model().draw_paths(v), (0, 1.5, True, "3"), ArgumentError, "draws"),
     *refused("draw_paths seed", lambda v: model().draw_paths(seed=v), (0.5, "0", True), ArgumentError, "seed"),
-    Case("ensemble conditioned", lambda: active.OperatorModel(ensemble(), encode=encode, functional=probe()).condition_on_observations(designs(3), normal(3, 2)), UnsupportedError, "ensemble|Gaussian"),
+    Case(
+        "ensemble conditioned",
+        lambda: active.OperatorModel(ensemble(), encode=encode, functional=probe()).condition_on_observations(
+            designs(3), normal(3, 2)
+        ),
+        UnsupportedError,
+        "ensemble|Gaussian",
+    ),
     *refused("reading_noise", lambda v: active.reading_noise(predictor(), v), (None, torch.mean), DataError, "Functional"),
-    *refused("observation_weights", lambda v: active.observation_weights(predictor(), GRID, noise=v), (0.0, -1.0, NAN, "1", True, 1j), ArgumentError, "noise"),
-    *refused("targets", lambda v: active.FieldIntegratedVariance(model(), targets=v), (None, normal(3, 1, 16)), DataError, "Field"),
-    *refused("target_weights", lambda v: active.FieldIntegratedVariance(model(), targets=pairs().inputs, target_weights=v), (-torch.ones(12), torch.zeros(12)), ArgumentError, "weights"),
-    *refused("target_weights", lambda v: active.FieldIntegratedVariance(model(), targets=pairs().inputs, target_weights=v), (torch.ones(3),), ShapeError, "weight"),
+    *refused(
+        "observation_weights",
+        lambda v: active.observation_weights(predictor(), GRID, noise=v),
+        (0.0, -1.0, NAN, "1", True, 1j),
+        ArgumentError,
+        "noise",
+    ),
+    *refused(
+        "targets", lambda v: active.FieldIntegratedVariance(model(), targets=v), (None, normal(3, 1, 16)), DataError, "Field"
+    ),
+    *refused(
+        "target_weights",
+        lambda v: active.FieldIntegratedVariance(model(), targets=pairs().inputs, target_weights=v),
+        (-torch.ones(12), torch.zeros(12)),
+        ArgumentError,
+        "weights",
+    ),
+    *refused(
+        "target_weights",
+        lambda v: active.FieldIntegratedVariance(model(), targets=pairs().inputs, target_weights=v),
+        (torch.ones(3),),
+        ShapeError,
+        "weight",
+    ),
     *refused("grid", lambda v: active.FieldInformationGain(model(), grid=v), (16, "fine"), GridError, "Grid"),
-    *refused("fidelity costs", lambda v: active.Fidelity((GRID.resized((8,)), GRID), v, (0.1, 0.0)), ((0.0, 1.0), (NAN, 1.0), ("a", 1.0)), ArgumentError, "costs"),
-    *refused("fidelity costs", lambda v: active.Fidelity((GRID.resized((8,)), GRID), v, (0.1, 0.0)), ((1.0,),), ShapeError, "cost"),
-    *refused("fidelity variances", lambda v: active.Fidelity((GRID.resized((8,)), GRID), (1.0, 2.0), v), ((-0.1, 0.0), (0.1, 0.1), (NAN, 0.0)), ArgumentError, "variance"),
-    *refused("fidelity grids", lambda v: active.Fidelity(v, (1.0, 2.0), (0.1, 0.0)), ((GRID, GRID), (), (8, 16), None), GridError, "grids"),
-]  # fmt: skip
+    *refused(
+        "fidelity costs",
+        lambda v: active.Fidelity((GRID.resized((8,)), GRID), v, (0.1, 0.0)),
+        ((0.0, 1.0), (NAN, 1.0), ("a", 1.0)),
+        ArgumentError,
+        "costs",
+    ),
+    *refused(
+        "fidelity costs", lambda v: active.Fidelity((GRID.resized((8,)), GRID), v, (0.1, 0.0)), ((1.0,),), ShapeError, "cost"
+    ),
+    *refused(
+        "fidelity variances",
+        lambda v: active.Fidelity((GRID.resized((8,)), GRID), (1.0, 2.0), v),
+        ((-0.1, 0.0), (0.1, 0.1), (NAN, 0.0)),
+        ArgumentError,
+        "variance",
+    ),
+    *refused(
+        "fidelity grids",
+        lambda v: active.Fidelity(v, (1.0, 2.0), (0.1, 0.0)),
+        ((GRID, GRID), (), (8, 16), None),
+        GridError,
+        "grids",
+    ),
+]
 
 SELECTION = [
     *refused("count", lambda v: select(active.RandomSelection(), count=v), (*NO_COUNT, 13), ArgumentError, "count"),
-    *refused("seed", lambda v: select(active.RandomSelection(), seed=v), (0.5, "0", True, None), ArgumentError, "seed"),
-    *refused("pool", lambda v: select(active.RandomSelection(), pool=v), (None, normal(3, 1, 16), pairs()), DataError, "Field|pool"),
-    *refused("labelled", lambda v: select(active.RandomSelection(), labelled=v), (normal(3, 1, 16), pairs(), 3), DataError, "Field|labelled"),
-    Case("labelled, other channels", lambda: select(active.RandomSelection(), labelled=pairs(channels=2).inputs), ShapeError, "channels"),
+    *refused(
+        "pool", lambda v: select(active.RandomSelection(), pool=v), (None, normal(3, 1, 16), pairs()), DataError, "Field|pool"
+    ),
+    *refused(
+        "labelled",
+        lambda v: select(active.RandomSelection(), labelled=v),
+        (normal(3, 1, 16), pairs(), 3),
+        DataError,
+        "Field|labelled",
+    ),
+    Case(
+        "labelled, other channels",
+        lambda: select(active.RandomSelection(), labelled=pairs(channels=2).inputs),
+        ShapeError,
+        "channels",
+    ),
     Case("fully labelled", lambda: select(active.RandomSelection(), labelled=pairs().inputs), DataError, "fully labelled"),
     *refused("predict", lambda v: select(active.TopKSelection(), predict=v), (None, gaussian()), DataError, "Predictor"),
     *refused("query", lambda v: select(active.TopKSelection(), query=v), (16, "fine"), GridError, "Grid"),
-    *refused("power", lambda v: active.StochasticSelection(v), (-1.0, NAN, INF, "1", None, True), ArgumentError, "power"),
-    *refused("selector noise", lambda v: active.InformationGainSelection(noise=v), (0.0, -1.0, NAN, "1", True, 1j), ArgumentError, "noise"),
+    *refused("power", active.StochasticSelection, (-1.0, NAN, INF, "1", None, True), ArgumentError, "power"),
+    *refused(
+        "selector noise",
+        lambda v: active.InformationGainSelection(noise=v),
+        (0.0, -1.0, NAN, "1", True, 1j),
+        ArgumentError,
+        "noise",
+    ),
     *refused("BAIT noise", lambda v: active.BAITSelection(noise=v), (0.0, "1"), ArgumentError, "noise"),
     *refused("sketch dimension", lambda v: active.FeatureSketch(dimension=v), NO_COUNT, ArgumentError, "dimension|positive"),
     *refused("sketch", lambda v: active.CoreSetSelection(sketch=v), (None, 512), ArgumentError, "sketch|FeatureSketch"),
     *refused("space filling count", lambda v: active.space_filling_designs(v, 2, seed=0), NO_COUNT, ArgumentError, "count"),
-    *refused("space filling kind", lambda v: active.space_filling_designs(4, 2, seed=0, kind=v), ("grid", None), ArgumentError, "kind"),
+    *refused(
+        "space filling kind",
+        lambda v: active.space_filling_designs(4, 2, seed=0, kind=v),
+        ("grid", None),
+        ArgumentError,
+        "kind",
+    ),
     *refused("Growth", active.Growth, (1.0, 0.5, NAN, INF, "2", None, True), ArgumentError, "factor"),
-]  # fmt: skip
+]
 
 LOOP = [
     *refused("store path", active.ResultStore, (3, None, 1.5), ArgumentError, "path"),
     Case("store on a file", lambda: active.ResultStore("/dev/null"), FileError, "folder"),
-    *refused("key", lambda v: store().key(v), (None, normal(1, 1, 16), pairs().inputs, Field(torch.full((1, 1, 16), NAN), GRID)), DataError, "function|Field|finite"),
-    *refused("add", lambda v: store().add(pairs().inputs[:1], v, seconds=0.0), (None, normal(1, 1, 16), pairs().inputs), DataError, "function|Field"),
-    *refused("seconds", lambda v: store().add(pairs().inputs[:1], pairs().inputs[:1], seconds=v), (-1.0, NAN, "1", None), ArgumentError, "seconds"),
-    *refused("pairs", lambda v: store().pairs(v), (["no key"], None, 3, []), DataError, "key|result"),
+    *refused(
+        "key",
+        lambda v: store().key(v),
+        (None, normal(1, 1, 16), pairs().inputs, Field(torch.full((1, 1, 16), NAN), GRID)),
+        DataError,
+        "function|Field|finite",
+    ),
+    *refused(
+        "add",
+        lambda v: store().add(pairs().inputs[:1], v, seconds=0.0),
+        (None, normal(1, 1, 16), pairs().inputs),
+        DataError,
+        "function|Field",
+    ),
+    *refused(
+        "seconds",
+        lambda v: store().add(pairs().inputs[:1], pairs().inputs[:1], seconds=v),
+        (-1.0, NAN, "1", None),
+        ArgumentError,
+        "seconds",
+    ),
+    *refused("pairs", lambda v: store().pairs(v), (["no key"],), FileError, "usable result"),
+    *refused("pairs", lambda v: store().pairs(v), ([],), DataError, "key"),
     *refused("remember", lambda v: store().remember(v, 1), ("", "a/b", 3, None), ArgumentError, "name"),
     *refused("remember", lambda v: store().remember("name", v), (NAN, {1, 2}, normal(2)), ArgumentError, "JSON"),
     *refused("simulator", lambda v: simulated(simulator=v), (None, 3), ArgumentError, "simulator"),
-    *refused("inputs", lambda v: simulated(inputs=v), (None, normal(2, 1, 16), pairs()), (DataError, ArgumentError), "Field|inputs"),
+    *refused(
+        "inputs", lambda v: simulated(inputs=v), (None, normal(2, 1, 16), pairs()), (DataError, ArgumentError), "Field|inputs"
+    ),
     *refused("simulate store", lambda v: simulated(store=v), (None, 3), ArgumentError, "store|ResultStore"),
     *refused("workers", lambda v: simulated(workers=v), (0, 1.5, "2", True), ArgumentError, "workers"),
     *refused("timeout", lambda v: simulated(timeout=v), (0.0, -1.0, NAN, INF, "1", True), ArgumentError, "timeout"),
@@ -136,6 +296,6 @@ LOOP = [
     *refused("learner timeout", lambda v: learner(timeout=v), (0.0, NAN, "1"), ArgumentError, "timeout"),
     *refused("learner warm_start", lambda v: learner(warm_start=v), NO_FLAG, ArgumentError, "warm_start"),
     *refused("learner store", lambda v: learner(store=v), (3, None), ArgumentError, "store|path"),
-]  # fmt: skip
+]
 
 CASES = [*MODELS, *SELECTION, *LOOP]

@@ -47,8 +47,8 @@ class Good(NamedTuple):
     """
 
     name: str
-    call: Callable[[], object]
-    expected: Callable[[], object]
+    call: Callable[[], torch.Tensor]
+    expected: Callable[[], torch.Tensor]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

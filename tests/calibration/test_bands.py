@@ -135,7 +135,7 @@ def test_errors() -> None:
     SimultaneousBand(0.9).fit(Synthetic(), data[:9])
     with pytest.raises(CalibrationError, match="at least 9"):
         SimultaneousBand(0.9).fit(Synthetic(), data[:8])
-    with pytest.raises(ArgumentError, match="level between 0 and 1"):
+    with pytest.raises(ArgumentError, match="above 0 and below 1 as level"):
         SimultaneousBand(90)
     with pytest.raises(ArgumentError, match="modulation"):
         SimultaneousBand(modulation="none")

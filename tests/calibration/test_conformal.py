@@ -121,7 +121,7 @@ def test_certainty_that_is_right_scores_zero() -> None:
 def test_errors() -> None:
     data = pairs(12)
     for level in (0.0, 1.0, math.nan):
-        with pytest.raises(ArgumentError, match="level between 0 and 1"):
+        with pytest.raises(ArgumentError, match="above 0 and below 1 as level"):
             scores_of(torch.arange(5)).quantile(level)
     with pytest.raises(CalibrationError, match="infinite scores"):
         conformal_scores(Synthetic(sd=0.0, noise=0.0), data).quantile(0.5)

@@ -255,7 +255,7 @@ def test_bad_data(head: str) -> None:
     case = operator_case("fno-1d")
     with pytest.raises(DataError, match="FieldPairs"):
         ALL_HEADS[head].fit(case.operator, case.data.inputs)
-    with pytest.raises(DataError, match="at least one pair"):
+    with pytest.raises(DataError, match="1 or more training pairs"):
         ALL_HEADS[head].fit(case.operator, case.data[:0])
     broken = case.data.outputs.values.clone()
     broken[2, 0, 3] = torch.nan

@@ -691,9 +691,9 @@ def test_bad_settings() -> None:
         KernelOperator("matern")
     for name in ("input_components", "output_components", "groups", "iterations"):
         for value in (0, 1.5, True):
-            with pytest.raises(ArgumentError, match=f"{name} >= 1"):
+            with pytest.raises(ArgumentError, match=f"an integer of at least 1 as {name}"):
                 KernelOperator(**{name: value})
-    with pytest.raises(ArgumentError, match="groups >= 1"):
+    with pytest.raises(ArgumentError, match="an integer of at least 1 as groups"):
         KernelOperator(groups=None)
     with pytest.raises(ArgumentError, match="members >= 1"):
         fitted().sampled(0, seed=0)

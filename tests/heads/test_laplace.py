@@ -101,7 +101,7 @@ def test_chosen_parameters_must_be_few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.bad_input
 def test_errors() -> None:
     case = operator_case("fno-1d")
-    with pytest.raises(UnsupportedError, match="a structure among low_rank, .*; got 'diagnoal'"):
+    with pytest.raises(UnsupportedError, match="structure among low_rank, .*; got 'diagnoal'"):
         Laplace(structure="diagnoal")
     with pytest.raises(ArgumentError, match="got 'read_out'"):
         Laplace(parameters=["read_out"]).fit(case.operator, case.data)

@@ -262,7 +262,7 @@ def test_projections_and_products_replace_exact_curvature() -> None:
 def test_errors() -> None:
     case = operator_case("fno-1d")
     for settings in ({"rank": 0}, {"probes": 0}, {"rank": 1.5}):
-        with pytest.raises(ArgumentError, match="positive integer"):
+        with pytest.raises(ArgumentError, match="an integer of at least 1"):
             Laplace(structure="low_rank", **settings)
     for structure, settings in (("diagonal", {"rank": 3}), ("low_rank", {"probes": 4}), ("full", {"corrected": True})):
         with pytest.raises(ArgumentError, match=f"settings that structure='{structure}' reads; got {next(iter(settings))}="):

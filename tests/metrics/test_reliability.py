@@ -173,14 +173,14 @@ def test_levels_lie_between_zero_and_one(level: float) -> None:
     u = gaussian(GRID)
     comparison = compare(u, truth_for(u))
     for function in (coverage, interval_width, simultaneous_coverage):
-        with pytest.raises(ArgumentError, match="level between 0 and 1"):
+        with pytest.raises(ArgumentError, match="above 0 and below 1 as level"):
             function(comparison, level=level)
 
 
 @pytest.mark.bad_input
 def test_draws_are_needed() -> None:
     u = gaussian(GRID)
-    with pytest.raises(ArgumentError, match="at least one draw"):
+    with pytest.raises(ArgumentError, match="an integer of at least 1 as draws"):
         simultaneous_coverage(compare(u, truth_for(u)), draws=0)
 
 

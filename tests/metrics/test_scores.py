@@ -213,7 +213,7 @@ def test_scoring_leaves_the_global_generator_alone() -> None:
 @pytest.mark.bad_input
 def test_no_whole_function_at_all() -> None:
     u = gaussian(GRIDS[next(iter(GRIDS))])
-    with pytest.raises(ArgumentError, match="whole >= 1"):
+    with pytest.raises(ArgumentError, match="an integer of at least 1 as whole"):
         score(u, truth_for(u), noise=0.5, whole=0)
 
 

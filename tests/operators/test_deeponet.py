@@ -367,14 +367,14 @@ def test_grouped_linear_is_a_block_diagonal_matrix() -> None:
 @pytest.mark.parametrize("size", [0, -1, 2.0, "4"])
 def test_refuses_sizes(name: str, size: object) -> None:
     arguments: dict[str, Any] = {"in_channels": 1, "out_channels": 1, "sensors": SENSORS, name: size}
-    with pytest.raises(ArgumentError, match=f"expected a positive integer as .*; got {size!r}"):
+    with pytest.raises(ArgumentError, match=f"expected an integer of at least 1 as .*; got {size!r}"):
         DeepONet(**arguments)
 
 
 @pytest.mark.bad_input
 def test_refuses_other_words() -> None:
     for name, message in [
-        ("coupling", "one of independent, split_branch, split_trunk, split_both as coupling; got 'split'"),
+        ("coupling", "coupling among independent, split_branch, split_trunk, split_both; got 'split'"),
         ("branching", "'joint' or 'product' as branching; got 'split'"),
         ("activation", "an activation among gelu, relu, silu, tanh; got 'split'"),
     ]:
@@ -385,7 +385,7 @@ def test_refuses_other_words() -> None:
 
 @pytest.mark.bad_input
 def test_refuses_sensors_and_domains_that_are_none() -> None:
-    with pytest.raises(GridError, match="a Grid as sensors; got 7"):
+    with pytest.raises(GridError, match="a Grid as sensors; got int 7"):
         DeepONet(1, 1, sensors=7)  # type: ignore[arg-type]
     with pytest.raises(GridError, match="a Grid as sensors"):
         SensorBranch(1, sensors=None, groups=1, basis=1, width=1, depth=1)  # type: ignore[arg-type]

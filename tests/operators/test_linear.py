@@ -130,7 +130,7 @@ def test_units_are_the_maps_own() -> None:
 @pytest.mark.bad_input
 def test_bad_data_are_refused() -> None:
     train = random_pairs()
-    with pytest.raises(DataError, match="at least two pairs; got 1"):
+    with pytest.raises(DataError, match="2 or more training pairs; got 1"):
         LinearRegression.fitted(train[:1])
     for side in ("inputs", "outputs"):
         parts = {"inputs": train.inputs, "outputs": train.outputs}

@@ -175,7 +175,7 @@ def test_gradients_of_shapes_are_finite_at_jumps_and_edges(kind: str) -> None:
     [
         ({"speed": 0.0}, "speed"),
         ({"time": -1.0}, "time"),
-        ({"initial": "round"}, "'square_and_bump'"),
+        ({"initial": "round"}, "square_and_bump"),
         ({"widths": (0.1, 0.2)}, "no widths"),
         ({"initial": "square", "widths": (0.2, 0.1)}, "widths"),
         ({"initial": "square", "widths": (0.2,)}, "widths"),

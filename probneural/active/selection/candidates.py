@@ -108,7 +108,7 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
             got=f"{len(pool)} known ones: the pool is fully labelled",
             remedy="draw a larger pool",
         )
-    count = check_integer(count, "count, of functions of the pool that are not labelled,", most=total)
+    count = check_integer(count, "count", most=total, remedy="choose fewer unlabelled functions, or draw a larger pool")
     order = torch.randperm(len(pool), generator=stream(seed, "ties")).argsort()
     return Candidates(torch.tensor(fresh, dtype=torch.int64), torch.tensor(spare, dtype=torch.int64), order)
 

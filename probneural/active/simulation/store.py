@@ -47,7 +47,7 @@ from probneural.active.simulation.store_files import (
     write_json,
 )
 from probneural.active.simulation.store_index import Entry, StoreIndex
-from probneural.checks import check_path
+from probneural.checks import check_path, check_real
 from probneural.errors import ArgumentError, DataError, FileError, GridError
 from probneural.fields import Field, FieldPairs
 from probneural.training import atomic, schema
@@ -159,6 +159,7 @@ class ResultStore:
             DataError: If either is not one finite function.
             FileError: If the store cannot be written to.
         """
+        seconds = check_real(seconds, "seconds", least=0.0)
         key = write_result(self.path, inputs, outputs, seconds=seconds)
         if key not in self:  # what was there before was damaged, and is set aside now
             write_result(self.path, inputs, outputs, seconds=seconds)
