@@ -420,10 +420,10 @@ def test_loops_show_error_quantile_and_stated_error_by_labels() -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda: plots.field(LINE_CASE, index=4), ArgumentError, "index to be an integer from -4 to 3"),
+        (lambda: plots.field(LINE_CASE, index=4), ArgumentError, "an integer from -4 to 3 as index"),
         (lambda: plots.field(LINE_CASE, index=-5), ArgumentError, "index"),
         (lambda: plots.field(LINE_CASE, index=0.0), ArgumentError, "index"),
-        (lambda: plots.field(LINE_CASE, channel=2), ArgumentError, "channel to be an integer from -2 to 1"),
+        (lambda: plots.field(LINE_CASE, channel=2), ArgumentError, "an integer from -2 to 1 as channel"),
         (lambda: plots.field(LINE_CASE, draws=-1), ArgumentError, "draws"),
         (lambda: plots.field(LINE_CASE, draws=1.5), ArgumentError, "draws"),
         (lambda: plots.field(LINE_CASE, level=1.0), ArgumentError, "level"),

@@ -486,7 +486,7 @@ def test_pools_with_nothing_to_choose(name: str) -> None:
 def test_predictors_and_queries_are_checked(name: str) -> None:
     with pytest.raises(DataError, match="a Predictor as predict"):
         SELECTORS[name].select(None, pool(), 2, seed=0)  # type: ignore[arg-type]
-    with pytest.raises(GridError, match="query to be a Grid"):
+    with pytest.raises(GridError, match="a Grid as query"):
         SELECTORS[name].select(predictor(), pool(), 2, seed=0, query=(16,))  # type: ignore[arg-type]
 
 
@@ -494,7 +494,7 @@ def test_predictors_and_queries_are_checked(name: str) -> None:
 def test_pools_that_are_no_fields() -> None:
     with pytest.raises(DataError, match="a Field as pool"):
         RandomSelection().select(predictor(), pool().values, 2, seed=0)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="labelled to be a Field"):
+    with pytest.raises(DataError, match="a Field as labelled"):
         RandomSelection().select(predictor(), pool(), 2, seed=0, labelled=pool().values)  # type: ignore[arg-type]
 
 
@@ -533,7 +533,7 @@ LATENT = ("BAIT", "information gain", "integrated variance")
 @pytest.mark.parametrize("name", LATENT)
 @pytest.mark.parametrize("noise", [0.0, -1.0, math.nan, math.inf, "1", True, torch.tensor([1.0, 0.0])])
 def test_noise_is_positive(name: str, noise: object) -> None:
-    with pytest.raises(ArgumentError, match="noise > 0"):
+    with pytest.raises(ArgumentError, match="noise > 0|noise as real numbers"):
         type(SELECTORS[name])(noise=noise)  # type: ignore[call-arg]
 
 

@@ -272,7 +272,7 @@ LOOP = [
         ArgumentError,
         "seconds",
     ),
-    *refused("pairs", lambda v: store().pairs(v), (["no key"],), FileError, "usable result"),
+    *refused("pairs", lambda v: store().pairs(v), (["no key"],), ArgumentError, "a key of 40"),
     *refused("pairs", lambda v: store().pairs(v), ([],), DataError, "key"),
     *refused("remember", lambda v: store().remember(v, 1), ("", "a/b", 3, None), ArgumentError, "name"),
     *refused("remember", lambda v: store().remember("name", v), (NAN, {1, 2}, normal(2)), ArgumentError, "JSON"),

@@ -129,7 +129,7 @@ def test_errors() -> None:
         conformal_scores(Synthetic(channels=2, noise=0.0), pairs(3, channels=2), modulation="constant")
     with pytest.raises(CalibrationError, match="at least one pair"):
         conformal_scores(Synthetic(), data[:0])
-    with pytest.raises(ArgumentError, match="'deviation' or 'constant'"):
+    with pytest.raises(ArgumentError, match="modulation among deviation, constant"):
         conformal_scores(Synthetic(), data, modulation="local")
     for floor in (-0.1, 1.1, math.nan):
         with pytest.raises(ArgumentError, match="floor from 0 to 1"):

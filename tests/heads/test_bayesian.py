@@ -585,7 +585,7 @@ def test_pyro_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "kind", "message"),
     [
-        ({"method": "gibbs"}, UnsupportedError, "a method among nuts, mean_field, full_rank; got 'gibbs'"),
+        ({"method": "gibbs"}, UnsupportedError, "method among nuts, mean_field, full_rank; got 'gibbs'"),
         ({"method": "mean_field", "samples": 10}, ArgumentError, "that method='mean_field' reads; got samples=10"),
         ({"method": "full_rank", "coordinates": "weights"}, ArgumentError, "got coordinates='weights'"),
         ({"steps": 10}, ArgumentError, "that method='nuts' reads; got steps=10"),

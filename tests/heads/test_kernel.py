@@ -695,7 +695,7 @@ def test_bad_settings() -> None:
                 KernelOperator(**{name: value})
     with pytest.raises(ArgumentError, match="an integer of at least 1 as groups"):
         KernelOperator(groups=None)
-    with pytest.raises(ArgumentError, match="members >= 1"):
+    with pytest.raises(ArgumentError, match="an integer of at least 1 as members"):
         fitted().sampled(0, seed=0)
 
 

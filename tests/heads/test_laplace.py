@@ -105,7 +105,7 @@ def test_errors() -> None:
         Laplace(structure="diagnoal")
     with pytest.raises(ArgumentError, match="got 'read_out'"):
         Laplace(parameters=["read_out"]).fit(case.operator, case.data)
-    with pytest.raises(ArgumentError, match="a prior precision for each of readout.weight, readout.bias"):
+    with pytest.raises(ArgumentError, match="prior_precision for each of readout.weight, readout.bias"):
         Laplace(parameters=["readout"], prior_precision={"readout.weight": torch.ones(1, 6)}).fit(case.operator, case.data)
     named = {"readout.weight": torch.ones(6), "readout.bias": torch.ones(1)}
     with pytest.raises(ShapeError, match="readout.weight of shape"):

@@ -375,8 +375,8 @@ def test_refuses_sizes(name: str, size: object) -> None:
 def test_refuses_other_words() -> None:
     for name, message in [
         ("coupling", "coupling among independent, split_branch, split_trunk, split_both; got 'split'"),
-        ("branching", "'joint' or 'product' as branching; got 'split'"),
-        ("activation", "an activation among gelu, relu, silu, tanh; got 'split'"),
+        ("branching", "branching among joint, product; got 'split'"),
+        ("activation", "activation among gelu, relu, silu, tanh; got 'split'"),
     ]:
         options: dict[str, Any] = {name: "split"}
         with pytest.raises(ArgumentError, match=message):
@@ -394,7 +394,7 @@ def test_refuses_sensors_and_domains_that_are_none() -> None:
     for domain in (POINTS, 7):
         with pytest.raises(GridError, match="uniform grid as domain"):
             DeepONet(1, 1, sensors=SENSORS, domain=domain)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="positive integer as groups"):
+    with pytest.raises(ArgumentError, match="an integer of at least 1 as groups"):
         SensorBranch(1, sensors=SENSORS, groups=0, basis=1, width=1, depth=1)
     with pytest.raises(ArgumentError, match="positive integer as features"):
         GroupedLinear(2, 0)

@@ -140,7 +140,7 @@ def test_bad_data_are_refused() -> None:
         with pytest.raises(DataError, match=f"finite training {side}; got 1 values .* \\(2, 1, 3\\)"):
             LinearRegression.fitted(FieldPairs(**parts))
     points = Grid.scattered([[0.1], [0.5]], [0.5, 0.5])
-    with pytest.raises(GridError, match="uniform grids; got Grid.scattered"):
+    with pytest.raises(GridError, match="uniform grid as in_grid; got Grid.scattered"):
         LinearRegression(1, 1, in_grid=points, out_grid=Grid.uniform(4))
     with pytest.raises(GridError, match="uniform grids"):
         LinearRegression(1, 1, in_grid=Grid.uniform(4), out_grid=points)

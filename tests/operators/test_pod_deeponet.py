@@ -284,7 +284,7 @@ def test_refuses_arguments() -> None:
         arguments: dict[str, Any] = {"in_channels": 1, "out_channels": 1, "basis": 2, name: 0}
         with pytest.raises(ArgumentError, match="expected an integer of at least 1 as .*; got 0"):
             PODDeepONet(sensors=SENSORS, out_grid=OUT, **arguments)
-    with pytest.raises(ArgumentError, match="an activation among gelu, relu, silu, tanh; got 'sine'"):
+    with pytest.raises(ArgumentError, match="activation among gelu, relu, silu, tanh; got 'sine'"):
         PODDeepONet(1, 1, sensors=SENSORS, out_grid=OUT, basis=2, activation="sine")
 
 

@@ -179,7 +179,7 @@ def test_gradients_of_shapes_are_finite_at_jumps_and_edges(kind: str) -> None:
         ({"widths": (0.1, 0.2)}, "no widths"),
         ({"initial": "square", "widths": (0.2, 0.1)}, "widths"),
         ({"initial": "square", "widths": (0.2,)}, "widths"),
-        ({"initial": "square", "design_dim": 4}, "design_dim from 1 to 3"),
+        ({"initial": "square", "design_dim": 4}, "from 1 to 3 as design_dim"),
         ({"modes": 0}, "modes"),
     ],
     ids=str,

@@ -74,7 +74,7 @@ def test_what_fits(value: Any, wanted: Any) -> None:
     schema.check(value, wanted, where="it")
 
 
-@pytest.mark.parametrize(("value", "wanted", "message"), MISFITS, ids=[str(number) for number in range(len(FITS))])
+@pytest.mark.parametrize(("value", "wanted", "message"), MISFITS, ids=[str(number) for number in range(len(MISFITS))])
 def test_what_does_not_fit(value: Any, wanted: Any, message: str) -> None:
     with pytest.raises(FileError) as caught:
         schema.check(value, wanted, where="it")
