@@ -419,7 +419,7 @@ print(json.dumps([left, after, whole]))
 
 
 def test_what_killed_writers_leave_is_removed_when_the_store_is_opened(tmp_path):
-    command = [sys.executable, "-c", KILLED, str(tmp_path), "8"]
+    command = [sys.executable, "-c", KILLED, str(tmp_path), "5"]
     finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert finished.returncode == 0, finished.stderr
     left, after, whole = json.loads(finished.stdout)
@@ -617,7 +617,7 @@ def test_changed_records_are_set_aside_or_are_what_they_say(tmp_path, room):
     path = next((tmp_path / room).glob("*.safetensors"))
     found, draw = change.opened(path), random.Random(0)
     refused = 0
-    for _ in range(100):
+    for _ in range(60):
         change.write(path, found, change.mutated(found.content, draw)[1])
         os.utime(path, ns=(1, draw.randrange(10**15)))
         with warnings.catch_warnings():
@@ -629,8 +629,8 @@ def test_changed_records_are_set_aside_or_are_what_they_say(tmp_path, room):
             assert row["status"] in ("done", "failed")
             assert datetime.fromisoformat(str(row["when"])).tzinfo is not None
         assert len(again) >= 2
-    assert refused >= 60
-    assert (refused < 100) == (room != "tensors")  # a time, a reason or a duration may be another
+    assert refused >= 36
+    assert (refused < 60) == (room != "tensors")  # a time, a reason or a duration may be another
 
 
 def test_locks_of_the_dead_are_removed_and_those_of_the_living_kept(tmp_path):
