@@ -21,8 +21,8 @@ from probneural.functionals import Readings
 from probneural.grids import Grid
 from probneural.randomness import stream
 
-Pair = tuple[Moments, Float64[Tensor, "n c *grid"]]
-"""Predicted moments of some functions, and what was observed of them."""
+Pair = tuple[Moments, Float64[Tensor, "_ c *grid"]]
+"""Predicted moments of some functions at a time, and what was observed of them."""
 
 ROOT_FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Candidates of w. Zero is none: data on some functions would then say nothing about others."""
