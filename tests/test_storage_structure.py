@@ -345,8 +345,6 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
     predict = cases.fitted("last-layer", "fno-1d")
     with pytest.raises(UnsupportedError, match="an integer as seed"):
         save(predict.draw(2**70), tmp_path / "file")
-    with pytest.raises(UnsupportedError, match="an integer as seed"):
-        save(predict.draw(1.5), tmp_path / "file")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 

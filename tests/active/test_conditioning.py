@@ -411,7 +411,7 @@ def test_predictions_that_are_no_numbers_are_refused() -> None:
         model = OperatorModel(FeaturePredictor(output), encode=encode, functional=three_numbers())
         with pytest.raises(DataError, match="finite (predicted means|roots of predictions|predictions where)"):
             model.condition_on_observations(designs(2), numbers(2, 3))
-        with pytest.raises(DataError, match="finite predicted means"):
+        with pytest.raises(DataError, match="finite predicted means|finite roots of predictions"):
             model.fantasize(designs(2), SobolQMCNormalSampler(torch.Size([2]), seed=0))
 
 

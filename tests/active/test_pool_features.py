@@ -366,7 +366,7 @@ def test_arguments_of_the_wrong_kind(function: object) -> None:
         function(predict, pool().values, **seed)  # type: ignore[operator]
     with pytest.raises(DataError, match="a Predictor as predict; got str"):
         function("head", pool(), **seed)  # type: ignore[operator]
-    with pytest.raises(GridError, match="query to be a Grid"):
+    with pytest.raises(GridError, match="a Grid as query"):
         function(predict, pool(), query=(16,), **seed)  # type: ignore[operator]
 
 

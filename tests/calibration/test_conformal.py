@@ -132,7 +132,7 @@ def test_errors() -> None:
     with pytest.raises(ArgumentError, match="modulation among deviation, constant"):
         conformal_scores(Synthetic(), data, modulation="local")
     for floor in (-0.1, 1.1, math.nan):
-        with pytest.raises(ArgumentError, match="floor from 0 to 1"):
+        with pytest.raises(ArgumentError, match="at least 0 and at most 1 as floor"):
             conformal_scores(Synthetic(), data, floor=floor)
     with pytest.raises(ShapeError, match="scale of shape"):
         ConformalScores(torch.ones(3).double(), torch.ones(2, 1).double())

@@ -571,7 +571,7 @@ def test_a_factory_travels_to_worker_processes() -> None:
             r"another spectral: \(\(1, 4, 2\), .*\) for \(\(1, 4, 3\)",
         ),
         (lambda seed: ComplexSpectral(), "another head.bias: .*float32.* for .*float64"),
-        (lambda seed: ComplexSpectral, "an nn.Module as operator; got the class ComplexSpectral"),
+        (lambda seed: ComplexSpectral, "an nn.Module as what build returns; got the class ComplexSpectral"),
         (lambda seed: ONE, "new weights for each seed"),
     ],
     ids=["class", "shape", "dtype", "no-module", "one-module"],

@@ -396,9 +396,9 @@ def test_refuses_sensors_and_domains_that_are_none() -> None:
             DeepONet(1, 1, sensors=SENSORS, domain=domain)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="an integer of at least 1 as groups"):
         SensorBranch(1, sensors=SENSORS, groups=0, basis=1, width=1, depth=1)
-    with pytest.raises(ArgumentError, match="positive integer as features"):
+    with pytest.raises(ArgumentError, match="an integer of at least 1 as features"):
         GroupedLinear(2, 0)
-    with pytest.raises(ArgumentError, match="positive integer as out_features"):
+    with pytest.raises(ArgumentError, match="an integer of at least 1 as out_features"):
         MLP(2, 0, width=1, depth=1)
 
 

@@ -142,7 +142,7 @@ def test_bad_data_are_refused() -> None:
     points = Grid.scattered([[0.1], [0.5]], [0.5, 0.5])
     with pytest.raises(GridError, match="uniform grid as in_grid; got Grid.scattered"):
         LinearRegression(1, 1, in_grid=points, out_grid=Grid.uniform(4))
-    with pytest.raises(GridError, match="uniform grids"):
+    with pytest.raises(GridError, match="uniform grid as out_grid"):
         LinearRegression(1, 1, in_grid=Grid.uniform(4), out_grid=points)
     for name in ("in_channels", "out_channels", "components"):
         sizes = {"in_channels": 1, "out_channels": 1, "components": 1, name: 0}
