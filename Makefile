@@ -51,7 +51,7 @@ doctests: venv  ## The examples in docstrings
 bench: venv  ## The main benchmark: a table and an HTML report
 	$(BIN)/python -m benchmarks exact
 
-bench-full: venv  ## The main benchmark with three seeds
+bench-full: venv  ## The main benchmark on all ten problems
 	$(BIN)/python -m benchmarks exact --full
 
 lint: venv  ## Style and formatting

@@ -21,7 +21,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="name", required=True)
     run = commands.add_parser("exact", help="operators and posteriors against exact solutions (what `make bench` runs)")
     size = run.add_mutually_exclusive_group()
-    size.add_argument("--full", dest="mode", action="store_const", const="full", help="all problems; about an hour")
+    size.add_argument(
+        "--full", dest="mode", action="store_const", const="full", help="all ten problems (what `make bench-full` runs)"
+    )
     size.add_argument("--small", dest="mode", action="store_const", const="small", help="seconds; the numbers mean nothing")
     run.add_argument("--problem", help="one problem only, by the name it has in the tables")
     run.add_argument("--data", type=Path, dest="path", help="functions of your own instead: .npz, NetCDF, Zarr or safetensors")

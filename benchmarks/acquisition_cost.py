@@ -15,6 +15,7 @@ import torch
 
 import probneural as pn
 from benchmarks import sections
+from probneural.randomness import seeded, stream
 
 CANDIDATES = 4
 OUTPUTS = 4096
@@ -82,7 +83,7 @@ def _measure(case: Case, rounds: int) -> dict[str, Any]:
         functional=pn.functionals.integral(grid.resized((case.points,))),
     )
     score = pn.active.FieldInformationGain(model)
-    generator = torch.Generator().manual_seed(1)
+    generator = stream(0, "acquisition candidates")
     shape = (1, CANDIDATES) if case.together else (CANDIDATES, 1)
     X = torch.rand(*shape, problem.design_dim, generator=generator, dtype=torch.double).requires_grad_()
     torch.autograd.grad(score(X[:1, :1]).sum(), X)  # code is loaded, and tables that depend on the grid are made
@@ -103,8 +104,8 @@ def _measure(case: Case, rounds: int) -> dict[str, Any]:
 
 def _fitted(head: str, train: pn.FieldPairs) -> Any:
     """A posterior over a Fourier neural operator of 41,000 weights, which need not be trained to cost what it costs."""
-    torch.manual_seed(0)
-    operator = pn.operators.FNO(1, 1, modes=(16,), width=20, depth=3, projection=64)
+    with seeded(0, "weights"):
+        operator = pn.operators.FNO(1, 1, modes=(16,), width=20, depth=3, projection=64)
     operator.fit_normalizers(train)
     if head == "last layer":
         return pn.heads.LastLayerLaplace(noise=1e-3, prior_precision=1.0).fit(operator, train)

@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 
 import probneural as pn
 from benchmarks import active_figures, active_sources, active_summary, environment, report
-from benchmarks.active_runs import ENSEMBLE, LAST_LAYER, MEMBERS, POOL_SEED, TEST_SEED, Protocol, Recipe, Unit, run
+from benchmarks.active_runs import ENSEMBLE, LAST_LAYER, MEMBERS, Protocol, Recipe, Unit, run, seed_of_pool, seed_of_tests
 from benchmarks.active_sources import VariedSource
 
 SEEDS = range(5)
@@ -139,7 +139,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         "machine": environment.machine(),
         "versions": environment.versions(),
         "commit": planned[0].commit,
-        "seeds": {"pools": [POOL_SEED + seed for seed in SEEDS], "tests": [TEST_SEED + seed for seed in SEEDS]},
+        "seeds": {"pools": [seed_of_pool(seed) for seed in SEEDS], "tests": [seed_of_tests(seed) for seed in SEEDS]},
         "wall_seconds": round(time.perf_counter() - start, 1),
         "notes": [*NOTES, *(f"failed: {reason}" for reason in failed)],
         "sections": {

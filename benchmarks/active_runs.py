@@ -24,6 +24,7 @@ import probneural as pn
 from benchmarks import environment
 from benchmarks.active_sources import VariedInputs, VariedSource
 from probneural.errors import ProbneuralError
+from probneural.randomness import seeded, stream, stream_seed
 
 LAST_LAYER, ENSEMBLE = "last layer", "ensemble"
 MEMBERS = 3
@@ -39,8 +40,15 @@ NAMES: dict[type[pn.active.Selector], str] = {
     pn.active.IntegratedVarianceSelection: "integrated variance",
 }
 
-POOL_SEED, TEST_SEED = 9000, 9500
-"""First seeds of pools and of test functions. The recipes were chosen on pools and tests of seeds 900 and 950."""
+
+def seed_of_pool(seed: int) -> int:
+    """The seed of the functions that a unit chooses from."""
+    return stream_seed(seed, "benchmark pool")
+
+
+def seed_of_tests(seed: int) -> int:
+    """The seed of the functions that it is scored on."""
+    return stream_seed(seed, "benchmark test")
 
 
 @dataclass(frozen=True)
@@ -73,8 +81,7 @@ class Recipe:
         a relative error it leaves functions that have decayed to nothing their small weight, as the scores do.
         """
         periodic = pairs.inputs.grid.periodic
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed, "weights"):
             operator = pn.operators.FNO(
                 pairs.inputs.channels,
                 pairs.outputs.channels,
@@ -206,9 +213,9 @@ def run(unit: Unit) -> dict[str, Any]:
 
 def _rounds(unit: Unit) -> list[dict[str, Any]]:
     protocol, heads = unit.protocol, (LAST_LAYER, ENSEMBLE) if unit.head is None else (unit.head,)
-    pool = unit.source.draw(protocol.pool, seed=POOL_SEED + unit.seed)
-    inputs, test = pool.inputs, _tests(unit.source, protocol.tests, TEST_SEED + unit.seed)
-    labelled = torch.randperm(protocol.pool, generator=torch.Generator().manual_seed(unit.seed))[: protocol.rounds[0]].tolist()
+    pool = unit.source.draw(protocol.pool, seed=seed_of_pool(unit.seed))
+    inputs, test = pool.inputs, _tests(unit.source, protocol.tests, seed_of_tests(unit.seed))
+    labelled = torch.randperm(protocol.pool, generator=stream(unit.seed, "benchmark start"))[: protocol.rounds[0]].tolist()
     pairs = pool.label(labelled)
     rows = []
     for number, size in enumerate(protocol.rounds):
@@ -226,13 +233,13 @@ def _rounds(unit: Unit) -> list[dict[str, Any]]:
             predict,
             inputs,
             protocol.rounds[number + 1] - size,
-            seed=1000 * unit.seed + number,
+            seed=stream_seed(unit.seed, "benchmark choice", number),
             labelled=inputs[labelled],
             query=unit.query,
         ).tolist()
         row["select_seconds"] = time.perf_counter() - start
         row["chosen"] = chosen
-        pairs, labelled = _joined(pairs, pool.label(chosen)), labelled + chosen
+        pairs, labelled = pn.FieldPairs.cat([pairs, pool.label(chosen)]), labelled + chosen
     return rows
 
 
@@ -244,7 +251,8 @@ def _trained(unit: Unit, pairs: pn.FieldPairs, number: int) -> list[pn.operators
         if number == 0 and unit.is_kept and path.exists():
             operators.append(pn.load(path))
             continue
-        operators.append(unit.recipe.train(pairs, seed=10_000 * unit.seed + 100 * number + member))
+        seed = stream_seed(unit.seed, "benchmark recipe", number, member)
+        operators.append(unit.recipe.train(pairs, seed=seed))
         if number == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
             pn.save(operators[-1], path)
@@ -311,13 +319,6 @@ def _tests(source: VariedSource, count: int, seed: int) -> pn.FieldPairs:
     """Test functions; the units of one seed follow each other in a worker."""
     drawn: VariedInputs = source.draw(count, seed=seed)
     return drawn.label(range(count))
-
-
-def _joined(first: pn.FieldPairs, second: pn.FieldPairs) -> pn.FieldPairs:
-    def both(one: pn.Field, other: pn.Field) -> pn.Field:
-        return pn.Field(torch.cat([one.values, other.values]), one.grid)
-
-    return pn.FieldPairs(both(first.inputs, second.inputs), both(first.outputs, second.outputs))
 
 
 def _slug(text: str) -> str:

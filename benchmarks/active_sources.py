@@ -28,9 +28,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 import probneural as pn
-
-_PARAMETERS = 2**32
-"""What lies between the seed of functions and that of their parameters."""
+from probneural.randomness import stream
 
 
 @dataclass(frozen=True)
@@ -90,9 +88,7 @@ class VariedSource:
             seed: Of the law's coefficients and of the parameters.
         """
         coefficients = self.problem.law.draw(count, seed)
-        shares = torch.rand(
-            count, len(self.channel_parameters) + 1, generator=torch.Generator().manual_seed(seed + _PARAMETERS)
-        )
+        shares = torch.rand(count, len(self.channel_parameters) + 1, generator=stream(seed, "benchmark parameters"))
         if self.amplitude is not None:
             factor = Parameter("amplitude", *self.amplitude)
             factors = torch.tensor([factor.at(share) for share in shares[:, -1].tolist()], dtype=torch.float64)

@@ -28,6 +28,7 @@ from torch import Tensor
 import probneural as pn
 from benchmarks.bo_higher_order import SingleDesignHigherOrderGP
 from benchmarks.bo_problems import DesignProblem
+from probneural.randomness import seeded, stream, stream_seed
 
 MIN_NOISE = 1e-8
 """The least noise variance of every process, in units of its prior variance: for BoTorch's, that of standardised outputs."""
@@ -94,11 +95,7 @@ class History:
     def extended(self, design: Tensor, problem: DesignProblem) -> None:
         """Simulate one more design."""
         new = problem.simulate(design)
-        sides = (
-            pn.Field(torch.cat([old.values, add.values]), old.grid)
-            for old, add in ((self.pairs.inputs, new.inputs), (self.pairs.outputs, new.outputs))
-        )
-        self.designs, self.pairs = torch.cat([self.designs, design]), pn.FieldPairs(*sides)
+        self.designs, self.pairs = torch.cat([self.designs, design]), pn.FieldPairs.cat([self.pairs, new])
         self.readings = torch.cat([self.readings, problem.read(new.outputs)])
 
 
@@ -114,16 +111,15 @@ def names() -> tuple[str, ...]:
 def run(method: str, problem: DesignProblem, *, seed: int, effort: Effort, evaluations: int | None = None) -> dict[str, Any]:
     """Choose designs one after the other; returns the losses in order, and seconds of processor time, per choice and in all."""
     count = problem.evaluations if evaluations is None else evaluations
-    generator = torch.Generator().manual_seed(1_000 + seed)  # the same initial designs for every method
+    generator = stream(seed, "initial designs")  # the same for every method
     designs = torch.rand(problem.initial, problem.dimension, generator=generator, dtype=torch.double)
     pairs = problem.simulate(designs)
     history = History(designs, pairs, problem.read(pairs.outputs), seed)
-    sobol = torch.quasirandom.SobolEngine(problem.dimension, scramble=True, seed=seed)
+    sobol = torch.quasirandom.SobolEngine(problem.dimension, scramble=True, seed=stream_seed(seed, "Sobol designs"))
     fitting = choosing = 0.0
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+    with warnings.catch_warnings(), seeded(seed, "design methods"):
         for message, category in _EXPECTED.items():  # all others are shown: a fit that is retried or fails must be seen
             warnings.filterwarnings("ignore", message=message, category=category)
-        torch.manual_seed(seed)
         for number in range(count):
             start = time.process_time()
             if method == "random":
@@ -134,7 +130,7 @@ def run(method: str, problem: DesignProblem, *, seed: int, effort: Effort, evalu
                 model, objective, best = _BUILDERS[method](problem, history, effort)
                 fitting += time.process_time() - start
                 start = time.process_time()
-                design = _improved(model, objective, best, problem, effort, seed=1_000 * seed + number)
+                design = _improved(model, objective, best, problem, effort, seed=stream_seed(seed, "acquisition", number))
                 choosing += time.process_time() - start
             history.extended(design, problem)
     return {
@@ -152,16 +148,15 @@ def _improved(
     bounds = torch.tensor([[0.0], [1.0]], dtype=torch.double).expand(2, problem.dimension)
     with torch.no_grad():
         posterior = model.posterior(bounds[:1])
-    acquisition = qLogExpectedImprovement(
-        model, best_f=best, objective=objective, sampler=get_sampler(posterior, torch.Size([effort.draws]), seed=seed)
-    )
+    sampler = get_sampler(posterior, torch.Size([effort.draws]), seed=stream_seed(seed, "acquisition draws"))
+    acquisition = qLogExpectedImprovement(model, best_f=best, objective=objective, sampler=sampler)
     design, _ = optimize_acqf(
         acquisition,
         bounds,
         q=1,
         num_restarts=effort.restarts,
         raw_samples=effort.raw,
-        options={"maxiter": effort.iterations, "seed": seed},
+        options={"maxiter": effort.iterations, "seed": stream_seed(seed, "acquisition starts")},
     )
     return design.detach().clamp(0.0, 1.0)
 
@@ -266,15 +261,15 @@ def _trained(history: History, effort: Effort) -> tuple[torch.nn.Module, pn.Fiel
     epochs, pairs = effort.more_epochs, history.pairs
     if history.operator is None:
         grid, channels = pairs.inputs.grid, (pairs.inputs.channels, pairs.outputs.channels)
-        torch.manual_seed(history.seed)
-        if grid.is_uniform:
-            walls = not all(grid.periodic)
-            history.operator = pn.operators.FNO(
-                *channels, modes=(9,), width=16, depth=3, projection=32, periodic=grid.periodic, embeds_position=walls
-            )
-        else:
-            box = pn.Grid.uniform((3, 4), lengths=(2.5, 45.0), origin=(0.0, 15.0), periodic=False)
-            history.operator = pn.operators.DeepONet(*channels, sensors=grid, domain=box, basis=512)
+        with seeded(history.seed, "weights"):
+            if grid.is_uniform:
+                walls = not all(grid.periodic)
+                history.operator = pn.operators.FNO(
+                    *channels, modes=(9,), width=16, depth=3, projection=32, periodic=grid.periodic, embeds_position=walls
+                )
+            else:
+                box = pn.Grid.uniform((3, 4), lengths=(2.5, 45.0), origin=(0.0, 15.0), periodic=False)
+                history.operator = pn.operators.DeepONet(*channels, sensors=grid, domain=box, basis=512)
         history.operator.double()
         epochs = effort.epochs
     pn.fit(history.operator, pairs, epochs=epochs, seed=history.seed, validation=0.0, show_progress=False)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
+from probneural.randomness import stream
 
 SPACE, TIME = (0.0, 1.0, 2.5), (15.0, 30.0, 45.0, 60.0)
 """Where and when the environmental model is observed."""
@@ -128,8 +129,7 @@ def _environmental(design: Tensor | None, name: str) -> DesignProblem:
 
 def _hidden(dimension: int, seed: int) -> Tensor:
     """A design that no method is told: uniform in the middle nine tenths of the cube."""
-    generator = torch.Generator().manual_seed(7_000 + seed)
-    return 0.05 + 0.9 * torch.rand(dimension, generator=generator, dtype=torch.double)
+    return 0.05 + 0.9 * torch.rand(dimension, generator=stream(seed, "hidden design"), dtype=torch.double)
 
 
 def _inverse(name: str, problem: pn.problems.Problem, points: int, *, seed: int, evaluations: int = 20) -> DesignProblem:
@@ -205,8 +205,7 @@ def reference(problem: DesignProblem, *, starts: int = 12, steps: int = 300) -> 
     """
     if problem.target is not None:
         return 0.0, problem.target
-    generator = torch.Generator().manual_seed(0)
-    random = torch.rand(256, problem.dimension, generator=generator, dtype=torch.double)
+    random = torch.rand(256, problem.dimension, generator=stream(0, "reference designs"), dtype=torch.double)
     losses = problem.loss(problem.read(problem.simulate(random).outputs))
     place = random[losses.argsort()[:starts]].clone().requires_grad_()
     optimiser = torch.optim.Adam([place], lr=0.05)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 import probneural as pn
-from probneural.errors import DataError, FileError
+from probneural.errors import DataError, FileError, ShapeError
 
 SPLIT_SEED = 7100
 _SIDES = ("inputs", "outputs")
+_NOT_PERIODIC = "its axis is taken as not periodic, with a point at each end; save periodic=[True] with the arrays if it is."
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,13 @@ class OwnData:
         name: What the tables call them.
         train: Pairs that may be looked at.
         tests: Pairs to be scored, by name, the training grid first.
+        assumed: What the file does not say and was assumed, in a sentence; empty if nothing.
     """
 
     name: str
     train: pn.FieldPairs
     tests: dict[str, pn.FieldPairs]
+    assumed: str = ""
 
 
 def read(path: str | Path) -> OwnData:
@@ -38,8 +41,9 @@ def read(path: str | Path) -> OwnData:
 
     Args:
         path: One of
-            - an `.npz` file with arrays `inputs` and `outputs`, `(n, *grid)` or `(n, c, *grid)`, and `periodic` (one entry
-              per axis), `lengths` and `endpoint` if wanted; `test_inputs` and `test_outputs` are a test set;
+            - an `.npz` file with arrays `inputs` and `outputs`, `(n, *grid)` or `(n, c, *grid)`, and `periodic`, `lengths` and
+              `endpoint` (one entry per axis) if wanted; `test_inputs` and `test_outputs` are a test set. Without `periodic`,
+              arrays `(n, points)` are taken as not periodic, and others are refused: they could be channels or space;
             - a NetCDF file (`.nc`) or Zarr folder (`.zarr`) with variables `inputs` and `outputs`, as `to_xarray` writes, or
               with a global attribute `periodic`;
             - a folder, or what the names in it begin with, of `.safetensors` files with `train` or `test` in their names,
@@ -48,6 +52,7 @@ def read(path: str | Path) -> OwnData:
     Raises:
         FileError: If nothing is there, it cannot be read, or its suffix is another one.
         DataError: If arrays are missing or are not what the package accepts.
+        ShapeError: If arrays of more than two axes come without saying which of them are space.
     """
     place = Path(path)
     if place.suffix == ".npz":
@@ -81,10 +86,12 @@ def _from_npz(place: Path) -> OwnData:
     for name in {"periodic", "endpoint"} & set(options):
         entries = options[name]
         options[name] = tuple(map(bool, entries)) if isinstance(entries, tuple) else bool(entries)
-    pairs = _pairs(arrays, "", place, options)
+    assumed = "" if "periodic" in options else f"{place.name} has no array `periodic`: {_NOT_PERIODIC}"
+    pairs = _pairs(arrays, "", place, {"periodic": False, **options})
     if "test_inputs" in arrays:
-        return OwnData(place.stem, pairs, {"in distribution": _pairs(arrays, "test_", place, options)})
-    return _split(place.stem, pairs)
+        tests = {"in distribution": _pairs(arrays, "test_", place, {"periodic": False, **options})}
+        return OwnData(place.stem, pairs, tests, assumed)
+    return replace(_split(place.stem, pairs), assumed=assumed)
 
 
 def _pairs(arrays: dict[str, Any], prefix: str, place: Path, options: dict[str, Any]) -> pn.FieldPairs:
@@ -95,7 +102,14 @@ def _pairs(arrays: dict[str, Any], prefix: str, place: Path, options: dict[str, 
             got=str(sorted(arrays)),
             remedy=f"add {', '.join(absent)}",
         )
-    return pn.FieldPairs.from_numpy(arrays[prefix + "inputs"], arrays[prefix + "outputs"], **options)
+    sides = [arrays[prefix + side] for side in _SIDES]
+    if max(side.ndim for side in sides) > 2 and not any(isinstance(option, tuple) for option in options.values()):
+        raise ShapeError(
+            expected=f"an array `periodic` in {place.name} with one entry per axis of space",
+            got=f"arrays of {' and '.join(str(side.shape) for side in sides)}, whose second axis may be channels or space",
+            remedy="write np.savez(path, inputs=..., outputs=..., periodic=[True]) in 1-D, periodic=[False, False] in 2-D",
+        )
+    return pn.FieldPairs.from_numpy(sides[0], sides[1], **options)
 
 
 def _from_xarray(place: Path) -> OwnData:

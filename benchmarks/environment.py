@@ -9,13 +9,13 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import probneural
+from probneural.training import atomic
 
 PACKAGES = ("torch", "gpytorch", "botorch", "scipy", "numpy")
 
@@ -95,17 +95,7 @@ def write_text(text: str, path: Path) -> None:
 def write_bytes(content: bytes, path: Path) -> None:
     """Write a file so that a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise
+    atomic.write(path, content)
 
 
 def _plain(value: Any) -> Any:

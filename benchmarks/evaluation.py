@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +15,12 @@ from benchmarks.sources import Source
 from probneural.errors import CalibrationError, ConstraintError
 
 LEVEL = 0.9
+LEVELS = (0.9, 0.95)
+"""Levels of the intervals of functionals."""
 WHOLE = {1: 200, 2: 20, 3: 10}
-"""Functions per place that scores of whole functions, and laws, are computed on, by dimension: work grows with the points."""
-SPLITS = 100
+"""Functions per place that scores of whole functions and constraints are computed on, by dimension: points cost."""
+SET = 50
+"""Functions of each calibration set of the conformal bands."""
 
 
 def evaluate(
@@ -27,73 +31,143 @@ def evaluate(
     compares_scales: bool = False,
     draws_figures: bool = False,
 ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, bytes]]:
-    """Calibrate a predictor, score it at every place, and try its bands; returns facts, evaluations and figures."""
+    """Calibrate a predictor, score it at every place, and try its bands and intervals; returns facts, evaluations, figures."""
     start = time.perf_counter()
-    calibration = source.calibration
     facts: dict[str, Any] = {"noise": raw.noise.tolist()}
-    predict = raw
-    try:
-        predict = scaled = pn.calibration.VarianceScale().fit(raw, calibration)
-        facts |= {"scale": scaled.scale.tolist(), "noise_scale": scaled.noise_scale.tolist()}
-    except CalibrationError as error:  # a linear problem, solved up to rounding: there is nothing to calibrate
-        facts["not_calibrated"] = str(error)
-    facts["calibration_seconds"] = time.perf_counter() - start
+    predictor, calibrated = _calibrated(raw, source.calibration)
+    facts |= calibrated | {"calibration_seconds": time.perf_counter() - start}
     evaluations: list[dict[str, Any]] = []
     figures: dict[str, bytes] = {}
-    pool = source.pool
-    band = pn.calibration.SimultaneousBand(level=LEVEL).fit(predict, calibration) if pool is None else None
     for name, pairs in places.items():
         start = time.perf_counter()
         query = None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid
-        u = predict(pairs.inputs, query)
+        u = predictor(pairs.inputs, query)
         whole = WHOLE[pairs.outputs.grid.dimension]
-        scores = pn.metrics.score(u, pairs.outputs, noise=predict.noise, level=LEVEL, whole=whole).to_dict()
+        scores = pn.metrics.score(u, pairs.outputs, noise=predictor.noise, level=LEVEL, whole=whole).to_dict()
         scores["whole_functions"] = min(whole, len(pairs))
         row: dict[str, Any] = {"on": name, "resolution": list(pairs.outputs.grid.shape), "fields": len(pairs), "scores": scores}
         row["seconds"] = time.perf_counter() - start
-        if band is not None:
-            inside = pn.calibration.conformal_scores(predict, pairs, modulation="deviation").values <= band.quantile
-            row["bands"] = {"coverage": float(inside.double().mean())}
         evaluations.append(row)
         if draws_figures and name in list(places)[:2]:
-            figures |= _figures(name, u, pairs.outputs, predict.noise)
+            figures |= _figures(name, u, pairs.outputs, predictor.noise)
     first, pairs = evaluations[0], next(iter(places.values()))
+    first["raw"] = _raw(raw, predictor, pairs)
     few = pairs[: WHOLE[pairs.outputs.grid.dimension]]
-    u = predict(few.inputs)
+    u = predictor(few.inputs)
     if isinstance(u, pn.distributions.GaussianField):
         first["constrained"] = _constrained(u, few.outputs)
-    if pool is not None:
-        with contextlib.suppress(CalibrationError):  # as above
-            first["bands"] = bands(predict, pool)
+    first["intervals"] = interval_coverage(predictor, source.pool)
+    with contextlib.suppress(CalibrationError):  # a linear problem, solved up to rounding: there is nothing to calibrate
+        first["bands"] = bands(predictor, source.pool, pairs)
     if compares_scales:
-        common = pn.calibration.VarianceScale(separate=False).fit(raw, calibration)
+        common, _ = _calibrated(raw, source.calibration, separate=False)
         alike = pn.metrics.score(
             common(pairs.inputs), pairs.outputs, noise=common.noise, level=LEVEL, whole=WHOLE[pairs.outputs.grid.dimension]
         ).to_dict()
         first["common_scale"] = {key: alike[key] for key in ("crps", "nll", "joint_nll", "calibration_error")}
-        if pool is not None:
-            first["common_scale"]["width_ratio"] = bands(common, pool)["width_ratio"]
+        first["common_scale"]["width_ratio"] = bands(common, source.pool, pairs)["width_ratio"]
     return facts, evaluations, figures
 
 
-def bands(predict: pn.distributions.Predictor, pool: pn.FieldPairs) -> dict[str, float]:
-    """Coverage and mean width of conformal bands over random halvings of a pool, against constant-width bands."""
-    half = len(pool) // 2
-    kinds = {kind: pn.calibration.conformal_scores(predict, pool, modulation=kind) for kind in ("deviation", "constant")}
+def _calibrated(
+    raw: pn.distributions.Predictor, calibration: pn.FieldPairs, *, separate: bool = True
+) -> tuple[pn.distributions.Predictor, dict[str, Any]]:
+    """The scaled predictor and its numbers; the raw one, and why, where a linear problem is solved up to rounding."""
+    try:
+        scaled = pn.calibration.VarianceScale(separate=separate).fit(raw, calibration)
+    except CalibrationError as error:
+        return raw, {"not_calibrated": str(error)}
+    names = ("scale", "noise_scale", "root_fraction", "white_fraction")
+    return scaled, {name: getattr(scaled, name).tolist() for name in names}
+
+
+def _raw(
+    raw: pn.distributions.Predictor, predictor: pn.distributions.Predictor, pairs: pn.FieldPairs
+) -> dict[str, float | None]:
+    """What the head said before it was scaled, and by how much it was: the largest factors over channels."""
+    comparison = pn.metrics.compare(raw(pairs.inputs), pairs.outputs, noise=raw.noise)
+    found: dict[str, float | None] = {"chi2": float(pn.metrics.chi2(comparison).mean())}
+    if isinstance(predictor, pn.calibration.ScaledPredictor):
+        unexplained = predictor.noise_scale * raw.noise.double()
+        total = predictor(pairs.inputs).variance.double().mean((0, *range(2, 2 + pairs.outputs.grid.dimension)))
+        found |= {
+            "scale": float(predictor.scale.max()),
+            "noise_scale": float(predictor.noise_scale.max()),
+            "noise_share": float((unexplained / total).mean()),
+        }
+    return found
+
+
+def interval_coverage(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> dict[str, dict[str, float]]:
+    """Coverage of the central intervals of functionals, read off the field's own distribution."""
+    grid = pairs.outputs.grid
+    u = predictor(pairs.inputs, None if pairs.inputs.grid == grid else grid)
+    found: dict[str, dict[str, float]] = {}
+    for name, functional in functionals(grid).items():
+        image = u.apply(functional)
+        error = (functional(pairs.outputs.values).to(image.mean) - image.mean).abs()
+        quantiles = {level: float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * level))) for level in LEVELS}
+        found[name] = {
+            f"{level:g}": float((error <= quantile * image.standard_deviation).double().mean())
+            for level, quantile in quantiles.items()
+        }
+    return found
+
+
+def functionals(grid: pn.Grid) -> dict[str, pn.functionals.Functional]:
+    """Quantities of interest: averages of quarters, values and slopes at five points, and the integral."""
+    if not grid.is_uniform:
+        return {"integral": pn.functionals.integral(grid)}
+    low, size = ([getattr(axis, name) for axis in grid.axes] for name in ("origin", "length"))
+    along = torch.linspace(0.13, 0.87, 5, dtype=torch.float64).tolist()
+    points = [
+        [start + extent * along[(number * (axis + 1)) % 5] for axis, (start, extent) in enumerate(zip(low, size, strict=True))]
+        for number in range(5)
+    ]
+    quarters = []
+    for corner in range(4):
+        ends = [(0.5 * (corner % 2), 0.5 * (corner % 2) + 0.5), (0.5 * (corner // 2), 0.5 * (corner // 2) + 0.5)]
+        bounds = [(0.25 * corner, 0.25 * corner + 0.25)] if grid.dimension == 1 else ends[: grid.dimension]
+        bounds += [(0.0, 1.0)] * (grid.dimension - len(bounds))
+        lower, upper = (
+            [start + extent * bound[side] for start, extent, bound in zip(low, size, bounds, strict=True)] for side in (0, 1)
+        )
+        quarters.append(pn.functionals.average(grid, lower=lower, upper=upper))
+    return {
+        "averages of quarters": pn.functionals.stack(quarters),
+        "sensors": pn.functionals.sensors(grid, points),
+        "integral": pn.functionals.integral(grid),
+        "slopes": pn.functionals.derivative(grid, at=points),
+    }
+
+
+def bands(predictor: pn.distributions.Predictor, pool: pn.FieldPairs, fresh: pn.FieldPairs) -> dict[str, float]:
+    """Coverage of fresh functions by conformal bands, each calibrated on functions of its own, and their widths.
+
+    The pool is cut into calibration sets. The coverage of a band of n functions at rank r is a Beta(r, n + 1 - r) variable, of
+    mean r/(n + 1): what the average over sets should come near.
+    """
+    size = min(SET, len(pool))
+    kinds = {
+        kind: [pn.calibration.conformal_scores(predictor, some, modulation=kind) for some in (pool, fresh)]
+        for kind in ("deviation", "constant")
+    }
     coverage: dict[str, list[float]] = {kind: [] for kind in kinds}
     width: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for split in range(SPLITS):
-        order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(split))
-        for kind, scores in kinds.items():
-            quantile = scores[order[:half]].quantile(LEVEL)
-            rest = scores[order[half:]]
-            coverage[kind].append(float((rest.values <= quantile).double().mean()))
-            width[kind].append(2.0 * quantile * float(rest.scale.mean()))
-    mean = {kind: (sum(coverage[kind]) / SPLITS, sum(width[kind]) / SPLITS) for kind in kinds}
+    for start in range(0, len(pool) - size + 1, size):
+        for kind, (calibration, test) in kinds.items():
+            quantile = calibration[start : start + size].quantile(LEVEL)
+            coverage[kind].append(float((test.values <= quantile).double().mean()))
+            width[kind].append(2.0 * quantile * float(test.scale.mean()))
+    mean = {kind: (sum(values) / len(values), sum(width[kind]) / len(values)) for kind, values in coverage.items()}
     return {
-        "splits": SPLITS,
+        "sets": len(coverage["deviation"]),
+        "functions_each": size,
         "level": LEVEL,
+        "expected": math.ceil((size + 1) * LEVEL - 1e-9) / (size + 1),
         "coverage": mean["deviation"][0],
+        "least_coverage": min(coverage["deviation"]),
+        "most_coverage": max(coverage["deviation"]),
         "width": mean["deviation"][1],
         "constant_coverage": mean["constant"][0],
         "constant_width": mean["constant"][1],
@@ -102,22 +176,22 @@ def bands(predict: pn.distributions.Predictor, pool: pn.FieldPairs) -> dict[str,
 
 
 def _constrained(u: pn.distributions.GaussianField, truth: pn.Field) -> dict[str, Any]:
-    """What a known law does to accuracy: the integral where the domain is periodic, the values at two corners elsewhere."""
+    """What a known constraint does to accuracy: the integral on periodic domains, the values at two corners elsewhere."""
     grid = truth.grid
     ends = [[axis.origin for axis in grid.axes], [axis.origin + axis.length for axis in grid.axes]]
-    law = pn.functionals.integral(grid) if all(grid.periodic) else pn.functionals.sensors(grid, ends)
-    wanted = law(truth.values)
+    constraint = pn.functionals.integral(grid) if all(grid.periodic) else pn.functionals.sensors(grid, ends)
+    wanted = constraint(truth.values)
     name = "integral" if all(grid.periodic) else "values at the ends"
     try:
-        v = u.constrain(law, wanted)
-    except ConstraintError as error:  # every draw obeys the law already, up to rounding, so nothing can be moved
-        return {"law": name, "reason": str(error)}
+        v = u.constrain(constraint, wanted)
+    except ConstraintError as error:  # every draw obeys it already, up to rounding, so nothing can be moved
+        return {"constraint": name, "reason": str(error)}
     before, after = (float(pn.metrics.relative_l2(pn.Field(field.mean, grid), truth).mean()) for field in (u, v))
     size = wanted.abs().max().clamp_min(truth.values.abs().max())
     return {
-        "law": name,
-        "residual_before": float((law(u.mean) - wanted).abs().max() / size),
-        "residual_after": float((law(v.mean) - wanted).abs().max() / size),
+        "constraint": name,
+        "residual_before": float((constraint(u.mean) - wanted).abs().max() / size),
+        "residual_after": float((constraint(v.mean) - wanted).abs().max() / size),
         "relative_l2_ratio": after / before if before else None,
     }
 

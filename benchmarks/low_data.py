@@ -19,6 +19,7 @@ import torch
 
 import probneural as pn
 from benchmarks import recipes, sections
+from probneural.randomness import seeded, stream_seed
 
 TRAIN, VALIDATION, TEST, POINTS = 25, 25, 100, 256
 SEEDS = range(5)
@@ -70,17 +71,16 @@ def run(seed: int, *, small: bool = False) -> list[dict[str, Any]]:
     """Train once (and four more networks for the ensemble), fit every head, calibrate, score."""
     torch.set_num_threads(1)
     problem = pn.problems.Burgers(viscosity=0.01)
-    # one stream of functions per purpose and seed, none shared with another benchmark
     train, validation, test = (
-        problem.sample(count, resolution=POINTS, seed=10_000 * number + 5_000 + seed)
-        for number, count in ((1, TRAIN), (2, VALIDATION), (3, 20 if small else TEST))
+        problem.sample(count, resolution=POINTS, seed=stream_seed(seed, "low-data functions", part))
+        for part, count in enumerate((TRAIN, VALIDATION, 20 if small else TEST))
     )
     epochs, width, depth = (3, 8, 2) if small else (200, 16, 4)
 
     def trained(number: int) -> pn.operators.FNO:
-        torch.manual_seed(100 * seed + number)
-        operator = pn.operators.FNO(1, 1, modes=(16,), width=width, depth=depth)
-        pn.fit(operator, train, epochs=epochs, seed=100 * seed + number, show_progress=False)
+        with seeded(seed, "weights", number):
+            operator = pn.operators.FNO(1, 1, modes=(16,), width=width, depth=depth)
+        pn.fit(operator, train, epochs=epochs, seed=stream_seed(seed, "low-data recipe", number), show_progress=False)
         return operator
 
     operators = [trained(number) for number in range(MEMBERS)]

@@ -15,6 +15,7 @@ import probneural as pn
 from probneural.curvature import ParameterVector
 from probneural.curvature.likelihood import QuadratureGaussian
 from probneural.curvature.problem import CurvatureProblem
+from probneural.randomness import seeded, stream
 
 BLOCKS = (1, 4, 16)
 ROUNDS = 9
@@ -53,9 +54,7 @@ def rows(*, small: bool = False) -> list[dict[str, Any]]:
 def _case(case: Case, *, rounds: int) -> list[dict[str, Any]]:
     from probneural.curvature import linear_operators
 
-    torch.manual_seed(0)
-    operator = pn.operators.FNO(1, 1, modes=case.modes, width=case.width, depth=case.depth).eval()
-    generator = torch.Generator().manual_seed(0)
+    operator, generator = _untrained(case), stream(0, "timed inputs")
     grid = pn.Grid.uniform(case.shape)
     inputs = pn.Field(torch.randn(case.batch, 1, *case.shape, generator=generator), grid)
     targets = pn.Field(torch.randn(case.batch, 1, *case.shape, generator=generator), grid)
@@ -100,6 +99,11 @@ def _case(case: Case, *, rounds: int) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _untrained(case: Case) -> pn.operators.FNO:
+    with seeded(0, "weights"):
+        return pn.operators.FNO(1, 1, modes=case.modes, width=case.width, depth=case.depth).eval()
 
 
 def _gradient(problem: CurvatureProblem, parameters: torch.Tensor) -> torch.Tensor:
@@ -174,16 +178,15 @@ def _peak_of_product(count: int) -> float:
     from probneural.curvature import linear_operators
 
     case = CASES[1]
-    torch.manual_seed(0)
-    operator = pn.operators.FNO(1, 1, modes=case.modes, width=case.width, depth=case.depth).eval()
+    operator, generator = _untrained(case), stream(0, "timed inputs")
     grid = pn.Grid.uniform(case.shape)
-    inputs = pn.Field(torch.randn(case.batch, 1, *case.shape), grid)
+    inputs = pn.Field(torch.randn(case.batch, 1, *case.shape, generator=generator), grid)
     layout = ParameterVector.of(operator)
     problem = CurvatureProblem(
         operator, inputs, layout=layout, likelihood=QuadratureGaussian.of(grid, torch.ones(1)), batch=case.batch
     )
     matrix = linear_operators.GaussNewton(problem.parameters, problem)
-    vectors = torch.randn(count, layout.size)
+    vectors = torch.randn(count, layout.size, generator=generator)
     before = reset_peak_memory()
     result = matrix.linearisation.product(vectors)
     return (peak_memory() - before - result.nbytes) / 2**20

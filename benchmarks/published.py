@@ -150,7 +150,6 @@ def run(setting: Setting, recipe: Recipe, *, small: bool = False) -> dict[str, A
         "floor": _floor(test.inputs.values) if setting.has_floor else None,
         "published": setting.published.get(recipe.kind),
         "seconds": time.perf_counter() - start,
-        "undertrained": facts.get("undertrained"),
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import probneural as pn
+from probneural.randomness import seeded
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,7 @@ class Recipe:
     def build(self, train: pn.FieldPairs, *, seed: int) -> Any:
         """An untrained operator for pairs of this shape, with weights drawn under the seed."""
         channels = train.inputs.channels, train.outputs.channels
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed, "weights"):
             if self.kind == "FNO":
                 return pn.operators.FNO(*channels, **{"periodic": train.inputs.grid.periodic, **self.options})
             if self.kind == "DeepONet":
@@ -52,7 +52,7 @@ class Recipe:
         if self.kind == "linear regression":
             operator: torch.nn.Module = pn.operators.LinearRegression.fitted(train)
             tick()
-            return operator, facts | {"epochs": 0, "seconds": time.perf_counter() - start, "undertrained": False}, None
+            return operator, facts | {"epochs": 0, "seconds": time.perf_counter() - start}, None
         operator = self.build(train, seed=seed)
         history = pn.fit(
             operator,
@@ -67,8 +67,6 @@ class Recipe:
             "epochs": self.epochs,
             "seconds": time.perf_counter() - start,
             "parameters": sum(parameter.numel() for parameter in operator.parameters()),
-            "last_fall": history.last_fall,
-            "undertrained": history.is_undertrained,
             "history": {"train": list(history.train), "validation": list(history.validation)},
         }
         return operator, facts, history

@@ -6,6 +6,7 @@ import base64
 import math
 import os
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -62,12 +63,58 @@ COLUMNS = (
         is_brief=False,
     ),
     Column("chi2", ("scores.chi2",), "1", "mean squared error over stated variance; 1 is honest, above is over-confident"),
+    Column("energy", ("scores.energy",), "field", "energy score of whole functions; lower is better", is_brief=False),
+    Column(
+        "n-MeRCI",
+        ("scores.n_merci",),
+        "1",
+        "0: the sd follows the errors; 1: no better than one number everywhere",
+        is_brief=False,
+    ),
+    Column(
+        "rank across",
+        ("scores.rank_across",),
+        "1",
+        "rank correlation of sd and error between functions; compare with the attainable one",
+        is_brief=False,
+    ),
+    Column(
+        "attainable across",
+        ("scores.rank_across_attainable",),
+        "1",
+        "what it would be on average if errors were as stated",
+        is_brief=False,
+    ),
+    Column(
+        "rank within",
+        ("scores.rank_within",),
+        "1",
+        "rank correlation of sd and error between the points of a function, averaged over functions",
+        is_brief=False,
+    ),
+    Column(
+        "attainable within",
+        ("scores.rank_within_attainable",),
+        "1",
+        "what it would be on average if errors were as stated",
+        is_brief=False,
+    ),
+    Column("raw chi2", ("raw.chi2",), "1", "chi2 of the head before it was scaled", is_brief=False),
+    Column("scale", ("raw.scale",), "1", "factor on the field's own variances, the largest over channels", is_brief=False),
+    Column(
+        "unexplained",
+        ("raw.noise_share",),
+        "1",
+        "share of the predictive variance that the head calls noise: what its operator cannot express",
+        is_brief=False,
+    ),
     Column(
         "band cov.",
         ("band_coverage", "bands.coverage"),
         "1",
-        "share of functions inside their conformal band everywhere; at least the level",
+        "share of functions inside conformal bands that were each calibrated on functions of their own",
     ),
+    Column("promised", ("bands.expected",), "1", "coverage that the bands promise, for the size of their sets", is_brief=False),
     Column(
         "band ratio",
         ("bands.width_ratio",),
@@ -190,7 +237,46 @@ def rows(results: Mapping[str, Any], *, is_brief: bool = True) -> list[Row]:
             row["seed"] = run.get("seed")
         row |= {"on": evaluation["on"], "grid": _grid(evaluation.get("resolution"))}
         row |= {column.heading: _number(_first(evaluation, column.paths)) for column in columns}
-        table.append(row | {"note": "undertrained" if run.get("train", {}).get("undertrained") else None})
+        table.append(row | {"twice as long": _number(run.get("train", {}).get("twice_as_long"))})
+    return table
+
+
+def interval_rows(results: Mapping[str, Any]) -> list[Row]:
+    """Coverage of intervals of functionals: a row per run, a column per quantity and level.
+
+    Examples:
+        >>> run = {"problem": "Heat", "operator": "FNO", "head": "Laplace"}
+        >>> one = {"on": "in distribution", "intervals": {"integral": {"0.9": 0.91, "0.95": 0.94}}}
+        >>> interval_rows({"runs": [run | {"evaluations": [one]}]})[0]["integral, 0.9"]
+        0.91
+    """
+    table = []
+    for run, evaluation in _evaluations(results):
+        if "intervals" in evaluation:
+            row: Row = {"problem": run["problem"], "operator": run["operator"], "head": run["head"]}
+            for name, levels in evaluation["intervals"].items():
+                row |= {f"{name}, {level}": value for level, value in levels.items()}
+            table.append(row)
+    return table
+
+
+def member_rows(results: Mapping[str, Any]) -> list[Row]:
+    """Errors of single operators that differ in their seed: a row per problem, operator and place."""
+    table = []
+    for run, evaluation in _evaluations(results):
+        errors = sorted(evaluation.get("member_errors", ()))
+        if errors:
+            table.append(
+                {
+                    "problem": run["problem"],
+                    "operator": run["operator"],
+                    "on": evaluation["on"],
+                    "seeds": len(errors),
+                    "least": errors[0],
+                    "median": statistics.median(errors),
+                    "most": errors[-1],
+                }
+            )
     return table
 
 
@@ -229,7 +315,7 @@ def terminal_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Lay rows out as a Markdown table, numbers to the right; undertrained runs are marked in italics.
+    """Lay rows out as a Markdown table, numbers to the right.
 
     Columns without any entry are left out.
 
@@ -330,7 +416,7 @@ def _aligned(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool
 def _markdown(cell: str) -> str:
     for character in "\\|*_<`":
         cell = cell.replace(character, "\\" + character)
-    return "*undertrained*" if cell == "undertrained" else cell.replace("\n", " ")
+    return cell.replace("\n", " ")
 
 
 def _reasons(results: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -359,8 +445,7 @@ def _html_table(table: Sequence[Row], *, reasons: Sequence[Mapping[str, str]] = 
             value = table[number].get(heading)
             key = "" if value is None else str(value)
             title = f' title="{escape(why[heading])}"' if value is None and heading in why else ""
-            text = f"<em>{escape(cell)}</em>" if cell == "undertrained" else escape(cell)
-            row += f'<td class="{side}" data-key="{escape(key)}"{title}>{text}</td>'
+            row += f'<td class="{side}" data-key="{escape(key)}"{title}>{escape(cell)}</td>'
         body.append(f"<tr>{row}</tr>")
     return f'<div class="wide"><table class="sorts"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 

@@ -59,8 +59,8 @@ class ProblemSource:
         return self._sample(self.problem, "calibration", self.fields, self.resolution)
 
     @property
-    def pool(self) -> pn.FieldPairs | None:
-        """Functions for conformal bands, to be split in halves many times."""
+    def pool(self) -> pn.FieldPairs:
+        """Functions for conformal bands, to be cut into calibration sets, and for intervals of functionals."""
         return self._sample(self.problem, "bands", 2 * self.fields, self.resolution)
 
     def places(self) -> dict[str, pn.FieldPairs]:
@@ -78,7 +78,7 @@ class ProblemSource:
 
 @dataclass(frozen=True)
 class FileSource:
-    """Pairs from a file: see `benchmarks.data.read`. A fifth of the training pairs is set aside for calibration.
+    """Pairs from a file: see `benchmarks.data.read`. A fifth of the training pairs is set aside: for scales, and for bands.
 
     Attributes:
         path: The file, or what its names begin with.
@@ -92,9 +92,10 @@ class FileSource:
         return data.read(self.path)
 
     @cached_property
-    def _parts(self) -> tuple[pn.FieldPairs, pn.FieldPairs]:
-        train, calibration = self._data.train.split(len(self._data.train) * 4 // 5, seed=SEEDS["train"])
-        return (train if self.pairs is None else train[: self.pairs]), calibration
+    def _parts(self) -> tuple[pn.FieldPairs, pn.FieldPairs, pn.FieldPairs]:
+        train, rest = self._data.train.split(len(self._data.train) * 4 // 5, seed=SEEDS["train"])
+        calibration, conformal = rest.split(len(rest) // 2, seed=SEEDS["bands"])
+        return (train if self.pairs is None else train[: self.pairs]), calibration, conformal
 
     @property
     def name(self) -> str:
@@ -123,9 +124,14 @@ class FileSource:
         return self._parts[1]
 
     @property
-    def pool(self) -> pn.FieldPairs | None:
-        """None: bands are calibrated on the calibration pairs."""
-        return None
+    def assumed(self) -> str:
+        """What the file does not say and was assumed, in a sentence; empty if nothing."""
+        return str(self._data.assumed)
+
+    @property
+    def pool(self) -> pn.FieldPairs:
+        """Pairs that conformal bands are calibrated on."""
+        return self._parts[2]
 
     def places(self) -> dict[str, pn.FieldPairs]:
         """The test sets by name."""

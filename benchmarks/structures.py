@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import probneural as pn
+from probneural.randomness import seeded
 
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 
@@ -18,8 +19,8 @@ def trained(*, small: bool = False) -> tuple[pn.operators.FNO, pn.FieldPairs, pn
     problem = pn.problems.Burgers(viscosity=0.1)
     train = problem.sample(50, resolution=64, seed=20_000).to(torch.float64)
     inputs = problem.sample(8, resolution=64, seed=20_001).inputs.to(torch.float64)
-    torch.manual_seed(0)
-    operator = pn.operators.FNO(1, 1, modes=(6,), width=6, depth=2, projection=16).to(torch.float64)
+    with seeded(0, "weights"):
+        operator = pn.operators.FNO(1, 1, modes=(6,), width=6, depth=2, projection=16).to(torch.float64)
     pn.fit(operator, train, epochs=3 if small else 300, seed=0, show_progress=False)
     return operator, train, inputs
 

@@ -12,8 +12,29 @@ from benchmarks import environment, report
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("baselines.md", "benchmarks.md", "laplace.md")))
 RESULTS = Path(__file__).parent / "results"
-PIVOTS = {"errors": "rel. L2", "densities": "NLL", "deviations": "chi2", "bands": "band cov.", "widths": "band ratio"}
+PIVOTS = {
+    "errors": "rel. L2",
+    "densities": "NLL",
+    "joint densities": "joint NLL",
+    "whole functions": "whole cov.",
+    "energies": "energy",
+    "merci": "n-MeRCI",
+    "deviations": "chi2",
+    "raw deviations": "raw chi2",
+    "scales": "scale",
+    "unexplained": "unexplained",
+    "ranks across": "rank across",
+    "attainable ranks across": "attainable across",
+    "ranks within": "rank within",
+    "attainable ranks within": "attainable within",
+    "bands": "band cov.",
+    "promised": "promised",
+    "widths": "band ratio",
+    "twice": "twice as long",
+}
 """Tables of one score, a problem per row and a head per column: their names, and the score's heading."""
+LAYOUTS = {"intervals": report.interval_rows, "members": report.member_rows}
+"""Tables of another form."""
 _MARK = re.compile(
     r"(<!-- table: ([a-z-]+)(?:/([a-z ]+?))?(?: on ([a-z ]+))?(, default problems)? -->\n).*?(<!-- end -->)", re.DOTALL
 )
@@ -41,10 +62,11 @@ def _table(match: re.Match[str]) -> str:
     results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     if "modified" in results["commit"]:
         raise ValueError(f"{name}.json comes from a modified checkout ({results['commit']}): commit, run again, copy it anew")
-    if section is None or section in PIVOTS:
+    if section is None or section in PIVOTS or section in LAYOUTS:
         chosen = {**results, "runs": [run for run in results["runs"] if not default or run["in_slice"]]}
-        rows = [row for row in report.rows(chosen) if place is None or row["on"] == place]
-        if section is not None:
+        rows = LAYOUTS.get(section, report.rows)(chosen) if section not in PIVOTS else report.rows(chosen, is_brief=False)
+        rows = [row for row in rows if place is None or row.get("on", place) == place]
+        if section in PIVOTS:
             rows = report.side_by_side(rows, PIVOTS[section])
     else:
         rows = results["sections"][section]

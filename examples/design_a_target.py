@@ -38,12 +38,6 @@ def simulate(design):
     return pn.FieldPairs(inputs, burgers.solve(inputs))
 
 
-def joined(first, second):
-    """Put two sets of pairs into one."""
-    sides = [(first.inputs, second.inputs), (first.outputs, second.outputs)]
-    return pn.FieldPairs(*(pn.Field(torch.cat([a.values, b.values]), grid) for a, b in sides))
-
-
 # A target that can be reached: the output of a design that is not used again.
 generator = torch.Generator().manual_seed(0)
 hidden = torch.rand(1, 6, generator=generator, dtype=torch.double)
@@ -75,7 +69,7 @@ for number in range(further):
 
     # Simulate the design that was chosen, and add the pair to what is known.
     new = simulate(design)
-    pairs = joined(pairs, new)
+    pairs = pn.FieldPairs.cat([pairs, new])
     distances = torch.cat([distances, distance(readings(new.outputs.values).flatten(1))])
     print(f"design {number + 1:2d}: {float(distances[-1]):.1e}, best so far {float(distances.min()):.1e}")
     if distances.min() < 1e-6:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural.checks import described
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid
 
@@ -42,7 +43,7 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype) -> Tensor:
         raise ArgumentError(expected="dtype float32 or float64", got=str(dtype), remedy="leave it out to keep the array's own")
     if np.ma.isMaskedArray(array) and bool(np.ma.getmaskarray(array).any()):
         raise DataError(expected=f"{name} without masked values", got="a masked array", remedy="fill or drop those functions")
-    given = np.asarray(array)
+    given = _numbers(array)
     if given.dtype.kind not in "biuf" or given.dtype.itemsize > 8:
         remedy = "stack real and imaginary parts as two channels" if given.dtype.kind == "c" else "convert with .astype(float)"
         raise DataError(expected=f"real {name} of at most 64 bits", got=f"dtype {given.dtype}", remedy=remedy)
@@ -66,9 +67,21 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(values)
 
 
+def _numbers(array: object) -> NDArray[Any]:
+    """What NumPy makes of an array, a tensor or nested lists; a DataError where that is none."""
+    try:
+        return np.asarray(array)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            expected="an array of numbers",
+            got=f"{described(array)}: {error}",
+            remedy="give rows of equal length; a Field's are field.values",
+        ) from error
+
+
 def common_dtype(*arrays: object) -> torch.dtype:
     """float64 if an array is of it, else float32 (integers and shorter floating point numbers follow the others)."""
-    kinds = [np.asarray(array).dtype for array in arrays]
+    kinds = [_numbers(array).dtype for array in arrays]
     return torch.float64 if any(kind.kind == "f" and kind.itemsize == 8 for kind in kinds) else torch.float32
 
 

@@ -80,6 +80,10 @@ class CalibrationError(ProbneuralError, ValueError):
     """Calibration data cannot support the guarantee asked for."""
 
 
+class OperatorError(ProbneuralError, RuntimeError):
+    """A module failed on the functions it was given, as one does that was built for another grid."""
+
+
 class FileError(ProbneuralError, OSError):
     """A file is missing, damaged, or was not written by this package."""
 
@@ -94,3 +98,7 @@ class TrainingError(ProbneuralError, RuntimeError):
 
 class SimulationError(ProbneuralError, RuntimeError):
     """Simulations failed in a way that choosing others cannot make up for."""
+
+
+class ConvergenceWarning(UserWarning):
+    """What was fitted may not be what it should be: an optimiser or a sampler has not converged."""

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import inspect
-import operator as python_operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probneural.arrays import check_fits, common_dtype, grid_of, read_xarray, to_array, to_tensor, with_channels
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.grids import Grid, resample
+from probneural.checks import (
+    cast,
+    check_device,
+    check_finite,
+    check_floating,
+    check_instance,
+    check_integer,
+    check_module,
+    described,
+)
+from probneural.errors import ArgumentError, DataError, GridError, OperatorError, ProbneuralError, ShapeError
+from probneural.grids import Grid, check_grid, resample
+from probneural.randomness import stream
 
 if TYPE_CHECKING:
     import xarray
-
-
-def check_finite(values: Tensor, name: str) -> None:
-    """Raise a DataError, with the count and the first place, if any value is NaN or infinite."""
-    bad = ~torch.isfinite(values.detach())
-    if bool(bad.any()):
-        first = tuple(bad.nonzero()[0].tolist())
-        raise DataError(
-            expected=f"finite {name}",
-            got=f"{int(bad.sum())} values that are NaN or infinite, the first at index {first}",
-            remedy="drop or repair those fields",
-        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,21 +55,57 @@ class Field:
 
     def __post_init__(self) -> None:
         """Validate once, here, so that everything downstream may rely on it."""
-        if not isinstance(self.values, Tensor) or self.values.dtype not in (torch.float32, torch.float64):
-            kind = self.values.dtype if isinstance(self.values, Tensor) else type(self.values)
-            raise DataError(
-                expected="values as a float32 or float64 tensor",
-                got=str(kind),
-                remedy="convert with torch.as_tensor(values, dtype=torch.float32); complex fields are two channels",
-            )
-        if not isinstance(self.grid, Grid):
-            raise GridError(expected="a Grid", got=str(type(self.grid)), remedy="make one with pn.Grid.uniform(shape)")
+        check_floating(self.values, "values")
+        check_grid(self.grid)
         if self.values.ndim != 2 + len(self.grid.shape) or tuple(self.values.shape[2:]) != self.grid.shape:
             raise ShapeError(
                 expected=f"values of shape (n, c, {', '.join(map(str, self.grid.shape))})",
                 got=str(tuple(self.values.shape)),
                 remedy="channels come second, grid axes last; one field of one channel is values[None, None]",
             )
+
+    @classmethod
+    def cat(cls, parts: Sequence[Field]) -> Field:
+        """Put functions on one grid one after the other.
+
+        Args:
+            parts: Fields of one grid, channels, dtype and device; at least one.
+
+        Returns:
+            All their functions, in order.
+
+        Raises:
+            DataError: If there is none, one is not a `Field`, or dtypes or devices differ.
+            GridError: If the grids differ.
+            ShapeError: If the numbers of channels differ.
+
+        Examples:
+            >>> field = Field(torch.zeros(3, 1, 8), Grid.uniform((8,)))
+            >>> len(Field.cat([field, field[:2]]))
+            5
+        """
+        fields = _parts(parts, cls)
+        first = fields[0]
+        for field in fields[1:]:
+            if field.grid != first.grid:
+                raise GridError(
+                    expected=f"fields on one grid, {first.grid!r}",
+                    got=repr(field.grid),
+                    remedy="bring them there with field.resample(grid)",
+                )
+            if field.channels != first.channels:
+                raise ShapeError(
+                    expected=f"fields of {first.channels} channels",
+                    got=str(field.channels),
+                    remedy="stack channels with torch.cat([a.values, b.values], dim=1)",
+                )
+            if (field.dtype, field.device) != (first.dtype, first.device):
+                raise DataError(
+                    expected=f"fields of {first.dtype} on {first.device}",
+                    got=f"{field.dtype} on {field.device}",
+                    remedy="convert them with field.to(...)",
+                )
+        return cls(torch.cat([field.values for field in fields]), first.grid)
 
     @classmethod
     def from_xarray(
@@ -145,9 +179,44 @@ class Field:
         """Evaluate the interpolant on another grid: see [`resample`][probneural.grids.resample]."""
         return Field(resample(self.values, self.grid, grid), grid)
 
+    def detached(self) -> Field:
+        """Return the field without its graph, as a tensor that autograd takes."""
+        values = self.values.detach()
+        return Field(values.clone() if values.is_inference() else values, self.grid)
+
     def to(self, target: torch.device | torch.dtype | str) -> Field:
-        """Return the field with its values on another device or of another dtype."""
-        return Field(self.values.to(target), self.grid)
+        """Return the field with its values on another device or of another dtype.
+
+        Raises:
+            DataError: If the dtype is neither float32 nor float64, or does not hold the values.
+            ArgumentError: If there is no such device.
+        """
+        if isinstance(target, torch.dtype):
+            if target not in (torch.float32, torch.float64):
+                raise DataError(expected="float32 or float64", got=str(target), remedy="fields have real floating point values")
+            return Field(cast(self.values, target, "values", dims=self._all_but_channels), self.grid)
+        return Field(self.values.to(check_device(target)), self.grid)
+
+    def units(self) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
+        """Mean and standard deviation of the values per channel, by quadrature, detached, in physical units.
+
+        A channel that does not vary has scale 1.
+        """
+        share = (self.grid.weights / self.grid.volume).to(self.device)
+        values = self.values.detach().to(torch.float64).flatten(2)
+        size = power_of_two(values.abs().amax((0, 2)))  # squares of what is left neither overflow nor vanish
+        values = values / size[:, None]
+        origin = values[0, :, 0]  # a channel that does not vary is then zero, and the rounding of its mean no spread
+        values = values - origin[:, None]
+        mean = (values @ share).mean(0)
+        scale = ((values - mean[:, None]).square() @ share).mean(0).sqrt()
+        mean = mean + origin
+        flat = scale <= torch.finfo(self.dtype).eps * mean.abs()
+        return mean * size, torch.where(flat, torch.ones_like(scale), scale * size)
+
+    @property
+    def _all_but_channels(self) -> tuple[int, ...]:
+        return (0, *range(2, self.values.ndim))
 
     def __len__(self) -> int:
         """Number of fields n."""
@@ -162,21 +231,77 @@ class Field:
         return f"Field({len(self)} x {self.channels} on {self.grid!r}, {self.dtype})"
 
 
+def _parts(parts: object, kind: type[Any]) -> tuple[Any, ...]:
+    """A sequence of things of one kind as a tuple that is not empty."""
+    if not isinstance(parts, Sequence) or not parts or not all(isinstance(part, kind) for part in parts):
+        entries = [described(part) for part in parts] if isinstance(parts, Sequence) else described(parts)
+        raise DataError(
+            expected=f"a list of one or more {kind.__name__} objects",
+            got=str(entries),
+            remedy=f"write {kind.__name__}.cat([a, b])",
+        )
+    return tuple(parts)
+
+
+def check_pairs(pairs: object, name: str = "training", *, least: int = 1) -> FieldPairs:
+    """Return finite pairs, so many at least, or raise a DataError."""
+    found = check_instance(pairs, FieldPairs, f"{name} data", remedy="pair them: pn.FieldPairs(inputs, outputs)")
+    if len(found) < least:
+        raise DataError(expected=f"{least} or more {name} pairs", got=str(len(found)), remedy="give more data")
+    check_finite(found.inputs.values, f"{name} inputs")
+    check_finite(found.outputs.values, f"{name} outputs")
+    return found
+
+
+def power_of_two(sizes: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return the largest power of two up to each positive size, by which dividing is exact; 1 for zero.
+
+    Examples:
+        >>> power_of_two(torch.tensor([0.0, 5.0, 1e-30])).log2().tolist()
+        [0.0, 2.0, -100.0]
+    """
+    mantissas = 2.0 * torch.frexp(sizes).mantissa
+    usable = torch.isfinite(sizes) & (sizes > 0)
+    return torch.where(usable, sizes / torch.where(usable, mantissas, torch.ones_like(sizes)), torch.ones_like(sizes))
+
+
+def check_field(field: object, name: str) -> Field:
+    """Return a field, or raise a DataError."""
+    remedy = "wrap the tensor: pn.Field(values, grid); of pairs, take pairs.inputs or pairs.outputs"
+    return check_instance(field, Field, name, remedy=remedy)
+
+
 def select_rows(index: int | slice | Tensor | Sequence[int], count: int) -> slice | Tensor:
     """Turn an index over `count` things into one that keeps their axis, as a slice or a tensor.
 
     Raises:
         IndexError: If a number lies outside `-count` to `count - 1`; iteration relies on it.
+        DataError: If several do, or the index is of another kind.
     """
     if isinstance(index, slice):
         return index
-    rows = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
-    if rows.ndim == 0 and rows.dtype != torch.bool:
-        number = python_operator.index(rows)
+    try:
+        rows = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        rows = torch.empty(0, 0, device="cpu")
+    rows = rows if rows.numel() else rows.long()
+    if rows.ndim == 0 and not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool):
+        number = int(rows)
         if not -count <= number < count:
             raise IndexError(f"index {number} of {count} functions")
         return slice(number % count, number % count + 1)
-    return rows if rows.numel() else rows.long()
+    if rows.dtype == torch.bool:
+        fits = tuple(rows.shape) == (count,)
+    else:
+        whole = not (rows.is_floating_point() or rows.is_complex())
+        fits = rows.ndim == 1 and whole and bool(((rows >= -count) & (rows < count)).all())
+    if not fits:
+        raise DataError(
+            expected=f"an index over {count} functions: an integer, a slice, integers or {count} truth values",
+            got=repr(index),
+            remedy="count from zero; negative numbers count from the end",
+        )
+    return rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -203,15 +328,38 @@ class FieldPairs:
 
     def __post_init__(self) -> None:
         """Check that the two sides are fields, equally many."""
-        for side in (self.inputs, self.outputs):
-            if not isinstance(side, Field):
-                raise DataError(expected="two Fields", got=str(type(side)), remedy="wrap tensors: pn.Field(values, grid)")
+        check_field(self.inputs, "inputs")
+        check_field(self.outputs, "outputs")
         if len(self.inputs) != len(self.outputs):
             raise ShapeError(
                 expected="as many output fields as input fields",
                 got=f"{len(self.inputs)} inputs and {len(self.outputs)} outputs",
                 remedy="pair them one to one",
             )
+
+    @classmethod
+    def cat(cls, parts: Sequence[FieldPairs]) -> FieldPairs:
+        """Put data sets one after the other.
+
+        Args:
+            parts: Pairs whose inputs, and whose outputs, have one grid, channels, dtype and device; at least one.
+
+        Returns:
+            All their pairs, in order.
+
+        Raises:
+            DataError: If there is none, one is not a `FieldPairs`, or dtypes or devices differ.
+            GridError: If the grids differ.
+            ShapeError: If the numbers of channels differ.
+
+        Examples:
+            >>> field = Field(torch.zeros(3, 1, 8), Grid.uniform((8,)))
+            >>> pairs = FieldPairs(field, field)
+            >>> len(FieldPairs.cat([pairs, pairs[:2]]))
+            5
+        """
+        pairs = _parts(parts, cls)
+        return cls(Field.cat([part.inputs for part in pairs]), Field.cat([part.outputs for part in pairs]))
 
     @classmethod
     def from_numpy(
@@ -249,6 +397,7 @@ class FieldPairs:
             DataError: If values are complex, wider than 64 bits, no numbers, masked, NaN or infinite.
             ShapeError: If a shape does not fit or is ambiguous, or the numbers of functions differ.
             ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
+            GridError: If `grid` or `out_grid` is no Grid.
 
         Examples:
             >>> import numpy as np
@@ -262,6 +411,9 @@ class FieldPairs:
         if grid is not None and given:
             raise ArgumentError(expected="grid= alone", got=f"grid with {', '.join(given)}", remedy="the grid tells them")
         kind = common_dtype(inputs, outputs) if dtype is None else dtype
+        for where, name in ((grid, "grid"), (out_grid, "out_grid")):
+            if where is not None:
+                check_grid(where, name)
         sides = []
         for values, where, name in ((inputs, grid, "inputs"), (outputs, out_grid or grid, "outputs")):
             tensor = to_tensor(values, name, dtype=kind)
@@ -353,12 +505,13 @@ class FieldPairs:
         Raises:
             ArgumentError: If either part would be empty.
         """
-        if not 0 < count < len(self):
-            raise ArgumentError(
-                expected=f"a count between 1 and {len(self) - 1}", got=str(count), remedy="leave pairs on both sides"
-            )
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed), device="cpu")
+        count = check_integer(count, "count", most=len(self) - 1)
+        order = torch.randperm(len(self), generator=stream(seed, "split"), device="cpu")
         return self[order[:count]], self[order[count:]]
+
+    def detached(self) -> FieldPairs:
+        """Return the pairs without their graph, as tensors that autograd takes."""
+        return FieldPairs(self.inputs.detached(), self.outputs.detached())
 
     def to(self, target: torch.device | torch.dtype | str) -> FieldPairs:
         """Return the pairs on another device or in another dtype."""
@@ -393,14 +546,29 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
 
     Raises:
         ShapeError: If the module returns something that is not a field on the expected grid.
+        OperatorError: If the module fails on the inputs; its own exception is the cause.
+        DataError: If the inputs are no field.
+        ArgumentError: If the operator is no module.
     """
+    check_module(operator, "operator")
+    check_field(inputs, "inputs")
     where = inputs.grid if query is None else query
-    if takes_grid(operator):
-        values = operator(inputs.values, grid=inputs.grid, query=query)
-    else:
-        values = operator(inputs.values)
-        if isinstance(values, Tensor) and tuple(values.shape[2:]) == inputs.grid.shape:
-            values = resample(values, inputs.grid, where)
+    try:
+        if takes_grid(operator):
+            values = operator(inputs.values, grid=inputs.grid, query=query)
+        else:
+            values = operator(inputs.values)
+            if isinstance(values, Tensor) and tuple(values.shape[2:]) == inputs.grid.shape:
+                values = resample(values, inputs.grid, where)
+    except (RuntimeError, ValueError, IndexError, AssertionError) as error:  # what modules raise at shapes they cannot take
+        if _says_enough(error):
+            raise
+        raise OperatorError(
+            expected=f"{type(operator).__name__} to take {inputs!r}" + ("" if query is None else f", evaluated on {query!r}"),
+            got=f"{type(error).__name__}: {error}",
+            remedy="give it functions of the grid, channels and dtype that it was built for (inputs.resample(grid) changes the "
+            "grid), or wrap it in a module that does; if they are, the exception above this one shows where it fails",
+        ) from error
     if not isinstance(values, Tensor) or values.ndim < 2 or tuple(values.shape) != (len(inputs), values.shape[1], *where.shape):
         got = str(tuple(values.shape)) if isinstance(values, Tensor) else str(type(values))
         raise ShapeError(
@@ -409,6 +577,13 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
             remedy="wrap the module so that it maps (n, c, *grid) to (n, c', *grid)",
         )
     return values
+
+
+def _says_enough(error: Exception) -> bool:
+    """Whether an exception is no fault of the grid: one of ours, a want of memory, or an operation that does not exist."""
+    if isinstance(error, (ProbneuralError, torch.OutOfMemoryError, NotImplementedError, RecursionError)):
+        return True
+    return "allocate memory" in str(error)  # what PyTorch's CPU allocator says, in a plain RuntimeError
 
 
 def takes_grid(operator: nn.Module) -> bool:

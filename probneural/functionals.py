@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.grids import Grid, along_axis, check_on_grid, interpolation_matrix
+from probneural.checks import check_instance, check_integer, check_real, check_sequence, real_tensor
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.grids import Grid, along_axis, check_grid, check_on_grid, interpolation_matrix
 from probneural.interpolation import POLYNOMIAL_DEGREE
 
 _NORM_ROWS = 256
@@ -44,13 +45,17 @@ class Functional(ABC):
         """Map `(..., m)` to `(..., *grid)`."""
 
     def __call__(self, values: Float[Tensor, "..."]) -> Float[Tensor, "... m"]:
-        """Apply to values `(..., *grid.shape)`, in their dtype and on their device.
+        """Apply to values `(..., *grid.shape)`, in their dtype and on their device; lists and arrays of numbers will do.
+
+        Distributions are pushed forward by their `apply`.
 
         Raises:
+            DataError: If they are no real numbers.
             ShapeError: If the values do not end in the grid's shape.
         """
-        check_on_grid(values, self.grid)
-        return self._forward(values)
+        numbers = real_tensor(values, "values")
+        check_on_grid(numbers, self.grid)
+        return self._forward(numbers)
 
     def adjoint(self, numbers: Float[Tensor, "... m"]) -> Float[Tensor, "..."]:
         """Apply the transposed map, `(..., m) -> (..., *grid.shape)`: sum(f(u) * y) == sum(u * f.adjoint(y)).
@@ -58,15 +63,17 @@ class Functional(ABC):
         The inner product on fields is the plain sum over grid points, without quadrature weights.
 
         Raises:
+            DataError: If they are no real numbers.
             ShapeError: If the last axis does not have length m.
         """
-        if numbers.shape[-1] != self.size:
+        given = real_tensor(numbers, "numbers")
+        if given.ndim == 0 or given.shape[-1] != self.size:
             raise ShapeError(
                 expected=f"numbers of shape (..., {self.size})",
-                got=str(tuple(numbers.shape)),
+                got=str(tuple(given.shape)),
                 remedy="pass what the call returns",
             )
-        return self._adjoint(numbers)
+        return self._adjoint(given)
 
     def row_norms(self) -> Float64[Tensor, " m"]:
         """Euclidean norms of the rows of the functional's matrix: how much of the values' rounding its numbers inherit."""
@@ -83,7 +90,7 @@ class Functional(ABC):
 
     def __mul__(self, factor: float) -> Functional:
         """The functional times a number."""
-        return Combination(parts=(self,), factors=(float(factor),))
+        return Combination(parts=(self,), factors=(check_real(factor, "factor"),))
 
     __rmul__ = __mul__
 
@@ -205,7 +212,26 @@ class Stack(Functional):
         return torch.stack([part.adjoint(piece) for part, piece in zip(self.parts, pieces, strict=True)]).sum(0)
 
 
+def check_functional(functional: object, name: str = "functional", *, grid: Grid | None = None) -> Functional:
+    """Return a functional.
+
+    Raises:
+        DataError: If it is none.
+        GridError: If it lives on another grid than a given one.
+    """
+    found = check_instance(functional, Functional, name, remedy="build one: pn.functionals.sensors(grid, [[0.5]])")
+    if grid is not None and found.grid != grid:
+        raise GridError(
+            expected=f"a functional on the distribution's grid {grid!r}",
+            got=f"one on {found.grid!r}",
+            remedy="build the functional from the distribution's grid",
+        )
+    return found
+
+
 def _check_one_grid(parts: Sequence[Functional]) -> None:
+    for part in parts:
+        check_functional(part, "one of the functionals")
     if not parts or any(part.grid != parts[0].grid for part in parts):
         raise GridError(
             expected="functionals on one grid",
@@ -222,7 +248,44 @@ def integral(grid: Grid) -> Functional:
         >>> total(torch.ones(1, 1, 4)).item()
         2.0
     """
-    return Readings(grid, grid.weights[None, :].clone())
+    return Readings(grid, check_grid(grid).weights[None, :].clone())
+
+
+def average(grid: Grid, *, lower: Sequence[float] | None = None, upper: Sequence[float] | None = None) -> Functional:
+    """The average over a box, or the domain, by the grid's quadrature; one number per channel, in the values' units.
+
+    A box counts the grid points inside it, ends included, so a coarse grid has a coarse box.
+
+    Args:
+        grid: Any grid.
+        lower: Lower corner, `(d,)`, in the grid's units; that of the domain by default.
+        upper: Upper corner, `(d,)`, in the grid's units; that of the domain by default.
+
+    Raises:
+        ArgumentError: If a corner does not have one finite number per dimension.
+        GridError: If no point of positive weight lies in the box.
+
+    Examples:
+        >>> half = average(Grid.uniform((4,)), upper=[0.3])
+        >>> half(torch.tensor([[1.0, 2.0, 9.0, 9.0]])).item()
+        1.5
+    """
+    inside = grid.weights > 0
+    for corner, sign in ((lower, 1.0), (upper, -1.0)):
+        if corner is None:
+            continue
+        place = torch.as_tensor(corner, dtype=torch.float64)
+        if place.shape != (grid.dimension,) or not bool(torch.isfinite(place).all()):
+            raise ArgumentError(
+                expected=f"a corner of {grid.dimension} finite numbers", got=repr(corner), remedy="one per dimension"
+            )
+        inside = inside & (sign * (grid.points - place) >= 0).all(1)
+    if not bool(inside.any()):
+        raise GridError(
+            expected=f"a box with points of {grid!r}", got=f"{lower} to {upper}", remedy="widen the box, or refine the grid"
+        )
+    weights = torch.where(inside, grid.weights, torch.zeros_like(grid.weights))
+    return Readings(grid, (weights / weights.sum())[None])
 
 
 def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functional:
@@ -230,7 +293,7 @@ def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functi
 
     Args:
         grid: A uniform grid.
-        locations: Coordinates, `(m, d)`, in the grid's units.
+        locations: Coordinates, `(m, d)`, in the grid's units, within the domain; the two ends of a periodic axis are one point.
 
     Returns:
         A functional of size m.
@@ -271,10 +334,8 @@ def derivative(
         >>> round(slope(torch.sin(2 * torch.pi * grid.points[:, 0])[None]).item() / torch.pi, 9)
         2.0
     """
-    if not 0 <= axis < grid.dimension:
-        raise ArgumentError(expected=f"an axis from 0 to {grid.dimension - 1}", got=str(axis), remedy="count axes from 0")
-    if order < 1:
-        raise ArgumentError(expected="an order of at least 1", got=str(order), remedy="use sensors for values")
+    axis = check_integer(axis, "axis", least=0, most=check_grid(grid).dimension - 1)
+    order = check_integer(order, "order")
     if not grid.is_uniform:
         raise GridError(
             expected="a uniform grid", got=repr(grid), remedy="scattered values have no interpolant to differentiate"
@@ -297,18 +358,20 @@ def stack(functionals: Sequence[Functional]) -> Functional:
     """Put functionals on one grid side by side: sizes add up.
 
     Raises:
+        ArgumentError: If it is no list, or one entry is no functional.
         GridError: If there are none, or their grids differ.
+        DataError: If one is something else.
 
     Examples:
         >>> grid = Grid.uniform((8,))
         >>> stack([integral(grid), sensors(grid, [[0.0], [0.5]])]).size
         3
     """
-    return Stack(tuple(functionals))
+    return Stack(check_sequence(functionals, "functionals", remedy="give a list of them", error=DataError))
 
 
 def _locations(locations: Tensor | Sequence[Sequence[float]]) -> Tensor:
-    points = torch.as_tensor(locations, dtype=torch.float64, device="cpu")
+    points = real_tensor(locations, "locations", dtype=torch.float64, device=torch.device("cpu"))
     if points.ndim != 2:
         raise ShapeError(
             expected="locations of shape (m, d)", got=str(tuple(points.shape)), remedy="write [[0.25], [0.75]] for two in 1-D"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from probneural.checks import check_flag, check_instance, check_integer, check_positive, check_real, real_tensor
+from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.interpolation import polynomial_matrix, trigonometric_matrix
 
@@ -80,7 +81,7 @@ def _transfer(source: Axis, target: Axis) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _remembered_transfer(source: Axis, target: Axis) -> Tensor:
-    with torch.inference_mode(False):  # autograd refuses inference tensors, and the next caller may need it
+    with undisturbed():  # autograd refuses inference tensors, and the next caller may need it
         return source.matrix(target.coordinates)
 
 
@@ -133,30 +134,23 @@ class Grid:
             >>> Grid.uniform((3,), periodic=False).weights.tolist()
             [0.25, 0.5, 0.25]
         """
-        sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-        if not sizes or not all(_is_count(size) for size in sizes):
-            raise ArgumentError(expected="a positive integer per axis as shape", got=repr(shape), remedy="give e.g. (64, 64)")
-        sizes = tuple(int(size) for size in sizes)
-        count = len(sizes)
-        spans = _per_axis(lengths, count, "lengths")
-        rounds = _per_axis(periodic, count, "periodic")
-        ends = tuple(not flag for flag in rounds) if endpoint is None else _per_axis(endpoint, count, "endpoint")
-        starts = _per_axis(origin, count, "origin")
-        for span, is_periodic, has_end, start in zip(spans, rounds, ends, starts, strict=True):
-            if not (_is_finite(span) and span > 0):
-                raise ArgumentError(expected="positive finite lengths", got=repr(lengths), remedy="give the domain's extent")
-            if not _is_finite(start):
-                raise ArgumentError(expected="a finite origin", got=repr(origin), remedy="give the left end of each axis")
-            if is_periodic and has_end:
-                raise ArgumentError(
-                    expected="periodic axes without their right end point",
-                    got="periodic=True with endpoint=True",
-                    remedy="drop the repeated last point, or set periodic=False",
-                )
-        axes = tuple(
-            Axis(size, float(span), bool(is_periodic), bool(has_end), float(start))
-            for size, span, is_periodic, has_end, start in zip(sizes, spans, rounds, ends, starts, strict=True)
-        )
+        count = len(shape) if isinstance(shape, Sequence) else 1
+        if not count:
+            raise ArgumentError(expected="an axis or more in shape", got=repr(shape), remedy="give e.g. (64, 64)")
+        sizes = per_axis(shape, count, "shape", check_integer)
+        if math.prod(sizes) >= 2**63:
+            raise ArgumentError(expected="fewer than 2^63 points", got=repr(shape), remedy="no tensor holds that many values")
+        spans = per_axis(lengths, count, "lengths", check_positive)
+        rounds = per_axis(periodic, count, "periodic", check_flag)
+        ends = tuple(not flag for flag in rounds) if endpoint is None else per_axis(endpoint, count, "endpoint", check_flag)
+        starts = per_axis(origin, count, "origin", check_real)
+        if any(is_periodic and has_end for is_periodic, has_end in zip(rounds, ends, strict=True)):
+            raise ArgumentError(
+                expected="periodic axes without their right end point",
+                got="periodic=True with endpoint=True",
+                remedy="drop the repeated last point, or set periodic=False",
+            )
+        axes = tuple(Axis(*axis) for axis in zip(sizes, spans, rounds, ends, starts, strict=True))
         return cls(shape=sizes, axes=axes)
 
     @classmethod
@@ -174,9 +168,10 @@ class Grid:
             ShapeError: If the two do not have the shapes above.
             DataError: If either is not finite, or a weight is negative.
         """
-        with torch.inference_mode(False):  # autograd refuses inference tensors, and the grid outlives the mode
-            where = torch.as_tensor(points, dtype=torch.float64, device="cpu").detach() + 0.0  # -0.0 would break the hash
-            mass = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach().clone()
+        host = torch.device("cpu")
+        with undisturbed():  # autograd refuses inference tensors, and the grid outlives the mode
+            where = real_tensor(points, "points", dtype=torch.float64, device=host).detach() + 0.0  # -0.0 would break the hash
+            mass = real_tensor(weights, "weights", dtype=torch.float64, device=host).detach().clone()
         if where.ndim != 2 or 0 in where.shape:
             raise ShapeError(expected="points of shape (p, d)", got=str(tuple(where.shape)), remedy="one row per point")
         if mass.shape != where.shape[:1]:
@@ -203,7 +198,7 @@ class Grid:
 
     @cached_property
     def _remembered_tensors(self) -> tuple[Tensor, Tensor]:
-        with torch.inference_mode(False):  # autograd refuses inference tensors, and the next caller may need it
+        with undisturbed():  # autograd refuses inference tensors, and the next caller may need it
             return self._tensors()
 
     def _tensors(self) -> tuple[Tensor, Tensor]:
@@ -259,7 +254,7 @@ class Grid:
         """
         if not self.is_uniform:
             raise GridError(expected="a uniform grid", got=repr(self), remedy="a scattered grid has no resolution to change")
-        sizes = _per_axis(shape, self.dimension, "shape")
+        sizes = per_axis(shape, self.dimension, "shape", check_integer)
         return Grid.uniform(
             sizes,
             lengths=self.lengths,
@@ -287,20 +282,28 @@ class Grid:
         return f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint})"
 
 
-def _is_count(number: Any) -> bool:
-    return isinstance(number, Integral) and int(number) >= 1
+def per_axis(value: Any, count: int, name: str, check: Callable[[Any, str], Any]) -> tuple[Any, ...]:
+    """Spread a scalar over the axes, or take one entry per axis from a sequence; each entry is checked.
 
-
-def _is_finite(number: Any) -> bool:
-    return isinstance(number, Real) and math.isfinite(number)
-
-
-def _per_axis(value: Any, count: int, name: str) -> tuple[Any, ...]:
-    """Spread a scalar over the axes, or check that a sequence has one entry per axis."""
-    entries = tuple(value) if isinstance(value, Sequence) else (value,) * count
+    Raises:
+        ArgumentError: If a sequence has another number of entries, or one of them fails its check.
+    """
+    entries = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * count
     if len(entries) != count:
         raise ArgumentError(expected=f"one entry of {name} per axis ({count})", got=repr(value), remedy="give one per axis")
-    return entries
+    return tuple(check(entry, name) for entry in entries)
+
+
+def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Grid:
+    """Return a grid.
+
+    Raises:
+        GridError: If it is none, or not uniform where it has to be.
+    """
+    found = check_instance(grid, Grid, name, remedy="make one with pn.Grid.uniform(shape)", error=GridError)
+    if uniform and not found.is_uniform:
+        raise GridError(expected=f"a uniform grid as {name}", got=repr(grid), remedy="regrid the data first")
+    return found
 
 
 def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | None = None) -> Tensor:
@@ -308,16 +311,17 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
 
     Args:
         grid: A uniform grid of p points in d dimensions.
-        points: Coordinates, `(m, d)`, float64, in the grid's units; a periodic axis wraps around.
+        points: Coordinates, `(m, d)`, float64, in the grid's units, within the domain; the two ends of a periodic axis are
+            one point.
         orders: Order of the derivative along each axis; all zero by default.
 
     Returns:
         `(m, p)`, float64.
 
     Raises:
-        GridError: If the grid is scattered, the dimensions differ, or a point lies outside an axis that is not periodic.
+        GridError: If the grid is scattered, the dimensions differ, or a point lies outside the domain.
     """
-    if not grid.is_uniform:
+    if not check_grid(grid).is_uniform:
         raise GridError(
             expected="a uniform grid to interpolate from",
             got=repr(grid),
@@ -332,11 +336,11 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
         along = points[:, number]
         slack = 1e-9 * axis.length
         outside = (along < axis.origin - slack) | (along > axis.origin + axis.length + slack) | ~torch.isfinite(along)
-        if bool(outside.any()) and not (axis.periodic and bool(torch.isfinite(along).all())):
+        if bool(outside.any()):
             raise GridError(
                 expected=f"points in [{axis.origin:g}, {axis.origin + axis.length:g}] along axis {number}",
                 got=f"{along[outside][0]:g}",
-                remedy="move the point into the domain",
+                remedy="take coordinates modulo the period" if axis.periodic else "move the point into the domain",
             )
         factor = axis.matrix(along, order=orders[number] if orders else 0)
         matrix = (matrix[:, :, None] * factor[:, None, :]).flatten(1)
@@ -364,10 +368,11 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
         `(..., *target.shape)`.
 
     Raises:
-        GridError: If the source is scattered, or the grids have different dimensions or domains.
+        GridError: If the source is scattered, the target is no grid, or the grids have different dimensions or domains.
         ShapeError: If the values do not fit the source grid.
     """
     check_on_grid(values, source)
+    check_grid(target, "target")
     if source == target:
         return values
     if target.is_uniform and source.is_uniform and target.dimension == source.dimension:
@@ -388,7 +393,9 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
 
 
 def check_on_grid(values: Tensor, grid: Grid) -> None:
-    """Raise a ShapeError unless the last axes of `values` are the grid's."""
+    """Raise a ShapeError unless the last axes of `values`, a tensor, are the grid's."""
+    check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
+    check_grid(grid)
     if values.ndim < len(grid.shape) or tuple(values.shape[values.ndim - len(grid.shape) :]) != grid.shape:
         raise ShapeError(
             expected=f"values that end in the grid's shape {grid.shape}",

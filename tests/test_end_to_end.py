@@ -71,10 +71,10 @@ class TestPhysics:
         assert largest(informed.cross_covariance(informed) - covariance) <= 1e-10
 
     def test_more_exact_observations_than_rank_are_refused(
-        self, predict: pn.distributions.Predictor, held_out: pn.FieldPairs
+        self, predict: pn.calibration.ScaledPredictor, held_out: pn.FieldPairs
     ) -> None:
         everywhere = pn.functionals.sensors(held_out.outputs.grid, held_out.outputs.grid.points[::2])
-        u = predict(held_out.inputs)
+        u = predict.inner(held_out.inputs)  # without a discrepancy of each function's own
         with pytest.raises(pn.errors.ConstraintError, match="rank"):
             u.condition(everywhere, everywhere(held_out.outputs.values))
 

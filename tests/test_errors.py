@@ -17,6 +17,7 @@ ERRORS = [
 ]
 BUILT_IN = {
     errors.FileError: OSError,
+    errors.OperatorError: RuntimeError,
     errors.UnsupportedError: NotImplementedError,
     errors.TrainingError: RuntimeError,
     errors.SimulationError: RuntimeError,

@@ -113,7 +113,7 @@ class TestBadFields:
 
     @pytest.mark.parametrize("count", [0, 5, -1, 9])
     def test_split(self, count: int) -> None:
-        with pytest.raises(ArgumentError, match="a count between 1 and 4"):
+        with pytest.raises(ArgumentError, match="an integer from 1 to 4 as count"):
             FieldPairs(FIVE, FIVE).split(count, seed=0)
 
 
@@ -135,6 +135,50 @@ class TestFieldPairs:
         assert splits[0] == splits[1]
         assert len({tuple(split) for split in splits}) > 3
         assert torch.equal(torch.get_rng_state(), before)
+
+    def test_cat_undoes_a_partition(self) -> None:
+        pairs = FieldPairs(FIVE, Field(torch.arange(15.0).reshape(5, 1, 3).double(), Grid.uniform(3, periodic=False)))
+        whole = FieldPairs.cat([pairs[:2], pairs[2], pairs[3:]])
+        for side, expected in ((whole.inputs, pairs.inputs), (whole.outputs, pairs.outputs)):
+            assert torch.equal(side.values, expected.values)
+            assert side.grid == expected.grid
+            assert side.dtype == expected.dtype
+        assert len(FieldPairs.cat((pairs,))) == 5
+
+    def test_cat_is_differentiable_in_each_part(self) -> None:
+        parts = [torch.ones(2, 1, 4, requires_grad=True), torch.ones(3, 1, 4, requires_grad=True)]
+        together = Field.cat([Field(part, FIVE.grid) for part in parts])
+        gradients = torch.autograd.grad((together.values * torch.arange(5.0)[:, None, None]).sum(), parts)
+        assert [gradient[:, 0, 0].tolist() for gradient in gradients] == [[0.0, 1.0], [2.0, 3.0, 4.0]]
+
+    @pytest.mark.bad_input
+    @pytest.mark.parametrize(
+        ("other", "kind", "message"),
+        [
+            (FIVE.resample(Grid.uniform(5)), GridError, r"fields on one grid, Grid.uniform\(\(4,\).*got Grid.uniform\(\(5,\)"),
+            (Field(FIVE.values, Grid.uniform(4, lengths=2.0)), GridError, "fields on one grid"),
+            (Field(FIVE.values[:, :1], FIVE.grid), ShapeError, "fields of 2 channels; got 1"),
+            (FIVE.to(torch.float64), DataError, "fields of torch.float32 on cpu; got torch.float64 on cpu"),
+        ],
+        ids=["grid", "domain", "channels", "dtype"],
+    )
+    def test_cat_of_unlike_parts(self, other: Field, kind: type[Exception], message: str) -> None:
+        with pytest.raises(kind, match=message):
+            Field.cat([FIVE, other])
+        for pairs in (FieldPairs(other, FIVE), FieldPairs(FIVE, other)):
+            with pytest.raises(kind, match=message):
+                FieldPairs.cat([self.PAIRS, pairs])
+
+    @pytest.mark.bad_input
+    def test_cat_of_what_is_no_list_of_pairs(self) -> None:
+        with pytest.raises(DataError, match=r"one or more FieldPairs objects; got \[\]"):
+            FieldPairs.cat([])
+        with pytest.raises(DataError, match=r"'an object of type FieldPairs', 'an object of type Field'"):
+            FieldPairs.cat([self.PAIRS, FIVE])
+        with pytest.raises(DataError, match="got an object of type FieldPairs; write FieldPairs.cat"):
+            FieldPairs.cat(self.PAIRS)
+        with pytest.raises(DataError, match="one or more Field objects"):
+            Field.cat([FIVE, FIVE.values])
 
     def test_sides_may_have_different_grids(self) -> None:
         pairs = FieldPairs(FIVE, Field(torch.zeros(5, 1, 3, 3), Grid.uniform((3, 3))))
@@ -201,5 +245,5 @@ class TestEvaluate:
 
 @pytest.mark.bad_input
 def test_pairs_of_tensors_are_refused() -> None:
-    with pytest.raises(DataError, match="two Fields"):
+    with pytest.raises(DataError, match="a Field as inputs"):
         FieldPairs(torch.zeros(2, 1, 4), torch.zeros(2, 1, 4))  # type: ignore[arg-type]

@@ -119,8 +119,14 @@ def test_integrals_of_scattered_fields_are_weighted_sums() -> None:
 
 def test_spectral_sensors_read_what_resampling_gives() -> None:
     grid = Grid.uniform((6, 7), lengths=(1.0, 2.0))
-    values, points = normal(2, 3, 6, 7), Grid.scattered(10 * uniform(9, 2), torch.ones(9))
+    values, points = normal(2, 3, 6, 7), Grid.scattered(uniform(9, 2) * torch.tensor([1.0, 2.0]), torch.ones(9))
     assert torch.allclose(sensors(grid, points.points)(values), resample(values, grid, points), rtol=0, atol=1e-13)
+
+
+def test_the_two_ends_of_a_period_are_one_point() -> None:
+    grid, values = Grid.uniform(6, lengths=0.7, origin=0.1), normal(2, 6)
+    ends = sensors(grid, [[0.1], [0.8]])(values)
+    assert torch.allclose(ends, values[:, :1].expand(2, 2), rtol=0, atol=1e-14)
 
 
 def test_the_slope_of_the_nyquist_term_is_zero_at_the_grid_points() -> None:
@@ -299,6 +305,15 @@ class TestBadFunctionals:
         with pytest.raises(GridError, match=r"points in \[0, 1\]"):
             sensors(Grid.uniform(4, periodic=False), [[1.5]])
 
+    @pytest.mark.parametrize("place", [-0.51, 1.51, 3.0, math.nan, math.inf])
+    def test_locations_beyond_a_periodic_domain(self, place: float) -> None:
+        grid = Grid.uniform(8, lengths=2.0, origin=-0.5)
+        for make in (lambda: sensors(grid, [[0.25], [place]]), lambda: derivative(grid, at=[[place]])):
+            with pytest.raises(
+                GridError, match=r"points in \[-0.5, 1.5\] along axis 0; got .*; take coordinates modulo the period"
+            ):
+                make()
+
     def test_scattered_values_have_no_interpolant(self) -> None:
         with pytest.raises(GridError, match="a uniform grid"):
             sensors(self.SCATTERED, [[0.5, 0.5]])
@@ -308,12 +323,12 @@ class TestBadFunctionals:
 
     @pytest.mark.parametrize("axis", [-1, 2])
     def test_axis(self, axis: int) -> None:
-        with pytest.raises(ArgumentError, match="an axis from 0 to 1"):
+        with pytest.raises(ArgumentError, match="an integer from 0 to 1 as axis"):
             derivative(self.GRID, axis=axis)
 
     @pytest.mark.parametrize("order", [0, -1])
     def test_order(self, order: int) -> None:
-        with pytest.raises(ArgumentError, match="an order of at least 1"):
+        with pytest.raises(ArgumentError, match="an integer of at least 1 as order"):
             derivative(self.GRID, order=order)
 
     @pytest.mark.parametrize(("size", "order", "highest"), [(20, 6, 5), (3, 3, 2), (1, 1, 0)])

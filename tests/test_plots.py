@@ -67,6 +67,13 @@ def curve(axes: Axes, label: str) -> Any:
     return found
 
 
+def shade_heights(axes: Axes) -> Any:
+    """Of the one shade that was filled between two curves, at each of its abscissas."""
+    (shade,) = axes.collections
+    x, y = shade.get_paths()[0].vertices.T
+    return np.array([np.ptp(y[x == place]) for place in np.unique(x)])
+
+
 def rendered(figure: Figure) -> bytes:
     """Also lays the figure out, which is where warnings would arise."""
     return plots.png(figure, dpi=40.0)
@@ -176,11 +183,29 @@ def test_maps_without_truth(options: dict[str, Any], titles: list[str]) -> None:
     assert [axes.get_title() for axes in figure.axes if axes.images] == titles
 
 
-def test_flat_certain_fields_can_be_drawn() -> None:
-    for grid in (LINE, PLANE, Grid.uniform((1, 4)), Grid.uniform((1,)), Grid.uniform((4, 64), lengths=(1.0, 50.0))):
-        flat = torch.full((1, 1, *grid.shape), 2.0)
-        u = GaussianField(flat, DenseRoot(torch.zeros(1, 1, grid.size, 1)), latent="none", grid=grid)
-        rendered(plots.field(u, Field(flat, grid)))
+FLAT_GRIDS = [LINE, PLANE, Grid.uniform((1, 4)), Grid.uniform((1,)), Grid.uniform((4, 64), lengths=(1.0, 50.0))]
+
+
+@pytest.mark.parametrize("grid", FLAT_GRIDS, ids=lambda grid: "x".join(map(str, grid.shape)))
+def test_flat_certain_fields_are_drawn_flat(grid: Grid) -> None:
+    """Colour scales and intervals of no extent; laying it out would warn."""
+    flat = torch.full((1, 1, *grid.shape), 2.0)
+    u = GaussianField(flat, DenseRoot(torch.zeros(1, 1, grid.size, 1)), latent="none", grid=grid)
+    figure = plots.field(u, Field(flat, grid))
+    assert rendered(figure).startswith(b"\x89PNG")
+    if grid.dimension == 1:
+        above, below = figure.axes
+        for axes, value in ((above, 2.0), (below, 0.0)):
+            np.testing.assert_array_equal(curve(axes, "truth").get_ydata(), np.full(grid.size, value))
+            vertices = axes.collections[0].get_paths()[0].vertices
+            np.testing.assert_array_equal(vertices[:, 1], np.full(len(vertices), value))
+            assert axes.get_ylim()[0] < value < axes.get_ylim()[1]
+        return
+    maps = {axes.get_title(): axes.images[0] for axes in figure.axes if axes.images}
+    for title, image in maps.items():
+        value = 0.0 if title in ("|truth - mean|", "sd") else 2.0
+        np.testing.assert_array_equal(image.get_array(), np.full(grid.shape[::-1], value))
+    assert len(maps) == 5
 
 
 def test_scattered_points_in_a_plane_are_dots() -> None:
@@ -215,7 +240,14 @@ def test_a_calibrated_field_lies_on_the_diagonal() -> None:
 
 def test_calibration_of_one_function_has_no_standard_error() -> None:
     u = gaussian(LINE, n=1)
-    rendered(plots.calibration(u, truth_for(u)))
+    figure = plots.calibration(u, truth_for(u))
+    left = figure.axes[0]
+    levels, observed = curve(left, "observed").get_xydata().T
+    comparison = compare(u, truth_for(u))
+    np.testing.assert_allclose(observed, [coverage(comparison, level=level).mean() for level in levels])
+    assert shade_heights(left).max() == 0.0
+    assert shade_heights(plots.calibration(gaussian(LINE), truth_for(gaussian(LINE))).axes[0]).max() > 0.01
+    assert rendered(figure).startswith(b"\x89PNG")
 
 
 def test_losses_and_the_last_fifth() -> None:
@@ -287,8 +319,16 @@ def test_png_is_repeatable_and_has_the_resolution_asked_for() -> None:
 def test_draws_with_gradients_and_in_single_precision() -> None:
     u = gaussian(LINE, dtype=torch.float32)
     live = GaussianField(u.mean.requires_grad_(), u.root, latent="plot", grid=LINE)
-    rendered(plots.field(live, truth_for(live)))
-    rendered(plots.calibration(live, truth_for(live)))
+    still = gaussian(LINE)
+    figures = [
+        [plots.field(field, truth_for(field), seed=1), plots.calibration(field, truth_for(field))] for field in (live, still)
+    ]
+    for drawn, expected in zip(*figures, strict=True):
+        assert rendered(drawn).startswith(b"\x89PNG")
+        for axes, others in zip(drawn.axes, expected.axes, strict=True):
+            assert len(axes.lines) == len(others.lines) > 0
+            for line, other in zip(axes.lines, others.lines, strict=True):
+                np.testing.assert_allclose(line.get_xydata(), other.get_xydata(), rtol=1e-5, atol=1e-5)
 
 
 LINE_CASE, PLANE_CASE, SPACE_CASE = gaussian(LINE), gaussian(PLANE), gaussian(SPACE)
@@ -380,10 +420,10 @@ def test_loops_show_error_quantile_and_stated_error_by_labels() -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda: plots.field(LINE_CASE, index=4), ArgumentError, "index to be an integer from -4 to 3"),
+        (lambda: plots.field(LINE_CASE, index=4), ArgumentError, "an integer from -4 to 3 as index"),
         (lambda: plots.field(LINE_CASE, index=-5), ArgumentError, "index"),
         (lambda: plots.field(LINE_CASE, index=0.0), ArgumentError, "index"),
-        (lambda: plots.field(LINE_CASE, channel=2), ArgumentError, "channel to be an integer from -2 to 1"),
+        (lambda: plots.field(LINE_CASE, channel=2), ArgumentError, "an integer from -2 to 1 as channel"),
         (lambda: plots.field(LINE_CASE, draws=-1), ArgumentError, "draws"),
         (lambda: plots.field(LINE_CASE, draws=1.5), ArgumentError, "draws"),
         (lambda: plots.field(LINE_CASE, level=1.0), ArgumentError, "level"),
@@ -393,7 +433,7 @@ def test_loops_show_error_quantile_and_stated_error_by_labels() -> None:
         (lambda: plots.field(SPACE_CASE), GridError, "dimension 1 or 2"),
         (lambda: plots.field(LINE_CASE, truth_for(PLANE_CASE)), GridError, "truth on the prediction's grid"),
         (lambda: plots.field(LINE_CASE, truth_for(LINE_CASE)[:2]), ShapeError, "truth of shape"),
-        (lambda: plots.field(LINE_CASE, LINE_CASE.mean), DataError, "a Field of true functions"),
+        (lambda: plots.field(LINE_CASE, LINE_CASE.mean), DataError, "a Field as truth"),
         (lambda: plots.field(LINE_CASE.mean), DataError, "a FieldDistribution"),
         (lambda: plots.field(HOLED), DataError, "finite predicted means"),
         (lambda: plots.field(LINE_CASE, Field(torch.full((4, 2, 12), torch.inf), LINE)), DataError, "finite true values"),

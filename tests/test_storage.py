@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from probneural.calibration import VarianceScale
-from probneural.calibration.scale import ScaledPredictor
 from probneural.distributions import EmpiricalField, Predictor
 from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.fields import Field, FieldPairs
@@ -23,6 +22,7 @@ from probneural.heads import Laplace
 from probneural.operators import FNO, Operator
 from probneural.storage import load, save
 from probneural.training import files, fit
+from tests.calibration.synthetic import scaled_by
 from tests.heads import cases
 from tests.training.cases import BUILDERS, built, data, same
 
@@ -252,12 +252,12 @@ def test_sampled_weights(operator: str, tmp_path: Path) -> None:
 def test_calibrated_predictors_and_what_they_wrap(head: str, tmp_path: Path) -> None:
     case = cases.operator_case("fno-outputs")
     once = VarianceScale().fit(cases.fitted(head, case.name), case.data)
-    twice = ScaledPredictor(once, torch.tensor([2.0, 3.0], dtype=torch.float64))
-    loaded = stored(twice, tmp_path)
-    assert_predicts_the_same(twice, loaded, case.inputs)
-    assert_predicts_the_same(once, loaded.inner, case.inputs)
-    assert_predicts_the_same(once.inner, loaded.inner.inner, case.inputs)
-    assert not torch.equal(loaded.inner.scale, loaded.inner.noise_scale)
+    loaded = stored(once, tmp_path)
+    assert_predicts_the_same(once, loaded, case.inputs)
+    assert_predicts_the_same(once.inner, loaded.inner, case.inputs)
+    assert not torch.equal(loaded.scale, loaded.noise_scale)
+    assert torch.equal(loaded.calibrated_on, once.calibrated_on)
+    assert torch.equal(loaded.residual_variance, once.residual_variance)
 
 
 @pytest.mark.parametrize("structure", ["full", "kronecker"])
@@ -349,7 +349,7 @@ def test_a_module_is_needed_and_must_be_one(tmp_path: Path) -> None:
     save(cases.fitted("last-layer", "conv"), tmp_path / "predictor")
     with pytest.raises(ArgumentError, match=r"operator=, a module .*\(tests.heads.cases.ConvStack\); got None; .*state only"):
         load(tmp_path / "predictor")
-    with pytest.raises(ArgumentError, match=r"operator= as an nn.Module; got <class 'str'>"):
+    with pytest.raises(ArgumentError, match=r"an nn.Module as operator; got str"):
         load(tmp_path / "predictor", operator="ConvStack")  # type: ignore[arg-type]
 
 
@@ -406,7 +406,7 @@ def test_structures_that_need_their_data(tmp_path: Path) -> None:
     predict = cases.fitted("iterative", "conv")
     with pytest.raises(UnsupportedError, match="iterative, which needs its data"):
         save(predict, tmp_path / "predictor")
-    scaled = ScaledPredictor(predict, torch.ones(1, dtype=torch.float64))
+    scaled = scaled_by(1.0, predict)
     with pytest.raises(UnsupportedError, match="iterative, which needs its data"):
         save(scaled, tmp_path / "predictor")
     assert not list(tmp_path.iterdir())
@@ -435,7 +435,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     own.out_channels, own.noise, own.domain = 1, torch.ones(1), cases.PERIODIC
     own.in_channels = 1
     things = {"str": "operator", "dict": {}, "Grid": cases.PERIODIC, "OneOfTheirs": own}
-    scaled = ScaledPredictor(own, torch.ones(1, dtype=torch.float64))
+    scaled = scaled_by(1.0, own)
     for name, thing in [*things.items(), ("OneOfTheirs", scaled)]:
         message = f"an nn.Module or one of LastLayerPredictor, LaplacePredictor, .*; got {name}; save the operator"
         with pytest.raises(UnsupportedError, match=message):

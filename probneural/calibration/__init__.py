@@ -3,6 +3,7 @@
 from probneural.calibration.bands import Band, BandField, SimultaneousBand
 from probneural.calibration.conformal import ConformalScores, conformal_scores
 from probneural.calibration.scale import ScaledPredictor, VarianceScale
+from probneural.calibration.stationary_process import StationaryProcess
 
 __all__ = [
     "Band",
@@ -10,6 +11,7 @@ __all__ = [
     "ConformalScores",
     "ScaledPredictor",
     "SimultaneousBand",
+    "StationaryProcess",
     "VarianceScale",
     "conformal_scores",
 ]

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_finite, check_instance, check_squares
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.predictor import Predictor
-from probneural.errors import DataError, ShapeError
-from probneural.fields import Field, FieldPairs, check_finite
+from probneural.errors import ShapeError
+from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
 
 CHUNK_VALUES = 2**18
@@ -45,6 +46,7 @@ def moments(u: FieldDistribution, noise: float | Tensor) -> Moments:
     variance = u.variance.detach().to(torch.float64)
     check_finite(mean, "predicted means")
     check_finite(variance, "predicted variances")
+    check_squares(mean, "predicted means")
     observed = noise_variance(noise, tuple(mean.shape), mean).detach()
     return Moments(mean=mean, variance=variance + observed, epsilon=torch.finfo(raw.dtype).eps)
 
@@ -75,14 +77,8 @@ def check_pairs(predict: Predictor, pairs: FieldPairs) -> None:
         DataError: If `predict` is not a `Predictor`, `pairs` not a `FieldPairs`, or an output is not finite.
         ShapeError: If the outputs do not have the predictor's channels.
     """
-    if not isinstance(predict, Predictor):
-        raise DataError(
-            expected="a Predictor",
-            got=str(type(predict)),
-            remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)",
-        )
-    if not isinstance(pairs, FieldPairs):
-        raise DataError(expected="FieldPairs", got=str(type(pairs)), remedy="wrap them: pn.FieldPairs(inputs, outputs)")
+    check_instance(predict, Predictor, "predict", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)")
+    check_instance(pairs, FieldPairs, "calibration data", remedy="pair them: pn.FieldPairs(inputs, outputs)")
     if pairs.outputs.channels != predict.out_channels:
         raise ShapeError(
             expected=f"outputs of {predict.out_channels} channels, as predicted",
@@ -90,6 +86,7 @@ def check_pairs(predict: Predictor, pairs: FieldPairs) -> None:
             remedy="calibrate with data of the same problem",
         )
     check_finite(pairs.outputs.values, "calibration outputs")
+    check_squares(pairs.outputs.values, "calibration outputs")
 
 
 def domain_average(values: Float64[Tensor, "n c *grid"], grid: Grid) -> Float64[Tensor, "n c"]:

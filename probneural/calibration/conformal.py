@@ -12,9 +12,10 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.calibration.chunks import domain_average, predictions
+from probneural.checks import check_choice, check_real
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
-from probneural.errors import ArgumentError, CalibrationError
+from probneural.errors import CalibrationError
 from probneural.fields import FieldPairs
 from probneural.grids import Grid
 
@@ -59,7 +60,7 @@ class ConformalScores:
             >>> scores.quantile(0.9), scores.quantile(0.5)
             (9.0, 5.0)
         """
-        check_level(level)
+        level = check_real(level, "level", above=0.0, below=1.0)
         rank, count = _rank(len(self), level), len(self)
         if rank > count:
             raise CalibrationError(
@@ -136,30 +137,20 @@ def local_scale(
         least = floor * domain_average(variance, grid).sqrt()
         return torch.maximum(variance.sqrt(), least.reshape(*least.shape, *ones))
     channels = variance.shape[1]
-    unit = predict.noise.detach().to(variance).sqrt() if channels > 1 else variance.new_ones(1)
+    unit = predict.residual_variance.to(variance).sqrt() if channels > 1 else variance.new_ones(1)
     if not bool((unit > 0).all()):
         raise CalibrationError(
             expected="a positive noise variance in every channel, whose roots are the units of a constant band",
-            got=str(predict.noise.tolist()),
+            got=str(predict.residual_variance.tolist()),
             remedy="use modulation='deviation', or a predictor with noise > 0",
         )
     return unit.reshape(1, -1, *ones).expand(variance.shape)
 
 
-def check_level(level: float) -> None:
-    """Raise an ArgumentError unless the level lies strictly between 0 and 1."""
-    if not 0.0 < level < 1.0:
-        raise ArgumentError(expected="a level between 0 and 1", got=str(level), remedy="0.9 asks for 90 % coverage")
-
-
 def check_modulation(modulation: str, floor: float) -> None:
     """Raise an ArgumentError unless the modulation exists and the floor lies between 0 and 1."""
-    if modulation not in ("deviation", "constant"):
-        raise ArgumentError(
-            expected="modulation 'deviation' or 'constant'", got=repr(modulation), remedy="'deviation' follows the predicted sd"
-        )
-    if not 0.0 <= floor <= 1.0:
-        raise ArgumentError(expected="a floor from 0 to 1", got=str(floor), remedy=f"the default is {FLOOR}")
+    check_choice(modulation, ("deviation", "constant"), "modulation")
+    check_real(floor, "floor", least=0.0, most=1.0)
 
 
 def _rank(count: int, level: float) -> int:

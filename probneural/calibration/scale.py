@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.chunks import Moments, check_pairs, domain_average, predictions
-from probneural.distributions.base import FieldDistribution
+from probneural.calibration.decomposition import Pair, decompose
+from probneural.calibration.stationary_process import StationaryProcess
+from probneural.checks import assign, check_flag, check_variances
+from probneural.contexts import undisturbed
+from probneural.distributions.base import FieldDistribution, noise_variance
+from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.gaussian import GaussianField, check_factors
+from probneural.distributions.latents import digest
+from probneural.distributions.modulated_root import DiagonalRoot, ModulatedRoot
 from probneural.distributions.predictor import Predictor
-from probneural.errors import ArgumentError, CalibrationError
+from probneural.distributions.root_sums import SideBySideRoot
+from probneural.errors import ArgumentError, CalibrationError, UnsupportedError
 from probneural.fields import Field, FieldPairs
+from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
 
 ROUNDING = 8.0
@@ -31,23 +42,45 @@ class VarianceScale:
 
     With separate scales a and b, the predictive variance a v + b n maximises the Gaussian marginal likelihood of the
     calibration fields; so chi² on them is 1, and the noise no longer hides where the field's own variance v knows the errors
-    to be large.
-    The noise keeps between 5 and 95 % of the mean predictive variance: without it, errors that no direction of the root can
-    express would count as impossible in every joint statement. With one common scale, a = b = chi² in closed form.
+    to be large. The noise keeps between 5 and 95 % of the mean predictive variance. With one common scale, a = b = chi² in
+    closed form.
 
-    The mean and all correlations of the field stay as they are.
+    What the head calls noise n is, on exact data, what its operator cannot express: uncertainty about the field, and
+    correlated from point to point. So the calibrated field holds it, as a discrepancy of each function's own:
+
+        covariance = w a C + D rho D + f b n I,        D² = (1 - w) a v + (1 - f) b n,
+
+    with C the head's covariance and rho the correlation of the standardised residuals, a stationary process whose spectrum the
+    calibration fields give. The weights w and f maximise the likelihood of calibration fields, taken jointly over their
+    points, given the spectrum of the others. Of the part without correlation, f b n, only the measurement noise that you state
+    stays outside as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole
+    functions and densities do.
+
+    The mean stays as it is. An ensemble becomes the Gaussian field of its mean and covariance. A calibrated predictor is
+    calibrated anew from what it wraps.
 
     Args:
         separate: Whether covariance and noise have scales of their own. A part that is zero leaves one common scale.
+        noise: Variance of the measurement noise in the calibration outputs, in physical units squared: a number, or one per
+            channel `(c,)`. Zero for solutions of a solver.
+
+    Raises:
+        ArgumentError: If the noise is negative or not finite.
 
     Reference:
         Laves et al. (2021), Recalibration of aleatoric and epistemic regression uncertainty in medical imaging (σ scaling,
         whose optimum under a Gaussian likelihood is the common scale). Deviations: averages over the domain are weighted
-        by quadrature, scales per channel, and two of them.
+        by quadrature, scales per channel, and two of them. Kennedy and O'Hagan (2001), section 4.1, for the discrepancy.
     """
 
     separate: bool = True
+    noise: float | Float[Tensor, " c"] = 0.0
 
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        assign(self, separate=check_flag(self.separate, "separate"), noise=check_variances(self.noise, "noise"))
+
+    @undisturbed()
     def fit(self, predict: Predictor, calibration: FieldPairs) -> ScaledPredictor:
         """Fit the scales on fields that neither training nor testing uses.
 
@@ -56,7 +89,7 @@ class VarianceScale:
             calibration: Held-out pairs; outputs may live on another grid than inputs.
 
         Returns:
-            A predictor whose covariances and noise are scaled.
+            A predictor whose covariances and noise are scaled, and which remembers these pairs.
 
         Raises:
             CalibrationError: If there are fewer than 2 fields, no predictive variance where there are errors, or no errors.
@@ -68,8 +101,10 @@ class VarianceScale:
             raise CalibrationError(
                 expected="at least 2 calibration fields", got=str(len(calibration)), remedy="hold out some training fields"
             )
-        ratios = self._ratios(predict, calibration)
-        chi2, spread = _profile(predict, calibration, ratios)
+        inner = predict.inner if isinstance(predict, ScaledPredictor) else predict
+        moments = [*predictions(inner, calibration)]
+        ratios = self._ratios(inner, moments, calibration.outputs.grid)
+        chi2, spread = _profile(inner, moments, calibration, ratios)
         best = (chi2.log() + spread).argmin(dim=0, keepdim=True)
         scale, ratio = chi2.gather(0, best)[0], ratios.gather(0, best)[0]
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
@@ -78,16 +113,29 @@ class VarianceScale:
                 got=str(scale.tolist()),
                 remedy="infinite: errors where no variance is stated, give the head noise > 0; zero: nothing to calibrate",
             )
-        return ScaledPredictor(predict, scale, noise_scale=scale * ratio)
+        unexplained = (scale * ratio) * inner.noise.detach().to("cpu", torch.float64)
+        found = decompose(inner, moments, calibration, scale=scale, noise=unexplained)
+        measured = noise_variance(self.noise, (1, len(scale)), scale)[0].minimum(unexplained)
+        return ScaledPredictor(
+            inner,
+            scale,
+            noise_scale=scale * ratio,
+            process=found.process,
+            root_fraction=found.root_fraction,
+            white_fraction=found.white_fraction,
+            noise=measured.to(inner.noise),
+            discrepancy_variance=(found.variance - measured).clamp_min(0.0),
+            calibrated_on=row_fingerprints(calibration.inputs.values, calibration.outputs.values),
+        )
 
-    def _ratios(self, predict: Predictor, calibration: FieldPairs) -> Float64[Tensor, "k c"]:
-        """Candidates of b/a per channel: 1 alone, or those that leave the noise a share between the two bounds."""
-        grid = calibration.outputs.grid
+    def _ratios(self, predict: Predictor, moments: Sequence[Pair], grid: Grid) -> Float64[Tensor, "k c"]:
+        """Candidates of b/a per channel: 1 alone, or those that leave the noise a fraction between the two bounds."""
         noise = predict.noise.detach().to("cpu", torch.float64)
         field_variance = torch.zeros_like(noise)
-        for found, _ in predictions(predict, calibration):
+        count = sum(len(found.mean) for found, _ in moments)
+        for found, _ in moments:
             own = found.variance - noise.to(found.variance).reshape(-1, *(1,) * len(grid.shape))
-            field_variance += domain_average(own, grid).sum(0).cpu() / len(calibration)
+            field_variance += domain_average(own, grid).sum(0).cpu() / count
         if not bool((field_variance + noise > 0).any()):
             raise CalibrationError(
                 expected="a positive predictive variance somewhere",
@@ -104,44 +152,57 @@ class VarianceScale:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScaledPredictor(Predictor):
-    """A predictor whose covariances and noise are multiplied by scales per channel; the mean stays.
+    """A predictor whose covariances and noise are scaled per channel, and whose misfit belongs to the field; the mean stays.
+
+    See [`VarianceScale`][probneural.calibration.VarianceScale] for the covariance that it states.
 
     Args:
         inner: The predictor it wraps.
-        scale: Factor of the field's variances, `(c,)`, dimensionless.
-        noise_scale: Factor of the noise variances, `(c,)`, dimensionless; the same as `scale` by default.
+        scale: a, factor of the field's variances, `(c,)`, dimensionless.
+        noise_scale: b, factor of the noise variances, `(c,)`, dimensionless.
+        process: rho, or None for a field without a discrepancy: w is then 1, and all of b n is noise.
+        root_fraction: w, `(c,)`, from 0 to 1.
+        white_fraction: f, `(c,)`, from 0 to 1.
+        noise: Measurement noise, `(c,)`, in physical units squared; at most b n.
+        discrepancy_variance: Mean variance of the discrepancy over the calibration fields, `(c,)`, in physical units squared.
+        calibrated_on: Fingerprints of the calibration pairs, `(n,)`: a conformal band needs others.
 
     Raises:
-        ArgumentError: If a scale is not positive and finite, one per channel.
+        ArgumentError: If a scale is not positive and finite, or a fraction not between 0 and 1.
+        ShapeError: If there is not one scale per channel.
+        DataError: If scales are no real numbers.
     """
 
     inner: Predictor
     scale: Float64[Tensor, " c"]
-    noise_scale: Float64[Tensor, " c"] | None = None
+    _: KW_ONLY
+    noise_scale: Float64[Tensor, " c"]
+    process: StationaryProcess | None = None
+    root_fraction: Float64[Tensor, " c"]
+    white_fraction: Float64[Tensor, " c"]
+    noise: Float[Tensor, " c"]
+    discrepancy_variance: Float64[Tensor, " c"]
+    calibrated_on: Int64[Tensor, " n"]
     in_channels: int = field(init=False)
     out_channels: int = field(init=False)
-    noise: Float[Tensor, " c"] = field(init=False)
     domain: Grid = field(init=False)
     effective_observations: Float[Tensor, " c"] | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Check the scales and take over what does not change."""
-        noise_scale = self.scale if self.noise_scale is None else self.noise_scale
-        for scale in (self.scale, noise_scale):
-            fits = tuple(scale.shape) == (self.inner.out_channels,)
-            if not fits or not bool((torch.isfinite(scale) & (scale > 0)).all()):
+        channels = self.inner.out_channels
+        scale, noise_scale = (check_factors(getattr(self, name), channels, name) for name in ("scale", "noise_scale"))
+        assign(self, scale=scale, noise_scale=noise_scale)
+        for fraction in (self.root_fraction, self.white_fraction):
+            fits = tuple(fraction.shape) == (channels,)
+            if not fits or not bool(((fraction >= 0) & (fraction <= 1)).all()):
                 raise ArgumentError(
-                    expected=f"{self.inner.out_channels} positive finite scales, one per channel",
-                    got=str(scale.tolist()),
+                    expected=f"{channels} fractions between 0 and 1, one per channel",
+                    got=str(fraction.tolist()),
                     remedy="fit them with VarianceScale",
                 )
-        noise = self.inner.noise.to(torch.float64) * noise_scale.to(self.inner.noise.device)
-        object.__setattr__(self, "noise_scale", noise_scale)
-        object.__setattr__(self, "in_channels", self.inner.in_channels)
-        object.__setattr__(self, "out_channels", self.inner.out_channels)
-        object.__setattr__(self, "noise", noise.to(self.inner.noise.dtype))
-        object.__setattr__(self, "domain", self.inner.domain)
-        object.__setattr__(self, "effective_observations", self.inner.effective_observations)
+        for name in ("in_channels", "out_channels", "domain", "effective_observations"):
+            assign(self, **{name: getattr(self.inner, name)})
 
     @property
     def dtype(self) -> torch.dtype:
@@ -153,23 +214,69 @@ class ScaledPredictor(Predictor):
         """The inner predictor's device."""
         return self.inner.device
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        return self.inner(inputs, query).scale(self.scale.sqrt())
+    @property
+    def residual_variance(self) -> Float64[Tensor, " c"]:
+        """Variance by which one value departs from the shared operator, noise and discrepancy, `(c,)`, on the CPU."""
+        return self.noise.detach().to("cpu", torch.float64) + self.discrepancy_variance
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        found = self.inner(inputs, query)
+        u = found.moment_matched() if isinstance(found, EmpiricalField) else found
+        if not isinstance(u, GaussianField):
+            raise UnsupportedError(
+                expected="a predictor of Gaussian or empirical fields",
+                got=type(u).__name__,
+                remedy="wrap its samples as an EmpiricalField",
+            )
+        smooth, white = self._discrepancies(u)
+        return GaussianField(
+            u.mean,
+            u.root.scale((self.scale * self.root_fraction).sqrt()),
+            latent=replace(u.latent, id=self._latent_id(found, u)),
+            grid=u.grid,
+            discrepancy=None if smooth is None or white is None else SideBySideRoot(smooth, white),
+        )
+
+    def _latent_id(self, found: FieldDistribution, u: GaussianField) -> str:
+        """A name of its own: what data say about xi depends on the root that it came through. Members are in every call."""
+        own = digest(self.scale, self.noise_scale, self.root_fraction, self.white_fraction, self.calibrated_on)
+        return f"{'members' if found is not u else u.latent.id}~scaled-{own}"
+
+    def _discrepancies(self, u: GaussianField) -> tuple[ModulatedRoot | None, DiagonalRoot | None]:
+        """D times the process, and what has no correlation; D needs the field's variance where the root leaves some of it."""
+        if self.process is None:
+            return None, None
+        per_channel = (-1, *(1,) * len(u.grid.shape))
+        unexplained = self.noise_scale * self.inner.noise.detach().to("cpu", torch.float64)
+        white = (self.white_fraction * unexplained - self.noise.to(unexplained)).clamp_min(0.0)
+        smooth = unexplained - white - self.noise.to(unexplained)
+        variance = smooth.to(u.mean).reshape(per_channel).expand_as(u.mean)
+        left = self.scale * (1.0 - self.root_fraction)
+        if bool((left > 0).any()):
+            variance = variance + left.to(u.mean).reshape(per_channel) * u.variance
+        rough = white.sqrt().to(u.mean)[:, None].expand(*u.mean.shape[:2], u.grid.size)
+        return ModulatedRoot(variance.sqrt().flatten(2), self.process.evaluate(u.grid).to(u.mean)), DiagonalRoot(rough)
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        """The inner predictor's draw, its deviation from the mean scaled: as coherent across calls as that one."""
-        mean = self.inner(inputs, query).mean
-        drawn = self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query)
-        return mean + self.scale.sqrt().to(mean).reshape(-1, *(1,) * (mean.ndim - 2)) * (drawn - mean)
+        """The inner predictor's draw, its deviation from the mean scaled, and one draw of the process for all functions.
+
+        What has no correlation is left out: it is another one on every grid.
+        """
+        u = self(inputs, query)
+        assert isinstance(u, GaussianField)
+        factor = (self.scale * self.root_fraction).sqrt().to(u.mean).reshape(-1, *(1,) * len(u.grid.shape))
+        drawn = u.mean + factor * (self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query) - u.mean)
+        if not isinstance(u.discrepancy, SideBySideRoot):
+            return drawn
+        return drawn + self._draw_discrepancy(u.discrepancy.left, u, seed)
 
     def __repr__(self) -> str:
         """The scales and what they scale."""
-        scales = f"scale={self.scale.tolist()}, noise_scale={self.noise.div(self.inner.noise).tolist()}"
-        return f"ScaledPredictor({self.inner!r}, {scales})"
+        return f"ScaledPredictor({self.inner!r}, scale={self.scale.tolist()}, noise_scale={self.noise_scale.tolist()})"
 
 
 def _profile(
-    predict: Predictor, calibration: FieldPairs, ratios: Float64[Tensor, "k c"]
+    predict: Predictor, moments: Sequence[Pair], calibration: FieldPairs, ratios: Float64[Tensor, "k c"]
 ) -> tuple[Float64[Tensor, "k c"], Float64[Tensor, "k c"]]:
     """chi² and mean log variance of the calibration fields for field variance plus `ratio` times the noise.
 
@@ -177,7 +284,7 @@ def _profile(
     """
     grid = calibration.outputs.grid
     chi2, spread = torch.zeros_like(ratios), torch.zeros_like(ratios)
-    for found, truth in predictions(predict, calibration):
+    for found, truth in moments:
         noise = predict.noise.detach().to(found.variance).reshape(-1, *(1,) * len(grid.shape))
         for number, ratio in enumerate(ratios.to(found.variance.device)):
             extra = (ratio - 1.0).reshape(-1, *(1,) * len(grid.shape)) * noise

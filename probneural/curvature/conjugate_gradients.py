@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.curvature.symmetric_maps import Map, apply, check_positive
+from probneural.checks import check_counts
+from probneural.curvature.symmetric_maps import Map, apply
 from probneural.errors import ArgumentError, DataError, ShapeError
 
 _RESTARTS = 5
@@ -118,7 +119,7 @@ def solve(
         >>> solve(lambda rows: 4.0 * rows, torch.tensor([[8.0, 4.0]])).solution
         tensor([[2., 1.]])
     """
-    check_positive(max_iterations=max_iterations)
+    check_counts(max_iterations=max_iterations)
     if not 0 < tolerance < 1:
         raise ArgumentError(expected="a tolerance in (0, 1)", got=str(tolerance), remedy="1e-6 in float64, 1e-5 in float32")
     if right.ndim != 2:

@@ -9,8 +9,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.curvature.symmetric_maps import Map, apply, check_positive, gaussian, inner, orthonormal, signs
+from probneural.checks import check_counts
+from probneural.curvature.symmetric_maps import Map, apply, gaussian, inner, orthonormal, signs
 from probneural.errors import ArgumentError
+from probneural.randomness import stream
 
 _BATCH = 64
 """Vectors multiplied at once."""
@@ -114,8 +116,8 @@ def row_squares_estimate(
         >>> found.values.round().tolist(), found.errors.tolist()
         ([25.0, 1.0], [0.0, 0.0])
     """
-    check_positive(rows=rows, latent=latent, sketch=sketch, probes=probes, depth=depth)
-    generator = torch.Generator().manual_seed(seed)
+    check_counts(rows=rows, latent=latent, sketch=sketch, probes=probes, depth=depth)
+    generator = stream(seed, "row squares")
     place = torch.zeros((), dtype=dtype, device=device)
     count = min(sketch, latent)
     spent = 0
@@ -210,7 +212,7 @@ def xdiag(
         values = _exact_diagonal(product, size, place)
         return Estimate(values, torch.zeros_like(values), values.clamp_min(0.0), captured=1.0, products=size)
     count = products // 2
-    tests = signs(count, size, generator=torch.Generator().manual_seed(seed), place=place)
+    tests = signs(count, size, generator=stream(seed, "diagonal"), place=place)
     sketch = _Sketch.of(product, tests)
     estimates, errors, lower = [], [], []
     root = sketch.nystrom_root()
@@ -279,7 +281,7 @@ def xtrace(
     if products >= size:
         return TraceEstimate(float(_exact_diagonal(product, size, place).sum()), 0.0, products=size)
     count = products // 2
-    tests = gaussian(count, size, generator=torch.Generator().manual_seed(seed), place=place)
+    tests = gaussian(count, size, generator=stream(seed, "trace"), place=place)
     sketch = _Sketch.of(product, tests)
     compressed = inner(sketch.basis, sketch.images)
     compressed = (compressed + compressed.mT) / 2
@@ -349,6 +351,6 @@ def _exact_diagonal(product: Map, size: int, place: Tensor) -> Tensor:
 
 
 def _check_products(products: int, size: int) -> None:
-    check_positive(products=products, size=size)
+    check_counts(products=products, size=size)
     if products < min(4, size):
         raise ArgumentError(expected="at least 4 products", got=str(products), remedy="an error bar takes two random vectors")

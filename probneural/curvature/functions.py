@@ -7,13 +7,12 @@ batched gradients, vmap and torch.func alike. Sums are accumulated in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, vjp, vmap
@@ -28,6 +27,7 @@ from probneural.curvature.products import (
     transposed_jacobian_product,
 )
 from probneural.errors import ShapeError
+from probneural.threads import forward_mode
 
 Term = Callable[..., tuple[Tensor, ...]]
 """From the rows of a minibatch and a chunk of the arguments to this minibatch's share of the results."""
@@ -66,14 +66,12 @@ class Streamed:
         shared: list[Tensor | None] = [None] * len(self.results)
         pieces: list[list[Tensor]] = [[] for _ in self.results]
         dtype = tensors[0].dtype
-        is_inside_duals = forward_ad._current_level >= 0  # torch cannot nest forward mode
-        term = self.term if self.forward_mode is None or is_inside_duals else self.forward_mode
         for chunk in self._chunks(tensors):
             sums: list[Tensor | None] = [None] * len(self.results)
             local: list[list[Tensor]] = [[] for _ in self.results]
             for rows in self.problem.minibatches():
                 cut = [self._cut(tensor, kind, chunk, rows) for tensor, kind in zip(tensors, self.arguments, strict=True)]
-                for place, part in enumerate(term(rows, *cut)):
+                for place, part in enumerate(self._minibatch(rows, cut)):
                     if self.results[place] is Kind.LOCAL:
                         local[place].append(part)
                     else:
@@ -89,6 +87,12 @@ class Streamed:
             self._reduced(shared[place]).to(dtype) if kind is Kind.SHARED else torch.cat(pieces[place])
             for place, kind in enumerate(self.results)
         )
+
+    def _minibatch(self, rows: slice, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if self.forward_mode is None:
+            return self.term(rows, *tensors)
+        with forward_mode() as is_free:
+            return self.forward_mode(rows, *tensors) if is_free else self.term(rows, *tensors)
 
     def _chunks(self, tensors: tuple[Tensor, ...]) -> Iterator[slice]:
         count = next(len(tensor) for tensor, kind in zip(tensors, self.arguments, strict=True) if kind is not Kind.SHARED)

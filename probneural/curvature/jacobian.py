@@ -7,32 +7,20 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, jvp, vmap
+from torch.func import jacrev, vmap
 
 from probneural.curvature.parameters import ParameterVector
 from probneural.errors import ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
-
-
-class _Evaluator(nn.Module):
-    """Evaluation on fields as a module's forward, so that parameters can be swapped from outside."""
-
-    def __init__(self, operator: nn.Module) -> None:
-        super().__init__()
-        self.operator = operator
-
-    def forward(self, inputs: Field, query: Grid | None) -> Tensor:
-        return evaluate(self.operator, inputs, query)
+from probneural.threads import copy_for_call, jvp
 
 
 def evaluate_at(
     operator: nn.Module, layout: ParameterVector, vector: Float[Tensor, " P"], inputs: Field, query: Grid | None = None
 ) -> Float[Tensor, "n c *grid"]:
     """Evaluate an operator with its chosen parameters replaced: the pure function that derivatives are taken of."""
-    replaced = {f"operator.{name}": value for name, value in layout.unflatten(vector).items()}
-    values: Tensor = functional_call(_Evaluator(operator), replaced, (inputs, query))
-    return values
+    return evaluate(copy_for_call(operator, layout.unflatten(vector)), inputs, query)
 
 
 def jacobian(

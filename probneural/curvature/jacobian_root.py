@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probneural.checks import assign, check_integer
 from probneural.curvature.diagonals import row_squares_estimate
 from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.parameters import ParameterVector
@@ -22,6 +23,7 @@ from probneural.errors import GridError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.grids import Grid
+from probneural.randomness import stream
 
 if TYPE_CHECKING:
     import scipy.sparse.linalg
@@ -45,6 +47,9 @@ class Effort:
         probes: Draws for the remainder, one pass each; its relative standard error is sqrt(2 / probes).
         seed: Of projections and draws.
         chunk: Tangents or cotangents pushed at once.
+
+    Raises:
+        ArgumentError: If a number is no integer, or not positive; `exact_passes` may be zero.
     """
 
     exact_passes: int = 512
@@ -52,6 +57,11 @@ class Effort:
     probes: int = 32
     seed: int = 0
     chunk: int = 8
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name, least in (("exact_passes", 0), ("sketch", 0), ("probes", 1), ("chunk", 1)):
+            assign(self, **{name: check_integer(getattr(self, name), name, least=least)})
 
 
 _EFFORT = Effort()
@@ -164,7 +174,7 @@ class JacobianRoot(Root):
 
     def magnitude(self) -> Float[Tensor, "n c"]:
         """An estimate of the largest row norm per channel, from a few draws."""
-        generator = torch.Generator().manual_seed(self.effort.seed)
+        generator = stream(self.effort.seed, "row magnitude")
         latents = torch.randn(8, self.shape[3], generator=generator, dtype=torch.float64, device="cpu")
         return self.product(latents.to(self.vector)).square().mean(0).amax(-1).sqrt() * 2.0
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from probneural.curvature.kronecker_blocks import BlockBases, MatrixBlocks, PairMixing, matrix_blocks
 from probneural.curvature.kronecker_factors import KroneckerFactors, KroneckerWeights
 from probneural.curvature.parameters import ParameterVector
-from probneural.errors import DataError, ShapeError
+from probneural.errors import DataError, ShapeError, UnsupportedError
+from probneural.randomness import stream
 
 __all__ = ["KroneckerFactors", "KroneckerWeights", "kronecker"]
 
@@ -22,6 +24,8 @@ _SKETCHES = 12
 """Random sums by which modes are compared: two that agree in all of them agree in every row."""
 _COMPARED = 1024
 """Modes compared with all others at once."""
+_EQUAL = 1e-9
+"""Difference of ratios of prior standard deviations that is rounding."""
 _ROUNDING = 1e4
 """What is equal up to this many units of rounding of the rows is equal."""
 
@@ -32,6 +36,7 @@ def kronecker(
     rows: Callable[[], Iterable[Float[Tensor, "r P"]]],
     *,
     corrected: bool = False,
+    spread: Float[Tensor, " P"] | None = None,
 ) -> KroneckerFactors:
     """Approximate G = sum over rows of g^T g by Kronecker products, one per block of parameters, streaming over the rows.
 
@@ -46,6 +51,11 @@ def kronecker(
     real bases and the eigenvalues a_i b_j / t and 0: the mean of a real field, or modes with a symmetric prior. Blocks with
     M_l = r conj(M_k) in all rows are rotated into one that carries everything and one that carries nothing.
 
+    Rows that a prior has whitened with other factors s for real than t for imaginary parts have a preferred phase. Where
+    `spread` says so, factors are found of M without them, and s and t put back into the eigenvalues, 2 s^2 / (s^2 + t^2) and
+    2 t^2 / (s^2 + t^2) times those that both parts had: exact where s : t is one ratio throughout a block and its bases are
+    real, as those of a single number are. Elsewhere the two do not commute, and there are no such factors.
+
     Both are recognised in the numbers, up to rounding, whatever the order of modes. What couples different blocks otherwise
     is lost, as is a phase that M prefers for another reason. Where spread breaks M_l = r conj(M_k), that is where the prior
     differs between k and -k other than by one factor, the two modes count as independent.
@@ -56,6 +66,7 @@ def kronecker(
         rows: Called once, and once more if `corrected`: the same rows each time, in any portions.
         corrected: Replace the eigenvalues by diag(U^T G U), from a second pass: of all matrices with these eigenvectors the
             nearest to G.
+        spread: The factor on each parameter that the rows hold, `(P,)`; ones by default.
 
     Returns:
         The factors, in float64 on the rows' device.
@@ -63,6 +74,7 @@ def kronecker(
     Raises:
         ArgumentError: If module and layout do not fit, or a declaration of axes does not fit its tensor.
         ShapeError: If a row does not have one entry per parameter.
+        UnsupportedError: If spread treats real and imaginary parts differently where that leaves no Kronecker product.
         DataError: If there are no rows, if one is not finite, or if the second pass yields another number of them.
 
     Reference:
@@ -72,8 +84,9 @@ def kronecker(
         of the gradients' second moment, not products of activations and back-propagated signals, so no layer needs a rule
         of its own; complex and coupled blocks.
     """
-    moments = [_Moments(blocks) for blocks in matrix_blocks(layout, module)]
-    generator = torch.Generator().manual_seed(0)
+    spread = torch.ones(layout.size, dtype=torch.float64) if spread is None else spread.to("cpu", torch.float64)
+    moments = [_Moments(blocks, spread, layout.names) for blocks in matrix_blocks(layout, module)]
+    generator = stream(0, "kronecker signs")
     count, tolerance = 0, 0.0
     for piece in _checked(rows, layout.size):
         count += len(piece)
@@ -124,30 +137,36 @@ def _checked(rows: Callable[[], Iterable[Tensor]], size: int) -> Iterator[Tensor
 class _Moments:
     """Second moments of the matrices of one batch of blocks, accumulated in float64."""
 
-    def __init__(self, blocks: MatrixBlocks) -> None:
+    def __init__(self, blocks: MatrixBlocks, spread: Tensor, names: Sequence[str]) -> None:
         self.blocks = blocks
+        self.names = names
         count, rows, columns = blocks.shape
         dtype = torch.complex128 if blocks.is_complex else torch.float64
         self.rows = torch.zeros(count, rows, rows, dtype=dtype)
         self.columns = torch.zeros(count, columns, columns, dtype=dtype)
         self.energy = torch.zeros(count, 2, dtype=torch.float64)  # sums of squares of real and imaginary parts
         self.sketch = torch.zeros(count, _SKETCHES, dtype=dtype)
-        generator = torch.Generator().manual_seed(0)
+        generator = stream(0, "kronecker weights")
         self.weights = torch.randn(_SKETCHES, rows, columns, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
+        self.stretch = torch.ones(count, 1, 1, 2, dtype=torch.float64)
+        if blocks.is_complex:
+            self.stretch, is_one_ratio = _stretch(spread[blocks.positions])
+            self._refuse(~is_one_ratio, "ratios of the two that differ from number to number")
 
     def add(self, piece: Tensor, signs: Tensor) -> None:
         """Add the rows `(r, P)`, and their sums with `signs` `(q, r)` to the sketch."""
         if self.rows.device != piece.device:
             self.blocks = self.blocks.to(piece.device)
-            for name in ("rows", "columns", "energy", "sketch", "weights"):
+            for name in ("rows", "columns", "energy", "sketch", "weights", "stretch"):
                 setattr(self, name, getattr(self, name).to(piece.device))
         matrices = self.blocks.gather(piece).to(self.rows.dtype)
-        self.rows += torch.einsum("rbik,rbjk->bij", matrices, matrices.conj())
-        self.columns += torch.einsum("rbki,rbkj->bij", matrices.conj(), matrices)
         if self.blocks.is_complex:
             self.energy += torch.view_as_real(matrices).square().sum((0, 2, 3))
+            matrices = torch.view_as_complex(torch.view_as_real(matrices) / self.stretch)
             sums = torch.einsum("qr,rbij->qbij", signs.to(matrices), matrices)
             self.sketch += torch.einsum("qbij,qij->bq", sums, self.weights)
+        self.rows += torch.einsum("rbik,rbjk->bij", matrices, matrices.conj())
+        self.columns += torch.einsum("rbki,rbkj->bij", matrices.conj(), matrices)
 
     def diagonalise(self, tolerance: float, eigenvalues: Tensor) -> BlockBases:
         """Bases of all blocks; their eigenvalues go into `eigenvalues` `(P,)`."""
@@ -156,22 +175,43 @@ class _Moments:
         across, columns = torch.linalg.eigh(self.columns)
         share = torch.ones_like(trace)[:, None]
         if self.blocks.is_complex:
-            share = self.energy / trace.clamp_min(torch.finfo(trace.dtype).tiny)[:, None]
-            real = share.amin(1) <= tolerance**2
+            share = self.energy / self.energy.sum(1, keepdim=True).clamp_min(torch.finfo(trace.dtype).tiny)
+            is_one_part = share.amin(1) <= tolerance**2
+            real = is_one_part | self._is_stretched(tolerance)
             along[real], own = torch.linalg.eigh(self.rows[real].real)
             rows[real] = own.to(rows)
             across[real], own = torch.linalg.eigh(self.columns[real].real)
             columns[real] = own.to(columns)
-            share = torch.where(real[:, None], (share > 0.5).to(share), 0.5)
+            share = torch.where(is_one_part[:, None], (share > 0.5).to(share), 0.5) * self.stretch[:, 0, 0].square()
         scale = torch.where(trace > 0, 1.0 / trace, 0.0)
         grid = _without_rounding(along)[:, :, None] * _without_rounding(across)[:, None, :] * scale[:, None, None]
         values = grid[..., None] * share[:, None, None, :]
         eigenvalues[self.blocks.positions.flatten()] = values.flatten()
         return BlockBases(self.blocks, rows.contiguous(), columns.contiguous())
 
+    def _is_stretched(self, tolerance: float) -> Tensor:
+        """Which blocks the prior stretches along one part, `(b,)`; their bases have to be real."""
+        stretched = (self.stretch != 1.0).flatten(1).any(1)
+        for moment in (self.rows, self.columns):
+            imaginary, sizes = moment.imag.abs().amax((1, 2)), moment.abs().amax((1, 2))
+            self._refuse(stretched & (imaginary > tolerance * sizes), "matrices in which data correlate the two")
+        return stretched
+
+    def _refuse(self, bad: Tensor, reason: str) -> None:
+        """Raise an UnsupportedError if the priors of some blocks leave no Kronecker product."""
+        if bool(bad.any()):
+            raise UnsupportedError(
+                expected="one prior precision for the real and the imaginary part of each number in a complex matrix",
+                got=f"different ones in {self.names[int(self.blocks.layers[bad][0])]}, with {reason}",
+                remedy="make them equal, fix one part by infinity, or use the structure 'full', 'low_rank' or 'iterative'",
+            )
+
     def couple(self, tolerance: float) -> PairMixing:
         """Find blocks with M_l = r conj(M_k), and give the moments of l to k; see `PairMixing`."""
         first, second = _conjugates(self.sketch, tolerance) if self.blocks.is_complex else 2 * [self.blocks.layers[:0]]
+        differ = torch.zeros_like(self.blocks.layers, dtype=torch.bool)
+        differ[first] = ((self.stretch[first] - self.stretch[second]).abs() > _EQUAL).flatten(1).any(1)
+        self._refuse(differ, "another ratio of the two in the conjugate mode")
         one, other = self.energy[first].sum(1), self.energy[second].sum(1)
         self.rows[first] += self.rows[second].conj()
         self.columns[first] += self.columns[second].conj()
@@ -189,6 +229,21 @@ class _Moments:
             sine=(other / (one + other)).sqrt().repeat_interleave(entries),
             sign=sign.repeat(len(first)),
         )
+
+
+def _stretch(spread: Float[Tensor, "b m n 2"]) -> tuple[Float[Tensor, "b 1 1 2"], Bool[Tensor, " b"]]:
+    """Factors on real and imaginary parts over their root mean square, and whether they are one pair throughout each block.
+
+    Ones where the prior treats both alike, or fixes one of them throughout: then nothing has a phase to lose.
+    """
+    sizes = spread.square().mean(-1, keepdim=True).sqrt()
+    relative = spread / torch.where(sizes > 0, sizes, 1.0)
+    largest = torch.where(sizes > 0, relative, -math.inf).amax((1, 2), keepdim=True)
+    smallest = torch.where(sizes > 0, relative, math.inf).amin((1, 2), keepdim=True)
+    is_plain = (largest - 1.0).abs().amax(-1, keepdim=True) <= _EQUAL
+    is_plain |= (largest <= 0).any(-1, keepdim=True)  # one part is fixed, or all is
+    is_one_ratio = (largest - smallest).amax((1, 2, 3)) <= _EQUAL
+    return torch.where(is_plain, 1.0, largest), is_one_ratio
 
 
 def _without_rounding(eigenvalues: Tensor) -> Tensor:

@@ -10,8 +10,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from tqdm import tqdm
 
-from probneural.curvature.symmetric_maps import Map, apply, check_positive, gaussian, inner, orthonormal
+from probneural.checks import check_counts
+from probneural.curvature.symmetric_maps import Map, apply, gaussian, inner, orthonormal
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.randomness import stream
 
 _FLOOR = 50.0
 """Roundings of the largest eigenvalue below which an eigenvalue is zero, and no residual is asked to lie."""
@@ -105,7 +107,7 @@ def top_eigenpairs(
         >>> top_eigenpairs(lambda rows: rows * weights, 3, rank=2).values
         tensor([5.0000, 3.0000], dtype=torch.float64)
     """
-    check_positive(size=size, rank=rank, block=block, max_products=max_products)
+    check_counts(size=size, rank=rank, block=block, max_products=max_products)
     if (rank is None and smallest is None) or (rank is not None and rank > size):
         raise ArgumentError(expected=f"rank= up to {size}, or smallest=", got=f"rank={rank}", remedy="say which pairs to find")
     if (smallest is not None and not 0 < smallest < math.inf) or not tolerance > 0:
@@ -119,7 +121,7 @@ def top_eigenpairs(
     place = torch.zeros((), dtype=dtype, device=device)
     search = _Search(product, size, rank=rank, smallest=smallest, block=min(block, size), tolerance=tolerance, place=place)
     with tqdm(total=rank, desc="eigenpairs", disable=not progress, leave=False) as bar:
-        return search.run(start, limit=max_products, generator=torch.Generator().manual_seed(seed), bar=bar)
+        return search.run(start, limit=max_products, generator=stream(seed, "eigenpairs"), bar=bar)
 
 
 class _Search:
@@ -145,25 +147,29 @@ class _Search:
         if start is not None:
             first = torch.cat([orthonormal(start.detach().to(self.place).mT), first])
         self.extend(orthonormal(first))
-        trusted: Tensor | None = None  # what was found before random vectors were added to an invariant span
+        trusted: Tensor | None = None  # what was found when it might not have been all
         while True:
             window = self.settle()
             bar.n = min(self.settled, self.wanted)
             bar.refresh()
             if self.count == self.size:
                 return self.result(window is None)
+            is_closed = window is None and self.is_invariant()
             if window is None and self.count > self.wanted:
                 found = self.values[: self.wanted]
-                if not self.is_invariant() or (trusted is not None and self.agree(found, trusted)):
+                # Pairs of a good start have converged before random vectors, which know of larger ones, were multiplied twice.
+                is_sure = start is None and not is_closed
+                if is_sure or (trusted is not None and self.agree(found, trusted)):
                     return self.result(True)
                 trusted = found
             if self.products + self.block > (limit or max(400, 20 * self.wanted)):
                 return self.result(False)
-            if window is None:
+            if is_closed or (window is None and start is None):
                 window = gaussian(self.block, self.size, generator=generator, place=self.place)
                 if self.extend(orthonormal(window, against=self.basis)[: self.size - self.count]) <= self.floor:
                     return self.result(True, exhausted=True)
             else:
+                window = self.open_residuals() if window is None else window
                 self.restart()
                 self.extend(orthonormal(window, against=self.basis)[: self.block])
 
@@ -274,6 +280,16 @@ class _Search:
         if index < self.wanted:
             return False
         return value + norm < self.smallest if self.smallest is not None and self.rank is None else norm <= _NEXT * value
+
+    def open_residuals(self) -> Tensor:
+        """Residuals of the first pairs, wanted or not, that A does not map into the basis, `(s, P)`."""
+        found: list[Tensor] = []
+        for first in range(0, self.count, 2 * self.block):
+            rows, norms = self.residual(first, min(first + 2 * self.block, self.count))
+            found.append(rows[norms > self.floor])
+            if sum(map(len, found)) >= self.block:
+                break
+        return torch.cat(found)
 
     def is_invariant(self) -> bool:
         """Whether A maps the whole basis into its span, to rounding: eigenvalues may then hide outside."""

@@ -22,6 +22,7 @@ from probneural.curvature.distributed import sum_over_processes
 from probneural.curvature.problem import CurvatureProblem
 from probneural.curvature.products import fisher_product, gauss_newton_product, hessian_product
 from probneural.curvature.rewriting import simplify
+from probneural.threads import AUTOGRAD_STATE
 
 _MEMORY = 2**29
 """Bytes of constants to remember, 512 MiB. A 1-D operator of width 32 needs about 50 MB per minibatch of 32 functions."""
@@ -61,7 +62,9 @@ class LinearProgram:
         """
         table: dict[Any, Callable[..., Any]] = get_decompositions([getattr(torch.ops.aten, name) for name in _DECOMPOSED])
         pure = functionalize(function, remove="mutations")
-        traced = make_fx(pure, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*fixed, vector)
+        tracer = make_fx(pure, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)
+        with AUTOGRAD_STATE:
+            traced = tracer(*fixed, vector)
         simplify(traced)
         return cls(*_split(traced))
 

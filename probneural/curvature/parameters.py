@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probneural.checks import check_instance, check_sequence
 from probneural.errors import ArgumentError, ShapeError
 
 
@@ -30,6 +31,15 @@ class ParameterVector:
     shapes: tuple[torch.Size, ...]
     is_complex: tuple[bool, ...]
 
+    def __post_init__(self) -> None:
+        """Check that there is one shape and one flag per name."""
+        if not len(self.names) == len(self.shapes) == len(self.is_complex):
+            raise ArgumentError(
+                expected="one shape and one flag per name",
+                got=f"{len(self.names)} names, {len(self.shapes)} shapes, {len(self.is_complex)} flags",
+                remedy="ParameterVector.of(module) lays out a module's parameters",
+            )
+
     @classmethod
     def of(cls, module: nn.Module, chosen: Sequence[str] | None = None) -> ParameterVector:
         """Lay out a module's parameters, or those chosen.
@@ -45,10 +55,12 @@ class ParameterVector:
         if chosen is None:
             kept = list(named)
         else:
+            chosen = check_sequence(chosen, "parameters", remedy="give a list of names")
             for name in chosen:
+                check_instance(name, str, "one of the parameters", remedy="give names", error=ArgumentError)
                 if not any(known == name or known.startswith(f"{name}.") for known in named):
                     raise ArgumentError(
-                        expected=f"names among {', '.join(named)}", got=repr(name), remedy="see operator.named_parameters()"
+                        expected=f"parameters among {', '.join(named)}", got=repr(name), remedy="see named_parameters()"
                     )
             kept = [known for known in named if any(known == name or known.startswith(f"{name}.") for name in chosen)]
         if not kept:
@@ -58,6 +70,15 @@ class ParameterVector:
             torch.view_as_real(named[name]).shape if flag else named[name].shape for name, flag in zip(kept, flags, strict=True)
         )
         return cls(names=tuple(kept), shapes=shapes, is_complex=flags)
+
+    def check(self, module: nn.Module) -> None:
+        """Raise an ArgumentError unless this is how these parameters of a module are laid out."""
+        if not self.names or ParameterVector.of(module, self.names) != self:
+            raise ArgumentError(
+                expected="a layout of the module's parameters in their order",
+                got=f"{', '.join(self.names[:5])} of shapes {[tuple(shape) for shape in self.shapes[:5]]}",
+                remedy="ParameterVector.of(module, names) lays them out",
+            )
 
     @property
     def size(self) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probneural.checks import assign, check_integer
 from probneural.curvature.distributed import check_group
 from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.likelihood import QuadratureGaussian
@@ -71,10 +72,8 @@ class CurvatureProblem:
                 expected="an operator in evaluation mode", got="one in training mode", remedy="call operator.eval() first"
             )
         for name, size in (("batch", self.batch), ("chunk", self.chunk)):
-            if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-                raise ArgumentError(
-                    expected=f"a positive integer as {name}", got=repr(size), remedy="count functions or vectors"
-                )
+            if size is not None:
+                assign(self, **{name: check_integer(size, name)})
         own = dict(self.operator.named_parameters())
         missing = [name for name in self.layout.names if name not in own]
         if missing:

@@ -15,7 +15,9 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import grad, jvp, vjp, vmap
+from torch.func import grad, vjp, vmap
+
+from probneural.threads import jvp
 
 Function = Callable[[Tensor], Tensor]
 

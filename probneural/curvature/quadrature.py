@@ -10,9 +10,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_counts
 from probneural.curvature.lanczos import Eigenpairs
-from probneural.curvature.symmetric_maps import Map, apply, check_positive, gaussian
+from probneural.curvature.symmetric_maps import Map, apply, gaussian
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.randomness import stream
 
 _INDEFINITE = 1e-3
 """Share of the largest node that a node may lie below zero and still count as rounding."""
@@ -128,7 +130,7 @@ def spectral_density(
         >>> tuple(round(number, 6) for number in measure.trace(torch.sqrt))
         (8.660254, 0.0)
     """
-    check_positive(size=size, probes=probes, steps=steps)
+    check_counts(size=size, probes=probes, steps=steps)
     place = torch.zeros((), dtype=dtype, device=device)
     known = torch.zeros(0, dtype=torch.float64, device=place.device)
     directions = place.new_zeros(0, size)
@@ -143,7 +145,7 @@ def spectral_density(
     if left == 0:
         empty = known.new_zeros(probes, steps)
         return SpectralMeasure(empty, empty.clone(), known, products=0)
-    first = gaussian(probes, size, generator=torch.Generator().manual_seed(seed), place=place)
+    first = gaussian(probes, size, generator=stream(seed, "spectral density"), place=place)
     first = _off(_off(first, directions), directions)
     runs = [_lanczos(product, piece, directions, steps=steps) for piece in first.split(max(1, _ROOM // (steps * size)))]
     diagonal, beside = torch.cat([run[0] for run in runs]), torch.cat([run[1] for run in runs])

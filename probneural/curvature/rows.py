@@ -16,6 +16,7 @@ from probneural.curvature.parameters import ParameterVector
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.randomness import stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,7 @@ class GaussNewtonRows:
         vector = self.layout.flatten(dict(self.operator.named_parameters()))
         root = self.weights.sqrt().to(vector)
         spread = None if self.spread is None else self.spread.to(vector)
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = stream(self.seed, "gradient rows")
         for index in range(len(self.inputs)):
             single = self.inputs[index]
             pieces = self._every(single, vector, root) if self.probes is None else self._random(single, vector, root, generator)

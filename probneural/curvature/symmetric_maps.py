@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import DataError, ShapeError
 
 Map = Callable[[Tensor], Tensor]
 """A linear map of row vectors, `(s, P)` to `(s, Q)`."""
@@ -101,14 +101,3 @@ def gaussian(count: int, size: int, *, generator: torch.Generator, place: torch.
 def signs(count: int, size: int, *, generator: torch.Generator, place: torch.Tensor) -> Float[Tensor, "s P"]:
     """Draw rows of independent random signs, as `gaussian` does."""
     return (torch.randint(0, 2, (count, size), generator=generator, device="cpu") * 2 - 1).to(place)
-
-
-def check_positive(**counts: int | None) -> None:
-    """Refuse counts that are not positive integers; None passes.
-
-    Raises:
-        ArgumentError: If one is not.
-    """
-    for name, count in counts.items():
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise ArgumentError(expected=f"{name} as a positive integer", got=repr(count), remedy="count from 1")

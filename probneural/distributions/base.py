@@ -10,9 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.errors import ArgumentError, GridError, ShapeError
+from probneural.checks import check_instance, check_integer, check_sequence, check_variances
+from probneural.distributions.roots import square_units
+from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.functionals import Functional
 from probneural.grids import Grid
+from probneural.randomness import stream
 
 
 class FieldDistribution(ABC):
@@ -53,7 +56,8 @@ class FieldDistribution(ABC):
 
         Args:
             sample_shape: Shape of the draws.
-            seed: Makes the draws repeatable; without one they are fresh, and the global generator is left alone.
+            seed: Makes the draws repeatable, a non-negative integer; without one they are fresh, and the global generator is
+                left alone.
             base_samples: The randomness itself, `(*sample_shape, *base_shape)`; excludes `seed`.
 
         Returns:
@@ -95,24 +99,20 @@ class FieldDistribution(ABC):
         return f"{type(self).__name__}({count} x {channels} on {self.grid!r}, base_shape={tuple(self.base_shape)})"
 
 
+def draw_stream(seed: int | None) -> torch.Generator:
+    """Where all draws of one seed begin, whatever they are drawn from; without a seed, somewhere new."""
+    return stream(seed, "draws")
+
+
 def index_grid(size: int) -> Grid:
     """Return the grid on which m numbers live: points 0 to m - 1 with unit weights."""
     numbers = torch.arange(size, dtype=torch.float64, device="cpu")
     return Grid.scattered(numbers[:, None], torch.ones_like(numbers))
 
 
-def check_functional(functional: Functional, grid: Grid) -> None:
-    """Raise a GridError unless the functional lives on the grid."""
-    if functional.grid != grid:
-        raise GridError(
-            expected=f"a functional on the distribution's grid {grid!r}",
-            got=f"one on {functional.grid!r}",
-            remedy="build the functional from the distribution's grid",
-        )
-
-
 def check_values(values: Tensor, shape: tuple[int, ...], name: str) -> None:
-    """Raise a ShapeError unless the tensor has exactly this shape: nothing is broadcast here."""
+    """Raise a ShapeError unless the tensor has exactly this shape, a DataError if it is none: nothing is broadcast here."""
+    check_instance(values, Tensor, name, remedy="give a tensor")
     if tuple(values.shape) != shape:
         raise ShapeError(expected=f"{name} of shape {shape}", got=str(tuple(values.shape)), remedy="shapes are not broadcast")
 
@@ -126,9 +126,9 @@ def noise_variance(noise: float | Tensor, shape: tuple[int, ...], like: Tensor) 
         like: Tensor whose dtype and device to take.
 
     Raises:
-        ArgumentError: If a variance is negative, not finite, or has a shape that fits none of the three.
+        ArgumentError: If a variance is negative, not finite, beyond the dtype, or has a shape that fits none of the three.
     """
-    variance = torch.as_tensor(noise, dtype=like.dtype, device=like.device)
+    variance = check_variances(noise, "noise", like=like)
     if variance.ndim == 1 and variance.shape[0] == shape[1]:
         variance = variance.reshape(1, -1, *(1,) * (len(shape) - 2))
     elif variance.ndim != 0 and tuple(variance.shape) != shape:
@@ -137,10 +137,6 @@ def noise_variance(noise: float | Tensor, shape: tuple[int, ...], like: Tensor) 
             got=f"shape {tuple(variance.shape)}",
             remedy="pass predict.noise, or one number",
         )
-    if not bool((torch.isfinite(variance) & (variance >= 0)).all()):
-        raise ArgumentError(
-            expected="finite noise variances >= 0", got=f"{float(variance.min()):g}", remedy="noise is a variance, not a sd"
-        )
     return variance.expand(shape)
 
 
@@ -148,8 +144,28 @@ def sample_size(sample_shape: torch.Size | Sequence[int]) -> int:
     """Number of draws in a sample shape.
 
     Raises:
-        ArgumentError: If it is a number instead of a shape.
+        ArgumentError: If it is no sequence of numbers >= 0.
     """
-    if isinstance(sample_shape, int):
-        raise ArgumentError(expected="a shape of draws", got=str(sample_shape), remedy=f"write ({sample_shape},)")
-    return math.prod(sample_shape)
+    try:
+        return math.prod(check_integer(count, "draws", least=0) for count in check_sequence(sample_shape, "shape", remedy=""))
+    except ArgumentError as error:
+        raise ArgumentError(
+            expected="a shape of draws, numbers >= 0", got=repr(sample_shape), remedy="write (8,) for eight draws"
+        ) from error
+
+
+def check_held(variance: Float[Tensor, "n c *grid"], deviation: Float[Tensor, "n c *grid"], mean: Tensor) -> None:
+    """Raise a DataError if the standard deviations are not zero, to rounding of the mean, where variances are lost."""
+
+    def largest(values: Tensor) -> Tensor:
+        return values.detach().abs().movedim(1, 0).flatten(1).amax(1)
+
+    lost = square_units(variance) != 1.0
+    real = largest(deviation) > torch.finfo(mean.dtype).eps * largest(mean)
+    if bool((lost & real).any()):
+        limits = torch.finfo(variance.dtype)
+        raise DataError(
+            expected=f"variances that {variance.dtype} holds, from {limits.tiny / limits.eps:.0e} to {limits.max:.0e}",
+            got=f"the square of {float(largest(deviation)[lost & real][0]):.1e}",
+            remedy="read standard_deviation, rescale the data, or work in float64",
+        )

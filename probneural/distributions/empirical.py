@@ -8,14 +8,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.distributions.base import FieldDistribution, check_functional, check_values, index_grid, sample_size
-from probneural.distributions.gaussian import GaussianField, _check_factors
+from probneural.checks import check_floating, real_tensor
+from probneural.contexts import undisturbed
+from probneural.distributions.base import (
+    FieldDistribution,
+    check_held,
+    check_values,
+    draw_stream,
+    index_grid,
+    sample_size,
+)
+from probneural.distributions.gaussian import GaussianField, check_factors
 from probneural.distributions.latents import digest
-from probneural.distributions.roots import DenseRoot
+from probneural.distributions.roots import DenseRoot, square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
-from probneural.functionals import Functional
-from probneural.grids import Grid
+from probneural.functionals import Functional, check_functional
+from probneural.grids import Grid, check_grid
 
 
 class EmpiricalField(FieldDistribution):
@@ -40,14 +49,15 @@ class EmpiricalField(FieldDistribution):
     """
 
     def __init__(self, samples: Float[Tensor, "..."], weights: Float[Tensor, " s"] | None = None, *, grid: Grid) -> None:
+        check_floating(samples, "samples")
+        check_grid(grid)
         if samples.ndim != 3 + len(grid.shape) or tuple(samples.shape[3:]) != grid.shape or samples.shape[0] == 0:
             raise ShapeError(
                 expected=f"samples of shape (s, n, c, *{grid.shape}) with s >= 1",
                 got=str(tuple(samples.shape)),
                 remedy="stack the members in front",
             )
-        if weights is None:
-            weights = torch.ones(samples.shape[0])
+        weights = torch.ones(samples.shape[0], device="cpu") if weights is None else real_tensor(weights, "weights")
         check_values(weights, (samples.shape[0],), "weights")
         mass = weights.to(samples.device, torch.float64)
         if not bool((torch.isfinite(mass) & (mass >= 0)).all() and mass.sum() > 0):
@@ -57,14 +67,36 @@ class EmpiricalField(FieldDistribution):
         self.grid = grid
 
     @property
+    @undisturbed()
     def mean(self) -> Float[Tensor, "n c *grid"]:
         """The weighted mean, `(n, c, *grid.shape)`, in physical units."""
         return torch.tensordot(self.weights.to(self.samples), self.samples, dims=1)
 
     @property
     def variance(self) -> Float[Tensor, "n c *grid"]:
-        """The weighted variance, `(n, c, *grid.shape)`, in physical units squared."""
-        return torch.tensordot(self.weights.to(self.samples), (self.samples - self.mean).square(), dims=1)
+        """The weighted variance, `(n, c, *grid.shape)`, in physical units squared.
+
+        Raises:
+            DataError: If the samples' dtype does not hold it; it holds the standard deviation.
+        """
+        variance = self._variance(self.samples - self.mean)
+        if bool((square_units(variance) != 1.0).any()):
+            check_held(variance, self.standard_deviation, self.mean)
+        return variance
+
+    @property
+    def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
+        """The weighted standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
+        deviation = self.samples - self.mean
+        variance = self._variance(deviation)
+        units = square_units(variance).reshape(-1, *(1,) * len(self.grid.shape))
+        if bool((units == 1.0).all()):
+            return variance.sqrt()
+        return self._variance(deviation / units).sqrt() * units
+
+    @undisturbed()
+    def _variance(self, deviation: Tensor) -> Tensor:
+        return torch.tensordot(self.weights.to(self.samples), deviation.square(), dims=1)
 
     @property
     def base_shape(self) -> torch.Size:
@@ -81,14 +113,14 @@ class EmpiricalField(FieldDistribution):
         """Draw members; see the base class. Base samples are member numbers, integers of shape `sample_shape`."""
         count = sample_size(sample_shape)
         if base_samples is None:
-            generator = torch.Generator()
-            generator.seed() if seed is None else generator.manual_seed(seed)
-            drawn = torch.multinomial(self.weights.detach().cpu(), max(count, 1), replacement=True, generator=generator)
+            weights = self.weights.detach().cpu()
+            drawn = torch.multinomial(weights, max(count, 1), replacement=True, generator=draw_stream(seed))
             base_samples = drawn[:count].reshape(tuple(sample_shape))
         elif seed is not None:
             raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
         check_values(base_samples, tuple(sample_shape), "base samples")
-        if base_samples.is_floating_point() or not bool(((base_samples >= 0) & (base_samples < len(self.weights))).all()):
+        whole = not (base_samples.is_floating_point() or base_samples.is_complex() or base_samples.dtype == torch.bool)
+        if not whole or not bool(((base_samples >= 0) & (base_samples < len(self.weights))).all()):
             raise ArgumentError(
                 expected=f"member numbers from 0 to {len(self.weights) - 1}",
                 got=f"{base_samples.dtype} base samples outside them",
@@ -98,13 +130,12 @@ class EmpiricalField(FieldDistribution):
 
     def apply(self, functional: Functional) -> EmpiricalField:
         """Push every member forward."""
-        check_functional(functional, self.grid)
+        check_functional(functional, grid=self.grid)
         return EmpiricalField(functional(self.samples), self.weights, grid=index_grid(functional.size))
 
     def scale(self, factors: Float[Tensor, " c"]) -> EmpiricalField:
         """Move the members away from, or towards, their mean by a factor per channel."""
-        _check_factors(factors, self.samples.shape[2])
-        per_channel = factors.to(self.samples).reshape(-1, *(1,) * len(self.grid.shape))
+        per_channel = check_factors(factors, self.samples.shape[2]).to(self.samples).reshape(-1, *(1,) * len(self.grid.shape))
         mean = self.mean
         return EmpiricalField(mean + per_channel * (self.samples - mean), self.weights, grid=self.grid)
 

@@ -10,10 +10,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.checks import (
+    check_callable,
+    check_finite,
+    check_flag,
+    check_floating,
+    check_instance,
+    check_integer,
+    check_positive,
+    real_tensor,
+)
+from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
-    check_functional,
+    check_held,
     check_values,
+    draw_stream,
     index_grid,
     noise_variance,
     sample_size,
@@ -22,6 +34,8 @@ from probneural.distributions.latents import Latent
 from probneural.distributions.linear_algebra import (
     LOG_TWO_PI,
     LatentUpdate,
+    Shrink,
+    discrepancy_gain,
     fulfil,
     log_density,
     log_density_of_gram,
@@ -29,11 +43,12 @@ from probneural.distributions.linear_algebra import (
     observe,
 )
 from probneural.distributions.nonlinear import Law, Residual, checked, find_mode
-from probneural.distributions.roots import Root
+from probneural.distributions.root_sums import CorrectedRoot, SideBySideRoot
+from probneural.distributions.roots import DenseRoot, Root, square_units
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
-from probneural.fields import check_finite, select_rows
-from probneural.functionals import Functional
-from probneural.grids import Grid
+from probneural.fields import select_rows
+from probneural.functionals import Functional, check_functional
+from probneural.grids import Grid, check_grid
 
 if TYPE_CHECKING:
     from linear_operator import LinearOperator
@@ -45,16 +60,24 @@ _LARGEST_DENSE = 2**24
 
 
 class GaussianField(FieldDistribution):
-    """u = mean + root xi with xi ~ N(0, I_k): a Gaussian distribution over n functions, coherent among them.
+    """u_i = mean_i + root_i xi + discrepancy_i zeta_i: a Gaussian distribution over n functions.
+
+    The vector xi ~ N(0, I_k) is shared: it is the uncertain operator, and makes the functions coherent. The vectors
+    zeta_i ~ N(0, I_r) are each function's own: what the operator cannot express of that function, whatever its weights. Data
+    on one function inform the others through xi alone.
 
     Args:
         mean: `(n, c, *grid.shape)`, in physical units.
         root: A root of shape `(n, c, p, k)`, in physical units.
         latent: The name of xi, or a latent; its rank is k.
         grid: Where the functions are evaluated, with p points.
+        discrepancy: A root of shape `(n, c, p, r)`, in physical units, or None.
 
     Raises:
-        ShapeError: If mean, root, latent and grid do not fit together.
+        ShapeError: If mean, roots, latent and grid do not fit together.
+
+    Reference:
+        Kennedy and O'Hagan (2001), Bayesian calibration of computer models, section 4.1 (model discrepancy).
 
     Examples:
         >>> from probneural.distributions.roots import DenseRoot
@@ -64,8 +87,19 @@ class GaussianField(FieldDistribution):
         [4.0, 4.0, 4.0, 4.0]
     """
 
-    def __init__(self, mean: Float[Tensor, "..."], root: Root, *, latent: Latent | str, grid: Grid) -> None:
-        named = Latent(id=latent, rank=root.shape[3]) if isinstance(latent, str) else latent
+    def __init__(
+        self,
+        mean: Float[Tensor, "..."],
+        root: Root,
+        *,
+        latent: Latent | str,
+        grid: Grid,
+        discrepancy: Root | None = None,
+    ) -> None:
+        check_floating(mean, "mean")
+        check_instance(root, Root, "root", remedy="wrap the tensor: DenseRoot(matrix)")
+        named = Latent(id=latent, rank=root.shape[3]) if isinstance(latent, str) else check_latent(latent)
+        check_grid(grid)
         inputs, channels, points, rank = root.shape
         if tuple(mean.shape) != (inputs, channels, *grid.shape) or points != grid.size or named.rank != rank:
             raise ShapeError(
@@ -77,6 +111,8 @@ class GaussianField(FieldDistribution):
         self.root = root
         self.latent = named
         self.grid = grid
+        self.discrepancy = discrepancy
+        self._each: Root = root if discrepancy is None else SideBySideRoot(root, discrepancy)
 
     @property
     def mean(self) -> Float[Tensor, "n c *grid"]:
@@ -85,23 +121,41 @@ class GaussianField(FieldDistribution):
 
     @property
     def variance(self) -> Float[Tensor, "n c *grid"]:
-        """The pointwise variance, `(n, c, *grid.shape)`, in physical units squared, never clamped."""
-        return self.root.row_squares().unflatten(-1, self.grid.shape).to(self._mean)
+        """The pointwise variance, `(n, c, *grid.shape)`, in physical units squared, never clamped.
+
+        Raises:
+            DataError: If the mean's dtype does not hold it; it holds the standard deviation.
+        """
+        with undisturbed():
+            variance = self._each.row_squares().unflatten(-1, self.grid.shape).to(self._mean)
+        if bool((square_units(variance) != 1.0).any()):
+            check_held(variance, self.standard_deviation, self._mean)
+        return variance
+
+    @property
+    def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
+        """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
+        with undisturbed():
+            return self._each.row_norms().unflatten(-1, self.grid.shape).to(self._mean)
 
     @property
     def base_shape(self) -> torch.Size:
-        """`(k,)`: one latent vector drives all n functions."""
-        return torch.Size([self.latent.rank])
+        """`(k + n r,)`: the latent vector that drives all n functions, then each function's own."""
+        own = 0 if self.discrepancy is None else len(self) * self.discrepancy.shape[3]
+        return torch.Size([self.latent.rank + own])
 
     @property
     def covariance(self) -> LinearOperator:
         """The covariance of each function, a lazy `LinearOperator` of shape `(n, c * p, c * p)`, channels first."""
         from linear_operator.operators import RootLinearOperator  # costs a second to import, and few need it
 
-        return RootLinearOperator(self.root.dense().flatten(1, 2))
+        return RootLinearOperator(self._each.dense().flatten(1, 2))
 
     def cross_covariance(self, other: GaussianField) -> Float[Tensor, "a b"]:
         """The joint covariance between all values of this field and of another of the same latent.
+
+        It is that of the shared part: discrepancies belong to the functions of one prediction, and those of two predictions
+        count as independent. A field with itself has them.
 
         Returns:
             Dense `(n * c * p, n' * c' * p')`, in physical units squared.
@@ -109,6 +163,7 @@ class GaussianField(FieldDistribution):
         Raises:
             LatentError: If the latents differ: their dependence is unknown, and assuming independence would be wrong.
         """
+        check_instance(other, GaussianField, "other", remedy="it is what a Gaussian head predicts")
         if (other.latent.id, other.latent.rank) != (self.latent.id, self.latent.rank):
             raise LatentError(
                 expected=f"a field driven by {self.latent!r}",
@@ -116,8 +171,13 @@ class GaussianField(FieldDistribution):
                 remedy="predict both with one predictor, or bring one under the other's latent with .under(...)",
             )
         left, right = self.root.dense().flatten(0, 2), other.root.dense().flatten(0, 2)
-        return left @ right.mT.to(left)
+        covariance = left @ right.mT.to(left)
+        if other is self and self.discrepancy is not None:
+            own = self.discrepancy.dense().flatten(1, 2)
+            covariance = covariance + torch.block_diag(*(own @ own.mT)).to(covariance)
+        return covariance
 
+    @undisturbed()
     def rsample(
         self,
         sample_shape: torch.Size | Sequence[int] = (),
@@ -125,32 +185,46 @@ class GaussianField(FieldDistribution):
         seed: int | None = None,
         base_samples: Tensor | None = None,
     ) -> Float[Tensor, "*s n c *grid"]:
-        """Draw coherent functions; see the base class. Base samples are standard normal, `(*sample_shape, k)`."""
+        """Draw functions; see the base class. Base samples are standard normal, `(*sample_shape, *base_shape)`."""
         count = sample_size(sample_shape)
-        shape = (*sample_shape, self.latent.rank)
+        shape = (*sample_shape, *self.base_shape)
         if base_samples is None:
-            generator = torch.Generator()
-            generator.seed() if seed is None else generator.manual_seed(seed)
-            base_samples = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+            base_samples = torch.randn(shape, generator=draw_stream(seed), dtype=torch.float64, device="cpu")
         elif seed is not None:
             raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
+        base_samples = real_tensor(base_samples, "base samples")
         check_values(base_samples, shape, "base samples")
-        latents = base_samples.to(self.root.device).reshape(count, self.latent.rank)
-        deviations = self.root.product(latents).unflatten(-1, self.grid.shape)
+        check_finite(base_samples, "base samples")
+        latents = base_samples.to(self.root.device).reshape(count, *self.base_shape)
+        deviations = self.root.product(latents[:, : self.latent.rank])
+        if self.discrepancy is not None and len(self):
+            own = latents[:, self.latent.rank :].unflatten(1, (len(self), -1))
+            parts = [self.discrepancy.select(slice(row, row + 1)).product(own[:, row]) for row in range(len(self))]
+            deviations = deviations + torch.cat(parts, dim=1).to(deviations)
         return self._mean + deviations.reshape(*sample_shape, *self._mean.shape).to(self._mean)
 
     def apply(self, functional: Functional) -> GaussianField:
         """Push forward exactly: mean and root of `functional(u)`, driven by the same latent."""
-        check_functional(functional, self.grid)
+        check_functional(functional, grid=self.grid)
         return GaussianField(
-            functional(self._mean), self.root.push(functional), latent=self.latent, grid=index_grid(functional.size)
+            functional(self._mean),
+            self.root.push(functional),
+            latent=self.latent,
+            grid=index_grid(functional.size),
+            discrepancy=None if self.discrepancy is None else self.discrepancy.push(functional),
         )
 
     def scale(self, factors: Float[Tensor, " c"]) -> GaussianField:
-        """Multiply the root by a factor per channel; the result has a latent of its own."""
-        _check_factors(factors, self.root.shape[1])
+        """Multiply the deviation by a factor per channel; the result has a latent of its own."""
+        factors = check_factors(factors, self.root.shape[1])
         name = "scaled:" + ",".join(f"{float(factor):.12g}" for factor in factors)
-        return GaussianField(self._mean, self.root.scale(factors), latent=self.latent.renamed(name), grid=self.grid)
+        return GaussianField(
+            self._mean,
+            self.root.scale(factors),
+            latent=self.latent.renamed(name),
+            grid=self.grid,
+            discrepancy=None if self.discrepancy is None else self.discrepancy.scale(factors),
+        )
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> GaussianField:
         """Give every function its own exact linear law: u -> u + K (values - A u), with K of each function's own prior.
@@ -160,15 +234,17 @@ class GaussianField(FieldDistribution):
 
         Args:
             functional: A, of size m, on this distribution's grid.
-            values: What A u must be, `(n, c, m)`.
+            values: What A u must be, `(n, c, m)`; lists and arrays will do.
 
         Raises:
             ConstraintError: If the distribution has no freedom left to meet the law.
             DataError: If a value is not finite.
         """
-        root, residual = self._observed(functional, values)
+        root, values, residual = self._observed(functional, values)
         matrix, rounding = root.dense().to(torch.float64).flatten(1, 2), self._rounding(functional, values).flatten(1)
-        return self._moved(fulfil(matrix, residual.flatten(1), rounding=rounding, dtype=self._precision))
+        update = fulfil(matrix, residual.flatten(1), rounding=rounding, dtype=self._precision)
+        moved = self._each.product_each(update.shift).unflatten(-1, self.grid.shape)
+        return self._composed(self._mean + moved.to(self._mean), update.shrink)
 
     def constrain_residual(
         self, residual: Residual, *, noise: float | Tensor = 0.0, iterations: int = 50, tolerance: float = 1e-10
@@ -212,12 +288,8 @@ class GaussianField(FieldDistribution):
             >>> [round(value, 8) for value in moved.mean.flatten().tolist()]
             [2.0, 2.0]
         """
-        if iterations < 1 or not tolerance > 0:
-            raise ArgumentError(
-                expected="at least one iteration and a positive tolerance",
-                got=f"{iterations} and {tolerance}",
-                remedy="leave them out for the defaults",
-            )
+        check_callable(residual, "residual", remedy="give a function of values (n, c, *grid) that returns (n, m)")
+        iterations, tolerance = check_integer(iterations, "iterations"), check_positive(tolerance, "tolerance")
         numbers = checked(residual(self._mean.detach()), len(self)).to(torch.float64)
         variance = noise_variance(noise, tuple(numbers.shape), numbers)
         exact = not bool((variance > 0).any())
@@ -229,17 +301,16 @@ class GaussianField(FieldDistribution):
             )
         law = Law(
             self._mean,
-            self.root,
+            self._each,
             residual,
             noise=None if exact else variance,
-            magnitude=self.root.magnitude().detach(),
+            magnitude=self._each.magnitude().detach(),
             precision=_ROUNDING * torch.finfo(self._precision).eps,
             dtype=self._precision,
         )
         law.check_independence()
         mode = find_mode(law, iterations=iterations, tolerance=tolerance)
-        mean = self._mean + mode.deviation.to(self._mean)
-        return GaussianField(mean, self.root.compose(mode.shrink), latent=self.latent, grid=self.grid)
+        return self._composed(self._mean + mode.deviation.to(self._mean), mode.shrink)
 
     def condition(
         self, functional: Functional, values: Float[Tensor, "n c m"], *, noise: float | Tensor = 0.0
@@ -251,7 +322,7 @@ class GaussianField(FieldDistribution):
 
         Args:
             functional: A, of size m, on this distribution's grid.
-            values: The observations of A u, `(n, c, m)`.
+            values: The observations of A u, `(n, c, m)`; lists and arrays will do.
             noise: Their variance, in the values' units squared: a number, one per channel, or one per value; 0 is exact.
 
         Raises:
@@ -259,17 +330,21 @@ class GaussianField(FieldDistribution):
             ArgumentError: If noise is negative, or zero for some values only.
             DataError: If a value is not finite.
         """
-        root, residual = self._observed(functional, values)
-        matrix, flat = root.dense().to(torch.float64).flatten(0, 2), residual.flatten()
-        variance = noise_variance(noise, tuple(residual.shape), flat).flatten()
-        if bool((variance > 0).all()):
-            update = observe(matrix, flat, variance)
-        elif bool((variance > 0).any()):
+        observed, values, residual = self._observed(functional, values)
+        variance = noise_variance(noise, tuple(residual.shape), residual).flatten(1)
+        exact = not bool((variance > 0).any())
+        if not exact and not bool((variance > 0).all()):
             raise ArgumentError(
                 expected="noise that is positive everywhere, or zero everywhere",
                 got="a mixture",
                 remedy="condition twice: on the exact observations first",
             )
+        rounding = self._rounding(functional, values).flatten(1)
+        if isinstance(observed, SideBySideRoot):
+            return self._condition_with_discrepancy(observed, residual.flatten(1), None if exact else variance, rounding)
+        matrix, flat = observed.dense().to(torch.float64).flatten(0, 2), residual.flatten()
+        if not exact:
+            update = observe(matrix, flat, variance.flatten())
         elif flat.shape[0] > self.latent.rank:
             raise ConstraintError(
                 expected=f"at most {self.latent.rank} exact observations, the rank of the latent",
@@ -277,9 +352,39 @@ class GaussianField(FieldDistribution):
                 remedy="give noise > 0; or, if each function has a law of its own, use constrain",
             )
         else:
-            rounding = self._rounding(functional, values).flatten()
-            update = fulfil(matrix, flat, rounding=rounding, dtype=self._precision)
+            update = fulfil(matrix, flat, rounding=rounding.flatten(), dtype=self._precision)
+        _check_update(update)
         return self.under(self.latent.conditioned(update.shift, update.shrink, chi2=float(update.chi2.detach())))
+
+    def _condition_with_discrepancy(
+        self, observed: SideBySideRoot, residual: Tensor, noise: Tensor | None, rounding: Tensor
+    ) -> GaussianField:
+        """Bayes' rule on xi and every zeta_i.
+
+        With A_i root_i = F_i, A_i discrepancy_i = B_i and N_i = B_i B_i^T + noise, the numbers r_i = F_i xi + N(0, N_i) inform
+        xi, and then each zeta_i = G_i (r_i - F_i xi) + S_i zeta_i' with G_i = B_i^T N_i^-1. So the field moves by G_i too, and
+        what it keeps of xi is root_i - discrepancy_i G_i F_i: draws of the same xi at other functions stay draws of one
+        operator.
+        """
+        shared = observed.left.dense().to(torch.float64).flatten(1, 2)
+        own = observed.right.dense().to(torch.float64).flatten(1, 2)
+        gain, whitened = discrepancy_gain(own, torch.zeros_like(residual) if noise is None else noise)
+        rows = whitened @ torch.cat([shared, residual[..., None]], dim=-1)
+        update = observe(rows[..., :-1].flatten(0, 1), rows[..., -1].flatten(), torch.ones_like(residual).flatten())
+        left = residual - shared @ update.shift
+        each = fulfil(own, left, rounding=rounding, dtype=self._precision) if noise is None else observe(own, left, noise)
+        assert self.discrepancy is not None
+        columns = [self.discrepancy.product_each(gain[:, :, index]) for index in range(gain.shape[2])]
+        kept = update.shrink.product(shared.flatten(0, 1)).view_as(shared)
+        corrected = CorrectedRoot.of(self.root.compose(update.shrink), -torch.stack(columns, -1), kept)
+        moved = self.root.product(update.shift[None])[0] + self.discrepancy.product_each(each.shift)
+        return GaussianField(
+            self._mean + moved.unflatten(-1, self.grid.shape).to(self._mean),
+            corrected,
+            latent=self.latent.conditioned(update.shift, update.shrink, chi2=float(update.chi2.detach())),
+            grid=self.grid,
+            discrepancy=self.discrepancy.compose(each.shrink),
+        )
 
     def under(self, latent: Latent) -> GaussianField:
         """Return this field given what `latent` has learned from data since it parted from this field's own latent.
@@ -287,12 +392,14 @@ class GaussianField(FieldDistribution):
         Raises:
             LatentError: If `latent` was not conditioned from this field's.
         """
-        shift, shrinks = latent.relative_to(self.latent)
+        shift, shrinks = check_latent(latent).relative_to(self.latent)
         if shift is None:
             return self
         moved = self.root.product(shift[None])[0].unflatten(-1, self.grid.shape)
         root = functools.reduce(lambda root, shrink: root.compose(shrink), shrinks, self.root)
-        return GaussianField(self._mean + moved.to(self._mean), root, latent=latent, grid=self.grid)
+        return GaussianField(
+            self._mean + moved.to(self._mean), root, latent=latent, grid=self.grid, discrepancy=self.discrepancy
+        )
 
     def log_prob(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Tensor = 0.0, joint: bool = True
@@ -310,6 +417,7 @@ class GaussianField(FieldDistribution):
         Raises:
             ArgumentError: If the density does not exist because some direction has no variance at all.
         """
+        values, joint = real_tensor(values, "values"), check_flag(joint, "joint")
         check_values(values, tuple(self._mean.shape), "values")
         check_finite(values, "values")
         residual = values.to(self._mean.device, torch.float64) - self._mean.to(torch.float64)
@@ -320,14 +428,16 @@ class GaussianField(FieldDistribution):
             return -0.5 * (residual.square() / total + total.log() + LOG_TWO_PI)
         density = residual.new_empty(len(self))
         for index in range(len(self)):  # one function at a time: c * p * k entries in float64, or a Gram matrix
-            root = self.root.alone(index)
-            density[index] = self._joint_density(root, residual[index].flatten(), variance[index].flatten())
+            root, white = self._each.alone(index).without_white()
+            noisy = variance[index].flatten() + white.flatten().to(variance)
+            density[index] = self._joint_density(root, residual[index].flatten(), noisy)
         return density
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> GaussianField:
         """Select functions; they stay coherent with the others through the latent."""
         rows = select_rows(index, len(self))
-        return GaussianField(self._mean[rows], self.root.select(rows), latent=self.latent, grid=self.grid)
+        own = None if self.discrepancy is None else self.discrepancy.select(rows)
+        return GaussianField(self._mean[rows], self.root.select(rows), latent=self.latent, grid=self.grid, discrepancy=own)
 
     def alone(self, index: int) -> GaussianField:
         """One function by itself, under a latent of its own where that makes its root smaller."""
@@ -335,16 +445,17 @@ class GaussianField(FieldDistribution):
         rank = root.shape[3]
         name = f"{self.latent.id}|alone-{index}"
         latent = self.latent if rank == self.latent.rank else Latent(id=name, rank=rank, is_lasting=self.latent.is_lasting)
-        return GaussianField(self._mean[index : index + 1], root, latent=latent, grid=self.grid)
+        own = None if self.discrepancy is None else self.discrepancy.alone(index)
+        return GaussianField(self._mean[index : index + 1], root, latent=latent, grid=self.grid, discrepancy=own)
 
-    def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor]:
-        """Root and residual of a functional's values, the residual in float64."""
-        check_functional(functional, self.grid)
-        root = self.root.push(functional)
+    def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor, Tensor]:
+        """Root of a functional's values, discrepancy included, these as a tensor, and their residual in float64."""
+        check_functional(functional, grid=self.grid)
+        root, values = self._each.push(functional), real_tensor(values, "values")
         check_values(values, root.shape[:3], "the functional's values")
         check_finite(values, "values of the functional")
         mean = functional(self._mean)
-        return root, values.to(mean.device, torch.float64) - mean.to(torch.float64)
+        return root, values, values.to(mean.device, torch.float64) - mean.to(torch.float64)
 
     @property
     def _precision(self) -> torch.dtype:
@@ -354,12 +465,14 @@ class GaussianField(FieldDistribution):
     def _rounding(self, functional: Functional, values: Tensor) -> Tensor:
         """How far rounding alone may move each of the functional's values and the rows of its root, `(n, c, m)`, float64."""
         with torch.no_grad():
-            largest = self.root.magnitude() + self._mean.flatten(2).abs().amax(-1)
+            largest = self._each.magnitude() + self._mean.flatten(2).abs().amax(-1)
         inherited = largest.to(torch.float64)[..., None] * functional.row_norms().to(largest.device)
         return _ROUNDING * torch.finfo(self._precision).eps * (inherited + values.to(inherited).abs())
 
-    def _joint_density(self, root: Root, residual: Tensor, noise: Tensor) -> Tensor:
+    def _joint_density(self, root: Root | None, residual: Tensor, noise: Tensor) -> Tensor:
         """Log density of one function's values, `(c * p,)`, from its root, or from its Gram matrix if that is much smaller."""
+        if root is None:
+            root = DenseRoot(residual.new_zeros(1, 1, residual.shape[0], 0))
         size, rank = residual.shape[0], root.shape[3]
         if rank > size and size * rank > _LARGEST_DENSE:
             density = log_density_of_gram(root.gram()[0], residual, noise, dtype=self._precision)
@@ -378,18 +491,41 @@ class GaussianField(FieldDistribution):
         _check_density(~density.isnan())
         return density
 
-    def _moved(self, update: LatentUpdate) -> GaussianField:
-        """Apply one latent update per function while keeping the latent's name."""
-        moved = self.root.product_each(update.shift).unflatten(-1, self.grid.shape)
-        return GaussianField(
-            self._mean + moved.to(self._mean), self.root.compose(update.shrink), latent=self.latent, grid=self.grid
+    def _composed(self, mean: Tensor, shrink: Shrink) -> GaussianField:
+        """The field of another mean, after a map of every function's latent vectors that keeps the latent's name."""
+        root = self._each.compose(shrink)
+        shared, own = (root.left, root.right) if isinstance(root, SideBySideRoot) else (root, None)
+        return GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=own)
+
+
+def check_factors(factors: object, channels: int, name: str = "factors") -> Tensor:
+    """Return positive finite factors, one per channel; lists and arrays will do.
+
+    Raises:
+        DataError: If they are no real numbers.
+        ShapeError: If there is another number of them.
+        ArgumentError: If one is not positive and finite.
+    """
+    numbers = real_tensor(factors, name)
+    check_values(numbers, (channels,), name)
+    if not bool((torch.isfinite(numbers) & (numbers > 0)).all()):
+        raise ArgumentError(expected=f"positive finite {name}", got=str(numbers.tolist()), remedy="they scale deviations")
+    return numbers
+
+
+def _check_update(update: LatentUpdate) -> None:
+    """Raise a ConstraintError unless what was learned is finite."""
+    if not bool(torch.isfinite(update.shift).all() and torch.isfinite(update.chi2).all()):
+        raise ConstraintError(
+            expected="observations whose distance from the mean, in standard deviations, float64 holds squared",
+            got="a larger one",
+            remedy="check the observations and their noise, which is a variance",
         )
 
 
-def _check_factors(factors: Tensor, channels: int) -> None:
-    check_values(factors, (channels,), "factors")
-    if not bool((torch.isfinite(factors) & (factors > 0)).all()):
-        raise ArgumentError(expected="positive finite factors", got=str(factors.tolist()), remedy="they scale deviations")
+def check_latent(latent: object) -> Latent:
+    """Return a latent, or raise a LatentError."""
+    return check_instance(latent, Latent, "latent", remedy="take that of a conditioned field: field.latent", error=LatentError)
 
 
 def _check_density(variance: Tensor) -> None:

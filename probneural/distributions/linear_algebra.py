@@ -109,18 +109,19 @@ def observe(
     """Condition xi ~ N(0, I) on residual = root xi + N(0, diag(noise)) with noise > 0.
 
     With R = diag(noise)^(-1/2) root = U S V^T, the posterior has mean V S/(1+S^2) U^T r and the symmetric square root
-    I + V (1/sqrt(1+S^2) - 1) V^T of its covariance.
+    I + V (1/sqrt(1+S^2) - 1) V^T of its covariance. S^2 is never formed: noise may be tiny.
     """
     inverse = noise.rsqrt()
     left, values, right = singular_values(root * inverse[..., None])
     whitened = residual * inverse
     along = (left.mT @ whitened[..., None])[..., 0]
     rest = whitened - (left @ along[..., None])[..., 0]
-    gain = values.square() + 1.0
+    gain = torch.hypot(values, torch.ones_like(values))
+    along = along / gain
     shift = (right.mT @ (values / gain * along)[..., None])[..., 0]
-    chi2 = (along.square() / gain).sum(-1) + rest.square().sum(-1)
+    chi2 = along.square().sum(-1) + rest.square().sum(-1)
     pulls = inverse * (rest + (left @ (along / gain)[..., None])[..., 0])
-    return LatentUpdate(shift, Shrink(right, gain.rsqrt()), chi2 / residual.shape[-1], pulls)
+    return LatentUpdate(shift, Shrink(right, gain.reciprocal()), chi2 / residual.shape[-1], pulls)
 
 
 def fulfil(
@@ -143,7 +144,9 @@ def fulfil(
         ConstraintError: If some combination of the observations has no variance left to meet it: more independent
             observations than the rank, a functional the distribution is already certain of, or a contradiction.
     """
-    size = root.norm(dim=-1)
+    largest = root.detach().abs().amax(-1)
+    unit = torch.where(largest > 0, largest, torch.ones_like(largest))  # squares neither overflow nor vanish
+    size = (root / unit[..., None]).norm(dim=-1) * unit
     free = size > rounding
     scale = torch.where(free, size, torch.ones_like(size))
     rows = torch.where(free[..., None], root / scale[..., None], torch.zeros_like(root))
@@ -169,6 +172,30 @@ def fulfil(
     return LatentUpdate(shift, Shrink(right, (~keep).to(root)), chi2, pulls)
 
 
+def discrepancy_gain(
+    own: Float64[Tensor, "n m r"], noise: Float64[Tensor, "n m"]
+) -> tuple[Float64[Tensor, "n r m"], Float64[Tensor, "n m m"]]:
+    """What numbers y = own zeta + N(0, diag(noise)) say about zeta ~ N(0, I): the gain G = own^T N^-1, and L^-1 with N = L L^T.
+
+    Raises:
+        ConstraintError: If some combination of one function's numbers has no variance of its own, N = own own^T + diag(noise).
+    """
+    covariance = own @ own.mT + torch.diag_embed(noise)
+    size = covariance.diagonal(dim1=-2, dim2=-1)
+    scale = torch.where(size > 0, size, torch.ones_like(size)).rsqrt()
+    triangle, failed = torch.linalg.cholesky_ex(scale[..., :, None] * covariance * scale[..., None, :])
+    smallest = triangle.diagonal(dim1=-2, dim2=-1).amin(-1) if own.shape[1] else torch.ones_like(noise.sum(-1))
+    if bool((failed > 0).any()) or not bool((smallest > RANK_TOLERANCE[torch.float64]).all()):
+        raise ConstraintError(
+            expected="exact observations that leave every function's discrepancy free to meet them",
+            got=f"{own.shape[1]} observations of a function with a discrepancy of rank {own.shape[2]}",
+            remedy="give noise > 0, or drop repeated observations",
+        )
+    identity = torch.eye(own.shape[1], dtype=own.dtype, device=own.device).expand_as(triangle)
+    whitened = torch.linalg.solve_triangular(triangle, identity, upper=False) * scale[..., None, :]
+    return own.mT @ (whitened.mT @ whitened), whitened
+
+
 def log_density(
     root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"], noise: Float64[Tensor, "... m"]
 ) -> Float64[Tensor, "..."]:
@@ -178,9 +205,9 @@ def log_density(
     whitened = residual * inverse
     along = (left.mT @ whitened[..., None])[..., 0]
     rest = whitened - (left @ along[..., None])[..., 0]
-    gain = values.square() + 1.0
-    quadratic = (along.square() / gain).sum(-1) + rest.square().sum(-1)
-    return _normal(quadratic, gain.log().sum(-1) + noise.log().sum(-1), residual)
+    gain = torch.hypot(values, torch.ones_like(values))
+    quadratic = (along / gain).square().sum(-1) + rest.square().sum(-1)
+    return _normal(quadratic, 2.0 * gain.log().sum(-1) + noise.log().sum(-1), residual)
 
 
 def log_density_without_noise(

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
-from torch.func import jvp, vjp, vmap
+from torch.func import vjp, vmap
 
+from probneural.checks import check_floating
 from probneural.distributions.linear_algebra import LatentUpdate, Shrink, fulfil, observe
 from probneural.distributions.roots import Root
 from probneural.errors import ArgumentError, ConstraintError, DataError, ShapeError
@@ -142,9 +143,11 @@ class Law:
             pulled: Tensor = pull(pulls.to(numbers))[0]
             return pulled
 
+        transposed = vjp(gradient, functions)[1]
+
         def product(latents: Tensor) -> Tensor:
             with torch.no_grad():
-                bent = jvp(gradient, (functions,), (self.deviation(latents).to(functions),))[1]
+                bent: Tensor = transposed(self.deviation(latents).to(functions))[0]  # a Hessian: its own transpose
                 return self.root.pull(bent.flatten(2)[:, None])[:, 0].to(latents)
 
         return product
@@ -171,6 +174,7 @@ class Law:
 
 def checked(numbers: Tensor, count: int) -> Tensor:
     """Return the residuals, or raise a ShapeError unless they are m numbers for each function."""
+    check_floating(numbers, "residuals")
     if numbers.ndim != 2 or numbers.shape[0] != count or numbers.shape[1] == 0:
         raise ShapeError(
             expected=f"residuals of shape ({count}, m), m >= 1",

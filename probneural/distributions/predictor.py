@@ -5,14 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from probneural.distributions.base import FieldDistribution
+from probneural.checks import check_finite, check_instance
+from probneural.contexts import undisturbed
+from probneural.distributions.base import FieldDistribution, draw_stream
 from probneural.distributions.empirical import EmpiricalField
-from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_finite
-from probneural.grids import Grid
+from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.roots import Root
+from probneural.errors import GridError, ShapeError, UnsupportedError
+from probneural.fields import Field, check_field
+from probneural.grids import Grid, check_grid
+from probneural.randomness import check_seed, stream
 
 
 class Predictor(ABC):
@@ -25,6 +30,7 @@ class Predictor(ABC):
         domain: The grid of the training inputs; other inputs may have another resolution.
         effective_observations: Independent observations that one observed function amounts to, per channel, `(c,)`,
             dimensionless, whatever the grid; None if the head does not say.
+        calibrated_on: Fingerprints of the pairs that its variances were scaled on, `(m,)`; none for a head's own predictor.
     """
 
     in_channels: int
@@ -32,6 +38,7 @@ class Predictor(ABC):
     noise: Float[Tensor, " c"]
     domain: Grid
     effective_observations: Float[Tensor, " c"] | None = None
+    calibrated_on: Int64[Tensor, " m"] = torch.zeros(0, dtype=torch.int64, device="cpu")
 
     @property
     @abstractmethod
@@ -42,6 +49,14 @@ class Predictor(ABC):
     @abstractmethod
     def device(self) -> torch.device:
         """Device the operator computes on; inputs are moved to it."""
+
+    @property
+    def residual_variance(self) -> Float[Tensor, " c"]:
+        """Variance by which one observed value departs from the operator that all functions share, `(c,)`, on the CPU.
+
+        In physical units squared: the noise, and what a calibrated field holds as each function's own discrepancy.
+        """
+        return self.noise.detach().to("cpu", torch.float64)
 
     @abstractmethod
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
@@ -62,21 +77,22 @@ class Predictor(ABC):
             ShapeError: If the number of channels is not the operator's.
             GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
         """
-        if not isinstance(inputs, Field):
-            raise DataError(
-                expected="a Field of inputs", got=str(type(inputs)), remedy="wrap the tensor: pn.Field(values, grid)"
-            )
+        check_field(inputs, "inputs")
         if inputs.channels != self.in_channels:
             raise ShapeError(
                 expected=f"inputs of {self.in_channels} channels",
                 got=str(inputs.channels),
                 remedy="use the training inputs' layout",
             )
-        if query is not None and not isinstance(query, Grid):
-            raise GridError(expected="a Grid to evaluate on", got=repr(query), remedy="use inputs.grid.resized(shape)")
+        if query is not None:
+            check_grid(query, "query")
         self._check_domain(inputs.grid)
         check_finite(inputs.values, "inputs")
-        return self._predict(Field(inputs.values.to(self.device, self.dtype), inputs.grid), query)
+        with undisturbed():
+            found = self._predict(inputs.to(self.dtype).to(self.device), query)
+        if isinstance(found, FieldDistribution):  # what an own predictor returns instead, its users refuse by name
+            check_finite(found.mean, "predicted means", remedy="inputs may be far outside the training data, or their scale")
+        return found
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set what others rely on once: predictors are frozen."""
@@ -107,18 +123,33 @@ class Predictor(ABC):
         """Evaluate the draw of this name; override where fields of two calls do not share their randomness."""
         field = self(inputs, query)
         if isinstance(field, EmpiricalField):
-            generator = torch.Generator().manual_seed(seed)
-            member = torch.multinomial(field.weights.cpu(), 1, generator=generator)[0]
+            member = torch.multinomial(field.weights.cpu(), 1, generator=draw_stream(seed))[0]
             return field.rsample(base_samples=member)
-        if len(field.base_shape) != 1:
+        if not isinstance(field, GaussianField):
             raise UnsupportedError(
                 expected="a Gaussian or an empirical field", got=type(field).__name__, remedy="draw from its field instead"
             )
-        return field.rsample(seed=seed)
+        drawn = field.mean + _image(field.root, draw_stream(seed)).unflatten(-1, field.grid.shape).to(field.mean)
+        return drawn if field.discrepancy is None else drawn + self._draw_discrepancy(field.discrepancy, field, seed)
+
+    @staticmethod
+    def _draw_discrepancy(root: Root, like: FieldDistribution, seed: int) -> Float[Tensor, "n c *grid"]:
+        """The draw of this name of a discrepancy, with one latent vector for all functions."""
+        return _image(root, stream(seed, "discrepancy draws")).unflatten(-1, like.grid.shape).to(like.mean)
 
     def draw(self, seed: int) -> FunctionDraw:
-        """Return one function draw: an operator in its own right, the same at every input, grid and call."""
+        """Return one function draw: an operator in its own right, the same at every input, grid and call.
+
+        Where fields have a discrepancy, its vector too is one for all functions: each function is drawn from its own
+        distribution, and functions of neighbouring inputs are neighbours.
+        """
         return FunctionDraw(self, seed=seed)
+
+
+def _image(root: Root, generator: torch.Generator) -> Float[Tensor, "n c p"]:
+    """The image of one latent vector, the same for all functions."""
+    latent = torch.randn(1, root.shape[3], generator=generator, dtype=torch.float64, device="cpu")
+    return root.product(latent.to(root.device))[0]
 
 
 class FunctionDraw(nn.Module):
@@ -126,13 +157,16 @@ class FunctionDraw(nn.Module):
 
     Args:
         predictor: Where it is drawn from.
-        seed: Names the draw.
+        seed: Names the draw, a non-negative integer.
+
+    Raises:
+        ArgumentError: If the seed is none.
     """
 
     def __init__(self, predictor: Predictor, *, seed: int) -> None:
         super().__init__()
         self.predictor = predictor
-        self.seed = seed
+        self.seed = check_seed(seed)
 
     def _apply(self, *_: object, **__: object) -> FunctionDraw:
         """Refuse `.to(...)` and its like, which would do nothing: a draw has no parameters of its own."""
@@ -155,6 +189,7 @@ class FunctionDraw(nn.Module):
         Returns:
             `(n, c', *query.shape)`.
         """
+        check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
         domain, shape = self.predictor.domain, tuple(values.shape[2:])
         where = grid if grid is not None else domain if domain.shape == shape else domain.resized(shape)
         return self.predictor._draw(Field(values, where), query, self.seed)

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_floating
 from probneural.distributions.linear_algebra import Shrink
 from probneural.errors import GridError, ShapeError
 from probneural.functionals import Functional
@@ -92,9 +93,25 @@ class Root(ABC):
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root."""
 
+    def without_white(self) -> tuple[Root | None, Float[Tensor, "n c p"]]:
+        """The root without the part whose values are independent of each other, and the variances of that part.
+
+        Densities take the latter as noise. None stands for a root of which nothing else is left.
+        """
+        inputs, channels, points, _ = self.shape
+        return self, torch.zeros(inputs, channels, points, dtype=self.dtype, device=self.device)
+
     def magnitude(self) -> Float[Tensor, "n c"]:
         """How large standard deviations get, per function and channel; an upper bound or an estimate of the size will do."""
-        return self.row_squares().amax(-1).sqrt()
+        return self.row_norms().amax(-1)
+
+    def row_norms(self) -> Float[Tensor, "n c p"]:
+        """Norms of the rows: the marginal standard deviations, of any size, where their squares may vanish or overflow."""
+        squares = self.row_squares()
+        units = square_units(squares)
+        if bool((units == 1.0).all()):
+            return squares.sqrt()
+        return self.scale(units.reciprocal()).row_squares().sqrt() * units[:, None]
 
     def gram(self) -> Float64[Tensor, "n cp cp"]:
         """The covariance of each function's values, channels first, summed in float64 a few latent dimensions at a time."""
@@ -124,6 +141,7 @@ class DenseRoot(Root):
 
     def __post_init__(self) -> None:
         """Check the number of axes."""
+        check_floating(self.matrix, "root")
         if self.matrix.ndim != 4:
             raise ShapeError(
                 expected="a root of shape (n, c, p, k)", got=str(tuple(self.matrix.shape)), remedy="add the missing axes"
@@ -208,6 +226,8 @@ class FeatureRoot(Root):
 
     def __post_init__(self) -> None:
         """Check that features and factor fit together."""
+        check_floating(self.features, "features")
+        check_floating(self.factor, "factor")
         features, factor = tuple(self.features.shape), tuple(self.factor.shape)
         fits = len(features) == 3 and len(factor) == 4 and factor[2] == features[2] and factor[0] in (1, features[0])
         if not fits:
@@ -282,6 +302,21 @@ class FeatureRoot(Root):
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root."""
         return self.features[:, None] @ self.factor.to(self.features)
+
+
+def square_units(squares: Float[Tensor, "n c *points"]) -> Float[Tensor, " c"]:
+    """Return units in which squares of each channel are to be formed, so that their roots can be had whatever their size.
+
+    They are 1 where the dtype holds the squares to its full precision; elsewhere the root of the dtype's smallest number, or
+    the inverse.
+    """
+    limits = torch.finfo(squares.dtype)
+    units = squares.new_ones(squares.shape[1])
+    if not squares.numel():
+        return units
+    largest = squares.detach().movedim(1, 0).flatten(1).amax(1)
+    units = torch.where(largest < limits.tiny / limits.eps, limits.tiny**0.5, units)
+    return torch.where(torch.isinf(largest), limits.tiny**-0.5, units)
 
 
 def _check_shrink(shrink: Shrink, shape: tuple[int, int, int, int]) -> None:

@@ -1,7 +1,8 @@
 """Uncertainty heads: `.fit(operator, data)` turns any operator into a predictor of field distributions."""
 
+from probneural.errors import ConvergenceWarning
 from probneural.heads.anchored import AnchoredEnsemble
-from probneural.heads.bayesian import BayesianLastLayer, ConvergenceWarning
+from probneural.heads.bayesian import BayesianLastLayer
 from probneural.heads.ensembles import DeepEnsemble
 from probneural.heads.kernel import KernelOperator, KernelPaths, KernelPredictor
 from probneural.heads.laplace import Laplace, LaplacePredictor

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import grad, jvp, vjp, vmap
+from torch.func import grad, vjp, vmap
 from tqdm.auto import tqdm
 
+from probneural.checks import assign, check_choice, check_flag, check_integer, check_real
+from probneural.contexts import undisturbed
 from probneural.curvature.problem import CurvatureProblem
 from probneural.errors import ArgumentError, TrainingError, UnsupportedError
 from probneural.fields import FieldPairs
-from probneural.heads.ensembles import check_members, member_seed
+from probneural.heads.ensembles import check_members
 from probneural.heads.front import WeightProblem, prepare
-from probneural.heads.sampled import PREDICTION, WeightSampledPredictor, check_execution
+from probneural.heads.sampled import PREDICTION, WeightSampledPredictor
+from probneural.randomness import stream
+from probneural.threads import jvp
 
 _BATCH_POINTS = 2**16
 """Members times functions times grid points optimised at once."""
@@ -56,7 +60,7 @@ class AnchoredEnsemble:
         effective_observations: m, dimensionless, one number or one per channel; by default from the residuals of the operator
             that is given, which then should be a trained one.
         parameters: Names of parameters or submodules; all by default. Others stay as they are.
-        seed: Names the ensemble, from 0 to 2^20 - 1. Member i is the same one in an ensemble of any size, up to the tolerance.
+        seed: Names the ensemble, a non-negative integer. Member i is the same one, up to the tolerance, in one of any size.
         max_iterations: Gauss-Newton steps, at most.
         tolerance: On each member's gradient relative to that at its anchor, in whitened coordinates; dimensionless.
         execution: How to optimise members: `"auto"` (together if the operator can be followed), `"loop"` or `"vmap"`.
@@ -88,22 +92,20 @@ class AnchoredEnsemble:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_members(self.members, self.seed)
+        members, seed = check_members(self.members, self.seed)
+        assign(self, members=members, seed=seed, progress=check_flag(self.progress, "progress"))
         if self.prior_precision is None or self.noise is None:
             raise ArgumentError(
                 expected="prior_precision and noise, from which members are drawn",
                 got=f"prior_precision={self.prior_precision!r}, noise={self.noise!r}",
                 remedy="Laplace learns both: take its predictor's prior_precision and noise",
             )
-        if self.max_iterations < 1 or not 0 < self.tolerance < 1:
-            raise ArgumentError(
-                expected="max_iterations >= 1 and a tolerance in (0, 1)",
-                got=f"{self.max_iterations} and {self.tolerance}",
-                remedy="leave them at 50 and 1e-6",
-            )
-        check_execution(self.execution, PREDICTION, name="execution")
-        check_execution(self.prediction, PREDICTION, name="prediction")
+        assign(self, max_iterations=check_integer(self.max_iterations, "max_iterations"))
+        check_real(self.tolerance, "tolerance", above=0.0, below=1.0)
+        check_choice(self.execution, PREDICTION, "execution")
+        check_choice(self.prediction, PREDICTION, "prediction")
 
+    @undisturbed()
     @torch.no_grad()
     def fit(self, operator: nn.Module, data: FieldPairs) -> WeightSampledPredictor:
         """Draw and optimise the members.
@@ -161,7 +163,7 @@ class AnchoredEnsemble:
 
     def _can_be_followed(self, draws: _Draws) -> bool:
         """Whether vmap can follow the operator and its derivatives."""
-        anchors, targets = draws.drawn([member_seed(self.seed, 0)])
+        anchors, targets = draws.drawn(self.seed, [0])
         try:
             _Objective(draws, anchors, targets, together=True).product(anchors, anchors)
         except (RuntimeError, TypeError, ValueError) as error:  # what modules that vmap cannot follow raise
@@ -174,7 +176,7 @@ class AnchoredEnsemble:
 
     def _optimised(self, draws: _Draws, numbers: range, together: bool) -> tuple[Tensor, Tensor]:
         """Whitened weights of some members, `(s, P)`, and their relative gradients `(s,)`."""
-        anchors, targets = draws.drawn([member_seed(self.seed, number) for number in numbers])
+        anchors, targets = draws.drawn(self.seed, numbers)
         objective = _Objective(draws, anchors, targets, together=together)
         if not bool(torch.isfinite(objective.value(anchors)).all()):
             raise TrainingError(
@@ -214,21 +216,21 @@ class _Draws:
         """Parameters at white coordinates."""
         return self.centre + self.spread * whitened
 
-    def drawn(self, seeds: Sequence[int]) -> tuple[Float[Tensor, "s P"], Float[Tensor, "s n c p"]]:
-        """White anchors and noisy outputs of the members with these seeds."""
+    def drawn(self, seed: int, numbers: Iterable[int]) -> tuple[Float[Tensor, "s P"], Float[Tensor, "s n c p"]]:
+        """White anchors and noisy outputs of the members with these numbers."""
         place = self.problem.place
         outputs = self.problem.data.outputs.values.flatten(2).to(**place)
         weights = self.problem.weights.to(**place)
         deviation = torch.where(weights > 0, weights.rsqrt(), 0.0)  # what no weight rests on needs no noise
         anchors, targets = [], []
-        for seed in seeds:
-            generator = torch.Generator().manual_seed(seed)
-            numbers = [
+        for number in numbers:
+            generator = stream(seed, "anchored member", number)
+            normal = [
                 torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(**place)
                 for shape in (self.spread.shape, outputs.shape)
             ]
-            anchors.append(torch.where(self.spread > 0, numbers[0], 0.0))
-            targets.append(outputs + deviation * numbers[1])
+            anchors.append(torch.where(self.spread > 0, normal[0], 0.0))
+            targets.append(outputs + deviation * normal[1])
         return torch.stack(anchors), torch.stack(targets)
 
 

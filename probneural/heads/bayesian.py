@@ -14,16 +14,19 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.errors import ArgumentError, UnsupportedError
+from probneural.checks import assign, check_choice, check_flag, check_integer
+from probneural.contexts import undisturbed
+from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError
 from probneural.fields import FieldPairs
 from probneural.heads.chains import chain_report
 from probneural.heads.last_layer import LastLayerLaplace, LastLayerPredictor
 from probneural.heads.last_layer_predictors import (
     SampledLastLayerPredictor,
     VariationalLastLayerPredictor,
-    is_integer,
 )
 from probneural.heads.last_layer_target import Target
+from probneural.randomness import check_seed, seeded, stream
+from probneural.threads import GLOBAL_GENERATORS
 
 METHODS: dict[str, dict[str, Any]] = {
     "nuts": {"samples": 1000, "warmup": 1000, "chains": 4, "coordinates": "principal"},
@@ -43,10 +46,6 @@ _RATES = (0.1, 0.03, 0.01, 0.003, 0.001)
 """Learning rates of variational inference, one after the other."""
 _GAIN = 0.01
 """Nats that a window has to gain for its learning rate to be kept."""
-
-
-class ConvergenceWarning(UserWarning):
-    """A chain or an optimisation has not reached what it was to reach; the predictor's report says by how much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +130,10 @@ class BayesianLastLayer:
 
     def __post_init__(self) -> None:
         """Check the method and its settings."""
-        if self.method not in METHODS:
-            raise UnsupportedError(
-                expected=f"a method among {', '.join(METHODS)}",
-                got=repr(self.method),
-                remedy="or LastLayerLaplace, in closed form",
-            )
+        remedy = "or LastLayerLaplace, in closed form"
+        check_choice(self.method, METHODS, "method", remedy=remedy, error=UnsupportedError)
+        for name in ("infer_hyperparameters", "progress"):
+            assign(self, **{name: check_flag(getattr(self, name), name)})
         for name in ("coordinates", "samples", "warmup", "chains", "steps"):
             value = getattr(self, name)
             if value is not None and name not in METHODS[self.method]:
@@ -144,15 +141,11 @@ class BayesianLastLayer:
                 raise ArgumentError(
                     expected=f"settings that method={self.method!r} reads", got=f"{name}={value!r}", remedy=remedy
                 )
-            least = 4 if name == "samples" else 1  # halves of chains have a variance
-            if name != "coordinates" and value is not None and not (is_integer(value) and value >= least):
-                raise ArgumentError(expected=f"{name} as an integer >= {least}", got=repr(value), remedy="leave it out")
-        if self.coordinates is not None and self.coordinates not in COORDINATES:
-            raise ArgumentError(
-                expected=f"coordinates among {', '.join(COORDINATES)}", got=repr(self.coordinates), remedy="leave them out"
-            )
-        if not is_integer(self.seed) or not 0 <= self.seed < 2**63:
-            raise ArgumentError(expected="a seed from 0 to 2^63 - 1", got=repr(self.seed), remedy="seed=0")
+            if name != "coordinates" and value is not None:  # of samples, halves of chains have a variance
+                assign(self, **{name: check_integer(value, name, least=4 if name == "samples" else 1)})
+        if self.coordinates is not None:
+            check_choice(self.coordinates, COORDINATES, "coordinates")
+        assign(self, seed=check_seed(self.seed))
         if self.infer_hyperparameters and (
             self.method != "nuts" or (self.noise is not None and self.prior_precision is not None)
         ):
@@ -162,6 +155,8 @@ class BayesianLastLayer:
                 remedy="infer_hyperparameters=False",
             )
 
+    @undisturbed()
+    @torch.enable_grad()
     def fit(self, operator: nn.Module, data: FieldPairs) -> SampledLastLayerPredictor | VariationalLastLayerPredictor:
         """Fit the posterior.
 
@@ -186,7 +181,7 @@ class BayesianLastLayer:
             name: default if getattr(self, name) is None else getattr(self, name)
             for name, default in METHODS[self.method].items()
         }
-        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with torch.inference_mode(False), torch.enable_grad(), GLOBAL_GENERATORS:  # Pyro's handlers are global too
             closed = LastLayerLaplace(
                 readout=self.readout,
                 noise=self.noise,
@@ -203,7 +198,7 @@ class BayesianLastLayer:
         if not predict.converged:
             found = ", ".join(f"{name} {value:.4g}" for name, value in predict.report.items())
             remedy = "more warmup and samples" if self.method == "nuts" else "more steps"
-            warnings.warn(f"{self.method} has not converged ({found}): give it {remedy}", ConvergenceWarning, stacklevel=2)
+            warnings.warn(f"{self.method} has not converged ({found}): give it {remedy}", ConvergenceWarning, stacklevel=4)
         return predict
 
     def _sampled(
@@ -241,16 +236,13 @@ class BayesianLastLayer:
             weights, noise, prior = unpacked(x)
             return -target.log_density(weights, noise, prior) - target.log_hyperprior(noise, prior)
 
-        starts = 2.0 * torch.randn(
-            chains, size + channels * sum(inferred), generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64
-        )
+        free = size + channels * sum(inferred)
+        starts = 2.0 * torch.randn(chains, free, generator=stream(self.seed, "chain starts"), dtype=torch.float64)
         starts[:, :size] *= precision.diagonal().rsqrt()
         starts[:, size:] *= 0.25  # half of a logarithm: a factor of 1.6
-        seeds = torch.randint(2**62, (chains,), generator=torch.Generator().manual_seed(self.seed)).tolist()
         draws, divergences = [], 0
         with tqdm(total=chains * (samples + warmup), desc="NUTS", unit="draw", disable=not self.progress, leave=False) as bar:
-            for start, seed in zip(starts, seeds, strict=True):
-                torch.default_generator.manual_seed(seed)  # which Pyro draws from
+            for number, start in enumerate(starts):
                 kernel = pyro.infer.NUTS(potential_fn=potential, full_mass=coordinates == "weights", max_tree_depth=_DEPTH)
                 chain = pyro.infer.MCMC(
                     kernel,
@@ -260,7 +252,8 @@ class BayesianLastLayer:
                     disable_progbar=True,
                     hook_fn=lambda *_: bar.update(),
                 )
-                chain.run()
+                with seeded(self.seed, "chain", number):  # Pyro draws from torch's global generator
+                    chain.run()
                 draws.append(chain.get_samples()["x"].detach())
                 divergences += len(chain.diagnostics()["divergences"]["chain 0"])
         x, noise, prior = unpacked(torch.stack(draws))
@@ -289,8 +282,7 @@ class BayesianLastLayer:
         self, pyro: ModuleType, closed: LastLayerPredictor, target: Target, *, steps: int
     ) -> VariationalLastLayerPredictor:
         """Optimise a Gaussian over weights."""
-        torch.default_generator.manual_seed(self.seed)  # which Pyro draws from
-        with pyro.get_param_store().scope():
+        with seeded(self.seed, "variational"), pyro.get_param_store().scope():  # Pyro draws from torch's global generator
             found = (_mean_field if self.method == "mean_field" else _full_rank)(pyro, target)
             with tqdm(total=steps, desc=self.method, unit="step", disable=not self.progress, leave=False) as bar:
                 history, converged = _optimise(pyro, found, target, steps=steps, tick=bar.update)

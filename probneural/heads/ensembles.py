@@ -12,6 +12,8 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from probneural.checks import assign, check_choice, check_flag, check_integer, check_module
+from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.fields import Field, FieldPairs
@@ -29,9 +31,10 @@ from probneural.heads.members import (
     train_here,
     train_in_processes,
 )
-from probneural.heads.resets import Reset, check_reset
-from probneural.heads.residuals import check_pairs, output_units
-from probneural.heads.sampled import PREDICTION, WeightSampledPredictor, check_execution
+from probneural.heads.resets import Build, Initialisation, Reset
+from probneural.heads.residuals import output_units, training_pairs
+from probneural.heads.sampled import PREDICTION, WeightSampledPredictor
+from probneural.randomness import check_seed, stream_seed
 
 TRAINING = ("auto", "loop", "processes")
 """Ways to train members."""
@@ -64,12 +67,15 @@ class DeepEnsemble:
         train: The recipe.
         reset: Draws the weights of the module it is given anew, in place and from torch's global generator. By default every
             submodule's own `reset_parameters`, which have to reach all trainable parameters; frozen ones keep their values.
+        build: Makes a member: called as `build(seed)`, returns an untrained operator of the one architecture. In place of
+            `reset`, for operators whose modules have no `reset_parameters`: those of other libraries. Members then start
+            from what it returns, units and other buffers included.
         keeps_operator: Whether the operator, already trained, is member 0 as it is, so that only M - 1 are trained. By default
             all are trained from new weights; its units and other buffers are where every member starts from.
-        seed: Names the ensemble, from 0 to 2^20 - 1. Member i is the same one in an ensemble of any size.
-        execution: How to train: `"auto"`, `"loop"`, or `"processes"`, which recipe, reset and operator have to be sent to:
-            defined at the top of a module, and the script's work under `if __name__ == "__main__":`. On CUDA `"auto"` is the
-            loop.
+        seed: Names the ensemble, a non-negative integer. Member i is the same one in an ensemble of any size.
+        execution: How to train: `"auto"`, `"loop"`, or `"processes"`, which recipe, reset, factory and operator have to be
+            sent to: defined at the top of a module, and the script's work under `if __name__ == "__main__":`. On CUDA `"auto"`
+            is the loop.
         workers: Processes; by default one per core.
         prediction: How the predictor evaluates its members: `"auto"`, `"loop"` or `"vmap"`.
         progress: Whether to show one progress bar over the members.
@@ -98,6 +104,7 @@ class DeepEnsemble:
     _: KW_ONLY
     train: Recipe | None = None
     reset: Reset | None = None
+    build: Build | None = None
     keeps_operator: bool = False
     seed: int = 0
     execution: str = "auto"
@@ -107,7 +114,8 @@ class DeepEnsemble:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_members(self.members, self.seed)
+        members, seed = check_members(self.members, self.seed)
+        assign(self, members=members, seed=seed)
         if self.train is None or not callable(self.train):
             raise ArgumentError(
                 expected="train=, a recipe called as train(operator, data, seed=seed) that trains in place",
@@ -116,42 +124,56 @@ class DeepEnsemble:
             )
         if self.reset is not None and not callable(self.reset):
             raise ArgumentError(expected="reset= as a function of a module", got=repr(self.reset), remedy="or leave it out")
+        if self.build is not None and not callable(self.build):
+            raise ArgumentError(
+                expected="build= as a function from a seed to an operator",
+                got=repr(self.build),
+                remedy="write build=lambda seed: FNO(...); torch's generator is seeded around the call",
+            )
+        if self.reset is not None and self.build is not None:
+            raise ArgumentError(expected="reset= or build=", got="both", remedy="build= makes new operators; drop reset=")
         if self.workers is not None:
-            check_integer(self.workers, 1, 2**10, name="workers")
-        check_execution(self.execution, TRAINING, name="execution")
-        check_execution(self.prediction, PREDICTION, name="prediction")
+            assign(self, workers=check_integer(self.workers, "workers", most=2**10))
+        for name in ("keeps_operator", "progress"):
+            assign(self, **{name: check_flag(getattr(self, name), name)})
+        check_choice(self.execution, TRAINING, "execution")
+        check_choice(self.prediction, PREDICTION, "prediction")
 
+    @undisturbed()
     def fit(self, operator: nn.Module, data: FieldPairs) -> WeightSampledPredictor:
         """Train the members.
 
         Args:
-            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed.
+            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed. With `build`
+                it is an example of what that returns, and member 0 if it is kept.
             data: Training pairs.
 
         Returns:
             A predictor of empirical fields, one sample per member.
 
         Raises:
-            ArgumentError: If weights cannot be drawn anew.
+            ArgumentError: If weights cannot be drawn anew, or the operator is no module.
             TrainingError: If a member fails, which is named.
             UnsupportedError: If processes were asked for that cannot be given the recipe, or parameters differ in dtype.
             DataError: If the data are not finite pairs.
             ShapeError: If the operator's outputs do not fit the data's.
         """
-        check_pairs(data)
-        own = _own_copy(operator)
+        own = _own_copy(check_module(operator, "operator"))
         layout = ParameterVector.of(own)
-        pairs = _converted(own, data)
+        given = training_pairs(data, own)
+        inputs, outputs = given.inputs, given.outputs.to(given.inputs.dtype)
+        # Copies, which a recipe may change.
+        pairs = FieldPairs(Field(inputs.values.clone(), inputs.grid), Field(outputs.values.clone(), outputs.grid))
         residuals_of(copy.deepcopy(own).eval(), pairs[:1])  # outputs that do not fit cost no training
         kept = 1 if self.keeps_operator else 0
-        jobs = [(number, member_seed(self.seed, number)) for number in range(kept, self.members)]
+        jobs = [(number, stream_seed(self.seed, "ensemble member", number)) for number in range(kept, self.members)]
         device = pairs.inputs.device
         states: dict[int, State] = {0: state_of(own)} if self.keeps_operator else {}
         if jobs:
-            seeds = (member_seed(self.seed, 0), member_seed(self.seed, 1))
-            check_reset(own, self.reset, seeds=seeds, device=device)
+            initialisation = Initialisation(reset=self.reset, build=self.build)
+            initialisation.check(own, device=device)
             assert self.train is not None
-            task = MemberTask(own, pairs, self.train, self.reset, self.members, device)
+            task = MemberTask(own, pairs, self.train, initialisation, self.members, device)
             states |= self._trained(task, jobs)
         return _predictor(own, layout, [states[number] for number in range(self.members)], pairs, self.prediction)
 
@@ -172,23 +194,9 @@ class DeepEnsemble:
             return states | train_here(task, rest, tick=bar.update)
 
 
-def check_integer(value: object, least: int, most: int, *, name: str) -> None:
-    """Raise an ArgumentError unless a value is an integer in range."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ArgumentError(
-            expected=f"{name} as an integer from {least} to {most}", got=repr(value), remedy=f"choose {name} among them"
-        )
-
-
-def check_members(members: int, seed: int) -> None:
-    """Raise an ArgumentError unless number and seed of an ensemble are integers in range."""
-    check_integer(members, 1, 2**20, name="members")
-    check_integer(seed, 0, 2**20 - 1, name="seed")
-
-
-def member_seed(seed: int, number: int) -> int:
-    """The seed of one member, different for any two members of any two ensembles."""
-    return seed * 2**20 + number
+def check_members(members: object, seed: object) -> tuple[int, int]:
+    """Return number and seed of an ensemble, or raise an ArgumentError unless they are integers in range."""
+    return check_integer(members, "members", most=2**20), check_seed(seed)
 
 
 def _own_copy(operator: nn.Module) -> nn.Module:
@@ -203,17 +211,6 @@ def _own_copy(operator: nn.Module) -> nn.Module:
             remedy="convert it with .to(dtype)",
         )
     return own
-
-
-def _converted(operator: nn.Module, data: FieldPairs) -> FieldPairs:
-    """Pairs of our own, in an operator's real dtype and on its device."""
-    example = next(operator.parameters())
-    dtype = example.real.dtype if example.is_complex() else example.dtype
-
-    def moved(field: Field) -> Field:
-        return Field(field.values.detach().to(example.device, dtype, copy=True), field.grid)
-
-    return FieldPairs(moved(data.inputs), moved(data.outputs))
 
 
 def _predictor(

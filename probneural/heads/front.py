@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from probneural.checks import check_module, check_scale, real_tensor
 from probneural.curvature import ParameterVector
 from probneural.curvature.functions import GaussNewtonProduct, JacobianProduct, TransposedJacobianProduct
 from probneural.curvature.likelihood import QuadratureGaussian
@@ -22,7 +23,14 @@ from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field, FieldPairs, evaluate
 from probneural.grids import Grid
 from probneural.heads.layers import LayeredEvidence
-from probneural.heads.residuals import check_pairs, effective_observations, given_per_channel, output_units
+from probneural.heads.residuals import (
+    effective_observations,
+    given_noise,
+    given_per_channel,
+    given_precision,
+    output_units,
+    training_pairs,
+)
 
 _BATCH_POINTS = 2**16
 """Grid points evaluated at once."""
@@ -225,14 +233,10 @@ def prepare(
         ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.
         DataError: If the data are not finite pairs.
     """
-    check_pairs(data)
+    pairs = training_pairs(data, check_module(operator, "operator"))
     own = copy.deepcopy(operator).eval().requires_grad_(False)
     layout = ParameterVector.of(own, parameters)
     vector = layout.flatten(dict(own.named_parameters()))
-    pairs = FieldPairs(
-        Field(data.inputs.values.detach().to(vector), data.inputs.grid),
-        Field(data.outputs.values.detach().to(vector.device), data.outputs.grid),
-    )
     grid = pairs.outputs.grid
     query = None if grid == pairs.inputs.grid else grid
     residuals = residuals_of(own, pairs)
@@ -240,8 +244,10 @@ def prepare(
     given_counts = given_per_channel(counts, channels, name="effective_observations")
     if given_counts is None:
         given_counts = effective_observations(residuals, grid=grid).cpu()
-    units = output_units(pairs.outputs)[1].square()
-    given = given_per_channel(noise, channels, name="noise")
+    scale = output_units(pairs.outputs)[1]
+    check_scale(scale, "training outputs", dtype=vector.dtype, power=2)  # products weigh squares of them
+    units = scale.square()
+    given = given_noise(noise, channels, dtype=vector.dtype)
     reference = units if given is None else given.to(units)
     precision = given_counts.to(units) / reference
     share = (grid.weights / grid.volume).to(residuals.device)
@@ -296,24 +302,14 @@ def _prior(
         mismatch = set(layout.names) ^ set(given)
         if mismatch:
             raise ArgumentError(
-                expected=f"a prior precision for each of {', '.join(layout.names)}",
+                expected=f"prior_precision for each of {', '.join(layout.names)}",
                 got=f"a mismatch in {mismatch}",
                 remedy="name all",
             )
-        named = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in given.items()}
+        named = {name: real_tensor(value, f"prior_precision of {name}", error=ArgumentError) for name, value in given.items()}
         full = {
             name: named[name].expand(shape) if named[name].ndim == 0 else named[name]
             for name, shape in zip(layout.names, layout.shapes, strict=True)
         }
-        prior = layout.flatten(full).to(torch.float64)
-    else:
-        prior = torch.as_tensor(given, dtype=torch.float64).detach().cpu()
-    if tuple(prior.shape) not in ((), (layout.size,)):
-        raise ShapeError(
-            expected=f"prior_precision as a number or ({layout.size},)",
-            got=str(tuple(prior.shape)),
-            remedy="one per real parameter",
-        )
-    if not bool((prior > 0).all()):
-        raise ArgumentError(expected="prior_precision > 0", got=str(float(prior.min())), remedy="a flat prior is improper")
-    return prior.expand(layout.size)
+        given = layout.flatten(full)
+    return given_precision(given, ((layout.size,),), remedy="one per real parameter").expand(layout.size)

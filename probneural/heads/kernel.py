@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from probneural.checks import assign, check_choice, check_flag, check_integer, check_module, check_real
+from probneural.contexts import undisturbed
 from probneural.distributions import EmpiricalField, GaussianField, Latent, Predictor
 from probneural.distributions.latents import digest
 from probneural.distributions.predictor import FunctionDraw
@@ -23,12 +25,15 @@ from probneural.heads.front import residuals_of
 from probneural.heads.paths import Path
 from probneural.heads.principal import PrincipalComponents, left_out
 from probneural.heads.processes import KERNELS, LEAST_NOISE, Fitted, Process, Search
-from probneural.heads.residuals import check_pairs, check_some
+from probneural.heads.residuals import check_some, output_units, training_pairs
+from probneural.randomness import check_seed, stream
+from probneural.threads import copy_for_call
 
 _TOLERANCES = {"inputs": 1e-8, "outputs": 1e-12}
 """Share of the training variance that is left out by default: noise takes the outputs' part."""
 _LARGEST = {"inputs": 512, "outputs": 256}
 """The most components by default."""
+_PRECISIONS = {"single": torch.float32, "double": torch.float64}
 _FEATURES = 2048
 """Random features of a draw's prior part."""
 
@@ -90,18 +95,14 @@ class KernelOperator:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if self.kernel not in KERNELS:
-            raise ArgumentError(expected=f"one of {', '.join(KERNELS)}", got=repr(self.kernel), remedy="name a kernel")
+        check_choice(self.kernel, KERNELS, "kernel")
+        assign(self, learns_relevances=check_flag(self.learns_relevances, "learns_relevances"))
         for name in ("input_components", "output_components", "groups", "iterations"):
-            value = getattr(self, name)
-            given = value is not None or name in ("groups", "iterations")
-            if given and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ArgumentError(expected=f"{name} >= 1", got=repr(value), remedy="leave it out for the default")
-        is_number = isinstance(self.min_noise, (int, float)) and not isinstance(self.min_noise, bool)
-        if not is_number or not LEAST_NOISE <= self.min_noise <= 1.0:
-            expected = f"{LEAST_NOISE:g} <= min_noise <= 1"
-            raise ArgumentError(expected=expected, got=repr(self.min_noise), remedy="leave it out for the default")
+            if getattr(self, name) is not None or name in ("groups", "iterations"):
+                assign(self, **{name: check_integer(getattr(self, name), name)})
+        assign(self, min_noise=check_real(self.min_noise, "min_noise", least=LEAST_NOISE, most=1.0))
 
+    @undisturbed()
     @torch.no_grad()
     def fit(self, operator: nn.Module | None, data: FieldPairs) -> KernelPredictor:
         """Fit components and hyper-parameters, and condition on the data.
@@ -118,16 +119,14 @@ class KernelOperator:
             DataError: If the data are not finite, fewer than three pairs, or inputs or outputs do not vary.
             ShapeError: If the operator's outputs do not fit the data's.
         """
-        check_pairs(data)
-        if len(data) < 3:
-            raise DataError(expected="at least three pairs", got=str(len(data)), remedy="give more data")
-        own = None if operator is None else copy.deepcopy(operator).eval().requires_grad_(False)
-        example = data.outputs.values if own is None else next(iter(own.parameters()), data.outputs.values)
-        dtype = example.real.dtype if example.is_complex() else example.dtype
-        inputs = Field(data.inputs.values.detach().to(example.device, dtype), data.inputs.grid)
-        outputs = Field(data.outputs.values.detach().to(example.device), data.outputs.grid)
+        own = None if operator is None else copy.deepcopy(check_module(operator, "operator")).eval().requires_grad_(False)
+        pairs = training_pairs(data, own)
+        if len(pairs) < 3:
+            raise DataError(expected="at least three pairs", got=str(len(pairs)), remedy="give more data")
+        output_units(pairs.outputs)  # whose squares the noise is made of
+        inputs, outputs = pairs.inputs, pairs.outputs
         if own is not None:
-            outputs = Field(residuals_of(own, FieldPairs(inputs, outputs)), outputs.grid)
+            outputs = Field(residuals_of(own, pairs), outputs.grid)
         sides = {"inputs": (inputs, self.input_components), "outputs": (outputs, self.output_components)}
         found = {}
         for name, (functions, count) in sides.items():
@@ -217,6 +216,12 @@ class KernelPredictor(Predictor):
         report: Mapping[str, float],
         precision: str,
     ) -> None:
+        if precision not in _PRECISIONS:
+            raise ArgumentError(
+                expected=f"one of {', '.join(_PRECISIONS)} as precision",
+                got=repr(precision),
+                remedy="the operator's, or the data's",
+            )
         self.operator = operator
         self.inputs = inputs
         self.outputs = outputs
@@ -234,7 +239,7 @@ class KernelPredictor(Predictor):
     @property
     def dtype(self) -> torch.dtype:
         """The operator's dtype, or that of the training outputs."""
-        return torch.float32 if self.precision == "single" else torch.float64
+        return _PRECISIONS[self.precision]
 
     @property
     def device(self) -> torch.device:
@@ -277,7 +282,7 @@ class KernelPredictor(Predictor):
         offset = self.outputs.mean_on(where)
         if self.operator is None:
             return offset.expand(len(inputs), *offset.shape)
-        return evaluate(self.operator, inputs, query).to(torch.float64) + offset
+        return evaluate(copy_for_call(self.operator), inputs, query).to(torch.float64) + offset
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)
@@ -310,24 +315,27 @@ class KernelPaths(Predictor):
         seed: Names the draws.
 
     Raises:
-        ArgumentError: If `members` is not a positive integer.
+        ArgumentError: If `members` is not a positive integer, or the seed is none.
     """
 
     def __init__(self, predictor: KernelPredictor, *, members: int, seed: int) -> None:
-        if not isinstance(members, int) or members < 1:
-            raise ArgumentError(expected="members >= 1", got=repr(members), remedy="some hundred say much about a covariance")
         self.predictor = predictor
-        self.members = members
-        self.seed = seed
+        self.members = check_integer(members, "members")
+        self.seed = check_seed(seed)
         self.in_channels = predictor.in_channels
         self.out_channels = predictor.out_channels
         self.noise = predictor.noise
         self.domain = predictor.domain
-        generator = torch.Generator().manual_seed(seed)
-        self._paths = [
-            [Path.drawn(process, generator=generator, features=_FEATURES) for process in predictor.processes]
-            for _ in range(members)
-        ]
+
+    @cached_property
+    def _paths(self) -> list[list[Path]]:
+        """One function per member and process, drawn when they are first needed."""
+        generator = stream(self.seed, "kernel paths")
+        with torch.inference_mode(False):  # the paths outlive the call
+            return [
+                [Path.drawn(process, generator=generator, features=_FEATURES) for process in self.predictor.processes]
+                for _ in range(self.members)
+            ]
 
     @property
     def dtype(self) -> torch.dtype:

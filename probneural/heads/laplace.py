@@ -9,12 +9,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from probneural.checks import check_choice, check_flag, check_instance, check_integer
+from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import Effort, JacobianRoot
 from probneural.curvature.weight_roots import LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField, Latent, Predictor
 from probneural.distributions.latents import digest
-from probneural.errors import UnsupportedError
+from probneural.errors import ArgumentError, UnsupportedError
 from probneural.fields import Field, FieldPairs, evaluate
 from probneural.grids import Grid
 from probneural.heads.front import WeightProblem, prepare
@@ -23,6 +25,8 @@ from probneural.heads.sampled import WeightSampledPredictor
 from probneural.heads.structures import FITS, Settings
 from probneural.heads.updates import update
 from probneural.heads.weights import Hyperparameters, WeightPosterior
+from probneural.randomness import check_seed, stream
+from probneural.threads import copy_for_call
 
 _MATERIALISED = 2**25
 """Entries of a root that is formed at once rather than kept as products (128 MiB in float32)."""
@@ -40,7 +44,8 @@ class Laplace:
     * `"full"`: nothing; at most 5,000 parameters. The exact reference.
     * `"low_rank"`: only the directions that data determine more than the prior does (or `rank` of them); elsewhere the
       posterior is the prior, which is an upper bound. See `LaplacePredictor.variance_bounds`.
-    * `"kronecker"`: a Kronecker product for every linear layer and every mode of a spectral convolution.
+    * `"kronecker"`: a Kronecker product for every linear layer and every mode of a spectral convolution. Where these
+      have several channels, prior precisions of a real and an imaginary part have to be equal, or one of them infinite.
     * `"diagonal"`: independent parameters.
     * `"iterative"`: nothing again, for any number of parameters: draws solve linear systems over the training data.
 
@@ -90,14 +95,13 @@ class Laplace:
 
     def __post_init__(self) -> None:
         """Check the structure and its settings."""
-        if self.structure not in FITS:
-            raise UnsupportedError(
-                expected=f"a structure among {', '.join(FITS)}",
-                got=repr(self.structure),
-                remedy="or LastLayerLaplace, which is exact and cheap",
-            )
+        check_choice(self.structure, FITS, "structure", remedy="or use LastLayerLaplace", error=UnsupportedError)
+        check_instance(self.effort, Effort, "effort", remedy="give an Effort(...)", error=ArgumentError)
+        check_flag(self.per_layer, "per_layer")
         self._settings().check(self.structure)
+        check_seed(self.seed)
 
+    @undisturbed()
     def fit(self, operator: nn.Module, data: FieldPairs) -> LaplacePredictor:
         """Fit the posterior.
 
@@ -109,7 +113,7 @@ class Laplace:
             A predictor with its own copy of the operator.
 
         Raises:
-            UnsupportedError: If there are too many parameters for the structure.
+            UnsupportedError: If there are too many parameters for the structure, or the prior does not suit it.
             EvidenceError: If the evidence determines no noise or prior.
             ArgumentError: If a setting is out of range, or a name fits no parameter.
             ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.
@@ -165,6 +169,9 @@ class LaplacePredictor(Predictor):
         effort: Effort,
         shift: Float[Tensor, " P"] | None = None,
     ) -> None:
+        layout.check(operator)
+        if structure not in FITS:
+            raise ArgumentError(expected=f"one of {', '.join(FITS)}", got=repr(structure), remedy="name the weights' structure")
         self.operator = operator
         self.layout = layout
         self.weights = weights
@@ -251,6 +258,7 @@ class LaplacePredictor(Predictor):
         rest = (upper - inside).clamp_min(0.0)  # an estimate of the whole may fall short of an exact part of it
         return inside + rest / (1.0 + self.report["next_ratio"]), upper
 
+    @undisturbed()
     def update(self, data: FieldPairs) -> LaplacePredictor:
         """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
 
@@ -281,14 +289,19 @@ class LaplacePredictor(Predictor):
             shift=found.shift,
         )
 
+    @undisturbed()
     def sampled(self, members: int, *, seed: int) -> WeightSampledPredictor:
         """Return the predictor that is not linearised: `members` operators with weights drawn from the posterior.
 
         Args:
             members: How many.
             seed: Names the draws.
+
+        Raises:
+            ArgumentError: If `members` is not a positive integer.
         """
-        generator = torch.Generator().manual_seed(seed)
+        members = check_integer(members, "members")
+        generator = stream(seed, "sampled weights")
         latents = torch.randn(members, self.weights.rank, generator=generator, dtype=torch.float64, device="cpu")
         vectors = self._vector + self.weights.product(latents.to(self.device)).to(self._vector)
         if self.shift is not None:
@@ -317,7 +330,7 @@ class LaplacePredictor(Predictor):
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)
         where = inputs.grid if query is None else query
-        mean = evaluate(self.operator, inputs, query)
+        mean = evaluate(copy_for_call(self.operator), inputs, query)
         root = self._root(inputs, query)
         if self.shift is not None:
             mean = mean + root.push_tangents(self.shift.to(mean)[None])[0].unflatten(-1, where.shape)

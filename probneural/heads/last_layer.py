@@ -9,13 +9,23 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from probneural.checks import assign, check_flag, check_module
+from probneural.contexts import undisturbed
 from probneural.distributions import FeatureRoot, GaussianField, Latent, Predictor
 from probneural.distributions.latents import digest
-from probneural.errors import ArgumentError, ShapeError
+from probneural.errors import ShapeError
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
 from probneural.heads.readout import Readout, find_readout
-from probneural.heads.residuals import check_pairs, check_some, effective_observations, given_per_channel, output_units
+from probneural.heads.residuals import (
+    check_some,
+    effective_observations,
+    given_noise,
+    given_per_channel,
+    given_precision,
+    output_units,
+    training_pairs,
+)
 from probneural.heads.weights import weight_posterior
 
 _BATCH_ELEMENTS = 2**23
@@ -58,6 +68,11 @@ class LastLayerLaplace:
     effective_observations: float | Tensor | None = None
     moves_mean: bool = False
 
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        assign(self, moves_mean=check_flag(self.moves_mean, "moves_mean"))
+
+    @undisturbed()
     @torch.no_grad()
     def fit(self, operator: nn.Module, data: FieldPairs) -> LastLayerPredictor:
         """Fit the posterior.
@@ -75,9 +90,7 @@ class LastLayerLaplace:
             ArgumentError: If a setting is out of range or of a wrong shape.
             DataError: If the data are not finite.
         """
-        check_pairs(data)
-        example = next(iter(operator.parameters()), data.inputs.values)
-        pairs = moved_to(data, example)
+        pairs = training_pairs(data, check_module(operator, "operator"))
         where = None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid
         split = find_readout(operator, pairs.inputs[: min(2, len(pairs))], self.readout, query=where)
         gram, moments, residuals = statistics(split, pairs)
@@ -90,10 +103,10 @@ class LastLayerLaplace:
         counts = given_per_channel(self.effective_observations, channels, name="effective_observations")
         if counts is None:
             counts = effective_observations(residuals, grid=data.outputs.grid).cpu()
-        noises = given_per_channel(self.noise, channels, name="noise")
+        noises = given_noise(self.noise, channels, dtype=data.inputs.dtype)
         priors = self._priors(channels, features)
         share = (data.outputs.grid.weights / data.outputs.grid.volume).to(device)
-        energies = (residuals.square().flatten(2) @ share).sum(0) / scale.square()
+        energies = ((residuals.flatten(2) / scale[:, None]).square() @ share).sum(0)
         centre = split.weight.to(device) / scale[:, None]
         if split.has_bias:
             centre[:, -1] -= mean / scale
@@ -136,22 +149,9 @@ class LastLayerLaplace:
     def _priors(self, channels: int, features: int) -> Float64[Tensor, "c f"] | None:
         if self.prior_precision is None:
             return None
-        prior = torch.as_tensor(self.prior_precision, dtype=torch.float64).detach().cpu()
-        if tuple(prior.shape) not in ((), (features,), (channels, features)):
-            raise ShapeError(
-                expected=f"prior_precision as a number, ({features},) or ({channels}, {features})",
-                got=str(tuple(prior.shape)),
-                remedy="the bias, if there is one, comes last",
-            )
-        if not bool((prior > 0).all()):
-            raise ArgumentError(expected="prior_precision > 0", got=str(float(prior.min())), remedy="a flat prior is improper")
+        shapes = ((features,), (channels, features))
+        prior = given_precision(self.prior_precision, shapes, remedy="the bias, if there is one, comes last")
         return prior.expand(channels, features)
-
-
-def moved_to(data: FieldPairs, example: Tensor) -> FieldPairs:
-    """Inputs in an operator's real dtype, both sides on its device."""
-    dtype = example.real.dtype if example.is_complex() else example.dtype
-    return FieldPairs(Field(data.inputs.values.to(example.device, dtype), data.inputs.grid), data.outputs.to(example.device))
 
 
 @torch.no_grad()
@@ -248,6 +248,7 @@ class LastLayerPredictor(Predictor):
         rows = self.factor[0].flatten(0, 1)
         return rows @ rows.mT
 
+    @undisturbed()
     @torch.no_grad()
     def update(self, data: FieldPairs) -> LastLayerPredictor:
         """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
@@ -266,8 +267,7 @@ class LastLayerPredictor(Predictor):
             DataError: If the data are not finite pairs.
             ShapeError: If they do not fit the operator.
         """
-        check_pairs(data)
-        pairs = moved_to(data, next(self.operator.parameters()))
+        pairs = training_pairs(data, self.operator)
         gram, moments, residuals = statistics(self.readout, pairs)
         share = (pairs.outputs.grid.weights / pairs.outputs.grid.volume).to(gram.device)
         energies = (residuals.square().flatten(2) @ share).sum(0)

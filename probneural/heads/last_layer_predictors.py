@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Integral
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_integer
 from probneural.distributions import EmpiricalField, FieldDistribution, Predictor
 from probneural.errors import ArgumentError
 from probneural.fields import Field
@@ -21,6 +21,9 @@ LARGEST_R_HAT = 1.01
 """Chains agree up to here (Vehtari et al., 2021, section 4)."""
 LEAST_SIZE_PER_CHAIN = 100
 """Effective samples per chain that diagnostics need to be trusted themselves (ibid.)."""
+
+VARIATIONAL = ("mean_field", "full_rank")
+"""Families of variational posteriors."""
 
 _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""
@@ -106,8 +109,7 @@ class SampledLastLayerPredictor(Predictor):
             ArgumentError: If there are fewer.
         """
         total = len(self.deviations)
-        if not is_integer(draws) or not 1 <= draws <= total:
-            raise ArgumentError(expected=f"1 to {total} draws", got=repr(draws), remedy="fit with more samples")
+        draws = check_integer(draws, "draws", most=total)
         kept = torch.arange(draws) * total // draws
         return SampledLastLayerPredictor(
             readout=self.readout,
@@ -155,6 +157,8 @@ class VariationalLastLayerPredictor(Predictor):
         report: Mapping[str, float],
         converged: bool,
     ) -> None:
+        if method not in VARIATIONAL:
+            raise ArgumentError(expected=f"one of {', '.join(VARIATIONAL)}", got=repr(method), remedy="name the family")
         self.posterior = posterior
         self.method = method
         self.history = history
@@ -182,8 +186,3 @@ class VariationalLastLayerPredictor(Predictor):
 
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         return self.posterior(inputs, query)
-
-
-def is_integer(value: object) -> bool:
-    """Whether a value is an integer, and no truth value."""
-    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from probneural.errors import ArgumentError
 from probneural.fields import FieldPairs
-from probneural.heads.last_layer import LastLayerPredictor, moved_to, statistics
-from probneural.heads.residuals import output_units
+from probneural.heads.last_layer import LastLayerPredictor, statistics
+from probneural.heads.residuals import output_units, training_pairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Target:
         Raises:
             ArgumentError: If the prior fixes all weights.
         """
-        pairs = moved_to(data, next(closed.operator.parameters()))
+        pairs = training_pairs(data, closed.operator)
         gram, moments, residuals = (part.cpu() for part in statistics(closed.readout, pairs))
         mean, scale = (part.cpu() for part in output_units(pairs.outputs))
         noise, prior, counts = closed.noise.cpu(), closed.prior_precision.cpu(), closed.effective_observations.cpu()

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from probneural.errors import ProbneuralError, TrainingError, UnsupportedError
 from probneural.fields import FieldPairs
-from probneural.heads.resets import Reset, redraw, seeded
+from probneural.heads.resets import Initialisation
+from probneural.randomness import seeded
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -52,7 +53,7 @@ class MemberTask:
         operator: Is copied, never changed.
         data: Training pairs, in the operator's dtype.
         train: The recipe.
-        reset: Draws weights anew, or None for the modules' own.
+        initialisation: Where a member's weights come from.
         members: How many there are, for messages.
         device: Where to train.
     """
@@ -60,7 +61,7 @@ class MemberTask:
     operator: nn.Module
     data: FieldPairs
     train: Recipe
-    reset: Reset | None
+    initialisation: Initialisation
     members: int
     device: torch.device
 
@@ -70,10 +71,9 @@ class MemberTask:
         Raises:
             TrainingError: If it fails, is left with values that are not finite, or was not trained in place.
         """
-        module = copy.deepcopy(self.operator).to(self.device)
         options = {"show_progress": False} if _shows_progress(self.train) else {}
-        with torch.enable_grad(), seeded(seed, self.device):
-            redraw(module, self.reset)
+        with torch.enable_grad(), seeded(seed, "member training", devices=[self.device]):
+            module = self.initialisation.member(self.operator, seed, self.device)
             start = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
             try:
                 self.train(module, self.data.to(self.device), seed=seed, **options)
@@ -130,8 +130,8 @@ def train_in_processes(task: MemberTask, jobs: Sequence[Job], *, workers: int, t
     """Train members in worker processes of one thread each; they are ended on every way out.
 
     Raises:
-        UnsupportedError: If the recipe, the reset or the operator cannot be sent to a process, or the main module cannot be
-            imported by one.
+        UnsupportedError: If the recipe, the reset, the factory or the operator cannot be sent to a process, or the main module
+            cannot be imported by one.
         TrainingError: If a member fails, or its process dies.
     """
     payload = _packed(task)
@@ -200,7 +200,7 @@ def _packed(task: MemberTask) -> bytes:
 
 def _unsendable(error: Exception) -> UnsupportedError:
     return UnsupportedError(
-        expected="a recipe, a reset and an operator that can be sent to other processes",
+        expected="a recipe, a reset or factory, and an operator that can be sent to other processes",
         got=f"{type(error).__name__}: {error}",
         remedy="define them at the top of a module instead of as a lambda, inside a function or in a notebook; or choose "
         "execution='loop'",

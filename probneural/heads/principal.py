@@ -11,7 +11,6 @@ from torch import Tensor
 from probneural.distributions.linear_algebra import singular_values
 from probneural.fields import Field
 from probneural.grids import Grid, resample
-from probneural.heads.residuals import output_units
 
 _FOLDS = 5
 """Parts into which the training functions are divided to see what the components of the others leave out."""
@@ -53,7 +52,7 @@ class PrincipalComponents:
             The components, those without any variance left out.
         """
         grid, values = functions.grid, functions.values.to(torch.float64)
-        unit = output_units(functions)[1]
+        unit = functions.units()[1]
         centre = values.mean(0)
         rows = _weighted(values - centre, grid, unit)
         _, sizes, right = singular_values(rows)

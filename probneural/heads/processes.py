@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
+
+from probneural.errors import ArgumentError
 
 STATIONARY = ("rbf", "matern12", "matern32", "matern52", "rational_quadratic")
 """Kernels that depend on a distance between inputs."""
@@ -23,6 +25,8 @@ SMOOTHNESS = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
 
 _CHUNK = 2**22
 """Entries of a matrix between queries and training inputs held at once (32 MiB)."""
+_LEAST_SQUARE = 1e-30
+"""Of squared distances under a root, which has no derivative at zero; dimensionless."""
 _JITTER = 1e-13
 """Share of the prior variance that joint posterior covariances are known to, by rounding."""
 LEAST_NOISE = 1e-12
@@ -59,6 +63,11 @@ class Covariance:
     linear: Float64[Tensor, " r"]
     alpha: Float64[Tensor, ""]
 
+    def __post_init__(self) -> None:
+        """Check the kernel's name."""
+        if self.kernel not in KERNELS:
+            raise ArgumentError(expected=f"one of {', '.join(KERNELS)}", got=repr(self.kernel), remedy="name a kernel")
+
     @property
     def stationary(self) -> str | None:
         """The part that depends on a distance."""
@@ -76,7 +85,9 @@ class Covariance:
         if self.has_linear_part:
             total = total + (left * self.linear) @ (right * self.linear).mT
         if self.stationary is not None and total.numel():
-            total = total + _evaluate(self.stationary, left * self.relevance, right * self.relevance, self.alpha)
+            scaled = left * self.relevance
+            squares = _squared_distances(scaled, scaled if right is left else right * self.relevance)
+            total = total + _stationary(self.stationary, squares, self.alpha)
         return total
 
     def diagonal(self, points: Float64[Tensor, "a r"]) -> Float64[Tensor, " a"]:
@@ -85,32 +96,36 @@ class Covariance:
         return squares + (1.0 if self.stationary is not None else 0.0)
 
 
-def _evaluate(name: str, left: Tensor, right: Tensor, alpha: Tensor) -> Tensor:
-    """A stationary kernel of unit length scale, by GPyTorch."""
-    import gpytorch  # costs a quarter of a second, and pulls pyro where that is installed
-
-    parameters = {"raw_alpha": alpha.expm1().log()} if name == "rational_quadratic" else {}
-    with gpytorch.settings.lazily_evaluate_kernels(False):  # the parameters are in force inside the call only
-        found = torch.func.functional_call(_module(name, left.device), parameters, (left, right))
-    dense: Tensor = found.to_dense()
-    return dense
-
-
-@cache
-def _module(name: str, device: torch.device) -> nn.Module:
-    from gpytorch import kernels
-
-    made: Any
+def _stationary(name: str, squares: Tensor, alpha: Tensor) -> Tensor:
+    """A stationary kernel of squared distances in units of the length scale."""
     if name == "rbf":
-        made = kernels.RBFKernel()
-    elif name == "rational_quadratic":
-        made = kernels.RQKernel()
-    else:
-        made = kernels.MaternKernel(nu=SMOOTHNESS[name])
-    with torch.inference_mode(False):
-        made = made.to(device, torch.float64)
-        made.lengthscale = 1.0
-    return made.requires_grad_(False)
+        return (-0.5 * squares).exp()
+    if name == "rational_quadratic":
+        return (-alpha * (squares / (2.0 * alpha)).log1p()).exp()
+    order = SMOOTHNESS[name]
+    distances = (2.0 * order * squares).clamp_min(_LEAST_SQUARE).sqrt()
+    decay = (-distances).exp()
+    if order == 0.5:
+        return decay
+    if order == 1.5:
+        return (1.0 + distances) * decay
+    return (1.0 + distances + distances.square() / 3.0) * decay
+
+
+def _squared_distances(left: Float64[Tensor, "a r"], right: Float64[Tensor, "b r"]) -> Float64[Tensor, "a b"]:
+    """|z - z'|² as one matrix product, |z|² - 2 z z' + |z'|² about the mean; zero from a set of points to itself.
+
+    Distances below some 1e-8 of the points' extent are rounding.
+    """
+    centre = left.detach().mean(0)
+    first = left - centre
+    second = first if right is left else right - centre
+    norms, others = first.square().sum(1, keepdim=True), second.square().sum(1, keepdim=True)
+    columns = torch.cat([-2.0 * first, norms, torch.ones_like(norms)], dim=1)
+    squares = columns @ torch.cat([second, torch.ones_like(others), others], dim=1).mT
+    if right is left:
+        squares.fill_diagonal_(0.0)
+    return squares.clamp_min(0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +145,11 @@ class Process:
     points: Float64[Tensor, "n r"]
     values: Float64[Tensor, "n f"]
     amplitude: Float64[Tensor, " f"]
+
+    def __post_init__(self) -> None:
+        """Check the nugget: with another one no matrix can be factorised."""
+        if not 0.0 <= self.nugget < math.inf:
+            raise ArgumentError(expected="a finite nugget >= 0", got=repr(self.nugget), remedy="it is a variance")
 
     @cached_property
     def factor(self) -> Float64[Tensor, "n n"]:

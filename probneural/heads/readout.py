@@ -11,9 +11,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.errors import ReadoutError
+from probneural.checks import check_instance
+from probneural.errors import ArgumentError, ReadoutError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid, resample
+from probneural.randomness import stream
+from probneural.threads import copy_for_call
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}
 """Relative deviation from an affine map that is still put down to rounding."""
@@ -37,13 +40,22 @@ class Readout:
     has_bias: bool
     weight: Float64[Tensor, "c f"]
 
+    def __post_init__(self) -> None:
+        """Check that there is such a submodule, and the axis."""
+        if not self.name or self.name not in dict(self.operator.named_modules()) or self.channel_axis not in (1, -1):
+            raise ReadoutError(
+                expected="a submodule's name, and 1 or -1 as channel_axis",
+                got=f"{self.name!r}, {self.channel_axis}",
+                remedy="see named_modules()",
+            )
+
     def evaluate(self, inputs: Field, query: Grid | None = None) -> tuple[Float[Tensor, "n c *grid"], Float[Tensor, "n p f"]]:
         """Return the operator's values and its features on the query, the features one row per point."""
         where = inputs.grid if query is None else query
         native = takes_grid(self.operator)
         caught: list[Tensor] = []
-        with _hooked(self.operator, self.name, lambda module, arguments, output: caught.append(arguments[0])):
-            values = evaluate(self.operator, inputs, query)
+        hooked = _hooked(self.operator, self.name, lambda module, arguments, output: caught.append(arguments[0]))
+        values = evaluate(hooked, inputs, query)
         features = caught[-1].movedim(self.channel_axis, 1)
         if not native:
             features = resample(features, inputs.grid, where)
@@ -75,18 +87,17 @@ def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query:
     if not takes_grid(own):
         query = None
     if name is not None:
+        name = check_instance(name, str, "readout", remedy="name a submodule", error=ArgumentError)
         return _verify(own, inputs, name, query)
     if isinstance(getattr(own, "readout", None), nn.Module):
         return _verify(own, inputs, "readout", query)
     order: list[str] = []
-    leaves = [key for key, module in own.named_modules() if key and not list(module.children()) and list(module.parameters())]
-    handles = [own.get_submodule(key).register_forward_hook(lambda *_, key=key: order.append(key)) for key in leaves]
-    try:
-        with torch.no_grad():
-            evaluate(own, inputs, query)
-    finally:
-        for handle in handles:
-            handle.remove()
+    watched = copy_for_call(own)
+    for key, module in watched.named_modules():
+        if key and not list(module.children()) and list(module.parameters()):
+            module.register_forward_hook(lambda *_, key=key: order.append(key))
+    with torch.no_grad():
+        evaluate(watched, inputs, query)
     reasons = []
     for key in dict.fromkeys(reversed(order)):
         try:
@@ -111,8 +122,8 @@ def _verify(operator: nn.Module, inputs: Field, name: str, query: Grid | None) -
             expected=f"a submodule among {', '.join(names)}", got=repr(name), remedy="see named_modules()"
         ) from error
     seen: list[tuple[Any, Any]] = []
-    with _hooked(operator, name, lambda module, arguments, output: seen.append((arguments[0], output))):
-        values = evaluate(operator, inputs, query)
+    hooked = _hooked(operator, name, lambda module, arguments, output: seen.append((arguments[0], output)))
+    values = evaluate(hooked, inputs, query)
     if len(seen) != 1 or not all(isinstance(part, Tensor) and not part.is_complex() for part in seen[0]):
         raise _not_a_readout(name, f"called {len(seen)} times, or not on one real tensor")
     features, output = seen[0]
@@ -152,8 +163,8 @@ def _outer_map(
     """Matrix and offset of what the operator does after its read-out, verified on a rough random output."""
 
     def respond(replacement: Tensor) -> Tensor:
-        with _hooked(operator, name, lambda module, arguments, out: replacement.movedim(1, axis).expand_as(out)):
-            return evaluate(operator, inputs, query).to(torch.float64)
+        hooked = _hooked(operator, name, lambda module, arguments, out: replacement.movedim(1, axis).expand_as(out))
+        return evaluate(hooked, inputs, query).to(torch.float64)
 
     moved = output.movedim(axis, 1)
     channels = moved.shape[1]
@@ -165,7 +176,7 @@ def _outer_map(
         unit[:, channel] = 1.0
         columns.append((respond(unit) - base)[0].flatten(1)[:, 0])
     matrix = torch.stack(columns, dim=1)
-    generator = torch.Generator().manual_seed(0)
+    generator = stream(0, "read-out response")
     rough = torch.randn(moved.shape, generator=generator).to(moved)
     return (matrix, offset) if _agrees(matrix, offset, rough, respond(rough)) else None
 
@@ -192,7 +203,7 @@ def _is_invertible(matrix: Tensor) -> bool:
 def _has_bias(module: nn.Module, features: Tensor, axis: int) -> bool:
     """Whether some parameter moves the layer's response to zero features."""
     probe = copy.deepcopy(module)
-    generator = torch.Generator().manual_seed(0)
+    generator = stream(0, "read-out bias")
     for parameter in probe.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter))
     zeros = torch.zeros_like(features[:1]).movedim(1, axis)
@@ -207,19 +218,8 @@ def _not_a_readout(name: str, reason: str) -> ReadoutError:
     )
 
 
-class _hooked:  # noqa: N801 (a context manager used like a function)
-    """Within the context, a forward hook sits on one submodule of our own copy."""
-
-    def __init__(self, operator: nn.Module, name: str, hook: Callable[[nn.Module, Any, Any], Any]) -> None:
-        self.module = operator.get_submodule(name)
-        self.hook = hook
-
-    def __enter__(self) -> None:
-        def observe(module: nn.Module, arguments: Any, output: Any) -> Tensor | None:
-            result = self.hook(module, arguments, output)
-            return result if isinstance(result, Tensor) else None
-
-        self.handle = self.module.register_forward_hook(observe)
-
-    def __exit__(self, *_: object) -> None:
-        self.handle.remove()
+def _hooked(operator: nn.Module, name: str, hook: Callable[[nn.Module, Any, Any], Tensor | None]) -> nn.Module:
+    """A copy of the operator for one call, with a forward hook on one submodule."""
+    copied = copy_for_call(operator)
+    copied.get_submodule(name).register_forward_hook(hook)
+    return copied

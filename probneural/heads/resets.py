@@ -1,32 +1,23 @@
-"""Drawing the weights of any module anew: completely, repeatably, and without touching global randomness."""
+"""Operators of one architecture with new weights: completely, repeatably, and without touching global randomness."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from probneural.checks import check_module
 from probneural.errors import ArgumentError
+from probneural.randomness import seeded
 
 Reset = Callable[[nn.Module], object]
 """Draws the weights of a module anew, in place."""
-
-
-@contextlib.contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the global generators of the CPU and of a CUDA device, and give their states back afterwards."""
-    devices = {device.index or 0} if device.type == "cuda" else set()
-    if torch.cuda.is_initialized():
-        devices.add(torch.cuda.current_device())
-    with torch.random.fork_rng(devices=sorted(devices)):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach every other device too
-        for index in devices:
-            torch.cuda.default_generators[index].manual_seed(seed)
-        yield
+Build = Callable[[int], nn.Module]
+"""Makes an operator with weights of its own from a seed."""
 
 
 @torch.no_grad()
@@ -47,43 +38,88 @@ def redraw(operator: nn.Module, reset: Reset | None) -> None:
         parameter.copy_(value)
 
 
-def check_reset(operator: nn.Module, reset: Reset | None, *, seeds: tuple[int, int], device: torch.device) -> None:
-    """Check on copies that resetting is complete and draws something.
+@dataclass(frozen=True)
+class Initialisation:
+    """Where a member's weights come from: a factory, a function of the module, or the modules' own `reset_parameters`.
 
-    Raises:
-        ArgumentError: If the modules' own `reset_parameters` leave out a trainable parameter, or if two seeds give equal
-            weights throughout.
+    Attributes:
+        reset: Draws the weights of a copy of the operator, or None.
+        build: Makes a member as a whole, which the operator then is only an example of, or None.
     """
-    if reset is None:
-        _check_complete(operator, seeds[0], device)
-    drawn: list[dict[str, Tensor]] = []
-    for seed in seeds:
-        module = copy.deepcopy(operator)
-        with seeded(seed, device):
-            redraw(module, reset)
-        drawn.append({name: parameter.detach() for name, parameter in module.named_parameters()})
-    if all(torch.equal(value, drawn[1][name]) for name, value in drawn[0].items()):
+
+    reset: Reset | None = None
+    build: Build | None = None
+
+    def member(self, operator: nn.Module, seed: int, device: torch.device) -> nn.Module:
+        """A new, untrained member on a device; draws from the global generators, which the caller seeds.
+
+        Raises:
+            ArgumentError: If the factory makes something else than the operator.
+        """
+        if self.build is None:
+            module = copy.deepcopy(operator).to(device)
+            redraw(module, self.reset)
+            return module
+        built = copy.deepcopy(self.build(seed))  # a factory may hand out one module twice
+        check_module(built, "what build returns")
+        _check_alike(built, operator)
+        return built.to(device)
+
+    def check(self, operator: nn.Module, *, device: torch.device) -> None:
+        """Check that new weights are complete and drawn at random, without changing the operator.
+
+        Raises:
+            ArgumentError: If the modules' own `reset_parameters` leave out a trainable parameter, if the factory makes
+                something else than the operator, or if two seeds give equal weights throughout.
+        """
+        if self.reset is None and self.build is None:
+            _check_complete(operator, device)
+        drawn: list[dict[str, Tensor]] = []
+        for number in range(2):
+            with seeded(number, "reset check", devices=[device]):
+                module = self.member(operator, number, device)
+            drawn.append({name: parameter.detach() for name, parameter in module.named_parameters()})
+        if all(torch.equal(value, drawn[1][name]) for name, value in drawn[0].items()):
+            raise ArgumentError(
+                expected="new weights for each seed, in at least one parameter",
+                got=f"the same weights for two seeds in all of {len(drawn[0])} parameter tensors",
+                remedy="draw from torch's global generator in reset or build (it is seeded around the call), and unfreeze what "
+                "should vary",
+            )
+
+
+def _check_alike(built: nn.Module, operator: nn.Module) -> None:
+    """Raise an ArgumentError unless two modules have parameters and buffers of the same names, shapes and dtypes."""
+
+    def tensors(module: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        return {name: (tuple(value.shape), value.dtype) for name, value in named.items()}
+
+    found, wanted = tensors(built), tensors(operator)
+    differ = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+    if differ:
         raise ArgumentError(
-            expected="a reset that draws at least one parameter at random",
-            got=f"the same weights for two seeds in all of {len(drawn[0])} parameter tensors",
-            remedy="draw from torch's global generator in reset (it is seeded around the call), and unfreeze what should vary",
+            expected=f"build to make operators like the one given, a {type(operator).__name__}",
+            got=f"a {type(built).__name__} with another {differ[0]}: {found.get(differ[0])} for {wanted.get(differ[0])}",
+            remedy="fit what build returns: fit(build(0), data)",
         )
 
 
-def _check_complete(operator: nn.Module, seed: int, device: torch.device) -> None:
+def _check_complete(operator: nn.Module, device: torch.device) -> None:
     """Fill the trainable parameters with NaN: what is still NaN after a reset was left out, whatever it was initialised to."""
     module = copy.deepcopy(operator)
     trainable = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     with torch.no_grad():
         for parameter in trainable.values():
             parameter.fill_(math.nan)
-    with seeded(seed, device):
+    with seeded(0, "reset check", devices=[device]):
         redraw(module, None)
     left = [name for name, parameter in trainable.items() if bool(parameter.isnan().any())]
     if left:
         others = f" and {len(left) - 1} others" if len(left) > 1 else ""
         raise ArgumentError(
-            expected="a reset_parameters method that draws every trainable parameter anew, or reset=",
+            expected="a reset_parameters method that draws every trainable parameter anew, or build= or reset=",
             got=f"{type(operator).__name__} with {left[0]}{others}, which none reaches",
-            remedy="give reset=, a function that draws the weights of the module it is given, or freeze that parameter",
+            remedy="give build=, a function from a seed to a new operator, or reset=, one that draws the weights of the module "
+            "it is given, or freeze that parameter",
         )

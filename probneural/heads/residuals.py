@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float64
-from torch import Tensor
+from torch import Tensor, nn
 
-from probneural.errors import ArgumentError, DataError
-from probneural.fields import Field, FieldPairs, check_finite
+from probneural.checks import cast, check_scale, check_variances, real_tensor
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.fields import Field, FieldPairs, check_pairs
 from probneural.grids import Grid
 
 
@@ -15,16 +18,29 @@ def output_units(outputs: Field) -> tuple[Float64[Tensor, " c"], Float64[Tensor,
     """Mean and standard deviation of the training outputs per channel, by quadrature, in physical units; float64.
 
     A channel that does not vary has scale 1.
+
+    Raises:
+        DataError: If float64 does not hold their squares: heads know variances.
     """
-    share = (outputs.grid.weights / outputs.grid.volume).to(outputs.device)
-    values = outputs.values.detach().to(torch.float64).flatten(2)
-    origin = values[0, :, 0]  # a channel that does not vary is then zero, and the rounding of its mean no spread
-    values = values - origin[:, None]
-    mean = (values @ share).mean(0)
-    scale = ((values - mean[:, None]).square() @ share).mean(0).sqrt()
-    mean = mean + origin
-    flat = scale <= torch.finfo(outputs.dtype).eps * mean.abs()
-    return mean, torch.where(flat, torch.ones_like(scale), scale)
+    mean, scale = outputs.units()
+    check_scale(scale, "training outputs", dtype=torch.float64, power=2)
+    return mean, scale
+
+
+def training_pairs(data: object, operator: nn.Module | None) -> FieldPairs:
+    """Return finite pairs as a head takes them: detached, on an operator's device, inputs in its real dtype.
+
+    Args:
+        data: What the user gave.
+        operator: Whose parameters tell dtype and device, if it has any; by default the outputs do.
+
+    Raises:
+        DataError: If data are no pairs, none, not finite, or beyond the operator's dtype.
+    """
+    pairs = check_pairs(data).detached()
+    example = next(iter(() if operator is None else operator.parameters()), pairs.outputs.values)
+    dtype = example.real.dtype if example.is_complex() else example.dtype
+    return FieldPairs(pairs.inputs.to(dtype).to(example.device), pairs.outputs.to(example.device))
 
 
 def effective_observations(residuals: Float64[Tensor, "n c *grid"], *, grid: Grid) -> Float64[Tensor, " c"]:
@@ -73,22 +89,45 @@ def given_per_channel(value: float | Tensor | None, channels: int, *, name: str)
     """
     if value is None:
         return None
-    numbers = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
-    if numbers.ndim > 1 or numbers.numel() not in (1, channels) or not bool((torch.isfinite(numbers) & (numbers > 0)).all()):
+    numbers = check_variances(value, name, positive=True).detach().cpu()
+    if numbers.ndim > 1 or numbers.numel() not in (1, channels):
         raise ArgumentError(
-            expected=f"{name} > 0, finite: one number or one per channel ({channels},)",
-            got=str(numbers.tolist()),
+            expected=f"{name} as one number or one per channel ({channels},)",
+            got=f"shape {tuple(numbers.shape)}",
             remedy=f"leave {name}=None to have it learned",
         )
     return numbers.reshape(-1).expand(channels)
 
 
-def check_pairs(data: FieldPairs) -> None:
-    """Raise a DataError unless data are finite pairs."""
-    if not isinstance(data, FieldPairs) or len(data) == 0:
-        raise DataError(expected="FieldPairs with at least one pair", got=str(type(data)), remedy="fit(operator, train)")
-    check_finite(data.inputs.values, "training inputs")
-    check_finite(data.outputs.values, "training outputs")
+def given_noise(value: float | Tensor | None, channels: int, *, dtype: torch.dtype) -> Float64[Tensor, " c"] | None:
+    """Expand a noise variance likewise, if the dtype of predictions holds variances of its size.
+
+    Raises:
+        ArgumentError: If it does not, or the value is no variance.
+    """
+    numbers = given_per_channel(value, channels, name="noise")
+    if numbers is not None:
+        cast(numbers, dtype, "noise variances", error=ArgumentError)
+    return numbers
+
+
+def given_precision(value: object, shapes: Sequence[tuple[int, ...]], *, remedy: str) -> Float64[Tensor, "..."]:
+    """Check prior precisions, which may be infinite; on the CPU.
+
+    Raises:
+        ArgumentError: If they are no positive numbers.
+        ShapeError: If they have none of the shapes.
+    """
+    numbers = real_tensor(value, "prior_precision", dtype=torch.float64, error=ArgumentError).detach().cpu()
+    if tuple(numbers.shape) not in ((), *shapes):
+        raise ShapeError(
+            expected=f"prior_precision as a number or of shape {' or '.join(map(str, shapes))}",
+            got=str(tuple(numbers.shape)),
+            remedy=remedy,
+        )
+    if not bool((numbers > 0).all()):
+        raise ArgumentError(expected="prior_precision > 0", got=str(float(numbers.min())), remedy="a flat prior is improper")
+    return numbers
 
 
 def check_some(inputs: Field) -> None:

@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
+from probneural.checks import check_choice
 from probneural.curvature import ParameterVector
-from probneural.curvature.jacobian import _Evaluator
 from probneural.distributions import EmpiricalField, Predictor
-from probneural.errors import ArgumentError, UnsupportedError
-from probneural.fields import Field
+from probneural.errors import UnsupportedError
+from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.residuals import check_some
+from probneural.threads import copy_for_call
 
 PREDICTION = ("auto", "loop", "vmap")
 """Ways to evaluate members."""
@@ -65,7 +66,8 @@ class WeightSampledPredictor(Predictor):
         execution: str = "auto",
         report: Mapping[str, float] | None = None,
     ) -> None:
-        check_execution(execution, PREDICTION, name="execution")
+        check_choice(execution, PREDICTION, "execution")
+        layout.check(operator)
         self.operator = operator
         self.layout = layout
         self.vectors = vectors
@@ -105,9 +107,7 @@ class WeightSampledPredictor(Predictor):
 
     def _evaluate(self, vector: Tensor, buffers: Mapping[str, Tensor], inputs: Field, query: Grid | None) -> Tensor:
         """One member."""
-        replaced = {f"operator.{name}": value for name, value in {**self.layout.unflatten(vector), **buffers}.items()}
-        values: Tensor = functional_call(_Evaluator(self.operator), replaced, (inputs, query))
-        return values
+        return evaluate(copy_for_call(self.operator, {**self.layout.unflatten(vector), **buffers}), inputs, query)
 
     def _rows(self, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
         return self.vectors[rows], {name: values[rows] for name, values in self.buffers.items()}
@@ -172,9 +172,3 @@ class WeightSampledPredictor(Predictor):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter() - start
-
-
-def check_execution(value: object, known: tuple[str, ...], *, name: str) -> None:
-    """Raise an ArgumentError unless a way of execution is known."""
-    if value not in known:
-        raise ArgumentError(expected=f"{name} among {', '.join(known)}", got=repr(value), remedy="or leave it at 'auto'")

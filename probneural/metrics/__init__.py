@@ -9,6 +9,7 @@ from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.energy import energy_score
 from probneural.metrics.likelihood import gaussian_nll, joint_nll, nll
 from probneural.metrics.ranked_probability import crps, gaussian_crps, mixture_crps
+from probneural.metrics.ranking import RankCorrelation, rank_correlation
 from probneural.metrics.reliability import (
     calibration_error,
     chi2,
@@ -30,6 +31,7 @@ from probneural.metrics.spread import (
 
 __all__ = [
     "Comparison",
+    "RankCorrelation",
     "Scores",
     "SpreadSkillCurve",
     "calibration_error",
@@ -48,6 +50,7 @@ __all__ = [
     "nll",
     "pit",
     "pit_histogram",
+    "rank_correlation",
     "relative_l2",
     "rmse",
     "score",

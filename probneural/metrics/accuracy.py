@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_finite, check_squares
 from probneural.distributions.base import check_values
 from probneural.errors import DataError, GridError
-from probneural.fields import Field, check_finite
+from probneural.fields import Field, check_field
 from probneural.metrics.comparison import domain_average
 
 
@@ -23,7 +24,8 @@ def relative_l2(prediction: Field, truth: Field) -> Float64[Tensor, "n c"]:
         `(n, c)`, dimensionless. Average it: channels of different magnitude then count alike.
 
     Raises:
-        DataError: If a true function is zero everywhere, which leaves nothing to be relative to, or a value is not finite.
+        DataError: If a true function is zero everywhere, which leaves nothing to be relative to, a side is no `Field`, or a
+            value is not finite.
         GridError: If the grids differ.
         ShapeError: If the shapes differ.
 
@@ -58,7 +60,7 @@ def rmse(prediction: Field, truth: Field) -> Float64[Tensor, " c"]:
         `(c,)`, in physical units.
 
     Raises:
-        DataError: If a value is not finite.
+        DataError: If a side is no `Field`, or a value is not finite.
         GridError: If the grids differ.
         ShapeError: If the shapes differ.
     """
@@ -68,6 +70,8 @@ def rmse(prediction: Field, truth: Field) -> Float64[Tensor, " c"]:
 
 def _mean_squares(prediction: Field, truth: Field) -> tuple[Tensor, Tensor]:
     """Mean squares over the domain of the error and of the truth, `(n, c)`."""
+    check_field(prediction, "prediction")
+    check_field(truth, "truth")
     if prediction.grid != truth.grid:
         raise GridError(
             expected=f"predictions on the truth's grid {truth.grid!r}",
@@ -77,6 +81,8 @@ def _mean_squares(prediction: Field, truth: Field) -> tuple[Tensor, Tensor]:
     check_values(prediction.values, tuple(truth.values.shape), "predictions")
     check_finite(prediction.values, "predictions")
     check_finite(truth.values, "true values")
+    check_squares(prediction.values, "predictions")
+    check_squares(truth.values, "true values")
     predicted = prediction.values.detach().to(torch.float64)
     values = truth.values.detach().to(predicted)
     return domain_average((predicted - values).square(), truth.grid), domain_average(values.square(), truth.grid)

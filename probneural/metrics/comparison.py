@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_finite, check_instance, check_squares
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.errors import DataError, GridError
-from probneural.fields import Field, check_finite
+from probneural.fields import Field, check_field
 from probneural.grids import Grid
 
 ROUNDING = 8.0
@@ -84,13 +85,14 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
         What the scores take. It is detached: nothing is differentiated through a comparison.
 
     Raises:
-        DataError: If `truth` is not a `Field`, if there are no functions, or if a mean, variance or truth is not finite.
+        DataError: If `u` is no distribution or `truth` no `Field`, if there are no functions, or if a mean, variance or truth
+            is not finite, or beyond what float64 holds squared.
         GridError: If the grids differ.
         ShapeError: If the numbers of functions or channels differ; nothing is broadcast.
         ArgumentError: If the noise is negative, not finite, or of another shape.
     """
-    if not isinstance(truth, Field):
-        raise DataError(expected="a Field of true functions", got=str(type(truth)), remedy="wrap it: pn.Field(values, grid)")
+    check_instance(u, FieldDistribution, "u", remedy="score what a predictor returns")
+    check_field(truth, "truth")
     if truth.grid != u.grid:
         raise GridError(
             expected=f"the truth on the distribution's grid {u.grid!r}",
@@ -105,11 +107,18 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
     values = truth.values.detach().to(mean)
     for tensor, name in ((mean, "predicted means"), (variance, "predicted variances"), (values, "true values")):
         check_finite(tensor, name)
+    for tensor, name in ((mean, "predicted means"), (values, "true values")):
+        check_squares(tensor, name)
     observed = noise_variance(noise, tuple(mean.shape), mean).detach()
     unit = ROUNDING * max(torch.finfo(raw.dtype).eps, torch.finfo(truth.dtype).eps)
     axes = tuple(range(2, mean.ndim))
     rounding = unit * torch.maximum(mean.abs(), values.abs()).amax(axes, keepdim=True)
     return Comparison(distribution=u, mean=mean, truth=values, noise=observed, variance=variance + observed, rounding=rounding)
+
+
+def check_comparison(comparison: object) -> Comparison:
+    """Return a comparison, or raise a DataError."""
+    return check_instance(comparison, Comparison, "comparison", remedy="make one with pn.metrics.compare(u, truth)")
 
 
 def domain_average(values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c"]:

@@ -6,14 +6,13 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_integer
 from probneural.distributions.empirical import EmpiricalField
-from probneural.errors import ArgumentError
 from probneural.metrics.comparison import Comparison
+from probneural.randomness import stream, stream_seed
 
 DRAWS = 128
 """Draws behind a Monte Carlo energy score."""
-_NOISE_STREAM = 2**31 + 2**30
-"""Offset between the seeds of noise and of field draws, within the 32 bits of a seed."""
 
 
 def energy_score(comparison: Comparison, *, draws: int = DRAWS, seed: int = 0) -> Float64[Tensor, "n c"]:
@@ -35,20 +34,19 @@ def energy_score(comparison: Comparison, *, draws: int = DRAWS, seed: int = 0) -
         `(n, c)`, in physical units. An estimate can be negative.
 
     Raises:
-        ArgumentError: If there are fewer than two draws.
+        ArgumentError: If there are fewer than two draws, or the seed is none.
 
     Reference:
         Gneiting and Raftery (2007), Strictly proper scoring rules, equation 21, with β = 1; Gneiting et al. (2008), Assessing
         probabilistic forecasts of multivariate quantities, equation 7. Deviation: the norm is divided by √volume.
     """
-    if draws < 2:
-        raise ArgumentError(expected="at least two draws", got=str(draws), remedy=f"the default is {DRAWS}")
+    draws = check_integer(draws, "draws", least=2)
     u = comparison.distribution
     root = (comparison.grid.weights / comparison.grid.volume).sqrt().to(comparison.truth)
     is_exact = isinstance(u, EmpiricalField) and not bool((comparison.noise > 0).any())
-    noise = None
+    named, noise = stream_seed(seed, "energy score draws"), None
     if bool((comparison.noise > 0).any()):
-        generator = torch.Generator().manual_seed(_NOISE_STREAM + seed)
+        generator = stream(seed, "energy score noise")
         shape = (draws, *comparison.truth.shape[1:])
         noise = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(comparison.truth)
     scores = []
@@ -57,7 +55,7 @@ def energy_score(comparison: Comparison, *, draws: int = DRAWS, seed: int = 0) -
         if is_exact and isinstance(u, EmpiricalField):
             drawn, weights = u.samples[:, index].detach().to(comparison.truth), u.weights.to(comparison.truth)
         else:
-            drawn = u[part].rsample(torch.Size([draws]), seed=seed).detach()[:, 0].to(comparison.truth)
+            drawn = u[part].rsample(torch.Size([draws]), seed=named).detach()[:, 0].to(comparison.truth)
             weights = drawn.new_full((draws,), 1.0 / draws)
         if noise is not None:
             drawn = drawn + comparison.noise[index].sqrt() * noise

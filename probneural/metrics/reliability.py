@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_integer, check_real
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
-from probneural.errors import ArgumentError, UnsupportedError
-from probneural.metrics.comparison import Comparison
+from probneural.errors import UnsupportedError
+from probneural.metrics.comparison import Comparison, check_comparison
+from probneural.randomness import stream, stream_seed
 
-_NOISE_STREAM = 2**31
-"""Offset between the seeds of noise and of field draws; the generator reads 32 bits of a seed, so it must lie within them."""
 DRAWS = 512
 """Draws behind a sup-quantile: its coverage then has a standard error of 0.013 at level 0.9."""
 LEVELS = tuple(step / 20 for step in range(1, 20))
@@ -88,8 +88,7 @@ def pit_histogram(comparison: Comparison, *, bins: int = 20) -> Float64[Tensor, 
         ArgumentError: If there are no bins.
         UnsupportedError: If the distribution is neither Gaussian nor empirical.
     """
-    if bins < 1:
-        raise ArgumentError(expected="at least one bin", got=str(bins), remedy="20 suit a hundred functions")
+    bins = check_integer(bins, "bins")
     values = pit(comparison)
     number = (values * bins).long().clamp(max=bins - 1)
     return bins * torch.stack([comparison.average((number == index).to(values)) for index in range(bins)], dim=-1)
@@ -111,7 +110,7 @@ def coverage(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "
     Raises:
         ArgumentError: If the level is not between 0 and 1.
     """
-    inside = comparison.standardise(comparison.residual).abs() <= central_quantile(level)
+    inside = check_comparison(comparison).standardise(comparison.residual).abs() <= central_quantile(level)
     return comparison.average(inside.to(comparison.truth))
 
 
@@ -166,32 +165,30 @@ def simultaneous_coverage(
         number of points, so with much noise the bands (not their coverage) depend on the resolution.
 
     Raises:
-        ArgumentError: If the level is not between 0 and 1, or there are no draws.
+        ArgumentError: If the level is not between 0 and 1, there are no draws, or the seed is none.
 
     Reference:
         Montiel Olea and Plagborg-Møller (2019), Simultaneous confidence bands, section 2 (the sup-t band).
     """
     central_quantile(level)
-    if draws < 1:
-        raise ArgumentError(expected="at least one draw", got=str(draws), remedy=f"the default is {DRAWS}")
+    draws = check_integer(draws, "draws")
     each = comparison.truth[0].numel()
     batch = min(draws, max(1, _CHUNK_ELEMENTS // each))
     functions = max(1, _CHUNK_ELEMENTS // (batch * each))
     suprema = []
     for number, start in enumerate(range(0, draws, batch)):
         count = min(batch, draws - start)
-        suprema.append(_suprema(comparison, count=count, functions=functions, seed=seed + number))
+        suprema.append(_suprema(comparison, count=count, functions=functions, seed=seed, number=number))
     rank = min(draws, math.ceil((draws + 1) * level - 1e-9))
     quantile = torch.cat(suprema).sort(0).values[rank - 1]
     worst = comparison.standardise(comparison.residual).abs().flatten(1).amax(-1)
     return (worst <= quantile).to(worst)
 
 
-def _suprema(comparison: Comparison, *, count: int, functions: int, seed: int) -> Tensor:
-    """Suprema of standardised draws, `(count, n)`, a few functions at a time."""
+def _suprema(comparison: Comparison, *, count: int, functions: int, seed: int, number: int) -> Tensor:
+    """Suprema of standardised draws, `(count, n)`, of one batch of draws, a few functions at a time."""
     noisy = bool((comparison.noise > 0).any())
-    # A stream of its own: draws of the field read theirs from `seed`, and must not meet their own numbers as noise.
-    generator = torch.Generator().manual_seed(_NOISE_STREAM + seed)
+    named, generator = stream_seed(seed, "sup-quantile draws", number), stream(seed, "sup-quantile noise", number)
     # One noise draw serves all functions: each one's supremum has the right law, and that is all that is used.
     shape = (count, 1, *comparison.truth.shape[1:])
     white = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(comparison.truth) if noisy else None
@@ -199,7 +196,7 @@ def _suprema(comparison: Comparison, *, count: int, functions: int, seed: int) -
     for start in range(0, comparison.truth.shape[0], functions):
         part = slice(start, start + functions)
         field = comparison.distribution.alone(start) if functions == 1 else comparison.distribution[part]
-        drawn = field.rsample(torch.Size([count]), seed=seed).detach()
+        drawn = field.rsample(torch.Size([count]), seed=named).detach()
         deviation = drawn.to(comparison.truth) - comparison.mean[part]
         if white is not None:
             deviation += comparison.noise[part].sqrt() * white
@@ -209,6 +206,5 @@ def _suprema(comparison: Comparison, *, count: int, functions: int, seed: int) -
 
 def central_quantile(level: float) -> float:
     """The z with P(|N(0, 1)| <= z) = level."""
-    if not 0.0 < level < 1.0:
-        raise ArgumentError(expected="a level between 0 and 1", got=str(level), remedy="0.9 asks for 90 % coverage")
+    level = check_real(level, "level", above=0.0, below=1.0)
     return float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64, device="cpu")))

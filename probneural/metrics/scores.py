@@ -8,13 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
+from probneural.checks import check_integer
 from probneural.distributions.base import FieldDistribution
 from probneural.errors import ArgumentError, DataError, UnsupportedError
 from probneural.fields import Field
 from probneural.metrics.accuracy import relative_l2, rmse
-from probneural.metrics.comparison import compare
+from probneural.metrics.comparison import Comparison, compare
+from probneural.metrics.energy import energy_score
 from probneural.metrics.likelihood import joint_nll, nll
 from probneural.metrics.ranked_probability import crps
+from probneural.metrics.ranking import rank_correlation
 from probneural.metrics.reliability import calibration_error, chi2, coverage, interval_width, simultaneous_coverage
 from probneural.metrics.spread import interval_score, n_merci, sharpness, spread_skill
 
@@ -40,6 +43,12 @@ class Scores:
             RMSE is zero or a single member has no spread.
         n_merci: Whether the standard deviation follows the errors: 0 perfectly, 1 as a constant does, dimensionless; None if
             the errors have one size.
+        energy: Energy score of whole functions, in physical units.
+        rank_across: Rank correlation of standard deviation and error between functions, dimensionless; None for fewer than
+            three functions or points.
+        rank_across_attainable: What it would be on average if errors were as stated.
+        rank_within: The same between the points of one function, averaged over functions.
+        rank_within_attainable: What that would be on average if errors were as stated.
         level: Nominal level of the coverages, the width and the interval score.
         functions: Number n of functions scored.
         reasons: For each score that is None, why.
@@ -59,6 +68,11 @@ class Scores:
     sharpness: float
     spread_skill: float | None
     n_merci: float | None
+    energy: float | None
+    rank_across: float | None
+    rank_across_attainable: float | None
+    rank_within: float | None
+    rank_within_attainable: float | None
     level: float
     functions: int
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -85,13 +99,18 @@ class Scores:
             ("sharpness", "sharpness", "field"),
             ("spread_skill", "spread-skill ratio", "1"),
             ("n_merci", "n-MeRCI", "1"),
+            ("energy", "energy score", "field"),
+            ("rank_across", "rank correlation across functions", "1"),
+            ("rank_across_attainable", "  attainable as stated", "1"),
+            ("rank_within", "rank correlation within functions", "1"),
+            ("rank_within_attainable", "  attainable as stated", "1"),
         ]
-        rows = [f"{f'score over {self.functions} functions':<32}{'value':>12}  unit"]
+        rows = [f"{f'score over {self.functions} functions':<34}{'value':>12}  unit"]
         for name, title, unit in lines:
             value = getattr(self, name)
             shown = "-" if value is None else f"{value:.4g}"
             reason = f"  ({self.reasons[name]})" if name in self.reasons else ""
-            rows.append(f"{title:<32}{shown:>12}  {unit}{reason}")
+            rows.append(f"{title:<34}{shown:>12}  {unit}{reason}")
         return "\n".join(rows)
 
 
@@ -110,14 +129,16 @@ def score(
         noise: Variance of the observation noise in `truth`, in physical units squared: a number, or one per channel `(c,)`
             as in `predict.noise`. The predictive variance is `u.variance + noise`.
         level: Nominal level of the coverages and of the interval width, between 0 and 1.
-        whole: How many functions, the first ones, the two scores of whole functions are computed on, the joint NLL and the
-            simultaneous coverage; all by default. Each function costs them work in proportion to points times rank squared.
+        whole: How many functions, the first ones, the scores of whole functions are computed on: joint NLL, simultaneous
+            coverage, energy score and rank correlations; all by default. Each function costs them work in proportion to
+            points times rank squared.
 
     Returns:
         The scores, averaged over channels.
 
     Raises:
-        DataError: If `truth` is not a `Field`, if there are no functions, or if a value is not finite.
+        DataError: If `u` is not a `FieldDistribution` or `truth` not a `Field`, if there are no functions, or if a value is
+            not finite.
         GridError: If the grids differ.
         ShapeError: If the shapes differ; nothing is broadcast.
         ArgumentError: If the noise is negative or of another shape, the level is not between 0 and 1, or `whole` is below 1.
@@ -130,12 +151,11 @@ def score(
         >>> truth = Field(torch.ones(3, 1, 4), grid)
         >>> members = torch.tensor([0.5, 1.5]).reshape(2, 1, 1, 1).expand(2, 3, 1, 4)
         >>> print(score(EmpiricalField(members, grid=grid), truth, noise=0.75))
-        score over 3 functions                 value  unit
-        relative L2 error of the mean              0  1
+        score over 3 functions                   value  unit
+        relative L2 error of the mean                0  1
         ...
     """
-    if whole is not None and whole < 1:
-        raise ArgumentError(expected="whole >= 1 functions", got=str(whole), remedy="leave it out to take all")
+    whole = None if whole is None else check_integer(whole, "whole")
     comparison = compare(u, truth, noise=noise)
     some = comparison if whole is None or whole >= len(truth) else compare(u[:whole], truth[:whole], noise=noise)
     mean = Field(comparison.mean, comparison.grid)
@@ -150,6 +170,8 @@ def score(
             return None
 
     return Scores(
+        **_ranks(some, reasons),
+        energy=average("energy", lambda: energy_score(some)),
         coverage=float(coverage(comparison, level=level).mean()),
         simultaneous_coverage=float(simultaneous_coverage(some, level=level).mean()),
         calibration_error=float(calibration_error(comparison).mean()),
@@ -168,3 +190,13 @@ def score(
         functions=len(truth),
         reasons=reasons,
     )
+
+
+def _ranks(comparison: Comparison, reasons: dict[str, str]) -> dict[str, float | None]:
+    """The four rank correlations by name, averaged over channels; None, and why, where there are none."""
+    names = ("rank_across", "rank_within", "rank_across_attainable", "rank_within_attainable")
+    try:
+        return {name: float(value.mean()) for name, value in zip(names, rank_correlation(comparison), strict=True)}
+    except DataError as missing:
+        reasons.update(dict.fromkeys(names, str(missing)))
+        return dict.fromkeys(names)

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_flag, check_integer
 from probneural.distributions.empirical import EmpiricalField
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import DataError
 from probneural.metrics.comparison import Comparison
 from probneural.metrics.reliability import central_quantile
 
@@ -75,7 +76,7 @@ def spread_skill(comparison: Comparison, *, corrects_size: bool = True) -> Float
     skill = comparison.average(comparison.residual.square()).mean(0).sqrt()
     if bool((skill == 0).any()):
         raise DataError(expected="an RMSE above zero", got="a mean that is exactly right", remedy="read the sharpness")
-    factor = _size_factor(comparison) if corrects_size else 1.0
+    factor = _size_factor(comparison) if check_flag(corrects_size, "corrects_size") else 1.0
     variance = factor * (comparison.variance - comparison.noise) + comparison.noise
     return comparison.average(variance).mean(0).sqrt() / skill
 
@@ -125,8 +126,7 @@ def spread_skill_curve(comparison: Comparison, *, bins: int = 10) -> SpreadSkill
         _flat(comparison, comparison.residual.square()),
         _shares(comparison),
     )
-    if not 1 <= bins <= variance.shape[1]:
-        raise ArgumentError(expected=f"1 to {variance.shape[1]} bins", got=str(bins), remedy="10 suit a hundred functions")
+    bins = check_integer(bins, "bins", most=variance.shape[1])
     ordered, order = variance.sort(dim=1, stable=True)
     weight = share.expand_as(variance).gather(1, order)
     middle = weight.cumsum(1) - 0.5 * weight

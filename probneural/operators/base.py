@@ -37,12 +37,7 @@ class Operator(nn.Module, ABC):
 
     @abstractmethod
     def configuration(self) -> dict[str, Any]:
-        """The constructor's arguments, in types that JSON knows."""
-
-    @classmethod
-    def from_configuration(cls, configuration: dict[str, Any]) -> Operator:
-        """Build an untrained operator from what `configuration` returned."""
-        return cls(**configuration)
+        """The constructor's arguments: `type(operator)(**operator.configuration())` is an untrained twin."""
 
     @property
     @abstractmethod

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from probneural.checks import check_instance, check_integer, check_sequence
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.grids import Grid
+from probneural.grids import Grid, check_grid
 
 
 def check_input(values: Tensor, *, channels: int, dimension: int, dtype: torch.dtype) -> None:
     """Raise a ShapeError unless values are `(n, channels, *grid)` with `dimension` grid axes, a DataError unless of `dtype`."""
+    check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values), or call a predictor on a Field")
     if values.dtype != dtype and not torch.is_autocast_enabled(values.device.type):
         raise DataError(
             expected=f"values of the operator's {dtype}", got=str(values.dtype), remedy="convert one: operator.to(values.dtype)"
@@ -30,9 +30,16 @@ def check_input(values: Tensor, *, channels: int, dimension: int, dtype: torch.d
         )
 
 
-def check_grid(grid: Grid, values: Tensor, *, periodic: tuple[bool, ...]) -> None:
+def check_where(grid: Grid | None, query: Grid | None) -> None:
+    """Raise a GridError unless each is left out or a Grid."""
+    for where, name in ((grid, "grid"), (query, "query")):
+        if where is not None:
+            check_grid(where, name)
+
+
+def check_carries(grid: Grid, values: Tensor, *, periodic: tuple[bool, ...]) -> None:
     """Raise a GridError unless the grid is uniform, carries the values, and is periodic where the operator is."""
-    if not grid.is_uniform or grid.shape != tuple(values.shape[2:]) or grid.periodic != periodic:
+    if not check_grid(grid).is_uniform or grid.shape != tuple(values.shape[2:]) or grid.periodic != periodic:
         raise GridError(
             expected=f"a uniform grid of shape {tuple(values.shape[2:])} with periodic={periodic}",
             got=repr(grid),
@@ -40,30 +47,11 @@ def check_grid(grid: Grid, values: Tensor, *, periodic: tuple[bool, ...]) -> Non
         )
 
 
-def check_sizes(**sizes: int) -> None:
-    """Raise an ArgumentError unless every size is a positive integer."""
-    for name, size in sizes.items():
-        if not _is_count(size):
-            raise ArgumentError(expected=f"a positive integer as {name}", got=repr(size), remedy="give e.g. 4")
-
-
 def check_modes(modes: Sequence[int]) -> tuple[int, ...]:
     """Return a tuple of modes, or raise an ArgumentError unless there are 1 to 3, all of them positive integers."""
-    entries = tuple(modes) if isinstance(modes, Sequence) else ()
-    if not 1 <= len(entries) <= 3 or not all(_is_count(mode) for mode in entries):
+    entries = tuple(check_integer(mode, "modes") for mode in check_sequence(modes, "modes", remedy="give e.g. modes=(16,)"))
+    if not 1 <= len(entries) <= 3:
         raise ArgumentError(
             expected="a positive number of modes for each of 1 to 3 axes", got=repr(modes), remedy="give e.g. modes=(16,)"
         )
-    return tuple(int(mode) for mode in entries)
-
-
-def check_periodic(periodic: bool | Sequence[bool], count: int) -> tuple[bool, ...]:
-    """Return one flag per axis, or raise an ArgumentError if their number is not `count`."""
-    flags = (periodic,) * count if isinstance(periodic, bool) else tuple(periodic)
-    if len(flags) != count:
-        raise ArgumentError(expected=f"one periodic flag for each of {count} axes", got=repr(periodic), remedy="one per mode")
-    return flags
-
-
-def _is_count(number: Any) -> bool:
-    return isinstance(number, Integral) and int(number) >= 1
+    return entries

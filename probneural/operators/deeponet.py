@@ -9,13 +9,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.errors import ArgumentError, GridError
+from probneural.checks import check_choice, check_integer
+from probneural.errors import GridError
 from probneural.fields import FieldPairs
-from probneural.grids import Grid
+from probneural.grids import Grid, check_grid
 from probneural.operators.base import Operator
-from probneural.operators.checks import check_sizes
+from probneural.operators.checks import check_where
 from probneural.operators.layers import ChannelNormalizer
-from probneural.operators.layers.branch import Branching, SensorBranch, describe_grid, described_grid
+from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import MLP
 
@@ -98,13 +99,9 @@ class DeepONet(Operator):
         branching: Branching = "joint",
     ) -> None:
         super().__init__()
-        check_sizes(out_channels=out_channels, frequencies=frequencies)
-        if coupling not in _COUPLINGS:
-            raise ArgumentError(
-                expected=f"one of {', '.join(_COUPLINGS)} as coupling",
-                got=repr(coupling),
-                remedy="'split_both' has one branch and one trunk for all channels",
-            )
+        out_channels, basis = check_integer(out_channels, "out_channels"), check_integer(basis, "basis")
+        frequencies = check_integer(frequencies, "frequencies")
+        check_choice(coupling, _COUPLINGS, "coupling")
         shares_layers = coupling != "independent"
         self.branch = SensorBranch(
             in_channels,
@@ -117,12 +114,12 @@ class DeepONet(Operator):
             branching=branching,
             shares_layers=shares_layers,
         )
-        self.in_channels = in_channels
+        self.in_channels = self.branch.in_channels
         self.out_channels = out_channels
         self.domain = _checked_domain(sensors if domain is None else domain)
         self.basis = basis
-        self.width = width
-        self.depth = depth
+        self.width = check_integer(width, "width")
+        self.depth = check_integer(depth, "depth")
         self.activation = activation
         self.frequencies = frequencies
         self.coupling = coupling
@@ -145,8 +142,9 @@ class DeepONet(Operator):
             DataError: If they are of another dtype than the operator.
             GridError: If the grid does not hold the sensors, or the query is not in the domain of the outputs.
         """
+        check_where(grid, query)
         where = self.branch.locate(values, grid)
-        target = where if query is None else query
+        target = where if query is None else check_grid(query, "query")
         _check_query(target, self.domain)
         branch = self.branch(values, where)
         position = _embedding(target.points, self.domain, self.frequencies).to(branch)
@@ -155,12 +153,12 @@ class DeepONet(Operator):
         return self.output_normalizer.inverse(self.readout(features))
 
     def configuration(self) -> dict[str, Any]:
-        """The constructor's arguments, with descriptions of the grids."""
+        """The constructor's arguments."""
         return {
             "in_channels": self.in_channels,
             "out_channels": self.out_channels,
-            "sensors": describe_grid(self.branch.sensors),
-            "domain": describe_grid(self.domain),
+            "sensors": self.branch.sensors,
+            "domain": self.domain,
             "basis": self.basis,
             "width": self.width,
             "depth": self.depth,
@@ -169,12 +167,6 @@ class DeepONet(Operator):
             "coupling": self.coupling,
             "branching": self.branch.branching,
         }
-
-    @classmethod
-    def from_configuration(cls, configuration: dict[str, Any]) -> DeepONet:
-        """Build from what [`configuration`][probneural.operators.DeepONet.configuration] returned."""
-        grids = {name: described_grid(configuration[name]) for name in ("sensors", "domain")}
-        return cls(**{**configuration, **grids})
 
     def reset_parameters(self) -> None:
         """Draw branch and trunk anew and return the read-out to the plain sum; normalisers keep their units."""

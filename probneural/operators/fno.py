@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probneural.checks import check_flag, check_integer
 from probneural.fields import FieldPairs
-from probneural.grids import Grid, resample
+from probneural.grids import Grid, per_axis, resample
 from probneural.operators.base import Operator
-from probneural.operators.checks import check_grid, check_input, check_modes, check_periodic, check_sizes
+from probneural.operators.checks import check_carries, check_input, check_modes, check_where
 from probneural.operators.layers import (
     ChannelNormalizer,
     PointwiseLinear,
@@ -64,12 +65,13 @@ class FNO(Operator):
         embeds_position: bool = False,
     ) -> None:
         super().__init__()
-        check_sizes(in_channels=in_channels, out_channels=out_channels, width=width, depth=depth, projection=projection)
-        self.in_channels = in_channels
-        self.out_channels = out_channels
+        self.in_channels = check_integer(in_channels, "in_channels")
+        self.out_channels = check_integer(out_channels, "out_channels")
+        width, depth = check_integer(width, "width"), check_integer(depth, "depth")
+        projection = check_integer(projection, "projection")
         self.modes = check_modes(modes)
-        self.periodic = check_periodic(periodic, len(self.modes))
-        self.embeds_position = embeds_position
+        self.periodic = per_axis(periodic, len(self.modes), "periodic", check_flag)
+        self.embeds_position = check_flag(embeds_position, "embeds_position")
         extra = position_channels(self.periodic) if embeds_position else 0
         self.input_normalizer = ChannelNormalizer(in_channels)
         self.output_normalizer = ChannelNormalizer(out_channels)
@@ -93,8 +95,9 @@ class FNO(Operator):
             ResolutionError: If an axis has fewer than 2m - 1 points.
         """
         check_input(values, channels=self.in_channels, dimension=len(self.modes), dtype=self.readout.weight.dtype)
+        check_where(grid, query)
         where = Grid.uniform(tuple(values.shape[2:]), periodic=self.periodic) if grid is None else grid
-        check_grid(where, values, periodic=self.periodic)
+        check_carries(where, values, periodic=self.periodic)
         hidden = self.input_normalizer(values)
         if self.embeds_position:
             position = position_embedding(where, hidden)
@@ -115,11 +118,11 @@ class FNO(Operator):
         return {
             "in_channels": self.in_channels,
             "out_channels": self.out_channels,
-            "modes": list(self.modes),
+            "modes": self.modes,
             "width": self.lift.out_channels,
             "depth": len(self.spectral),
             "projection": self.projection.out_channels,
-            "periodic": list(self.periodic),
+            "periodic": self.periodic,
             "embeds_position": self.embeds_position,
         }
 

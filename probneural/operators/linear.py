@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.errors import DataError, GridError
-from probneural.fields import FieldPairs, check_finite
-from probneural.grids import Axis, Grid, resample
+from probneural.checks import cast, check_integer, check_scale
+from probneural.fields import FieldPairs, check_pairs, power_of_two
+from probneural.grids import Grid, check_grid, resample
 from probneural.operators.base import Operator
-from probneural.operators.checks import check_input, check_sizes
+from probneural.operators.checks import check_input, check_where
 from probneural.operators.layers import PointwiseLinear
 
 
@@ -44,21 +43,18 @@ class LinearRegression(Operator):
 
     def __init__(self, in_channels: int, out_channels: int, *, in_grid: Grid, out_grid: Grid, components: int = 32) -> None:
         super().__init__()
-        check_sizes(in_channels=in_channels, out_channels=out_channels, components=components)
-        if not (in_grid.is_uniform and out_grid.is_uniform):
-            raise GridError(expected="uniform grids", got=f"{in_grid}, {out_grid}", remedy="regrid the data first")
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.in_grid = in_grid
-        self.out_grid = out_grid
-        self.components = components
+        self.in_channels = in_channels = check_integer(in_channels, "in_channels")
+        self.out_channels = out_channels = check_integer(out_channels, "out_channels")
+        self.in_grid = check_grid(in_grid, "in_grid", uniform=True)
+        self.out_grid = check_grid(out_grid, "out_grid", uniform=True)
+        self.components = components = check_integer(components, "components")
         self.register_buffer("matrix", torch.zeros(in_channels * in_grid.size, out_channels * out_grid.size))
         self.register_buffer("offset", torch.zeros(out_channels * out_grid.size))
         self.register_buffer("basis", torch.zeros(out_channels, components, out_grid.size))
         features = components + 1
         self.readout = PointwiseLinear(out_channels * features, out_channels)
         with torch.no_grad():
-            self.readout.weight.copy_(torch.block_diag(*[torch.ones(1, features)] * out_channels))
+            self.readout.weight.zero_().unflatten(1, (out_channels, features)).diagonal().fill_(1.0)  # a channel's own features
             self.readout.bias.zero_()
 
     @classmethod
@@ -74,13 +70,11 @@ class LinearRegression(Operator):
             The regression, in the dtype of the data.
 
         Raises:
-            DataError: If there are fewer than two pairs, or values are not finite.
+            DataError: If there are fewer than two pairs, values are not finite, or their dtype does not hold the map's weights.
+            ArgumentError: If `components` is no positive integer.
         """
-        if len(train) < 2:
-            raise DataError(expected="at least two pairs", got=str(len(train)), remedy="give more data")
-        check_finite(train.inputs.values, "training inputs")
-        check_finite(train.outputs.values, "training outputs")
-        count = min(components, len(train), train.outputs.grid.size)
+        check_pairs(train, least=2)
+        count = min(check_integer(components, "components"), len(train), train.outputs.grid.size)
         model = cls(
             train.inputs.channels,
             train.outputs.channels,
@@ -90,12 +84,16 @@ class LinearRegression(Operator):
         ).to(train.inputs.device, train.inputs.dtype)
         inputs = train.inputs.values.to(torch.float64).flatten(1)
         outputs = train.outputs.values.to(torch.float64).flatten(1)
+        units = power_of_two(torch.stack([inputs.abs().max(), outputs.abs().max()]))  # squares neither overflow nor vanish
+        check_scale(units, "training data", dtype=train.inputs.dtype)
+        inputs, outputs = inputs / units[0], outputs / units[1]
         centre, offset = inputs.mean(0), outputs.mean(0)
         # Directions below the rounding of the data, their mean included, carry no information; inverting them would amplify it.
         cutoff = 10.0 * torch.finfo(train.inputs.dtype).eps * torch.linalg.matrix_norm(inputs, ord=2)
         matrix = torch.linalg.pinv(inputs - centre, atol=cutoff, rtol=0.0) @ (outputs - offset)
-        model.matrix.copy_(matrix)
-        model.offset.copy_(offset - centre @ matrix)
+        dtype = train.inputs.dtype
+        model.matrix.copy_(cast(matrix * (units[1] / units[0]), dtype, "weights"))
+        model.offset.copy_(cast((offset - centre @ matrix) * units[1], dtype, "offsets"))
         channelwise = (outputs - offset).unflatten(1, (train.outputs.channels, -1))
         for channel in range(train.outputs.channels):
             right = torch.linalg.svd(channelwise[:, channel], full_matrices=False)[2]
@@ -113,6 +111,7 @@ class LinearRegression(Operator):
             GridError: If the grid lies in another domain.
         """
         check_input(values, channels=self.in_channels, dimension=self.in_grid.dimension, dtype=self.matrix.dtype)
+        check_where(grid, query)
         where = self.in_grid.resized(tuple(values.shape[2:])) if grid is None else grid
         flat = resample(values, where, self.in_grid).flatten(1)
         outputs = (flat @ self.matrix + self.offset).unflatten(1, (self.out_channels, -1))
@@ -123,23 +122,14 @@ class LinearRegression(Operator):
         return self.readout(resample(features, self.out_grid, where if query is None else query))
 
     def configuration(self) -> dict[str, Any]:
-        """The constructor's arguments, with grids as lists of axes."""
+        """The constructor's arguments."""
         return {
             "in_channels": self.in_channels,
             "out_channels": self.out_channels,
-            "in_grid": [dataclasses.asdict(axis) for axis in self.in_grid.axes],
-            "out_grid": [dataclasses.asdict(axis) for axis in self.out_grid.axes],
+            "in_grid": self.in_grid,
+            "out_grid": self.out_grid,
             "components": self.components,
         }
-
-    @classmethod
-    def from_configuration(cls, configuration: dict[str, Any]) -> LinearRegression:
-        """Build from what [`configuration`][probneural.operators.LinearRegression.configuration] returned."""
-        grids = {}
-        for key in ("in_grid", "out_grid"):
-            axes = tuple(Axis(**axis) for axis in configuration[key])
-            grids[key] = Grid(shape=tuple(axis.size for axis in axes), axes=axes)
-        return cls(**{**configuration, **grids})
 
     @property
     def has_units(self) -> bool:

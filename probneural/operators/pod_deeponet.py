@@ -8,13 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.errors import ArgumentError, DataError, GridError
-from probneural.fields import FieldPairs, check_finite
-from probneural.grids import Grid, resample
+from probneural.checks import check_finite, check_integer
+from probneural.errors import ArgumentError, DataError
+from probneural.fields import FieldPairs
+from probneural.grids import Grid, check_grid, resample
 from probneural.operators.base import Operator
-from probneural.operators.checks import check_sizes
+from probneural.operators.checks import check_where
 from probneural.operators.layers import ChannelNormalizer
-from probneural.operators.layers.branch import Branching, SensorBranch, describe_grid, described_grid
+from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 
 
@@ -83,7 +84,8 @@ class PODDeepONet(Operator):
         branching: Branching = "joint",
     ) -> None:
         super().__init__()
-        check_sizes(out_channels=out_channels)
+        out_channels, basis = check_integer(out_channels, "out_channels"), check_integer(basis, "basis")
+        check_grid(out_grid, "out_grid")
         self.branch = SensorBranch(
             in_channels,
             sensors=sensors,
@@ -94,20 +96,18 @@ class PODDeepONet(Operator):
             activation=activation,
             branching=branching,
         )
-        if not isinstance(out_grid, Grid):
-            raise GridError(expected="a Grid as out_grid", got=repr(out_grid), remedy="give the grid of the training outputs")
         if basis > out_grid.size:
             raise ArgumentError(
                 expected=f"at most {out_grid.size} modes, as many as out_grid has points",
                 got=str(basis),
                 remedy="lower basis, or give a finer out_grid",
             )
-        self.in_channels = in_channels
+        self.in_channels = self.branch.in_channels
         self.out_channels = out_channels
         self.out_grid = out_grid
         self.basis = basis
-        self.width = width
-        self.depth = depth
+        self.width = check_integer(width, "width")
+        self.depth = check_integer(depth, "depth")
         self.activation = activation
         self.register_buffer("mean_function", torch.zeros(out_channels, out_grid.size))
         self.register_buffer("modes", torch.zeros(out_channels, basis, out_grid.size))
@@ -124,8 +124,9 @@ class PODDeepONet(Operator):
             DataError: If they are of another dtype than the operator.
             GridError: If the grid does not hold the sensors, or the query is not in the domain of `out_grid`.
         """
+        check_where(grid, query)
         where = self.branch.locate(values, grid)
-        target = where if query is None else query
+        target = where if query is None else check_grid(query, "query")
         coefficients = self.branch(values, where)
         coefficients = torch.cat([torch.ones_like(coefficients[..., :1]), coefficients], dim=-1)
         functions = torch.cat([self.mean_function[:, None], self.modes], dim=1).unflatten(-1, self.out_grid.shape)
@@ -134,24 +135,18 @@ class PODDeepONet(Operator):
         return self.output_normalizer.inverse(self.readout(features))
 
     def configuration(self) -> dict[str, Any]:
-        """The constructor's arguments, with descriptions of the grids."""
+        """The constructor's arguments."""
         return {
             "in_channels": self.in_channels,
             "out_channels": self.out_channels,
-            "sensors": describe_grid(self.branch.sensors),
-            "out_grid": describe_grid(self.out_grid),
+            "sensors": self.branch.sensors,
+            "out_grid": self.out_grid,
             "basis": self.basis,
             "width": self.width,
             "depth": self.depth,
             "activation": self.activation,
             "branching": self.branch.branching,
         }
-
-    @classmethod
-    def from_configuration(cls, configuration: dict[str, Any]) -> PODDeepONet:
-        """Build from what [`configuration`][probneural.operators.PODDeepONet.configuration] returned."""
-        grids = {name: described_grid(configuration[name]) for name in ("sensors", "out_grid")}
-        return cls(**{**configuration, **grids})
 
     def reset_parameters(self) -> None:
         """Draw the branch anew and return the read-out to the plain sum; units, mean and modes stay."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from probneural.checks import check_instance
 from probneural.distributions.base import FieldDistribution
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field
@@ -28,6 +30,7 @@ from probneural.plots.single import (
     VALUE_MAP,
     VERMILION,
     WIDTH,
+    check_axis_names,
     checked_position,
     draw_map,
     draw_transform,
@@ -79,8 +82,7 @@ def fields(
     if len(names) != channels:
         raise ArgumentError(expected=f"{channels} labels", got=repr(labels), remedy="name every channel")
     grid, select = _plane(truth.grid)
-    if len(axes) < grid.dimension:
-        raise ArgumentError(expected=f"{grid.dimension} axis names", got=repr(axes), remedy="name every coordinate")
+    check_axis_names(axes, grid)
     count = len(compared) * channels
     figure = new_figure(10.0 if grid.dimension == 2 else WIDTH, 0.6 + 2.1 * count)
     panels = figure.subplots(count, 4 if grid.dimension == 2 else 2, squeeze=False, sharex=True)
@@ -199,9 +201,11 @@ def cost(points: Mapping[str, tuple[float, float]], *, score: str = "score", axi
     Raises:
         DataError: If there is no point, a value is not finite, or seconds are not positive.
     """
-    if not points or not all(math.isfinite(x) and x > 0 and math.isfinite(y) for x, y in points.values()):
+    pairs = list(points.values()) if isinstance(points, Mapping) else []
+    known = [isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(part, Real) for part in pair) for pair in pairs]
+    if not pairs or not all(known) or not all(math.isfinite(x) and x > 0 and math.isfinite(y) for x, y in pairs):
         raise DataError(
-            expected="points of finite positive seconds and finite scores", got=repr(dict(points)), remedy="leave failures out"
+            expected="points of finite positive seconds and finite scores", got=repr(points), remedy="leave failures out"
         )
     figure = new_figure(WIDTH, 3.6)
     panel = figure.subplots()
@@ -223,8 +227,7 @@ def _compared(predictions: Mapping[str, FieldDistribution], truth: Field, noise:
     if not isinstance(predictions, Mapping) or not predictions:
         raise DataError(expected="predictions by name", got=repr(predictions), remedy='{"Laplace": predict(inputs)}')
     for name, u in predictions.items():
-        if not isinstance(u, FieldDistribution):
-            raise DataError(expected=f"a FieldDistribution as {name!r}", got=str(type(u)), remedy="plot what predictors return")
+        check_instance(u, FieldDistribution, repr(name), remedy="plot what predictors return")
     return {name: compare(u, truth, noise=noise) for name, u in predictions.items()}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Literal
 
 import matplotlib
@@ -21,9 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.calibration.bands import BandField
+from probneural.checks import check_finite, check_instance, check_integer, check_positive, check_real
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.errors import ArgumentError, DataError, GridError
-from probneural.fields import Field, check_finite
+from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import LEVELS, calibration_error, coverage, pit_histogram
@@ -79,15 +79,12 @@ def field(
         ShapeError: If the truth has other numbers of functions or channels.
         DataError: If `u` is not a distribution, `truth` is not a `Field`, or a value is not finite.
     """
-    if not isinstance(u, FieldDistribution):
-        raise DataError(expected="a FieldDistribution", got=str(type(u)), remedy="plot what a predictor returns")
+    check_instance(u, FieldDistribution, "u", remedy="plot what a predictor returns")
     _check_dimension(u.grid, (1, 2), axes)
     shape = tuple(u.mean.shape)
     row, channel = checked_position(index, shape[0], "index"), checked_position(channel, shape[1], "channel")
-    if not _is_integer(draws) or draws < 0:
-        raise ArgumentError(expected="a number of draws >= 0", got=repr(draws), remedy="3 shows how draws differ")
-    if not 0.0 < level < 1.0:
-        raise ArgumentError(expected="a level between 0 and 1", got=str(level), remedy="0.9 asks for a 90 % interval")
+    draws = check_integer(draws, "draws", least=0)
+    level = check_real(level, "level", above=0.0, below=1.0)
     true = None if truth is None else _one(_checked_truth(truth, u.grid, shape), row, channel)
     one = u[row]
     observed = noise_variance(noise, shape, u.mean.detach())[row : row + 1]
@@ -135,8 +132,7 @@ def band(
         ShapeError: If the truth has other numbers of functions or channels.
         DataError: If `bands` is not a `BandField`, `truth` is not a `Field`, or a value is not finite.
     """
-    if not isinstance(bands, BandField):
-        raise DataError(expected="a BandField", got=str(type(bands)), remedy="call a fitted band: band(inputs)")
+    check_instance(bands, BandField, "bands", remedy="call a fitted band: band(inputs)")
     _check_dimension(bands.grid, (1, 2), axes)
     shape = tuple(bands.mean.shape)
     row, channel = checked_position(index, shape[0], "index"), checked_position(channel, shape[1], "channel")
@@ -172,8 +168,7 @@ def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tens
         ArgumentError: If the noise is negative, not finite, or of another shape.
         UnsupportedError: If the distribution is neither Gaussian nor empirical.
     """
-    if not isinstance(u, FieldDistribution):
-        raise DataError(expected="a FieldDistribution", got=str(type(u)), remedy="plot what a predictor returns")
+    check_instance(u, FieldDistribution, "u", remedy="plot what a predictor returns")
     comparison = compare(u, truth, noise=noise)
     figure = new_figure(WIDTH, 3.1)
     left, right = figure.subplots(1, 2)
@@ -194,8 +189,7 @@ def training(history: History) -> Figure:
     Raises:
         DataError: If `history` is not a `History`, or holds no epoch.
     """
-    if not isinstance(history, History):
-        raise DataError(expected="a History", got=str(type(history)), remedy="plot what pn.fit returned")
+    check_instance(history, History, "history", remedy="plot what pn.fit returned")
     if not history.train:
         raise DataError(expected="at least one epoch", got="none", remedy="train first")
     figure = new_figure(WIDTH, 3.0)
@@ -235,8 +229,8 @@ def png(figure: Figure, *, dpi: float = 200.0) -> bytes:
     Raises:
         ArgumentError: If `dpi` is not positive.
     """
-    if not dpi > 0:
-        raise ArgumentError(expected="dpi > 0", got=str(dpi), remedy="200 suits a report")
+    check_instance(figure, Figure, "figure", remedy="render what a plot returned")
+    dpi = check_positive(dpi, "dpi")
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None})
     return stream.getvalue()
@@ -249,27 +243,22 @@ def _check_dimension(grid: Grid, allowed: tuple[int, ...], axes: Sequence[str]) 
             got=repr(grid),
             remedy="evaluate on a slice of it: query=pn.Grid.scattered(points, weights)",
         )
-    if len(axes) < grid.dimension:
+    check_axis_names(axes, grid)
+
+
+def check_axis_names(axes: Sequence[str], grid: Grid) -> None:
+    """Raise an ArgumentError unless there is a name for every axis."""
+    if not isinstance(axes, Sequence) or len(axes) < grid.dimension:
         raise ArgumentError(expected=f"{grid.dimension} axis names", got=repr(axes), remedy="name every coordinate")
-
-
-def _is_integer(number: object) -> bool:
-    return isinstance(number, Integral)
 
 
 def checked_position(number: int, count: int, name: str) -> int:
     """A position counted from the start, or an ArgumentError."""
-    if not _is_integer(number) or not -count <= number < count:
-        raise ArgumentError(
-            expected=f"{name} to be an integer from {-count} to {count - 1}", got=repr(number), remedy="count from zero"
-        )
-    return int(number) % count
+    return check_integer(number, name, least=-count, most=count - 1) % count
 
 
 def _checked_truth(truth: Field, grid: Grid, shape: tuple[int, ...]) -> Tensor:
-    if not isinstance(truth, Field):
-        raise DataError(expected="a Field of true functions", got=str(type(truth)), remedy="wrap it: pn.Field(values, grid)")
-    if truth.grid != grid:
+    if check_field(truth, "truth").grid != grid:
         raise GridError(
             expected=f"the truth on the prediction's grid {grid!r}", got=repr(truth.grid), remedy="use query=truth.grid"
         )

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from probneural.checks import check_choice, check_flag, check_integer, check_positive, check_real, check_sequence
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.laws import Law, UniformParameters
 from probneural.problems.random_fields import GaussianRandomField
@@ -95,20 +95,20 @@ class Advection(Problem):
         """Validate the arguments."""
         check_positive(self.speed, "speed")
         check_positive(self.time, "time")
-        if self.initial not in ("smooth", "sign", *_PUBLISHED_WIDTHS):
-            raise ArgumentError(
-                expected="initial 'smooth', 'sign', 'square' or 'square_and_bump'", got=repr(self.initial), remedy="choose one"
-            )
+        check_choice(self.initial, ("smooth", "sign", *_PUBLISHED_WIDTHS), "initial")
+        check_flag(self.space_time, "space_time")
         if self.widths is not None:
             if self.initial not in _PUBLISHED_WIDTHS:
                 raise ArgumentError(
                     expected=f"no widths for initial states {self.initial!r}", got=repr(self.widths), remedy="drop them"
                 )
-            if len(self.widths) != 2 or not 0.0 < self.widths[0] < self.widths[1] < 1.0:
+            widths = check_sequence(self.widths, "widths", remedy="give two increasing numbers")
+            widths = tuple(check_real(width, "widths", above=0.0, below=1.0) for width in widths)
+            if len(widths) != 2 or not widths[0] < widths[1]:
                 raise ArgumentError(
                     expected="widths (least, largest) in (0, 1)", got=repr(self.widths), remedy="give two increasing numbers"
                 )
-        check_count(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
 
     @property
     def name(self) -> str:

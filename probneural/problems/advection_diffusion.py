@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Real
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from probneural.errors import ArgumentError
-from probneural.grids import Grid
-from probneural.problems._arguments import check_count, check_positive
+from probneural.checks import check_integer, check_positive, check_real
+from probneural.grids import Grid, per_axis
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.random_fields import GaussianRandomField
 
@@ -77,15 +74,9 @@ class AdvectionDiffusion(Problem):
         check_positive(self.time, "time")
         if self.decay != 0.0:
             check_positive(self.decay, "decay")
-        check_count(self.dimension, "dimension", most=3)
-        check_count(self.design_dim, "design_dim", most=self.law.size)
-        speeds = self._velocities()
-        if len(speeds) != self.dimension or not all(_is_finite(speed) for speed in speeds):
-            raise ArgumentError(
-                expected=f"a finite velocity, one number or {self.dimension} of them",
-                got=repr(self.velocity),
-                remedy="give a number, or a tuple of one per axis",
-            )
+        check_integer(self.dimension, "dimension", most=3)
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        per_axis(self.velocity, self.dimension, "velocity", check_real)
 
     @property
     def name(self) -> str:
@@ -134,7 +125,3 @@ class AdvectionDiffusion(Problem):
 
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
         return self._solve(direction, grid)  # linear: the derivative is the map itself, everywhere
-
-
-def _is_finite(number: Any) -> bool:
-    return isinstance(number, Real) and math.isfinite(number)

@@ -10,9 +10,9 @@ import numpy
 import torch
 from torch import Tensor
 
+from probneural.checks import check_choice, check_integer
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.random_fields import GaussianRandomField
 
@@ -83,10 +83,7 @@ class Antiderivative(Problem):
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        if self.equation not in _STARTS:
-            raise ArgumentError(
-                expected=f"an equation among {sorted(_STARTS)}", got=repr(self.equation), remedy="choose one of them"
-            )
+        check_choice(self.equation, _STARTS, "equation")
         start = self._start
         suits = {
             "linear": math.isfinite(start),
@@ -99,7 +96,7 @@ class Antiderivative(Problem):
                 got=f"{start!r} for {self.equation!r}",
                 remedy="choose another; from 0, and from 1 in the logistic case, the state never moves",
             )
-        check_count(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
 
     @property
     def name(self) -> str:

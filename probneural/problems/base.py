@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.errors import DataError, GridError, ResolutionError, ShapeError
-from probneural.fields import Field, FieldPairs, check_finite
-from probneural.grids import Grid
+from probneural.checks import check_finite, check_floating, check_integer
+from probneural.contexts import undisturbed
+from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
+from probneural.fields import Field, FieldPairs, check_field
+from probneural.grids import Grid, check_grid, per_axis
 from probneural.problems.laws import Law
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.threads import jvp
 
 _CHUNK_ELEMENTS = 2**22
 """Grid values solved at once when sampling (32 MiB in float64)."""
@@ -76,7 +81,7 @@ class Problem(ABC):
 
         Override where a closed form is cheaper, or where there is no derivative (an UnsupportedError).
         """
-        moved: Tensor = torch.func.jvp(lambda at: self._solve(at, grid), (values,), (direction,))[1]
+        moved: Tensor = jvp(lambda at: self._solve(at, grid), (values,), (direction,))[1]
         return moved
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
@@ -113,16 +118,17 @@ class Problem(ABC):
             ArgumentError: If a resolution is not an integer.
         """
         dimension = self.dimension
-        sizes = tuple(resolution) if isinstance(resolution, Sequence) else (resolution,) * dimension
-        if len(sizes) != dimension:
+        if isinstance(resolution, Sequence) and len(resolution) != dimension:
             raise ShapeError(
                 expected=f"a resolution for each of {dimension} axes",
                 got=repr(resolution),
                 remedy="give one number, or one per axis",
             )
+        sizes = per_axis(resolution, dimension, "resolution", partial(check_integer, least=-math.inf))
         self._check_resolution(sizes)
         return self._uniform(sizes)
 
+    @undisturbed()
     def sample(self, n: int, *, resolution: int | Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> FieldPairs:
         """Draw inputs from the law and solve for each.
 
@@ -139,6 +145,7 @@ class Problem(ABC):
             ArgumentError: If n is less than 1.
             ResolutionError: If an axis has fewer points than the law needs.
         """
+        _check_dtype(dtype)
         grid = self.grid(resolution)
         coefficients = self.law.draw(n, seed)
         inputs, outputs = [], []
@@ -147,6 +154,7 @@ class Problem(ABC):
             outputs.append(self._solve_coefficients(part, grid).to(dtype))
         return FieldPairs(Field(torch.cat(inputs), grid), Field(torch.cat(outputs), grid))
 
+    @undisturbed()
     def sample_inputs(self, n: int, *, resolution: int | Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> Field:
         """Draw inputs from the law without solving for any: candidates for simulation.
 
@@ -163,10 +171,12 @@ class Problem(ABC):
             ArgumentError: If n is less than 1.
             ResolutionError: If an axis has fewer points than the law needs.
         """
+        _check_dtype(dtype)
         grid = self.grid(resolution)
         parts = self.law.draw(n, seed).split(max(1, _CHUNK_ELEMENTS // grid.size))
         return Field(torch.cat([self._inputs(part, grid).to(dtype) for part in parts]), grid)
 
+    @undisturbed()
     def solve(self, inputs: Field) -> Field:
         """Apply the solution operator to inputs of your own, as the grid's interpolant defines them between the points.
 
@@ -218,6 +228,7 @@ class Problem(ABC):
         moved = self._differentiate(inputs.values.double(), direction.values.double(), inputs.grid)
         return Field(moved.to(inputs.dtype), inputs.grid)
 
+    @undisturbed()
     def encode(self, design: Float[Tensor, "*batch d"], *, grid: Grid) -> Field:
         """Map points of the closed unit cube to input functions, differentiably.
 
@@ -245,14 +256,13 @@ class Problem(ABC):
             >>> problem.encode(torch.full((4, 3, 2), 0.5), grid=problem.grid(64)).values.abs().max().item()
             0.0
         """
+        check_floating(design, "design")
         if design.ndim < 1 or design.shape[-1] != self.design_dim:
             raise ShapeError(
                 expected=f"a design of shape (..., {self.design_dim})",
                 got=str(tuple(design.shape)),
                 remedy="design_dim of the problem is the last axis",
             )
-        if design.dtype not in (torch.float32, torch.float64):
-            raise DataError(expected="a float32 or float64 design", got=str(design.dtype), remedy="convert with .double()")
         where = design.detach()
         outside = ~((where >= -_CUBE_SLACK) & (where <= 1.0 + _CUBE_SLACK))  # so written, NaN is outside too
         if bool(outside.any()):
@@ -280,6 +290,7 @@ class Problem(ABC):
             )
 
     def _check_grid(self, grid: Grid) -> None:
+        check_grid(grid)
         dimension = self.dimension
         if not grid.is_uniform or grid.dimension != dimension or grid != self._uniform(grid.shape):
             box = "the unit cube" if (self.origin, self.lengths) == (0.0, 1.0) else f"{self.origin:g} + [0, {self.lengths:g}]"
@@ -295,6 +306,7 @@ class Problem(ABC):
             )
 
     def _check_field(self, field: Field, name: str) -> None:
+        check_field(field, name)
         self._check_grid(field.grid)
         if field.channels != self.in_channels:
             raise ShapeError(
@@ -305,6 +317,11 @@ class Problem(ABC):
         if not len(field):
             raise ShapeError(expected=f"at least one field as {name}", got="none", remedy="skip empty batches")
         check_finite(field.values, name)
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(expected="dtype torch.float32 or torch.float64", got=repr(dtype), remedy="the default is float32")
 
 
 def shifted_laws(law: GaussianRandomField, *, amplitude: float) -> dict[str, GaussianRandomField]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Real
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_choice, check_integer, check_positive, check_real
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems.base import Problem
 from probneural.problems.laws import UniformParameters
 
@@ -82,10 +81,9 @@ class BlackScholes(Problem):
         """Validate the arguments."""
         for name in ("volatility", "maturity", "lowest_strike", "weight"):
             check_positive(getattr(self, name), name)
-        if not _is_finite(self.rate):
-            raise ArgumentError(expected="a finite rate", got=repr(self.rate), remedy="give it per year, 0.03 for 3 %")
-        check_count(self.strikes, "strikes")
-        check_count(self.design_dim, "design_dim", most=2 * self.strikes)
+        check_real(self.rate, "rate")
+        check_integer(self.strikes, "strikes")
+        check_integer(self.design_dim, "design_dim", most=2 * self.strikes)
         if not self.lowest_strike < self.highest_strike < math.inf:
             raise ArgumentError(
                 expected="a highest_strike above the lowest_strike",
@@ -134,8 +132,7 @@ class BlackScholes(Problem):
             DataError: If a value is not finite.
         """
         self._check_field(inputs, "inputs")
-        if of not in _GREEKS:
-            raise ArgumentError(expected=f"one of {', '.join(_GREEKS)}", got=repr(of), remedy="choose one of them")
+        check_choice(of, _GREEKS, "of")
         values = self._price(inputs.values.double(), inputs.grid, of)
         return Field(values.to(inputs.dtype), inputs.grid)
 
@@ -195,7 +192,3 @@ class BlackScholes(Problem):
         if of == "theta":
             return -prices * density * self.volatility / (2.0 * root) - self.rate * owed
         return self.maturity * owed
-
-
-def _is_finite(number: Any) -> bool:
-    return isinstance(number, Real) and math.isfinite(number)

@@ -9,10 +9,10 @@ from dataclasses import KW_ONLY, dataclass, replace
 import torch
 from torch import Tensor
 
+from probneural.checks import check_integer, check_positive
 from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.random_fields import GaussianRandomField
 
@@ -88,7 +88,7 @@ class Burgers(Problem):
         """Validate the arguments."""
         check_positive(self.viscosity, "viscosity")
         check_positive(self.time, "time")
-        check_count(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
 
     @property
     def name(self) -> str:

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_integer
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.random_fields import GaussianRandomField
 
@@ -76,7 +76,7 @@ class Darcy1D(Problem):
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_count(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
 
     @property
     def name(self) -> str:

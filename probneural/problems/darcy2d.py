@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_integer, check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems._modes import divide, eigenvalues
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.laws import IndependentLaws, UniformParameters
@@ -90,9 +90,9 @@ class Darcy2D(Problem):
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_count(self.degree, "degree")
+        check_integer(self.degree, "degree")
         check_positive(self.spread, "spread")
-        check_count(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
 
     @property
     def name(self) -> str:

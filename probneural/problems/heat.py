@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.errors import ArgumentError
+from probneural.checks import check_choice, check_integer, check_positive
 from probneural.fields import Field
 from probneural.grids import Axis, Grid, along_axis
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems._modes import modes
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.random_fields import GaussianRandomField
@@ -74,12 +73,9 @@ class Heat(Problem):
         """Validate the arguments."""
         check_positive(self.diffusivity, "diffusivity")
         check_positive(self.time, "time")
-        check_count(self.dimension, "dimension", most=3)
-        if self.boundary not in ("periodic", "dirichlet"):
-            raise ArgumentError(
-                expected="boundary 'periodic' or 'dirichlet'", got=repr(self.boundary), remedy="choose one of the two"
-            )
-        check_count(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.dimension, "dimension", most=3)
+        check_choice(self.boundary, ("periodic", "dirichlet"), "boundary")
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
 
     @property
     def name(self) -> str:

@@ -8,9 +8,9 @@ from dataclasses import KW_ONLY, dataclass, replace
 import torch
 from torch import Tensor
 
+from probneural.checks import check_flag, check_integer, check_positive
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems._modes import divide, eigenvalues
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.laws import IndependentLaws, Law, UniformParameters
@@ -80,6 +80,7 @@ class Helmholtz(Problem):
         """Validate the arguments."""
         check_positive(self.wavenumber, "wavenumber")
         check_positive(self.spread, "spread")
+        check_flag(self.vary_wavenumber, "vary_wavenumber")
         if self.spread >= 1.0:
             raise ArgumentError(expected="a spread below 1", got=repr(self.spread), remedy="at 1, k² reaches the resonance")
         if self.resonance_distance <= _CLOSEST * self.wavenumber**2:
@@ -88,7 +89,7 @@ class Helmholtz(Problem):
                 got=repr(self.wavenumber),
                 remedy="move it away; see resonance_distance",
             )
-        check_count(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
 
     @property
     def in_channels(self) -> int:  # type: ignore[override]

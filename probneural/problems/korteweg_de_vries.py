@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_integer, check_positive
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems.base import Problem
 from probneural.problems.laws import UniformParameters
 from probneural.problems.method_of_lines import MethodOfLines, spectral_derivative
@@ -80,9 +80,9 @@ class KortewegDeVries(Problem):
         """Validate the arguments."""
         check_positive(self.time, "time")
         check_positive(self.rtol, "rtol")
-        check_count(self.solitons, "solitons", most=2)
+        check_integer(self.solitons, "solitons", most=2)
         count = 2 * self.solitons
-        check_count(self.design_dim, "design_dim", most=count)
+        check_integer(self.design_dim, "design_dim", most=count)
         ordered = len(self.lower) == len(self.upper) == count and (count == 2 or self.upper[0] < self.lower[1])
         if not ordered or not all(low > 0.0 for low in self.lower[: self.solitons]):
             raise ArgumentError(

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import assign, check_integer, check_real, check_sequence
 from probneural.errors import ArgumentError
-from probneural.problems._arguments import check_count
+from probneural.randomness import stream
 
 
 class Law(ABC):
@@ -58,16 +59,16 @@ class Law(ABC):
 
         Args:
             n: Number of functions.
-            seed: Seed of a generator of its own; the global one is not touched.
+            seed: Names the draw, a non-negative integer; the global generator is not touched.
 
         Returns:
             `(n, size)`, float64, on the CPU.
 
         Raises:
-            ArgumentError: If n is less than 1.
+            ArgumentError: If n is less than 1, or the seed is none.
         """
-        check_count(n, "n")
-        return self._draw(n, torch.Generator().manual_seed(seed))
+        check_integer(n, "n")
+        return self._draw(n, stream(seed, "functions"))
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,11 @@ class UniformParameters(Law):
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_count(self.dimension, "dimension")
-        check_count(self.minimum_resolution, "minimum_resolution")
+        check_integer(self.dimension, "dimension")
+        check_integer(self.minimum_resolution, "minimum_resolution")
+        for name in ("lower", "upper"):
+            bounds = check_sequence(getattr(self, name), name, remedy="give a tuple of numbers")
+            assign(self, **{name: tuple(check_real(bound, name) for bound in bounds)})
         if len(self.lower) != len(self.upper) or not all(low < high for low, high in zip(self.lower, self.upper, strict=True)):
             raise ArgumentError(
                 expected="as many lower bounds as upper ones, each below its upper one",

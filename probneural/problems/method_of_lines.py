@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from probneural.checks import check_choice, check_flag, check_integer, check_positive
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.laws import IndependentLaws, Law
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.threads import jvp
 
 _CHUNK_ELEMENTS = 2**20
 """Values of the state integrated at once (8 MiB, and some 15 times that in stages of a Runge-Kutta step)."""
@@ -135,15 +136,11 @@ class MethodOfLines(Problem):
                 )
         for name in ("time", "lengths", "rtol", "atol"):
             check_positive(getattr(self, name), name)
-        check_count(self.channels, "channels")
-        check_count(self.max_steps, "max_steps")
-        check_count(self.design_dim, "design_dim", most=self.law.size)
-        if self.method not in _EXPLICIT + _IMPLICIT:
-            raise ArgumentError(
-                expected=f"a method among {', '.join(_EXPLICIT + _IMPLICIT)}",
-                got=repr(self.method),
-                remedy="choose one of them",
-            )
+        check_integer(self.channels, "channels")
+        check_integer(self.max_steps, "max_steps")
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        check_flag(self.periodic, "periodic")
+        check_choice(self.method, _EXPLICIT + _IMPLICIT, "method")
         if self.initial_state is None and len(self._fields()) != self.channels:
             raise ArgumentError(
                 expected=f"a law of {self.channels} Gaussian random fields, one per channel, or initial_state",
@@ -303,7 +300,7 @@ class MethodOfLines(Problem):
         """F of states `(1, n, c, *grid)`, or F and its derivative of states and directions `(2, n, c, *grid)`."""
         if len(states) == 1:
             return self._checked_rate(time, states[0], grid)[None]
-        moved = torch.func.jvp(lambda state: self._checked_rate(time, state, grid), (states[0],), (states[1],))
+        moved = jvp(lambda state: self._checked_rate(time, state, grid), (states[0],), (states[1],))
         return torch.stack(moved)
 
     def _checked_rate(self, time: Tensor, state: Tensor, grid: Grid) -> Tensor:
@@ -493,8 +490,8 @@ def spectral_derivative(u: Tensor, grid: Grid, *, order: int = 1, axis: int = 0)
         >>> torch.allclose(spectral_derivative(x.sin()[None, None], grid), x.cos())
         True
     """
-    check_count(order, "order", least=0)
-    check_count(axis, "axis", least=0, most=grid.dimension - 1)
+    check_integer(order, "order", least=0)
+    check_integer(axis, "axis", least=0, most=grid.dimension - 1)
     _check_periodic(grid, grid.periodic[axis])
     spacing = grid.axes[axis]
     place = axis - grid.dimension

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from probneural.checks import check_integer, check_positive
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems.base import Problem
 from probneural.problems.laws import Law
 from probneural.problems.random_fields import CORNER_TAIL
@@ -43,7 +43,7 @@ class GaussianShell(Law):
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_count(self.shell, "shell")
+        check_integer(self.shell, "shell")
         check_positive(self.sigma, "sigma")
         if not len(self.vectors):
             raise ArgumentError(
@@ -153,7 +153,7 @@ class NavierStokesShell(Problem):
         check_positive(self.time, "time")
         if len(self.drift) != 2 or not all(math.isfinite(speed) for speed in self.drift):
             raise ArgumentError(expected="a drift of two finite speeds", got=repr(self.drift), remedy="give a tuple (0.5, 0.0)")
-        check_count(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
 
     @property
     def name(self) -> str:

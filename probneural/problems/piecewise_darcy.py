@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_integer, check_positive
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems._modes import modes
 from probneural.problems.base import Problem
 from probneural.problems.random_fields import GaussianRandomField
@@ -97,8 +97,8 @@ class PiecewiseDarcy(Problem):
                 got=f"high {self.high!r} and low {self.low!r}",
                 remedy="the larger permeability comes first",
             )
-        check_count(self.cells, "cells", least=2)
-        check_count(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.cells, "cells", least=2)
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
 
     @property
     def name(self) -> str:

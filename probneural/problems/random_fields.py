@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.errors import ArgumentError, GridError, ShapeError
+from probneural.checks import check_choice, check_integer, check_positive
+from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, along_axis
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems.laws import Law
 
 CORNER_TAIL = 1e-3
@@ -72,14 +72,11 @@ class GaussianRandomField(Law):
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_count(self.dimension, "dimension")
-        check_count(self.modes, "modes")
+        check_integer(self.dimension, "dimension")
+        check_integer(self.modes, "modes")
         for name in ("sigma", "tau", "alpha"):
             check_positive(getattr(self, name), name)
-        if self.boundary not in ("periodic", "dirichlet", "neumann"):
-            raise ArgumentError(
-                expected="boundary 'periodic', 'dirichlet' or 'neumann'", got=repr(self.boundary), remedy="choose one of these"
-            )
+        check_choice(self.boundary, ("periodic", "dirichlet", "neumann"), "boundary")
 
     @property
     def minimum_resolution(self) -> int:

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from probneural.checks import check_integer, check_positive
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.laws import IndependentLaws
 from probneural.problems.random_fields import GaussianRandomField
@@ -83,7 +83,7 @@ class ShallowWater(Problem):
         """Validate the arguments."""
         for name in ("time", "rotation", "gravity", "depth"):
             check_positive(getattr(self, name), name)
-        check_count(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
 
     @property
     def name(self) -> str:

@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_integer, check_positive
 from probneural.distributions import FeatureRoot, GaussianField, Latent
 from probneural.distributions.latents import digest
 from probneural.errors import ArgumentError, ResolutionError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems.base import Problem
 from probneural.problems.laws import Law
 from probneural.problems.random_fields import CORNER_TAIL
@@ -44,8 +44,8 @@ class StandardNormals(Law):
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_count(self.count, "count")
-        check_count(self.points, "points")
+        check_integer(self.count, "count")
+        check_integer(self.points, "points")
 
     @property
     def dimension(self) -> int:
@@ -124,7 +124,7 @@ class SignalSeparation(Problem):
             raise ArgumentError(
                 expected=f"a target among {_FREQUENCIES} Hz", got=repr(self.target), remedy="choose one of the tones"
             )
-        check_count(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
 
     @property
     def name(self) -> str:

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from probneural.checks import check_integer, check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.problems import _fourier
-from probneural.problems._arguments import check_count, check_positive
 from probneural.problems.base import Problem, shifted_laws
 from probneural.problems.laws import IndependentLaws
 from probneural.problems.random_fields import GaussianRandomField
@@ -89,9 +89,9 @@ class VariableSpeedAdvection(Problem):
     def __post_init__(self) -> None:
         """Validate the arguments."""
         check_positive(self.time, "time")
-        check_count(self.slowness_modes, "slowness_modes")
+        check_integer(self.slowness_modes, "slowness_modes")
         check_positive(self.slowness_sigma, "slowness_sigma")
-        check_count(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.design_dim, "design_dim", most=self.law.size)
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from probneural.checks import check_device
 from probneural.errors import ArgumentError
 
 
@@ -20,9 +21,7 @@ def resolve_device(device: str | torch.device | None, operator: nn.Module) -> to
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if device is None:
         return next((parameter.device for parameter in operator.parameters()), torch.device("cpu"))
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise ArgumentError(
-            expected="a device of this machine", got=repr(device), remedy='give e.g. "cpu", "cuda:0" or "auto"'
-        ) from error
+    found = check_device(device)
+    if found.type == "meta":
+        raise ArgumentError(expected="a device that holds values", got=repr(device), remedy='give e.g. "cpu" or "auto"')
+    return found

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,13 +15,28 @@ from safetensors.torch import save
 from torch import Tensor
 
 from probneural.errors import FileError
+from probneural.training import atomic, schema
 
 FORMAT = "probneural-2"
 """Version of the file layout."""
 
 
+class _Content(TypedDict):
+    """What a file holds beside its tensors.
+
+    Attributes:
+        metadata: Of whoever wrote the file.
+        complex: Names of tensors that are held as real pairs.
+        orders: Axes from the slowest to the fastest in memory, where that is not the usual order.
+    """
+
+    metadata: dict[str, Any]
+    complex: list[str]
+    orders: dict[str, list[int]]
+
+
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write tensors and JSON metadata so that a reader sees the old file or the new one, whenever the process dies.
+    """Write tensors and JSON metadata, atomically and durably: see [`write`][probneural.training.atomic.write].
 
     Complex tensors of any precision are held as real pairs.
 
@@ -33,9 +46,8 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata:
         metadata: What JSON can hold.
 
     Raises:
-        FileError: If the folder cannot be written to.
+        FileError: If the folder cannot be written to, or the path is no file's.
     """
-    target = Path(path)
     plain = {name: _plain(tensor) for name, tensor in tensors.items()}
     orders = {name: _memory_order(tensor) for name, tensor in tensors.items()}
     content = {
@@ -44,26 +56,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata:
         "orders": {name: order for name, order in orders.items() if order != sorted(order)},
     }
     header = {"format": FORMAT, "digest": _digest(plain, content), "content": json.dumps(content)}
-    payload = save(plain, metadata=header)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as stream:  # unlike tempfile's, it gets the permissions the user's umask asks for
-            stream.write(payload)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the rename itself must survive a power cut
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise FileError(
-            expected=f"a folder to write {target.name} into", got=str(error), remedy="check path and space"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):  # nothing is left to remove after the rename
-            temporary.unlink()
+    atomic.write(path, save(plain, metadata=header))
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -76,6 +69,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         FileError: If the file is missing, is not ours, or is damaged.
     """
     try:
+        atomic.check_regular(path, os.stat(path))
         with safe_open(Path(path), framework="pt", device="cpu") as stream:
             header = stream.metadata() or {}
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (not a mapping)
@@ -89,15 +83,40 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
             got=str(header.get("format")),
             remedy="other safetensors files hold no operator",
         )
-    try:
-        content = json.loads(header["content"])
-    except ValueError:
-        content = None
-    if content is None or header.get("digest") != _digest(tensors, content):
+    content = _content(header["content"])
+    if header.get("digest") != _digest(tensors, content):
         raise FileError(expected="contents that match their digest", got="others", remedy="the file is damaged; restore it")
-    for name in content["complex"]:
-        tensors[name] = torch.view_as_complex(tensors[name])
-    return {name: _laid_out(tensor, content["orders"].get(name)) for name, tensor in tensors.items()}, content["metadata"]
+    return _restored(tensors, content), content["metadata"]
+
+
+def _content(text: str) -> _Content:
+    """Parse what describes the tensors, and check its form."""
+    try:
+        content = schema.parsed(text)
+    except ValueError as error:
+        raise FileError(
+            expected="JSON that describes the tensors", got=str(error), remedy="the file is damaged; restore it"
+        ) from error
+    schema.check(content, _Content, where="the file's description")
+    checked: _Content = content
+    return checked
+
+
+def _restored(tensors: Mapping[str, Tensor], content: _Content) -> dict[str, Tensor]:
+    """The tensors as they were: complex again, and with their axes in the order they had."""
+    names = content["complex"]
+    if len({*names}) < len(names) or any(not _holds_pairs(tensors.get(name)) for name in names):
+        schema.refuse("names of tensors that hold real pairs", names, "complex")
+    found = {name: torch.view_as_complex(tensor.clone()) if name in {*names} else tensor for name, tensor in tensors.items()}
+    for name, order in content["orders"].items():
+        if name not in found or sorted(order) != list(range(found[name].ndim)):
+            schema.refuse("an order of a tensor's axes", order, f"orders.{name[:80]}")
+    return {name: _laid_out(tensor, content["orders"].get(name)) for name, tensor in found.items()}
+
+
+def _holds_pairs(tensor: Tensor | None) -> bool:
+    kinds = (torch.float16, torch.float32, torch.float64)
+    return tensor is not None and tensor.dtype in kinds and tensor.ndim > 0 and tensor.shape[-1] == 2
 
 
 def _plain(tensor: Tensor) -> Tensor:

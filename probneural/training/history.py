@@ -28,7 +28,8 @@ class History:
     def last_fall(self) -> float:
         """By what share the validation loss (training loss without a split) fell over the last fifth of training.
 
-        Both ends are averages over a twentieth of the epochs, so that one lucky epoch does not decide.
+        Both ends are averages over a twentieth of the epochs, so that one lucky epoch does not decide. It does not tell whether
+        longer training would help: a schedule that ends by lowering its rate makes losses fall at any length.
         """
         losses = self.validation or self.train
         if len(losses) < 5:
@@ -38,8 +39,3 @@ class History:
         before = sum(losses[start - window : start]) / window
         after = sum(losses[-window:]) / window
         return 1.0 - after / before if before > 0 else 0.0
-
-    @property
-    def is_undertrained(self) -> bool:
-        """Whether that fall is above 5 %: longer training would still have helped."""
-        return self.last_fall > 0.05

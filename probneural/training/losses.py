@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.errors import ShapeError
+from probneural.fields import power_of_two
 from probneural.grids import Grid
 
 
@@ -16,7 +17,8 @@ def relative_l2(
     """Relative L2 error ||predicted - target|| / ||target|| by quadrature, per function and channel, dimensionless.
 
     A target that is zero everywhere makes the ratio infinite or undefined; then the error is measured against the mean
-    norm of that channel's targets, or in absolute terms if all are zero.
+    norm of that channel's targets, or in absolute terms if all are zero. Targets may be of any scale that their dtype holds:
+    squares are formed in units of the target's largest value.
 
     Args:
         predicted: `(n, c, *grid.shape)`.
@@ -41,8 +43,10 @@ def relative_l2(
             remedy="check the operator's out_channels; shapes are not broadcast",
         )
     share = (grid.weights / grid.volume).to(target)
-    error = ((predicted - target).flatten(2).square() @ share).clamp_min(torch.finfo(target.dtype).tiny).sqrt()
-    norm = (target.flatten(2).square() @ share).sqrt()
-    fallback = norm.mean(0, keepdim=True)
+    largest = target.detach().abs().flatten(2).amax(2)
+    unit = power_of_two(torch.where(largest > 0, largest, largest.amax(0, keepdim=True)))[..., None]
+    error = (((predicted - target).flatten(2) / unit).square() @ share).clamp_min(torch.finfo(target.dtype).tiny).sqrt()
+    norm = ((target.flatten(2) / unit).square() @ share).sqrt()
+    fallback = (norm * unit[..., 0]).mean(0, keepdim=True) / unit[..., 0]
     fallback = torch.where(fallback > 0, fallback, torch.ones_like(fallback))
     return error / torch.where(norm > 0, norm, fallback)

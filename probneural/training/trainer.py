@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
+import inspect
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,35 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.errors import ArgumentError, DataError, FileError, TrainingError
-from probneural.fields import FieldPairs, check_finite, evaluate
+from probneural.checks import (
+    check_callable,
+    check_flag,
+    check_integer,
+    check_module,
+    check_path,
+    check_positive,
+    check_real,
+    described,
+)
+from probneural.contexts import undisturbed
+from probneural.errors import ArgumentError, ConvergenceWarning, FileError, TrainingError
+from probneural.fields import FieldPairs, check_pairs, evaluate
 from probneural.grids import Grid
 from probneural.operators import Operator
-from probneural.training import files
+from probneural.randomness import check_seed, seeded, stream, stream_seed
+from probneural.training import atomic, checkpoints, files
 from probneural.training.devices import resolve_device
 from probneural.training.history import History
 from probneural.training.losses import relative_l2
 
 Loss = Callable[[Tensor, Tensor, Grid], Tensor]
 """Maps predictions and targets `(n, c, *grid)` and their grid to one number."""
+_MUCH_WORSE = 3.0
+"""How many times the loss at the beginning a training may end at without a warning."""
 
 
+@undisturbed(keeps_autocast=True)
+@torch.enable_grad()
 def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default that works)
     operator: nn.Module,
     train: FieldPairs,
@@ -53,14 +69,17 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
 
     The last weights are kept: the validation split (taken from the training data) is for watching only, so nothing is
     chosen by it. Operators of this library first take their units from the training part,
-    unless an earlier training gave them some. The mode (train or eval) of every
-    submodule and the global random state are left as they were.
+    unless an earlier training gave them some. The mode (train or eval) of every submodule and the global random state are left
+    as they were. Data are detached, and gradients are recorded here even under `torch.no_grad`. A `ConvergenceWarning` is given
+    if the training loss ends three times above that of the first batch, before any step, and above that of predicting zero (of
+    the first epoch, if `loss` is your own).
 
     Args:
         operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`.
         train: Training pairs.
         epochs: Passes over the training part.
-        seed: Names the split and the order of the batches; the same seed, data and thread count give the same bits.
+        seed: Names the split and the order of the batches, a non-negative integer; the same seed, data and thread count give
+            the same bits.
         batch_size: Pairs a step.
         learning_rate: The cycle's peak.
         weight_decay: AdamW's decay, dimensionless.
@@ -76,8 +95,9 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
         The losses by epoch.
 
     Raises:
-        ArgumentError: If a setting is out of range.
-        DataError: If the data are empty or not finite.
+        ArgumentError: If a setting is out of range, the operator is no module, or the loss takes other arguments or gives no
+            number.
+        DataError: If the data are fewer than two pairs or not finite, or their scale is beyond the operator's dtype.
         TrainingError: If a loss or a weight becomes NaN or infinite; the operator has the weights from before that epoch.
         FileError: If the checkpoint is damaged, or belongs to other settings or data.
 
@@ -89,42 +109,50 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
         >>> fit(operator, FieldPairs(fields, fields), epochs=2, show_progress=False).epochs
         2
     """
-    _validate(epochs, seed, batch_size, learning_rate, weight_decay, validation, train)
+    check_module(operator, "operator")
+    _check_loss(loss)
+    epochs = check_integer(epochs, "epochs")
+    seed = check_seed(seed)
+    show_progress = check_flag(show_progress, "show_progress")
+    if on_epoch is not None:
+        check_callable(on_epoch, "on_epoch", remedy="give a function of the epoch's number and its losses")
     where = resolve_device(device, operator)
     operator.to(where)
-    first, second = _split(train, validation, seed)
-    objective = loss or _relative_l2
+    pairs = check_pairs(train, least=2).detached().to(where)
+    first, second = _split(pairs, check_real(validation, "validation", least=0.0, below=1.0), seed)
     run = _Run(
         operator=operator,
-        train=first.to(where),
-        validation=None if second is None else second.to(where),
-        loss=objective,
+        train=first,
+        validation=second,
+        loss=_relative_l2 if loss is None else check_callable(loss, "loss", remedy="leave it out for the relative L2 error"),
         epochs=epochs,
-        batch_size=min(batch_size, len(first)),
+        batch_size=min(check_integer(batch_size, "batch_size"), len(first)),
         seed=seed,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
+        learning_rate=check_positive(learning_rate, "learning_rate"),
+        weight_decay=check_real(weight_decay, "weight_decay", least=0.0),
     )
     modes = {module: module.training for module in operator.modules()}
-    path = None if checkpoint is None else Path(checkpoint)
+    path = None if checkpoint is None else check_path(checkpoint, "checkpoint")
     try:
-        with _own_random_state(where):
-            if path is not None and path.exists():
-                run.resume(path)
-            elif isinstance(operator, Operator) and not operator.has_units:
-                operator.fit_normalizers(run.train)
-            with tqdm(total=epochs, initial=len(run.losses), desc="training", unit="epoch", disable=not show_progress) as bar:
-                while len(run.losses) < epochs:
-                    run.epoch()
-                    bar.update()
-                    bar.set_postfix({name: f"{value:.2e}" for name, value in run.latest().items()})
-                    if path is not None:
-                        run.save(path)
-                    if on_epoch is not None:
-                        on_epoch(len(run.losses), run.latest())
+        if path is not None:
+            atomic.remove_abandoned(path.resolve().parent, name=path.resolve().name)
+        if path is not None and path.exists():
+            run.resume(path)
+        elif isinstance(operator, Operator) and not operator.has_units:
+            operator.fit_normalizers(run.train)
+        with tqdm(total=epochs, initial=len(run.losses), desc="training", unit="epoch", disable=not show_progress) as bar:
+            while len(run.losses) < epochs:
+                run.epoch()
+                bar.update()
+                bar.set_postfix({name: f"{value:.2e}" for name, value in run.latest().items()})
+                if path is not None:
+                    run.save(path)
+                if on_epoch is not None:
+                    on_epoch(len(run.losses), run.latest())
     finally:
         for module, mode in modes.items():
             module.training = mode
+    run.warn_if_worse()
     return History(train=tuple(run.losses), validation=tuple(run.watched), seconds=tuple(run.seconds))
 
 
@@ -145,6 +173,7 @@ class _Run:
     seed: int
     learning_rate: float
     weight_decay: float
+    begin: float | None = None
     losses: list[float] = field(default_factory=list)
     watched: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -154,6 +183,12 @@ class _Run:
         parameters = [parameter for parameter in self.operator.parameters() if parameter.requires_grad]
         if not parameters:
             raise ArgumentError(expected="an operator with parameters to train", got="none", remedy="unfreeze some")
+        if any(parameter.is_inference() for parameter in parameters):
+            raise ArgumentError(
+                expected="an operator with parameters that autograd takes",
+                got="one that was made in torch.inference_mode",
+                remedy="build it outside, or under torch.no_grad",
+            )
         self.optimizer = torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
             self.optimizer, self.learning_rate, total_steps=max(self.epochs * self.steps, 2)
@@ -164,36 +199,44 @@ class _Run:
         start = time.perf_counter()
         number = len(self.losses)
         before = copy.deepcopy(self.operator.state_dict())
-        device = self.train.inputs.device
-        _seed((self.seed + 1) * 1_000_003 + number, device)  # dropout and the like; the caller's state is forked
-        order = torch.randperm(
-            len(self.train), generator=torch.Generator().manual_seed(self.seed * 1_000_003 + number), device="cpu"
-        )
-        self.operator.train()
-        total = torch.zeros((), dtype=torch.float64, device="cpu")
-        for rows in order.split(self.batch_size):
-            batch = self.train[rows.to(device)]
-            self.optimizer.zero_grad(set_to_none=True)
-            value = self.loss(self._evaluate(batch), batch.outputs.values, batch.outputs.grid)
-            value.backward()
-            self.optimizer.step()
-            self.schedule.step()
-            total += value.detach().to("cpu", torch.float64) * len(batch)
-        mean = float(total) / len(self.train)
-        # The loss of the last step is from before its update, so the weights are looked at too.
-        finite = all(bool(torch.isfinite(parameter).all()) for parameter in self.operator.parameters())
-        if not (finite and bool(torch.isfinite(total))):
-            self.operator.load_state_dict(before)
-            raise TrainingError(
-                expected="a finite loss and finite weights",
-                got=f"a mean loss of {mean} in epoch {number}, weights {'finite' if finite else 'not finite'} after it",
-                remedy="lower learning_rate, or check the data's scale; the operator is as it was before this epoch",
-            )
-        watched = None if self.validation is None else self._watch(self.validation)
+        with seeded(self.seed, "training", number, devices=[self.train.inputs.device]):
+            total = self._pass(torch.randperm(len(self.train), generator=stream(self.seed, "batches", number), device="cpu"))
+            mean = float(total) / len(self.train)
+            self._check(before, mean)
+            watched = None if self.validation is None else self._watch(self.validation)
         self.losses.append(mean)
         if watched is not None:
             self.watched.append(watched)
         self.seconds.append(time.perf_counter() - start)
+
+    def _pass(self, order: Tensor) -> Tensor:
+        """Train on every pair once, in this order; returns the sum of the losses, float64, on the CPU."""
+        self.operator.train()
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
+        for rows in order.split(self.batch_size):
+            batch = self.train[rows.to(self.train.inputs.device)]
+            self.optimizer.zero_grad(set_to_none=True)
+            value = self._loss(batch)
+            if self.begin is None:
+                self.begin = float(value.detach())
+            value.backward()
+            self.optimizer.step()
+            self.schedule.step()
+            total += value.detach().to("cpu", torch.float64) * len(batch)
+        return total
+
+    def _check(self, before: dict[str, Tensor], mean: float) -> None:
+        """Raise a TrainingError, with the weights from before the epoch put back, unless loss and weights are finite."""
+        # The loss of the last step is from before its update, so the weights are looked at too.
+        finite = all(bool(torch.isfinite(parameter).all()) for parameter in self.operator.parameters())
+        if not (finite and math.isfinite(mean)):
+            self.operator.load_state_dict(before)
+            after = "finite" if finite else "not finite"
+            raise TrainingError(
+                expected="a finite loss and finite weights",
+                got=f"a mean loss of {mean} in epoch {len(self.losses)}, weights {after} after it",
+                remedy="lower learning_rate, or check the data's scale; the operator is as it was before this epoch",
+            )
 
     @torch.no_grad()
     def _watch(self, pairs: FieldPairs) -> float:
@@ -201,12 +244,31 @@ class _Run:
         total = 0.0
         for start in range(0, len(pairs), self.batch_size):
             batch = pairs[start : start + self.batch_size]
-            total += float(self.loss(self._evaluate(batch), batch.outputs.values, batch.outputs.grid)) * len(batch)
+            total += float(self._loss(batch)) * len(batch)
         return total / len(pairs)
 
-    def _evaluate(self, batch: FieldPairs) -> Tensor:
+    def _loss(self, batch: FieldPairs) -> Tensor:
         query = None if batch.outputs.grid == batch.inputs.grid else batch.outputs.grid
-        return evaluate(self.operator, batch.inputs, query)
+        predicted = evaluate(self.operator, batch.inputs, query)
+        value = self.loss(predicted, batch.outputs.values, batch.outputs.grid)
+        recorded = not torch.is_grad_enabled() or (isinstance(value, Tensor) and value.requires_grad)
+        if not isinstance(value, Tensor) or value.ndim != 0 or value.is_complex() or not recorded:
+            raise ArgumentError(
+                expected="a loss that returns one real number, as a tensor that depends on the weights",
+                got=f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value),
+                remedy="average over functions, and leave the graph attached",
+            )
+        return value
+
+    def warn_if_worse(self) -> None:
+        """Give a warning if training has led away from where it began, further than training on from a good fit does."""
+        trivial = 1.0 if self.loss is _relative_l2 else self.losses[0]
+        if self.begin is not None and self.losses[-1] > _MUCH_WORSE * max(self.begin, trivial):
+            warnings.warn(
+                f"training ended at a loss of {self.losses[-1]:.3g}, having begun at {self.begin:.3g}: lower learning_rate",
+                ConvergenceWarning,
+                stacklevel=5,  # of whoever calls pn.fit, through its two decorators
+            )
 
     def latest(self) -> dict[str, float]:
         """The last losses by name."""
@@ -243,13 +305,18 @@ class _Run:
             "kind": "checkpoint",
             "fingerprint": self.fingerprint,
             "structure": self.structure(),
-            "groups": state["param_groups"],
-            "schedule": {name: value for name, value in self.schedule.state_dict().items() if _is_json(value)},
+            **self._optimization(),
+            "begin": self.begin,
             "losses": self.losses,
             "watched": self.watched,
             "seconds": self.seconds,
         }
         files.write(path, tensors, metadata)
+
+    def _optimization(self) -> dict[str, Any]:
+        """Settings of the optimiser and state of the schedule, in types that JSON knows."""
+        schedule = {name: value for name, value in self.schedule.state_dict().items() if _is_json(value)}
+        return {"groups": self.optimizer.state_dict()["param_groups"], "schedule": schedule}
 
     def resume(self, path: Path) -> None:
         """Continue from a checkpoint of the same run."""
@@ -260,50 +327,43 @@ class _Run:
                 got=f"another one in {path}",
                 remedy="remove the file to start anew, or name another",
             )
-        if metadata["structure"] != self.structure():
+        if metadata.get("structure") != self.structure():
             raise FileError(
                 expected=f"a checkpoint of this {type(self.operator).__name__}",
                 got=f"one with other weights in {path}",
                 remedy="build the operator with the same arguments and freeze the same parameters, or name another file",
             )
-        weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        weights, moments = checkpoints.sorted_tensors(tensors, self.operator.state_dict(), parameters)
+        groups, schedule = checkpoints.progress(
+            metadata, self._optimization(), epochs=self.epochs, steps=self.steps, has_validation=self.validation is not None
+        )
         self.operator.load_state_dict(weights)
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            if name.startswith("optimizer."):
-                _, number, key = name.split(".", 2)
-                moments.setdefault(int(number), {})[key] = value
-        self.optimizer.load_state_dict({"state": moments, "param_groups": metadata["groups"]})
-        self.schedule.load_state_dict({**self.schedule.state_dict(), **metadata["schedule"]})
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self.schedule.load_state_dict({**self.schedule.state_dict(), **schedule})
+        self.begin = metadata["begin"]
         self.losses, self.watched = list(metadata["losses"]), list(metadata["watched"])
         self.seconds = list(metadata["seconds"])
 
 
+def _check_loss(loss: Loss | None) -> None:
+    """Raise an ArgumentError unless a loss can be called with predictions, targets and their grid."""
+    if loss is None:
+        return
+    try:
+        inspect.signature(getattr(loss, "forward", loss)).bind(None, None, None)
+    except TypeError as error:
+        raise ArgumentError(
+            expected="a loss called as loss(predicted, target, grid)",
+            got=f"{described(loss)}: {error}",
+            remedy="wrap one of two arguments: lambda predicted, target, grid: torch.nn.functional.mse_loss(predicted, target)",
+        ) from error
+    except ValueError:  # some built-in callables have no signature
+        return
+
+
 def _is_json(value: object) -> bool:
     return isinstance(value, (bool, int, float, str, list))
-
-
-@contextlib.contextmanager
-def _own_random_state(device: torch.device) -> Iterator[None]:
-    """Give back the global random state of the CPU and of the training device afterwards."""
-    accelerator = {"cuda": torch.cuda, "mps": torch.mps}.get(device.type)
-    ours = contextlib.nullcontext() if device.type != "cuda" else torch.cuda.device(device)
-    with ours:
-        states = torch.get_rng_state(), None if accelerator is None else accelerator.get_rng_state()
-        try:
-            yield
-        finally:
-            torch.set_rng_state(states[0])
-            if accelerator is not None:
-                accelerator.set_rng_state(states[1])
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every other device too
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
 
 
 def _split(train: FieldPairs, share: float, seed: int) -> tuple[FieldPairs, FieldPairs | None]:
@@ -316,33 +376,5 @@ def _split(train: FieldPairs, share: float, seed: int) -> tuple[FieldPairs, Fiel
             got=f"validation={share} of {len(train)} pairs",
             remedy="lower it, or give more data",
         )
-    second, first = train.split(count, seed=seed)
+    second, first = train.split(count, seed=stream_seed(seed, "validation"))
     return first, second
-
-
-def _validate(
-    epochs: int,
-    seed: int,
-    batch_size: int,
-    learning_rate: float,
-    weight_decay: float,
-    validation: float,
-    train: FieldPairs,
-) -> None:
-    if not isinstance(train, FieldPairs):
-        raise DataError(expected="FieldPairs", got=str(type(train)), remedy="pair them: pn.FieldPairs(inputs, outputs)")
-    checks: tuple[tuple[str, Any, str, type, Callable[[Any], bool]], ...] = (
-        ("epochs", epochs, "an integer of at least 1", Integral, lambda value: value >= 1),
-        ("seed", seed, "an integer from 0 to 2^40", Integral, lambda value: 0 <= value <= 2**40),
-        ("batch_size", batch_size, "an integer of at least 1", Integral, lambda value: value >= 1),
-        ("learning_rate", learning_rate, "a positive finite number", Real, lambda value: 0 < value < math.inf),
-        ("weight_decay", weight_decay, "a finite number of at least 0", Real, lambda value: 0 <= value < math.inf),
-        ("validation", validation, "a share in [0, 1)", Real, lambda value: 0 <= value < 1),
-    )
-    for name, value, rule, kind, holds in checks:
-        if not isinstance(value, kind) or not holds(value):
-            raise ArgumentError(expected=f"{rule} as {name}", got=repr(value), remedy="see the arguments of pn.fit")
-    if len(train) < 2:
-        raise DataError(expected="at least two training pairs", got=str(len(train)), remedy="give more data")
-    check_finite(train.inputs.values, "training inputs")
-    check_finite(train.outputs.values, "training outputs")

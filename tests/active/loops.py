@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from probneural.active import ActiveLearner, Request, Selector, StochasticSelection
-from probneural.active.simulation.result_files import RESULTS, SUFFIX, function_key
+from probneural.active.simulation.result_files import function_key
+from probneural.active.simulation.store_files import RESULTS, SUFFIX
 from probneural.distributions import DenseRoot, GaussianField, Predictor
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid

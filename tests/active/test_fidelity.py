@@ -231,7 +231,7 @@ def test_bad_input() -> None:
         with pytest.raises(GridError, match=message):
             Fidelity(grids, **good)
     for costs in ((0.0, 1.0), (1.0, float("nan")), (-1.0, 1.0)):
-        with pytest.raises(ArgumentError, match="positive costs"):
+        with pytest.raises(ArgumentError, match="above 0 as costs"):
             Fidelity((COARSE, FINE), costs=costs, variances=(0.1, 0.0))
     for variances in ((-0.1, 0.0), (float("nan"), 0.0)):
         with pytest.raises(ArgumentError, match="variances"):

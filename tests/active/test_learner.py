@@ -20,8 +20,9 @@ from probneural.active import (
     Request,
     Round,
 )
-from probneural.errors import SimulationError, TrainingError
+from probneural.errors import DataError, SimulationError, TrainingError
 from probneural.fields import Field, FieldPairs
+from probneural.randomness import seeded, stream, stream_seed
 from probneural.training.history import History
 from tests.active import loops
 from tests.active.loops import (
@@ -67,7 +68,7 @@ def test_calibration_functions_are_random_and_kept_apart(tmp_path: Path) -> None
     assert same_pairs(kept, other.calibration_pairs)  # they do not depend on what is chosen, nor on the head
     rows = {tuple(row.tolist()) for row in loop.pairs.inputs.values.flatten(1)}
     assert not rows & {tuple(row.tolist()) for row in kept.inputs.values.flatten(1)}
-    order = torch.randperm(len(POOL), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(POOL), generator=stream(0, "random start"))
     assert torch.equal(kept.inputs.values, POOL.values[order[:10]])
 
 
@@ -145,9 +146,8 @@ def test_training_starts_from_the_round_before_or_anew(tmp_path: Path, warm: boo
     operator, data = loops.convolution(), loop.pairs
     for number, count in enumerate(loop.history.labels):
         operator = operator if warm else loops.convolution()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number)
-            loops.kneaded(operator, data[:count], seed=number, show_progress=False)
+        with seeded(0, "round training", number):
+            loops.kneaded(operator, data[:count], seed=stream_seed(0, "round recipe", number), show_progress=False)
     state = operator.state_dict()
     assert all(torch.equal(state[name], value) for name, value in loop.store.load_tensors("weights-0002").items())
     assert all(torch.equal(value, loops.convolution().state_dict()[name]) for name, value in loop.operator.state_dict().items())
@@ -249,6 +249,20 @@ class Reading(Spy):
         return (torch.arange(asked.count) + int(total * 1e6)) % len(asked.pool)
 
 
+def test_half_of_the_calibration_functions_are_left_for_a_band(tmp_path: Path) -> None:
+    loop = learner(tmp_path, calibration=40, calibrate=pn.calibration.VarianceScale(), test=None)
+    loop.run(rounds=1)
+    every, unseen = loop.calibration_pairs, loop.conformal_pairs
+    assert (len(every), len(unseen)) == (40, 20)
+    assert same_pairs(unseen, every[20:])
+    assert pn.calibration.SimultaneousBand(0.9).fit(loop.predict, unseen).quantile > 0
+    with pytest.raises(pn.errors.CalibrationError, match="20 of 40 that they were"):
+        pn.calibration.SimultaneousBand(0.9).fit(loop.predict, every)
+    error = (loop.predict(unseen.inputs).mean - unseen.outputs.values).square().mean(-1).sqrt()
+    expected = (error / unseen.outputs.values.square().mean(-1).sqrt()).mean()
+    assert loop.history[-1].error == pytest.approx(float(expected), rel=1e-12)
+
+
 def test_calibration_outputs_do_not_influence_what_is_chosen(tmp_path: Path) -> None:
     kept = learner(tmp_path / "zero", initial=2, calibration=4)
     kept.run(rounds=1)
@@ -276,11 +290,12 @@ def broken(operator: nn.Module, pairs: FieldPairs, *, seed: int) -> None:
 
 
 def test_what_is_not_finite_has_a_name(tmp_path: Path) -> None:
-    huge = FieldPairs(TEST.inputs, Field(TEST.outputs.values * 1e200, GRID))  # their squares overflow
-    found = learner(tmp_path / "one", train=endless, test=huge).run(rounds=2)[-1]
-    assert (found.loss, found.error, found.error_99) == (None, None, None)
+    assert learner(tmp_path / "one", train=endless).run(rounds=2)[-1].loss is None
     with pytest.raises(TrainingError, match="finite weights after the training of round 0"):
         learner(tmp_path / "two", train=broken).run(rounds=2)
+    huge = FieldPairs(TEST.inputs, Field(TEST.outputs.values * 1e200, GRID))
+    with pytest.raises(DataError, match="which torch.float64 holds squared"):
+        learner(tmp_path / "three", test=huge).run(rounds=2)
 
 
 def test_history_is_a_table(tmp_path: Path) -> None:

@@ -84,16 +84,20 @@ class Greedy(Spy):
         ({"train": 3}, ArgumentError, "train with an operator"),
         ({"operator": None}, ArgumentError, "train with an operator"),
         ({"calibrate": 3}, ArgumentError, "a calibrator"),
-        ({"calibrate": pn.calibration.VarianceScale(), "calibration": 1}, ArgumentError, "calibration as an integer from 2"),
+        (
+            {"calibrate": pn.calibration.VarianceScale(), "calibration": 3},
+            ArgumentError,
+            "an integer from 4 to 60 as calibration",
+        ),
         ({"test": TEST.inputs}, ArgumentError, "FieldPairs as test"),
-        ({"initial": 1}, ArgumentError, "initial as an integer from 2 to 60"),
+        ({"initial": 1}, ArgumentError, "an integer from 2 to 60 as initial"),
         ({"initial": 4.0}, ArgumentError, "initial"),
-        ({"calibration": -1}, ArgumentError, "calibration as an integer from 0"),
+        ({"calibration": -1}, ArgumentError, "an integer from 0 to 60 as calibration"),
         ({"seed": -1}, ArgumentError, "seed"),
         ({"seed": True}, ArgumentError, "seed"),
-        ({"batch": 0}, ArgumentError, "a batch of at least 1 at 6 labels"),
-        ({"batch": 1.5}, ArgumentError, "a batch of at least 1"),
-        ({"batch": lambda labels: 0}, ArgumentError, "a batch of at least 1"),
+        ({"batch": 0}, ArgumentError, "an integer of at least 1 as batch at 6 labels"),
+        ({"batch": 1.5}, ArgumentError, "an integer of at least 1 as batch"),
+        ({"batch": lambda labels: 0}, ArgumentError, "an integer of at least 1 as batch"),
         ({"test": FieldPairs(POOL[:3], square(POOL[:3])).to(torch.float32)}, DataError, "not in the pool; got 3"),
         ({"initial": 58}, DataError, "a pool of at least 62"),
         ({"test": FieldPairs(POOL[:3], square(POOL[:3]))}, DataError, "test functions that are not in the pool; got 3"),
@@ -110,7 +114,7 @@ def test_wrong_calls(tmp_path: Path) -> None:
         (loop.run, ArgumentError, "rounds= or labels="),
         (lambda: loop.run(rounds=1, labels=1), ArgumentError, "rounds= or labels="),
         (lambda: loop.run(rounds=1), ArgumentError, "a simulator to run"),
-        (lambda: loop.run(labels=5), ArgumentError, "labels as an integer of at least 6"),
+        (lambda: loop.run(labels=5), ArgumentError, "an integer of at least 6 as labels"),
         (lambda: loop.predict, DataError, "a finished round"),
         (lambda: loop.pairs, DataError, "labelled functions; got none yet"),
         (lambda: loop.calibration_pairs, DataError, "calibration functions"),
@@ -124,13 +128,13 @@ def test_wrong_calls(tmp_path: Path) -> None:
             loop.tell(pairs)
     with pytest.raises(ArgumentError, match="a choice of 4 different positions below 50"):
         learner(tmp_path / "two", acquisition=Greedy()).run(rounds=2)
-    with pytest.raises(ArgumentError, match="a factor above 1"):
+    with pytest.raises(ArgumentError, match="above 1 as factor"):
         Growth(1.0)
 
 
 @pytest.mark.bad_input
 def test_numbers_to_reach_are_integers(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="rounds as an integer of at least 0"):
+    with pytest.raises(ArgumentError, match="an integer of at least 0 as rounds"):
         learner(tmp_path).run(rounds=1.0)  # type: ignore[arg-type]
 
 

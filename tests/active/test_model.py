@@ -185,20 +185,20 @@ def test_bad_encoders() -> None:
 
 @pytest.mark.bad_input
 def test_bad_constructor_arguments() -> None:
-    with pytest.raises(ArgumentError, match="predict to be a Predictor"):
+    with pytest.raises(DataError, match="a Predictor as predict"):
         OperatorModel(torch.nn.Identity(), encode=encode, functional=three_numbers())
-    with pytest.raises(ArgumentError, match="encode as a function"):
+    with pytest.raises(ArgumentError, match="a callable as encode"):
         OperatorModel(FeaturePredictor(members), encode=designs(2), functional=three_numbers())
-    with pytest.raises(ArgumentError, match="functional to be a Functional"):
+    with pytest.raises(DataError, match="a Functional as functional"):
         OperatorModel(FeaturePredictor(members), encode=encode, functional=[three_numbers()])
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("indices", [[6], [0, -7]])
 def test_outputs_that_do_not_exist(indices: list[int]) -> None:
-    with pytest.raises(ArgumentError, match="outputs from 0 to 5"):
+    with pytest.raises(ArgumentError, match="an integer from -6 to 5 as outputs"):
         model_of("members").posterior(designs(2), output_indices=indices)
-    with pytest.raises(ArgumentError, match="outputs from 0 to 5"):
+    with pytest.raises(ArgumentError, match="an integer from -6 to 5 as outputs"):
         model_of("members").subset_output(indices)
 
 

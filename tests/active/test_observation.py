@@ -9,7 +9,6 @@ import torch
 
 from probneural.active.information.latent_information import information_gain
 from probneural.active.information.observation import observation_weights, whitened_rows
-from probneural.calibration import ScaledPredictor
 from probneural.distributions import GaussianField
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
@@ -18,6 +17,7 @@ from probneural.heads import LastLayerLaplace
 from probneural.operators import LinearRegression
 from probneural.problems import Heat
 from tests.active.predictors import FINE_GRID, INPUT_GRID, FeaturePredictor, dense_root, feature_root
+from tests.calibration.synthetic import scaled_by
 
 HEAT = Heat(dimension=1)
 PAIRS = HEAT.sample(20, resolution=64, seed=0, dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_noise_and_counts() -> None:
     given = observation_weights(predict, INPUT_GRID, noise=torch.tensor([1.0, 4.0]))
     torch.testing.assert_close(given.sum(1), torch.tensor([16.0, 4.0]).double())
     linear = LastLayerLaplace().fit(LinearRegression.fitted(PAIRS), PAIRS)
-    scaled = ScaledPredictor(linear, scale=torch.tensor([2.0]).double())
+    scaled = scaled_by(2.0, linear)
     assert scaled.effective_observations is not None
     torch.testing.assert_close(scaled.effective_observations, linear.effective_observations)
 
@@ -85,7 +85,7 @@ def test_a_noise_given_as_a_number_keeps_its_digits() -> None:
 def test_bad_input() -> None:
     predict = FeaturePredictor(dense_root, out_channels=2)
     for noise in (0.0, -1.0, float("nan")):
-        with pytest.raises(ArgumentError, match="positive"):
+        with pytest.raises(ArgumentError, match="noise > 0"):
             observation_weights(predict, INPUT_GRID, noise=noise)
     with pytest.raises(ShapeError, match="2 channels"):
         observation_weights(predict, INPUT_GRID, noise=torch.ones(3))

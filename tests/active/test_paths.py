@@ -11,11 +11,11 @@ from botorch.sampling.pathwise import draw_matheron_paths
 from torch import Tensor
 
 from probneural.active import OperatorDraws, OperatorModel
-from probneural.calibration.scale import ScaledPredictor
 from probneural.distributions import FeatureRoot, GaussianField
 from probneural.errors import ArgumentError, LatentError, ShapeError
 from probneural.grids import Grid
 from tests.active.predictors import INPUT_GRID, KINDS, FeaturePredictor, encode, factor, kernel, one_number, three_numbers
+from tests.calibration.synthetic import scaled_by
 
 CUBE = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 
@@ -155,8 +155,8 @@ def test_one_path_is_an_objective_of_its_own() -> None:
 
 def test_draws_of_calibrated_processes() -> None:
     """Their draws are those of the processes, scaled; as everywhere, what was calibrated is no longer the same law."""
-    plain, scale = model_of("kernel", channels=1), torch.tensor([4.0]).double()
-    model, X = OperatorModel(ScaledPredictor(plain.predict, scale), encode=encode, functional=plain.functional), designs(4)
+    plain = model_of("kernel", channels=1)
+    model, X = OperatorModel(scaled_by(4.0, plain.predict), encode=encode, functional=plain.functional), designs(4)
     deviation = plain.draw_paths(seed=3)(X) - plain.posterior(X).mean
     torch.testing.assert_close(model.draw_paths(seed=3)(X), plain.posterior(X).mean + 2.0 * deviation)
     known = model.condition_on_observations(X[:1], torch.zeros(1, 3).double())
@@ -177,14 +177,14 @@ def test_processes_that_have_observed_something_have_no_draws() -> None:
 @pytest.mark.bad_input
 @pytest.mark.parametrize("count", [0, -1, 2.0, True])
 def test_bad_counts(count: object) -> None:
-    with pytest.raises(ArgumentError, match="positive number of draws"):
+    with pytest.raises(ArgumentError, match="an integer of at least 1 as count of draws"):
         model_of("members").draw_paths(count)
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("seed", ["a", 1.0, True])
 def test_bad_seeds(seed: object) -> None:
-    with pytest.raises(ArgumentError, match="a seed that is an integer"):
+    with pytest.raises(ArgumentError, match="seed as an integer of at least 0"):
         model_of("members").draw_paths(seed=seed)
 
 

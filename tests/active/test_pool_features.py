@@ -10,7 +10,6 @@ import probneural as pn
 from probneural.active import FeatureSketch, integrated_variances, observation_rows, posterior_features
 from probneural.active.information.observation import observation_weights, whitened_rows
 from probneural.active.selection import pool_features
-from probneural.calibration import ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
@@ -25,6 +24,7 @@ from tests.active.predictors import (
     members,
     weighted_members,
 )
+from tests.calibration.synthetic import scaled_by
 
 FINE = Grid.uniform((48,))
 UNEVEN = Grid.scattered([[0.1], [0.15], [0.4], [0.8]], [0.05, 0.2, 0.3, 0.45])
@@ -77,7 +77,7 @@ def real_heads() -> dict[str, tuple[Predictor, Field]]:
     other = HEAT.sample(6, resolution=64, seed=1, dtype=torch.float64).inputs
     return {
         "last layer": (linear, other),
-        "scaled": (ScaledPredictor(linear, torch.tensor([3.0], dtype=torch.float64)), other),
+        "scaled": (scaled_by(3.0, linear), other),
         "kernel": (pn.heads.KernelOperator("linear", output_components=5, groups=1).fit(None, PAIRS), other),
         "low rank": (laplace, BURGERS.inputs[:4]),
     }
@@ -171,7 +171,7 @@ def test_sketch_is_unbiased_with_the_stated_error() -> None:
     truth = (exact[pairs[:, 0]] - exact[pairs[:, 1]]).square().sum(1)
     ratios, sketch = [], FeatureSketch(dimension=dimension, exact_entries=1)
     for seed in range(60):
-        found = posterior_features(predict, pool(), seed=100 * seed, sketch=sketch).pool
+        found = posterior_features(predict, pool(), seed=seed, sketch=sketch).pool
         assert found.shape == (12, dimension)
         ratios.append((found[pairs[:, 0]] - found[pairs[:, 1]]).square().sum(1) / truth)
     errors = torch.stack(ratios) - 1.0
@@ -193,6 +193,17 @@ def test_fewer_latent_directions_are_right_on_average(output: object) -> None:
     stacked, truth = torch.stack(grams), exact @ exact.mT
     error = stacked.std(0) / 80**0.5
     assert float(((stacked.mean(0) - truth).abs() / error).max()) < 5.0
+
+
+def test_neighbouring_seeds_share_no_sketch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every channel of every seed sorts and signs by numbers of its own, and so does the frame of the latent."""
+    predict, sketch = FeaturePredictor(feature_root, out_channels=2), FeatureSketch(dimension=8, latents=3, exact_entries=1)
+    made = pool_features._Sketch
+    maps: list[pool_features._Sketch] = []
+    monkeypatch.setattr(pool_features, "_Sketch", lambda *given, **named: maps.append(made(*given, **named)) or maps[-1])
+    for seed in range(3):
+        posterior_features(predict, pool(), seed=seed, sketch=sketch)
+    assert len({tuple(one.order.tolist()) for one in maps}) == len(maps) == 6
 
 
 def test_the_seed_decides_the_sketch() -> None:
@@ -351,15 +362,15 @@ def test_arguments_of_the_wrong_kind(function: object) -> None:
     predict, seed = FeaturePredictor(feature_root), {} if function is integrated_variances else {"seed": 0}
     with pytest.raises(DataError, match="the pool is empty"):
         function(predict, pool()[:0], **seed)  # type: ignore[operator]
-    with pytest.raises(DataError, match="pool to be a Field"):
+    with pytest.raises(DataError, match="a Field as pool"):
         function(predict, pool().values, **seed)  # type: ignore[operator]
-    with pytest.raises(DataError, match="a Predictor; got str"):
+    with pytest.raises(DataError, match="a Predictor as predict; got str"):
         function("head", pool(), **seed)  # type: ignore[operator]
-    with pytest.raises(GridError, match="query to be a Grid"):
+    with pytest.raises(GridError, match="a Grid as query"):
         function(predict, pool(), query=(16,), **seed)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("name", ["dimension", "latents", "exact_entries"])
 def test_limits_are_positive(name: str) -> None:
-    with pytest.raises(ArgumentError, match="positive numbers"):
+    with pytest.raises(ArgumentError, match=f"an integer of at least 1 as {name}"):
         FeatureSketch(**{name: 0})

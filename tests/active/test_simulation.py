@@ -18,8 +18,8 @@ import torch
 
 from probneural.active import ResultStore, simulate
 from probneural.active.simulation import workers
-from probneural.active.simulation.result_files import locked
 from probneural.active.simulation.running import open_pool, simulate_in
+from probneural.active.simulation.store_files import locked
 from probneural.active.simulation.workers import PlainField, PlainGrid
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
@@ -83,6 +83,7 @@ def check_killed(found: dict[str, object], kills: int) -> None:
     assert found["equal"]
     assert found["exact"]
     assert found["results"] == found["count"]
+    assert found["left"] == 0
     in_hand = 2 * found["kills"].get("tree", 0)
     assert found["count"] <= found["ends"] <= found["starts"] <= found["count"] + in_hand
 
@@ -225,6 +226,54 @@ def test_what_fails_once_may_succeed(tmp_path):
         more = simulate(simulator, functions(2), store=store, executor=executor, attempts=3, progress=False)
     assert more.succeeded == (True, True)
     assert len(store.failures()) == 4
+
+
+SHELL = (
+    "import sys; print('mesh: 3 cells', file=sys.stderr); "
+    "print('solver: CFL number 7.2 exceeds 1 in cell 2', file=sys.stderr); sys.exit(3)"
+)
+
+
+class Shell:
+    """A simulator that is a program, which fails; it may be run by bytes or text, and its error raised as another."""
+
+    def __init__(self, *, text: bool = True, wraps: bool = False, script: str = SHELL) -> None:
+        self.text, self.wraps, self.script = text, wraps, script
+
+    def __call__(self, inputs: Field) -> Field:
+        try:
+            subprocess.run([sys.executable, "-c", self.script], check=True, capture_output=True, text=self.text)
+        except subprocess.CalledProcessError as error:
+            if self.wraps:
+                raise RuntimeError("the solver failed") from error
+            raise
+        return inputs
+
+
+@pytest.mark.parametrize("text", [True, False])
+@pytest.mark.parametrize("wraps", [True, False])
+def test_what_a_failing_program_wrote_to_stderr_is_kept(tmp_path, text, wraps):
+    store = ResultStore(tmp_path)
+    with ThreadPoolExecutor(1) as executor:
+        report = simulate(
+            Shell(text=text, wraps=wraps), functions(1), store=store, executor=executor, attempts=1, progress=False
+        )
+    (reason,) = report.failures.values()
+    assert reason.startswith("RuntimeError: the solver failed" if wraps else "subprocess.CalledProcessError: Command ")
+    assert reason.endswith("; stderr: mesh: 3 cells | solver: CFL number 7.2 exceeds 1 in cell 2")
+    assert [failure.reason for failure in ResultStore(tmp_path).failures()] == [reason]
+
+
+def test_of_a_long_stderr_the_end_is_kept(tmp_path):
+    script = "import sys; print(*range(2000), file=sys.stderr); print('the reason', file=sys.stderr); sys.exit(1)"
+    with ThreadPoolExecutor(1) as executor:
+        report = simulate(
+            Shell(script=script), functions(1), store=ResultStore(tmp_path), executor=executor, attempts=1, progress=False
+        )
+    (reason,) = report.failures.values()
+    assert reason.endswith(" 1998 1999 | the reason")
+    assert "; stderr: ... " in reason
+    assert len(reason.split("stderr: ")[1]) == 1004
 
 
 def test_a_hung_simulation_in_a_borrowed_executor_is_abandoned_and_found_when_it_ends(tmp_path):
@@ -418,12 +467,12 @@ def test_simulators_that_cannot_travel_are_refused(tmp_path, executor):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"attempts": 0}, "attempts of 1 or more"),
-        ({"workers": 0}, "workers of 1 or more"),
-        ({"workers": 1.5}, "workers of 1 or more"),
+        ({"attempts": 0}, "an integer of at least 1 as attempts"),
+        ({"workers": 0}, "an integer of at least 1 as workers"),
+        ({"workers": 1.5}, "an integer of at least 1 as workers"),
         ({"workers": 2, "executor": Strange(None)}, "workers or an executor"),
-        ({"timeout": 0.0}, "positive timeout"),
-        ({"timeout": float("inf")}, "positive timeout"),
+        ({"timeout": 0.0}, "above 0 as timeout"),
+        ({"timeout": float("inf")}, "above 0 as timeout"),
         ({"executor": "dask"}, "an executor with a method submit"),
     ],
 )

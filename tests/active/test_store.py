@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import sqlite3
 import struct
+import subprocess
+import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -20,10 +23,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from probneural.active import ResultStore
-from probneural.active.simulation.result_files import describe_grid, function_key, locked, rebuild_grid
+from probneural.active.simulation.result_files import describe_grid, function_key, rebuild_grid
+from probneural.active.simulation.store_files import locked, write_json
 from probneural.errors import ArgumentError, DataError, FileError, GridError
 from probneural.fields import Field
 from probneural.grids import Grid
+from tests import file_mutations as change
 
 GRID = Grid.uniform((8, 5), lengths=(1.0, 3.0), periodic=(True, False), origin=(0.0, -1.5))
 SCATTERED = Grid.scattered(torch.linspace(0, 1, 14).reshape(7, 2), torch.linspace(0.1, 0.7, 7))
@@ -346,14 +351,286 @@ def test_opening_with_an_index_reads_no_result(tmp_path, monkeypatch):
     assert len(ResultStore(tmp_path)) == 3
 
 
-def test_half_written_files_of_killed_processes_are_ignored_and_later_removed(tmp_path):
-    keys = filled(tmp_path)[3]
-    young, old = (tmp_path / "results" / f".{keys[0]}.safetensors.{name}" for name in ("young", "old"))
-    for path in (young, old):
+def test_half_written_files_are_ignored_and_removed_unless_they_are_being_written(tmp_path, monkeypatch):
+    store, _, _, keys = filled(tmp_path)
+    left = [
+        tmp_path / room / f".some.{'0' * 15}{number}" for number, room in enumerate(("results", "failures", "tensors", "."))
+    ]
+    others = [tmp_path / "results" / name for name in (".nfs0001", ".hidden", f".{'0' * 16}")]
+    for path in (*left, *others):
         path.write_bytes(b"half")
-    os.utime(old, (time.time() - 1e6,) * 2)
-    assert len(ResultStore(tmp_path)) == 3
-    assert (young.exists(), old.exists()) == (True, False)
+    seen = []
+
+    def synced(descriptor: int) -> None:
+        if not seen:  # at this moment the file is written and not renamed
+            seen.append(len(ResultStore(tmp_path)))
+            seen.append([path.exists() for path in (*left, *others)])
+
+    monkeypatch.setattr(os, "fsync", synced)
+    new = some(1, seed=8)
+    store.add(new, new, seconds=0.0)
+    assert seen == [3, [False] * 4 + [True] * 3]
+    assert torch.equal(store.pairs([store.key(new)]).outputs.values, new.values)
+    assert len(store) == 4
+    assert keys[0] in store
+
+
+KILLED = """
+import json, os, signal, sys, warnings
+from pathlib import Path
+import torch
+from probneural.active import ResultStore
+from probneural.fields import Field
+from probneural.grids import Grid
+
+torch.set_num_threads(1)
+warnings.simplefilter("error")
+folder, grid = Path(sys.argv[1]), Grid.uniform(100_000)
+
+def work(number):
+    store = ResultStore(folder)
+    while True:
+        number += 1
+        field = Field(torch.full((1, 1, 100_000), float(number)), grid)
+        store.add(field, field, seconds=0.0)
+        store.remember(f"n{number}", [number] * 10_000)
+        store.save_tensors("weights", {"weights": field.values})
+
+def temporary():
+    return [path for path in folder.rglob(".*") if path.exists()]
+
+ResultStore(folder)
+left, after, whole = 0, 0, True
+for kill in range(int(sys.argv[2])):
+    child = os.fork()
+    if not child:
+        work(10**6 * kill)
+    while not temporary():  # it writes and does little else
+        pass
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    left += len(temporary())
+    store = ResultStore(folder)
+    keys = [row["key"] for row in store.table()]
+    whole = whole and (not keys or len(store.pairs(keys)) == len(keys))
+    after += len(temporary()) + len(list((folder / "locks").iterdir()))
+print(json.dumps([left, after, whole]))
+"""
+
+
+def test_what_killed_writers_leave_is_removed_when_the_store_is_opened(tmp_path):
+    command = [sys.executable, "-c", KILLED, str(tmp_path), "5"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    left, after, whole = json.loads(finished.stdout)
+    assert left > 0  # or nothing was shown
+    assert after == 0
+    assert whole
+
+
+def test_no_key_leads_out_of_the_folder(tmp_path):
+    store, _, _, keys = filled(tmp_path / "store")
+    victim = tmp_path / "victim.safetensors"
+    victim.write_bytes(b"precious")
+    (tmp_path / "store" / "results" / "deep").mkdir()
+    inside = tmp_path / "store" / "results" / "deep" / f"{keys[0]}.safetensors"
+    inside.write_bytes(b"precious")
+    bad = ["../../victim", str(victim.with_suffix("")), "", ".", "..", "a\0b", "deep/" + keys[0], keys[0][:39], keys[0] + "0"]
+    bad += [keys[0].upper(), f"{keys[0]}\n", f" {keys[0]}", "*", f"../results/{keys[0]}", "g" * 40]
+    for key in bad:
+        assert key not in store
+        for call in (store.attempts, lambda key: store.pairs([key]), lambda key: store.inputs([key])):
+            with pytest.raises(ArgumentError, match="40 hexadecimal digits"):
+                call(key)
+    assert victim.read_bytes() == inside.read_bytes() == b"precious"
+    assert not list(tmp_path.rglob("*.broken"))
+    assert all(key in store for key in keys)
+
+
+@pytest.mark.bad_input
+def test_what_is_no_text_is_no_key(tmp_path):
+    store = filled(tmp_path)[0]
+    for key in (5, None, b"0" * 40, ("a",)):
+        assert key not in store
+        for call in (store.attempts, lambda key: store.pairs([key]), lambda key: store.inputs([key])):
+            with pytest.raises(ArgumentError, match="40 hexadecimal digits"):
+                call(key)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "../victim.safetensors"},
+        {"name": "results/../../victim.safetensors"},
+        {"name": "results/deep/x.safetensors"},
+        {"name": 5},
+        {"key": "../../victim"},
+        {"status": "maybe"},
+        {"created": "yesterday"},
+        {"seconds": b"1"},
+        {"size": 1.5},
+    ],
+    ids=str,
+)
+def test_an_index_that_was_changed_is_not_believed(tmp_path, change):
+    store, inputs, _, keys = filled(tmp_path / "store")
+    table = store.table()
+    victim = tmp_path / "victim.safetensors"
+    victim.write_bytes(b"precious")
+    connection = sqlite3.connect(tmp_path / "store" / "index.sqlite")
+    for name, value in change.items():
+        connection.execute(f"UPDATE entries SET {name} = ? WHERE name = ?", (value, f"results/{keys[0]}.safetensors"))
+    connection.commit()
+    connection.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = ResultStore(tmp_path / "store")
+        assert again.table() == table
+        assert torch.equal(again.pairs(keys).inputs.values, inputs.values)
+    assert victim.read_bytes() == b"precious"
+
+
+def test_links_are_set_aside_and_never_followed(tmp_path):
+    store, inputs, outputs, keys = filled(tmp_path / "store")
+    store.remember("round", [1])
+    store.save_tensors("weights", {"a": torch.ones(2)})
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    links = [file_of(store, keys[0]), tmp_path / "store" / "decisions" / "round.json"]
+    links += [tmp_path / "store" / "tensors" / "weights.safetensors"]
+    for path in links:
+        (outside / path.name).write_bytes(path.read_bytes())
+        path.unlink()
+        path.symlink_to(outside / path.name)
+    dangling = tmp_path / "store" / "results" / f"{store.key(some(1, seed=9))}.safetensors"
+    dangling.symlink_to(outside / "new")
+    kept = {path.name: path.read_bytes() for path in outside.iterdir()}
+    with pytest.warns(RuntimeWarning, match="symbolic link"):
+        assert keys[0] not in store
+    with pytest.warns(RuntimeWarning, match="symbolic link"):
+        assert store.recall("round") is None
+    with pytest.warns(RuntimeWarning, match="symbolic link"):
+        store.save_tensors("weights", {"a": torch.zeros(2)})
+    with pytest.warns(RuntimeWarning, match="symbolic link"):
+        store.add(some(1, seed=9), some(1, seed=9), seconds=0.0)
+    store.add(inputs[0], outputs[0], seconds=0.0)
+    store.remember("round", [2])
+    assert torch.equal(store.pairs(keys).outputs.values, outputs.values)
+    assert len(store) == 4
+    assert {path.name: path.read_bytes() for path in outside.iterdir()} == kept
+    (tmp_path / "store" / "locks" / "decisions-next").symlink_to(outside / "lock")
+    with pytest.raises(FileError, match="can be written to"):
+        store.remember("next", 1)
+    assert not (outside / "lock").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_is_set_aside(tmp_path, kind):
+    store, inputs, outputs, keys = filled(tmp_path)
+    path = file_of(store, keys[0])
+    path.unlink()
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    with pytest.warns(RuntimeWarning, match="no regular file"):
+        again = ResultStore(tmp_path)
+    assert len(again) == 2
+    again.add(inputs[0], outputs[0], seconds=0.0)
+    assert torch.equal(again.pairs(keys).outputs.values, outputs.values)
+
+
+def test_a_store_that_cannot_be_written_to_leaves_damage_in_place(read_only):
+    key = next(iter(ResultStore(read_only).table()))["key"]
+    path = read_only / "results" / f"{key}.safetensors"
+    user = os.geteuid()
+    os.seteuid(0) if os.getuid() == 0 else None
+    path.chmod(0o644)
+    path.write_bytes(b"damaged")
+    path.chmod(0o444)
+    os.seteuid(user)
+    with pytest.warns(RuntimeWarning, match="could not be renamed"):
+        assert len(ResultStore(read_only)) == 2
+    assert path.read_bytes() == b"damaged"
+
+
+def test_every_digit_of_a_decision_counts(tmp_path):
+    """One changed character anywhere: the decision is set aside, or (white space and the like) is the same."""
+    store = ResultStore(tmp_path)
+    value = {"chosen": [3, 1], "at": 0.125, "why": "größer", "nothing": None, "flag": True}
+    store.remember("round", value)
+    path = tmp_path / "decisions" / "round.json"
+    text = path.read_text()
+    assert store.recall("round") == value
+    unnoticed = 0
+    for position in range(len(text)):
+        changed = text[:position] + chr(ord(text[position]) ^ 1) + text[position + 1 :]
+        path.write_text(changed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            found = store.recall("round")
+        assert found in (None, value), changed
+        assert path.exists() == (found is not None)
+        unnoticed += found is not None
+    assert unnoticed <= 20  # spaces that became other letters are no JSON; escapes have two spellings
+    path.write_text(text.replace("[3, 1]", "[3, 2]"))
+    with pytest.warns(RuntimeWarning, match="another name or digest"):
+        assert ResultStore(tmp_path).recall("round") is None
+    assert path.with_name("round.json.broken").exists()
+
+
+def test_decisions_and_tensors_know_their_names(tmp_path):
+    store = ResultStore(tmp_path)
+    store.remember("one", [1])
+    store.save_tensors("one", {"a": torch.ones(3)})
+    for room, suffix in (("decisions", ".json"), ("tensors", ".safetensors")):
+        (tmp_path / room / f"two{suffix}").write_bytes((tmp_path / room / f"one{suffix}").read_bytes())
+    with pytest.warns(RuntimeWarning, match="another name or digest"):
+        assert store.recall("two") is None
+    with pytest.warns(RuntimeWarning, match="expected the tensors 'two'; got 'one'"):
+        assert store.load_tensors("two") is None
+    assert store.recall("one") == [1]
+
+
+@pytest.mark.parametrize("text", ["[1", "[" * 10**5, "1" * 5000, '{"digest": "", "name": "round"}', "null", "\udc80"])
+def test_decisions_of_another_form_are_set_aside(tmp_path, text):
+    store = ResultStore(tmp_path)
+    store.remember("round", [1])
+    (tmp_path / "decisions" / "round.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        assert store.recall("round") is None
+
+
+@pytest.mark.bad_input
+def test_decisions_with_keys_that_are_numbers_are_kept_once_too(tmp_path):
+    store = ResultStore(tmp_path)
+    value = {10: "a", 9: "b"}
+    store.remember("round", value)
+    store.remember("round", value)
+    assert store.recall("round") == {"10": "a", "9": "b"}
+
+
+@pytest.mark.parametrize("room", ["results", "failures", "tensors"])
+def test_changed_records_are_set_aside_or_are_what_they_say(tmp_path, room):
+    """Mutations of the JSON in results, failures and tensors, with digests made again."""
+    store = filled(tmp_path)[0]
+    failed = some(1, seed=7, grid=SCATTERED)
+    store.fail(failed, reason="why", seconds=1.0)
+    store.save_tensors("weights", {"a": torch.ones(2, dtype=torch.complex64)})
+    path = next((tmp_path / room).glob("*.safetensors"))
+    found, draw = change.opened(path), random.Random(0)
+    refused = 0
+    for _ in range(60):
+        change.write(path, found, change.mutated(found.content, draw)[1])
+        os.utime(path, ns=(1, draw.randrange(10**15)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            again = ResultStore(tmp_path)
+            tensors = again.load_tensors("weights")
+        refused += len(again.table()) < 4 or tensors is None
+        for row in again.table():
+            assert row["status"] in ("done", "failed")
+            assert datetime.fromisoformat(str(row["when"])).tzinfo is not None
+        assert len(again) >= 2
+    assert refused >= 36
+    assert (refused < 60) == (room != "tensors")  # a time, a reason or a duration may be another
 
 
 def test_locks_of_the_dead_are_removed_and_those_of_the_living_kept(tmp_path):
@@ -409,7 +686,8 @@ def test_folders_of_others_are_left_alone(tmp_path):
 def test_other_format_versions_are_refused_and_not_changed(tmp_path, name):
     filled(tmp_path)
     mark = tmp_path / "store.json"
-    mark.write_text(json.dumps(json.loads(mark.read_text()) | {name: "another-9"}))
+    value = json.loads(mark.read_text())["value"]
+    write_json(mark, "store.json", value | {name: "another-9"})
     with pytest.raises(FileError, match="another version"):
         ResultStore(tmp_path)
     assert len(list((tmp_path / "results").glob("*.safetensors"))) == 3

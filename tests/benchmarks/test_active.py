@@ -13,11 +13,13 @@ import numpy
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 
 import probneural as pn
 from benchmarks import active, active_figures, active_runs, active_sources, active_summary, environment, report, tables
 from benchmarks.active_runs import ENSEMBLE, LAST_LAYER, RANDOM, Unit
 from probneural.errors import DataError
+from probneural.randomness import stream
 
 SOURCES = {source.name: source for source in active_sources.sources()}
 
@@ -55,6 +57,39 @@ def test_functions_are_those_of_their_seed() -> None:
     first, again, other = (source.draw(5, seed=seed).inputs.values for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def uniform_behind(normal: Tensor) -> Tensor:
+    """The uniform numbers that PyTorch's Box-Muller makes float64 normals of: the first eight of every sixteen."""
+    pairs = normal.flatten().unflatten(0, (-1, 2, 8))
+    return 1.0 - torch.exp(-0.5 * pairs.square().sum(1))
+
+
+def correlation(shares: Tensor, normal: Tensor) -> float:
+    """Of parameters with the normals that the generator would make of the same words.
+
+    It takes a word for a share in float32, of 24 bits, and two for a number in float64, which has 21 bits of the first one. So,
+    from one stream, every other share tells a number to its 21st bit, three bits further down.
+    """
+    uniform = uniform_behind(normal).flatten()
+    places = torch.arange(normal.numel()).unflatten(0, (-1, 2, 8))[:, 0].flatten()
+    places = places[places < len(shares)]
+    told = (8.0 * shares[places].double()).frac()
+    return float(torch.corrcoef(torch.stack([told, uniform[: len(places)]]))[0, 1])
+
+
+def test_parameters_are_independent_of_the_functions() -> None:
+    """A shared stream would make coefficients a function of parameters, of which no rank correlation tells."""
+    count, source = 2000, SOURCES["Burgers"]
+    one, same = (torch.Generator().manual_seed(3) for _ in range(2))
+    shares, normal = torch.rand(count, 2, generator=one), torch.randn(count, 8, generator=same, dtype=torch.float64)
+    assert correlation(shares[:, 0], normal) > 0.999999  # what a shared stream looks like
+    for seed in (0, 9000):
+        drawn = source.draw(count, seed=seed)
+        normal = drawn.coefficients / source.problem.law.eigenvalues.sqrt()
+        assert abs(correlation(drawn.shares[:, 0], normal)) < 4 / math.sqrt(count / 2)
+        ranks = [float(stats.spearmanr(drawn.shares[:, 0], column).statistic) for column in normal.T]
+        assert max(map(abs, ranks)) < math.sqrt(2 * math.log(2 * len(ranks)) / count) * 1.5
 
 
 def test_viscosities_are_log_uniform() -> None:
@@ -122,7 +157,7 @@ def test_operators_of_the_first_round_are_trained_once(tmp_path: Path, monkeypat
 
 
 def test_labels_are_bought_once(done: list[dict[str, Any]]) -> None:
-    initial = torch.randperm(40, generator=torch.Generator().manual_seed(0))[:4].tolist()
+    initial = torch.randperm(40, generator=stream(0, "benchmark start"))[:4].tolist()
     for one in done:
         batches = [row["chosen"] for row in one["rows"] if "chosen" in row]
         assert [len(batch) for batch in batches] == [4, 8]

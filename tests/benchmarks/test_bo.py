@@ -24,6 +24,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from benchmarks import bo, bo_methods, bo_problems, sections, tables
 from benchmarks.bo_higher_order import SingleDesignHigherOrderGP
 from probneural.errors import DataError
+from probneural.randomness import stream
 
 
 def _losses(problem: bo_problems.DesignProblem, designs: torch.Tensor) -> torch.Tensor:
@@ -97,7 +98,7 @@ def test_functionals_of_the_flow() -> None:
 def test_the_reference_is_better_than_random_designs() -> None:
     problem = bo_problems.make("darcy peak pressure", seed=0)
     best, near = bo_problems.reference(problem, starts=3, steps=30)
-    designs = torch.rand(256, 6, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    designs = torch.rand(256, 6, generator=stream(0, "reference designs"), dtype=torch.double)
     assert best < float(_losses(problem, designs).min())
     assert near == pytest.approx(0.01 * (float(_losses(problem, designs).mean()) - best))
     assert bo_problems.reference(bo_problems.make("environmental model", seed=0)) == (0.0, 6e-6)
@@ -110,7 +111,7 @@ def test_every_method_begins_alike_and_chooses_in_the_cube(method: str) -> None:
     result = bo_methods.run(method, problem, seed=4, effort=bo_methods.SMALL, evaluations=1)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert len(result["losses"]) == 6
-    designs = torch.rand(5, 4, generator=torch.Generator().manual_seed(1_004), dtype=torch.double)
+    designs = torch.rand(5, 4, generator=stream(4, "initial designs"), dtype=torch.double)
     assert result["losses"][:5] == _losses(problem, designs).tolist()
     assert math.isfinite(result["losses"][5])
 

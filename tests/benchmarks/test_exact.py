@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy
 import pytest
+import scipy.stats
 
 import probneural as pn
 from benchmarks import environment, exact, report, sources, tables
+from probneural.calibration import conformal_scores
+from tests.calibration.synthetic import Synthetic, pairs
 
 
 class Ticks:
@@ -66,26 +69,72 @@ def test_every_place_is_scored(runs: list[dict[str, Any]]) -> None:
             assert all(map(math.isfinite, numbers))
 
 
-def test_bands_cover_over_re_splits(runs: list[dict[str, Any]]) -> None:
+def test_bands_are_tested_on_functions_that_calibrated_none_of_them(runs: list[dict[str, Any]]) -> None:
     for facts in runs:
         bands = facts["evaluations"][0]["bands"]
+        assert (bands["sets"], bands["functions_each"]) == (1, 50)
+        assert bands["expected"] == 46 / 51
         for kind in ("coverage", "constant_coverage"):
-            assert abs(bands[kind] - 37 / 41) < 0.03  # exact in expectation for halves of 40; 80 fields, re-split
+            assert bands[kind] > 0.9 - 4.0 * (0.1 * 0.9 / 40 + 46 * 5 / 51**2 / 52) ** 0.5  # 40 functions, and a Beta
+
+
+def test_coverage_of_bands_follows_the_beta_law() -> None:
+    """A band of n functions covers a Beta(r, n + 1 - r) share of new ones; a quantile of another rank would not."""
+    count, sets = 20, 400
+    pool, fresh = pairs(count * sets, seed=5), pairs(4000, seed=11)
+    found = []
+    for start in range(0, len(pool), count):
+        scores = conformal_scores(Synthetic(sd=0.3), pool[start : start + count])
+        found.append(scores.quantile(0.9))
+    tested = conformal_scores(Synthetic(sd=0.3), fresh).values
+    coverage = [float((tested <= quantile).double().mean()) for quantile in found]
+    assert scipy.stats.kstest(coverage, scipy.stats.beta(19, 2).cdf).pvalue > 1e-3
+    assert scipy.stats.kstest(coverage, scipy.stats.beta(18, 3).cdf).pvalue < 1e-6
+
+
+def test_intervals_of_functionals(runs: list[dict[str, Any]]) -> None:
+    rows = report.interval_rows({"runs": runs})
+    assert len(rows) == len(runs)
+    for row in rows:
+        numbers = [value for value in row.values() if isinstance(value, float)]
+        assert len(numbers) == 8  # four quantities at two levels
+        assert all(0.0 <= value <= 1.0 for value in numbers)
+        assert row["sensors, 0.9"] <= row["sensors, 0.95"]
+
+
+def test_members_and_raw_numbers_are_kept(runs: list[dict[str, Any]]) -> None:
+    rows = report.member_rows({"runs": runs})
+    assert {(row["operator"], row["on"]) for row in rows} >= {("FNO", "finer grid"), ("DeepONet", "in distribution")}
+    assert all(row["seeds"] == exact.MEMBERS and row["least"] <= row["median"] <= row["most"] for row in rows)
+    raw = runs[0]["evaluations"][0]["raw"]
+    assert raw["chi2"] > 0.0
+    assert 0.0 < raw["noise_share"] <= 1.0
+
+
+def test_training_twice_as_long(tmp_path: Path) -> None:
+    task = tiny_training(tmp_path)
+    case = exact.Case(task.source, (task.recipe,))
+    longer = exact._longer(task, case, tmp_path)
+    assert longer.recipe.epochs == 2 * task.recipe.epochs
+    assert longer.path != task.path
+    facts = [{"calibration_error": 0.5}, {"calibration_error": 0.4}, {"calibration_error": 0.25}]
+    found = exact._by_operator([task, exact.replace(task, member=1), longer], facts)
+    assert found == {(0, task.recipe.kind): [{"calibration_error": 0.5, "twice_as_long": 0.5}, {"calibration_error": 0.4}]}
 
 
 def test_data_of_ones_own_go_the_same_road(tmp_path: Path) -> None:
-    burgers = pn.problems.Burgers(viscosity=0.1, modes=7).sample(60, resolution=16, seed=0)
+    burgers = pn.problems.Burgers(viscosity=0.1, modes=7).sample(120, resolution=16, seed=0)
     path = tmp_path / "waves.npz"
     arrays = {"inputs": burgers.inputs.values[:, 0].numpy(), "outputs": burgers.outputs.values[:, 0].numpy()}
     numpy.savez(path, **arrays, periodic=True)
     (case,) = exact.chosen("small", path=path)
     assert case.source.name == "waves"
     sizes = len(case.source.train), len(case.source.calibration)
-    assert sum(sizes) <= 60
+    assert sum(sizes) <= 120
     (run,), _ = exact.evaluate(exact.Evaluation(0, case.source, exact.REGRESSION.kind), Ticks())
-    assert run["evaluations"]
+    assert 0.0 <= run["evaluations"][0]["bands"]["coverage"] <= 1.0
+    assert len(case.source.pool) == 12  # which scales were not fitted on
     for evaluation in run["evaluations"]:
-        assert 0.0 <= evaluation["bands"]["coverage"] <= 1.0
         assert evaluation["scores"]["relative_l2"] > 0.0
 
 

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from probneural.calibration import ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
@@ -68,3 +69,18 @@ def pairs(n: int, *, channels: int = 1, errors: float = 0.5, seed: int = 0, grid
     drawn = errors * size * (normal(n, channels, 3, seed=seed + 2) @ basis(grid).mT)
     spread = errors * math.sqrt(0.1) * normal(n, channels, grid.size, seed=seed + 3)
     return FieldPairs(inputs, Field(weights @ basis(grid).mT + drawn + spread, grid))
+
+
+def scaled_by(factor: float, predict: Predictor) -> ScaledPredictor:
+    """A scaled predictor with one factor for everything, and no discrepancy."""
+    ones = torch.ones(predict.out_channels, dtype=torch.float64)
+    return ScaledPredictor(
+        predict,
+        factor * ones,
+        noise_scale=factor * ones,
+        root_fraction=ones,
+        white_fraction=ones,
+        noise=factor * predict.noise,
+        discrepancy_variance=0.0 * ones,
+        calibrated_on=torch.zeros(0, dtype=torch.int64),
+    )

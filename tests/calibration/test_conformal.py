@@ -121,7 +121,7 @@ def test_certainty_that_is_right_scores_zero() -> None:
 def test_errors() -> None:
     data = pairs(12)
     for level in (0.0, 1.0, math.nan):
-        with pytest.raises(ArgumentError, match="level between 0 and 1"):
+        with pytest.raises(ArgumentError, match="above 0 and below 1 as level"):
             scores_of(torch.arange(5)).quantile(level)
     with pytest.raises(CalibrationError, match="infinite scores"):
         conformal_scores(Synthetic(sd=0.0, noise=0.0), data).quantile(0.5)
@@ -129,10 +129,10 @@ def test_errors() -> None:
         conformal_scores(Synthetic(channels=2, noise=0.0), pairs(3, channels=2), modulation="constant")
     with pytest.raises(CalibrationError, match="at least one pair"):
         conformal_scores(Synthetic(), data[:0])
-    with pytest.raises(ArgumentError, match="'deviation' or 'constant'"):
+    with pytest.raises(ArgumentError, match="modulation among deviation, constant"):
         conformal_scores(Synthetic(), data, modulation="local")
     for floor in (-0.1, 1.1, math.nan):
-        with pytest.raises(ArgumentError, match="floor from 0 to 1"):
+        with pytest.raises(ArgumentError, match="at least 0 and at most 1 as floor"):
             conformal_scores(Synthetic(), data, floor=floor)
     with pytest.raises(ShapeError, match="scale of shape"):
         ConformalScores(torch.ones(3).double(), torch.ones(2, 1).double())

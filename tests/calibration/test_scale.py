@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from probneural import functionals, metrics
-from probneural.calibration import ScaledPredictor, SimultaneousBand, VarianceScale, chunks
+from probneural.calibration import SimultaneousBand, VarianceScale, chunks
 from probneural.calibration.scale import SHARES
 from probneural.distributions import EmpiricalField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
@@ -60,7 +60,7 @@ def test_it_maximises_the_marginal_likelihood() -> None:
     found = VarianceScale(separate=False).fit(Synthetic(), data)
 
     def nll(scale: Tensor) -> float:
-        predict = ScaledPredictor(Synthetic(), scale)
+        predict = replace(found, scale=scale, noise_scale=scale)
         return metrics.nll(metrics.compare(predict(data.inputs), data.outputs, noise=predict.noise)).mean().item()
 
     assert nll(found.scale) < min(nll(found.scale * 0.99), nll(found.scale * 1.01))
@@ -73,13 +73,12 @@ def test_the_result_is_a_predictor_with_the_same_mean_and_coherent_draws() -> No
     assert (found.dtype, found.device) == (inner.dtype, inner.device)
     u, v = inner(data.inputs), found(data.inputs)
     assert torch.equal(u.mean, v.mean)
-    torch.testing.assert_close(v.variance, u.variance * found.scale[:, None])
-    torch.testing.assert_close(found.noise, inner.noise * found.scale)
-    deviation = (u.rsample(seed=1) - u.mean) * found.scale.sqrt()[:, None]
-    torch.testing.assert_close(v.rsample(seed=1) - v.mean, deviation)
+    torch.testing.assert_close(v.variance + found.noise[:, None], (u.variance + inner.noise[:, None]) * found.scale[:, None])
+    torch.testing.assert_close(found.residual_variance, found.noise + found.discrepancy_variance)
     fine = GRID.resized((32,))
-    torch.testing.assert_close(found.draw(4)(data.inputs.values), found(data.inputs).rsample(seed=4))
-    torch.testing.assert_close(found.draw(4)(data.inputs.values, query=fine)[..., ::2], found.draw(4)(data.inputs.values))
+    drawn = found.draw(4)(data.inputs.values)
+    torch.testing.assert_close(found.draw(4)(data.inputs.values[2:3]), drawn[2:3])
+    torch.testing.assert_close(found.draw(4)(data.inputs.values, query=fine)[..., ::2], drawn)
     total = functionals.integral(GRID)
     measured = v[:2].condition(total, total(v.mean[:2]), noise=0.1)
     assert (v.under(measured.latent).variance <= v.variance + 1e-12).all()
@@ -88,12 +87,14 @@ def test_the_result_is_a_predictor_with_the_same_mean_and_coherent_draws() -> No
     assert "ScaledPredictor" in repr(found)
 
 
-def test_scaling_twice_multiplies() -> None:
-    data = pairs(10)
-    once = VarianceScale(separate=False).fit(Synthetic(), data)
-    twice = VarianceScale(separate=False).fit(once, data)
-    assert twice.scale.item() == pytest.approx(1.0, rel=1e-12)
-    assert twice(data.inputs).latent.id != once(data.inputs).latent.id
+@pytest.mark.parametrize("separate", [False, True])
+def test_calibrating_anew_replaces_the_scales(separate: bool) -> None:
+    first, second = pairs(10), pairs(12, errors=2.0, seed=7)
+    once = VarianceScale(separate=separate).fit(Synthetic(), first)
+    again, fresh = (VarianceScale(separate=separate).fit(predict, second) for predict in (once, Synthetic()))
+    assert torch.equal(again.scale, fresh.scale)
+    assert torch.equal(again.calibrated_on, fresh.calibrated_on)
+    assert again(second.inputs).latent.id == fresh(second.inputs).latent.id != once(second.inputs).latent.id
 
 
 FINE = GRID.resized((40,))
@@ -114,7 +115,7 @@ def test_fields_are_predicted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(chunks, "CHUNK_VALUES", 2 * 16 * 5 + 3)
     predict = Synthetic(channels=2)
     torch.testing.assert_close(VarianceScale(separate=False).fit(predict, data).scale, whole.scale)
-    assert [count for count, _ in predict.calls] == 2 * [5, 5, 5, 5, 3]  # once for the shares, once for the errors
+    assert [count for count, _ in predict.calls] == [5, 5, 5, 5, 3] + 23 * [1]  # once for the errors, once for correlations
 
 
 def test_values_known_exactly_and_predicted_right_count_nothing() -> None:
@@ -138,9 +139,16 @@ class TestSeparateScales:
     def test_finds_both_mistakes(self) -> None:
         data = pairs(4000, errors=0.5)  # a quarter of the variances that Synthetic() states
         noisy = data.outputs.values + normal(*data.outputs.values.shape, seed=9)
-        found = VarianceScale().fit(Synthetic(sd=0.25, noise=8.0), FieldPairs(data.inputs, Field(noisy, GRID)))
+        wrong, noisy_pairs = Synthetic(sd=0.25, noise=8.0), FieldPairs(data.inputs, Field(noisy, GRID))
+        found = VarianceScale().fit(wrong, noisy_pairs)
         assert found.scale.item() == pytest.approx(4.0, rel=0.05)  # 1 % steps of the share, and 12,000 directions
-        assert found.noise.item() == pytest.approx(1.025, rel=0.05)
+        assert found.noise_scale.item() * 8.0 == pytest.approx(1.025, rel=0.05)
+        assert found.root_fraction.item() == found.white_fraction.item() == 1.0  # as the data were made
+        assert found.noise.item() == 0.0  # the field holds what is not said to be measurement noise
+        told = VarianceScale(noise=1.0).fit(wrong, noisy_pairs)
+        assert told.noise.item() == 1.0
+        total = [one(data.inputs[:3]).variance + one.noise for one in (found, told)]
+        torch.testing.assert_close(*total)
 
     def test_is_at_least_as_likely_as_a_common_scale(self) -> None:
         data = pairs(20)
@@ -151,19 +159,12 @@ class TestSeparateScales:
         wrong = Synthetic(noise=10.0)
         assert nll(VarianceScale().fit(wrong, data)) < nll(VarianceScale(separate=False).fit(wrong, data)) - 0.1
 
-    def test_twice_is_once(self) -> None:
-        data = pairs(20)
-        once = VarianceScale().fit(Synthetic(noise=1e-6), data)
-        twice = VarianceScale().fit(once, data)
-        torch.testing.assert_close(twice.scale, torch.ones(1, dtype=torch.float64), rtol=1e-9, atol=0)
-        torch.testing.assert_close(twice.noise, once.noise, rtol=1e-9, atol=0)
-
     def test_the_noise_keeps_a_share(self) -> None:
         data = pairs(50)
         for noise in (1e-9, 1e9):
             found = VarianceScale().fit(Synthetic(noise=noise), data)
-            own = found(data.inputs).variance.mean().item()
-            share = found.noise.item() / (found.noise.item() + own)
+            total = found(data.inputs).variance.mean().item() + found.noise.item()
+            share = (found.noise_scale * noise).item() / total
             assert SHARES[0] - 1e-9 <= share <= SHARES[1] + 1e-9
 
     def test_a_part_that_is_zero_leaves_one_scale(self) -> None:
@@ -192,8 +193,11 @@ def test_errors() -> None:
     with pytest.raises(DataError, match="calibration outputs"):
         VarianceScale(separate=False).fit(Synthetic(), FieldPairs(data.inputs, Field(broken, GRID)))
     for scale in (torch.tensor([0.0]), torch.tensor([torch.inf]), torch.ones(2)):
-        with pytest.raises(ArgumentError, match="positive finite scales"):
-            ScaledPredictor(Synthetic(), scale.double())
+        with pytest.raises((ArgumentError, ShapeError), match="positive finite scale|scale of shape"):
+            replace(VarianceScale().fit(Synthetic(), data), scale=scale.double())
+    for fraction in (torch.tensor([-0.1]), torch.tensor([1.1]), torch.ones(2)):
+        with pytest.raises(ArgumentError, match="fractions between 0 and 1"):
+            replace(VarianceScale().fit(Synthetic(), data), white_fraction=fraction.double())
 
 
 @pytest.mark.bad_input
@@ -210,7 +214,7 @@ def test_predictions_that_are_not_finite_are_named() -> None:
     with pytest.raises(DataError, match="predicted means"):
         VarianceScale(separate=False).fit(Diverged(), pairs(3))
     Diverged.sizes = (1e200, -1e200)
-    with pytest.raises(DataError, match="predicted variances"):
+    with pytest.raises(DataError, match="variances that torch.float64 holds"):
         VarianceScale(separate=False).fit(Diverged(), pairs(3))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from probneural.curvature import diagonals
 from probneural.curvature.diagonals import Estimate, row_squares_estimate, xdiag, xtrace
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.randomness import stream
 from tests.curvature.spectra import F64, Counted, normal, rotation, spectra, with_eigenvalues
 
 
@@ -236,13 +237,13 @@ def test_against_one_factorisation_per_vector(name: str, chunk: int | None, monk
         monkeypatch.setattr(diagonals, "_CHUNK", chunk)
     matrix = with_eigenvalues(spectra(80)[name])
     counted = Counted(matrix)
-    tests = (torch.randint(0, 2, (6, 80), generator=torch.Generator().manual_seed(5)) * 2 - 1).to(F64)
+    tests = (torch.randint(0, 2, (6, 80), generator=stream(5, "diagonal")) * 2 - 1).to(F64)
     replicates, _ = naive(matrix, tests, normalised=False)
     found = xdiag(counted, 80, products=12, seed=5)
     torch.testing.assert_close(found.values, replicates.mean(0), rtol=1e-6, atol=1e-10)
     torch.testing.assert_close(found.errors, replicates.std(0) / math.sqrt(6), rtol=1e-6, atol=1e-10)
     assert found.products == counted.rows == 12
-    _, totals = naive(matrix, normal(6, 80, seed=5), normalised=True)
+    _, totals = naive(matrix, torch.randn(6, 80, generator=stream(5, "trace"), dtype=F64), normalised=True)
     trace = xtrace(Counted(matrix), 80, products=13, seed=5)
     assert trace.value == pytest.approx(float(totals.mean()), rel=1e-8)
     assert trace.error == pytest.approx(float(totals.std()) / math.sqrt(6), rel=1e-6, abs=1e-10)

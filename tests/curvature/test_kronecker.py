@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from probneural.curvature import ParameterVector, jacobian
 from probneural.curvature.kronecker import KroneckerFactors, KroneckerWeights, kronecker
 from probneural.curvature.kronecker_blocks import matrix_blocks
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators.layers import PointwiseLinear, SpectralConv
@@ -203,6 +203,52 @@ def test_prior_that_breaks_the_coupling_leaves_the_modes_independent() -> None:
     factors = kronecker(layout, layer, stream(whitened))
     assert factors.mixing.first.numel() == 0
     assert float(factors.eigenvalues.sum()) == pytest.approx(float(whitened.square().sum()), rel=1e-12)
+
+
+def ratios(*, seed: int) -> Tensor:
+    """Prior standard deviations of `(5, 3)` single modes, `(5, 3, 1, 1, 2)`: other ratios of the parts in every mode."""
+    return 0.2 + torch.rand(5, 3, 1, 1, 2, generator=generator(seed), dtype=F64)
+
+
+def test_prior_with_a_ratio_of_parts_in_every_mode() -> None:
+    """Single numbers on the zero plane are coupled with their conjugates, which have the same ratio and another size."""
+    layer = SpectralConv(1, 1, modes=(3, 3)).to(F64)
+    layout, rows = rows_of(layer, noise(PLANE, 1))
+    spread = ratios(seed=3)
+    spread[[4, 3], 0] = torch.tensor([2.0, 0.5], dtype=F64).reshape(2, 1, 1, 1) * spread[[1, 2], 0]  # -k of k = 1, 2
+    whitened = rows * spread.flatten()
+    for corrected in (False, True):
+        factors = kronecker(layout, layer, stream(whitened), corrected=corrected, spread=spread.flatten())
+        assert factors.mixing.first.numel() == 4
+        assert relative(dense(factors), whitened.mT @ whitened) <= 1e-12
+    assert relative(dense(kronecker(layout, layer, stream(whitened))), whitened.mT @ whitened) > 0.1
+
+
+def test_prior_with_a_ratio_of_parts_in_real_matrices() -> None:
+    """The mean of a real field, and gradients that a turn of the phase leaves in real bases."""
+    left, right = torch.randn(3, 3, dtype=F64, generator=generator(1)), torch.randn(2, 2, dtype=F64, generator=generator(2))
+    products = torch.einsum("ia,jb->abij", left, right).flatten(0, 1).to(torch.complex128)
+    gradients = torch.zeros(24, 2, 3, 2, dtype=torch.complex128)
+    gradients[:6, 0], gradients[6:12, 0], gradients[12:18, 1] = products, 1j * products, products
+    spread = torch.tensor([2.0, 0.6], dtype=F64).expand(3, 2, 2, 2).flatten()
+    rows = rows_from(gradients) * spread
+    factors = kronecker(ParameterVector.of(Modes(2)), Modes(2), stream(rows), spread=spread)
+    assert relative(dense(factors), rows.mT @ rows) <= 1e-12
+    assert int((factors.eigenvalues == 0).sum()) == 6
+
+
+@pytest.mark.parametrize("reason", ["correlate the two", "from number to number", "in the conjugate mode"])
+def test_priors_that_leave_no_kronecker_product(reason: str) -> None:
+    channels = 2 if "conjugate" not in reason else 1
+    layer = SpectralConv(channels, channels, modes=(3, 3)).to(F64)
+    layout, rows = rows_of(layer, noise(PLANE, channels))
+    spread = torch.tensor([1.0, 0.7], dtype=F64).expand(5, 3, channels, channels, 2).clone()
+    if "number" in reason:
+        spread[1, 1, 0, 1, 1] = 0.6
+    if "conjugate" in reason:
+        spread[4, 0, 0, 0, 1] = 0.6
+    with pytest.raises(UnsupportedError, match=rf"different ones in weight, with .*{reason}; make them equal"):
+        kronecker(layout, layer, stream(rows * spread.flatten()), spread=spread.flatten())
 
 
 def test_coupled_tensors_are_one_layer() -> None:

@@ -194,11 +194,13 @@ def test_any_start_will_do(start: Tensor) -> None:
     check(top_eigenpairs(Counted(matrix), 120, rank=5, start=start), matrix)
 
 
-def test_a_start_that_misses_a_direction() -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_a_start_that_misses_a_direction(seed: int) -> None:
+    """Exact pairs of a start converge at once, which must not end the search; in eight random vectors 10 shows as about 1."""
     basis = rotation(100)
     values = torch.cat([torch.tensor([10.0]), torch.ones(20), torch.zeros(79)]).to(F64)
     matrix = (basis * values) @ basis.mT
-    check(top_eigenpairs(Counted(matrix), 100, rank=5, start=basis[:, 1:15]), matrix)
+    check(top_eigenpairs(Counted(matrix), 100, rank=5, start=basis[:, 1:15], seed=seed), matrix)
 
 
 def test_seeds_repeat_and_leave_the_global_generator() -> None:

@@ -92,7 +92,7 @@ def test_unflattening_is_differentiable() -> None:
 def test_errors() -> None:
     module = Mixed()
     for name in ("firs", "first.", "nested.2", ""):
-        with pytest.raises(ArgumentError, match="names among"):
+        with pytest.raises(ArgumentError, match="parameters among"):
             ParameterVector.of(module, ["spectrum", name])
     with pytest.raises(ArgumentError, match="a module with parameters"):
         ParameterVector.of(nn.Tanh())

@@ -79,7 +79,7 @@ def test_refuses_what_does_not_fit() -> None:
         changed(case, operator=partly, layout=ParameterVector.of(partly))
     for name in ("batch", "chunk"):
         for wrong in (0, -1, 1.5, True):
-            with pytest.raises(ArgumentError, match=f"a positive integer as {name}"):
+            with pytest.raises(ArgumentError, match=f"an integer of at least 1 as {name}"):
                 changed(case, **{name: wrong})
     with pytest.raises(ArgumentError, match="a layout of this operator's parameters"):
         changed(case, layout=ParameterVector.of(torch.nn.Linear(1, 1)))

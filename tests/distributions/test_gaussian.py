@@ -619,9 +619,9 @@ class TestBadInput:
 
     @pytest.mark.parametrize("noise", [-1.0, torch.nan])
     def test_noise_that_is_no_variance(self, noise: float) -> None:
-        with pytest.raises(ArgumentError, match="finite noise variances >= 0"):
+        with pytest.raises(ArgumentError, match="noise >= 0, finite"):
             self.FIELD.condition(self.TOTAL, self.VALUES, noise=noise)
-        with pytest.raises(ArgumentError, match="finite noise variances >= 0"):
+        with pytest.raises(ArgumentError, match="noise >= 0, finite"):
             self.FIELD.log_prob(self.MEAN, noise=noise)
 
     def test_noise_that_is_zero_here_and_there(self) -> None:

@@ -182,7 +182,7 @@ class Unheard(FieldDistribution):
 @pytest.mark.bad_input
 class TestBadInput:
     def test_inputs_that_are_no_field(self) -> None:
-        with pytest.raises(DataError, match=r"a Field of inputs.* wrap the tensor"):
+        with pytest.raises(DataError, match=r"a Field as inputs.* wrap the tensor"):
             WeightSpace()(INPUTS.values)  # type: ignore[arg-type]
 
     def test_inputs_of_other_channels(self) -> None:
@@ -222,7 +222,7 @@ class TestForeignGrids:
 
     @pytest.mark.parametrize("query", [64, (64,), "grid"])
     def test_a_query_is_a_grid(self, query: object) -> None:
-        with pytest.raises(GridError, match="a Grid to evaluate on"):
+        with pytest.raises(GridError, match="a Grid as query"):
             WeightSpace()(INPUTS, query)  # type: ignore[arg-type]
 
     def test_draws_are_not_converted(self) -> None:

@@ -15,6 +15,7 @@ from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
 from probneural.heads import AnchoredEnsemble, DeepEnsemble
 from probneural.operators.layers import SpectralConv
+from probneural.randomness import stream
 from tests.heads import test_gold1 as gold
 from tests.heads.cases import fields, operator_case
 
@@ -108,7 +109,7 @@ def test_members_are_stationary_points_of_their_own_problems() -> None:
     grid, outputs = case.data.outputs.grid, case.data.outputs.values
     share = grid.weights / grid.volume
     for number, vector in enumerate(predict.vectors):
-        generator = torch.Generator().manual_seed(2 * 2**20 + number)
+        generator = stream(2, "anchored member", number)
         anchor = torch.randn(len(vector), generator=generator, dtype=torch.float64) / 3**0.5
         deviation = (0.05 / (4.0 * share)).sqrt()
         targets = outputs + deviation * torch.randn(outputs.shape, generator=generator, dtype=torch.float64)

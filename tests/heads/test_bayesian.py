@@ -585,18 +585,18 @@ def test_pyro_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "kind", "message"),
     [
-        ({"method": "gibbs"}, UnsupportedError, "a method among nuts, mean_field, full_rank; got 'gibbs'"),
+        ({"method": "gibbs"}, UnsupportedError, "method among nuts, mean_field, full_rank; got 'gibbs'"),
         ({"method": "mean_field", "samples": 10}, ArgumentError, "that method='mean_field' reads; got samples=10"),
         ({"method": "full_rank", "coordinates": "weights"}, ArgumentError, "got coordinates='weights'"),
         ({"steps": 10}, ArgumentError, "that method='nuts' reads; got steps=10"),
-        ({"samples": 3}, ArgumentError, "samples as an integer >= 4; got 3"),
-        ({"warmup": 0}, ArgumentError, "warmup as an integer >= 1"),
-        ({"chains": True}, ArgumentError, "chains as an integer >= 1; got True"),
-        ({"chains": 1.0}, ArgumentError, "chains as an integer >= 1"),
-        ({"method": "mean_field", "steps": 0}, ArgumentError, "steps as an integer >= 1"),
+        ({"samples": 3}, ArgumentError, "an integer of at least 4 as samples; got 3"),
+        ({"warmup": 0}, ArgumentError, "an integer of at least 1 as warmup"),
+        ({"chains": True}, ArgumentError, "an integer of at least 1 as chains; got True"),
+        ({"chains": 1.0}, ArgumentError, "an integer of at least 1 as chains"),
+        ({"method": "mean_field", "steps": 0}, ArgumentError, "an integer of at least 1 as steps"),
         ({"coordinates": "polar"}, ArgumentError, "coordinates among principal, weights, whitened; got 'polar'"),
-        ({"seed": -1}, ArgumentError, "a seed from 0"),
-        ({"seed": 0.5}, ArgumentError, "a seed from 0"),
+        ({"seed": -1}, ArgumentError, "seed as an integer of at least 0"),
+        ({"seed": 0.5}, ArgumentError, "seed as an integer of at least 0"),
         ({"method": "full_rank", "infer_hyperparameters": True}, ArgumentError, "method='nuts' with noise or prior"),
         ({"infer_hyperparameters": True, "noise": 1.0, "prior_precision": 1.0}, ArgumentError, "infer_hyperparameters=False"),
     ],
@@ -622,7 +622,7 @@ def test_bad_data_and_priors() -> None:
     with pytest.raises(DataError, match="at least one input"):
         predict(case.data.inputs[:0])
     for draws in (0, 5, 2.0, True):
-        with pytest.raises(ArgumentError, match="1 to 4 draws"):
+        with pytest.raises(ArgumentError, match="an integer from 1 to 4 as draws"):
             predict.thinned(draws)
 
 

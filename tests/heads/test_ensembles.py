@@ -15,14 +15,17 @@ import torch
 from torch import Tensor, nn
 
 import probneural as pn
-from probneural.distributions import EmpiricalField
+from probneural.distributions import EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, ShapeError, TrainingError, UnsupportedError
 from probneural.fields import Field, FieldPairs, evaluate
 from probneural.functionals import sensors
 from probneural.grids import Grid
 from probneural.heads import DeepEnsemble, WeightSampledPredictor, ensembles, members, sampled
 from probneural.heads.members import MemberTask, Stopwatch, processes_pay
-from tests.heads.cases import briefly, data_for, fields, fitted, operator_case, redraw, to_dtype
+from probneural.heads.resets import Initialisation
+from probneural.operators import FNO
+from probneural.randomness import seeded, stream_seed
+from tests.heads.cases import ComplexSpectral, briefly, data_for, fields, fitted, generator, operator_case, redraw, to_dtype
 
 RECIPE = functools.partial(pn.fit, epochs=1, batch_size=3, validation=0.34, show_progress=False)
 
@@ -38,13 +41,12 @@ def exits(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
 
 def by_hand(operator: nn.Module, data: FieldPairs, number: int, *, seed: int = 0) -> nn.Module:
     """A member as the documentation describes it."""
-    module = copy.deepcopy(operator)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed * 2**20 + number)
+    module, own = copy.deepcopy(operator), stream_seed(seed, "ensemble member", number)
+    with seeded(own, "member training"):
         for child in reversed(list(module.modules())):
             if hasattr(child, "reset_parameters"):
                 child.reset_parameters()
-        briefly(module, data, seed=seed * 2**20 + number)
+        briefly(module, data, seed=own)
     return module.eval()
 
 
@@ -137,8 +139,10 @@ def test_global_randomness_is_seeded_and_given_back() -> None:
     operator = Odd()
     data = data_for(operator, fields(Grid.uniform(8), 4, 1, seed=1))
 
+    begun: list[int] = []
+
     def noisy(module: nn.Module, pairs: FieldPairs, *, seed: int) -> None:
-        assert torch.initial_seed() == seed  # of the forked state
+        begun.append(torch.initial_seed())
         with torch.no_grad():
             module.weight.add_(torch.randn(3))
 
@@ -148,6 +152,8 @@ def test_global_randomness_is_seeded_and_given_back() -> None:
     torch.rand(7)
     second = head(train=noisy, reset=redraw).fit(operator, data)
     assert torch.equal(first.vectors, second.vectors)
+    assert begun[:3] == begun[3:]
+    assert len({*begun}) == 3
     assert first.vectors.shape == (3, 6)
     assert float(first(data.inputs).variance.min()) > 0
 
@@ -253,7 +259,7 @@ def test_consumers_take_ensembles() -> None:
     predict = fitted("deep-ensemble", "fno-1d")
     held_out = data_for(copy.deepcopy(case.operator).eval(), fields(case.inputs.grid, 25, 1, seed=21), seed=22, noise=0.5)
     calibrated = pn.calibration.VarianceScale().fit(predict, held_out)
-    assert isinstance(calibrated(case.inputs), EmpiricalField)
+    assert isinstance(calibrated(case.inputs), GaussianField)  # of the members' mean and covariance, and a discrepancy
     band = pn.calibration.SimultaneousBand(level=0.8).fit(predict, held_out)
     assert band.coverage(held_out) == pytest.approx(21 / 25)  # ⌈26 * 0.8⌉ = 21
     assert pn.metrics.score(calibrated(held_out.inputs), held_out.outputs, noise=calibrated.noise)
@@ -310,7 +316,7 @@ def test_auto_trains_here_what_cannot_be_sent_and_where_processes_do_not_pay(mon
         lambda task, jobs, *, workers, tick: sent.extend(jobs) or members.train_here(task, jobs, tick=tick),
     )
     assert torch.equal(head(execution="auto").fit(case.operator, case.data).vectors, expected.vectors)
-    assert sent == [(1, 1), (2, 2)]
+    assert sent == [(number, stream_seed(0, "ensemble member", number)) for number in (1, 2)]
 
 
 def test_when_processes_pay() -> None:
@@ -357,17 +363,20 @@ def test_progress_bars_of_recipes_are_off_unless_asked_for() -> None:
 
 def test_what_a_worker_answers() -> None:
     case = operator_case("fno-1d")
-    task = MemberTask(case.operator, case.data, briefly, None, 2, torch.device("cpu"))
+    task = MemberTask(case.operator, case.data, briefly, Initialisation(), 2, torch.device("cpu"))
     answer = members._answer(task, 1, 9)
     assert isinstance(answer, bytes)
     state = torch.load(io.BytesIO(answer), weights_only=True)
     assert state.keys() == members.state_of(case.operator).keys()
-    broken = MemberTask(case.operator, case.data, failing, None, 2, torch.device("cpu"))
-    assert isinstance(members._answer(broken, 1, 9), TrainingError)
+    broken = MemberTask(case.operator, case.data, failing, Initialisation(), 2, torch.device("cpu"))
+    assert isinstance(members._answer(broken, 1, UNLUCKY), TrainingError)
+
+
+UNLUCKY = stream_seed(0, "ensemble member", 1)
 
 
 def failing(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
-    if seed % 2 == 1:
+    if seed == UNLUCKY:
         raise ValueError("no luck")
     briefly(operator, data, seed=seed)
 
@@ -391,7 +400,7 @@ def growing(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
 
 def resizing(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
     briefly(operator, data, seed=seed)
-    operator.norm.running_mean = torch.zeros(seed + 1)
+    operator.norm.running_mean = torch.zeros(seed % 1009 + 1)
 
 
 @pytest.mark.parametrize(
@@ -478,6 +487,101 @@ def test_resets_are_complete_or_refused() -> None:
         assert torch.equal(value, before[name])
 
 
+def built(seed: int) -> nn.Module:
+    """A factory for a module whose complex weights no `reset_parameters` reaches."""
+    return ComplexSpectral().double()
+
+
+ONE = ComplexSpectral().double()
+
+
+class Named:
+    """A factory that draws from a generator of its own, and remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.seeds: list[int] = []
+
+    def __call__(self, seed: int) -> nn.Module:
+        self.seeds.append(seed)
+        module, own = ComplexSpectral().double(), generator(seed)
+        for parameter in module.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=own, dtype=parameter.dtype))
+        return module
+
+
+def test_a_factory_makes_the_members() -> None:
+    """By hand: build under the member's seed, train, evaluate."""
+    case = operator_case("complex")
+    predict = head(build=Named(), seed=5).fit(case.operator, case.data)
+    expected = []
+    for number in range(3):
+        member = stream_seed(5, "ensemble member", number)
+        module = Named()(member)
+        briefly(module, case.data, seed=member)
+        with torch.no_grad():
+            expected.append(evaluate(module.eval(), case.inputs))
+    torch.testing.assert_close(predict(case.inputs).samples, torch.stack(expected), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ArgumentError, match="with spectral, which none reaches; give build="):
+        head().fit(case.operator, case.data)
+
+
+def test_a_factory_is_called_once_for_each_member_trained() -> None:
+    case, factory = operator_case("complex"), Named()
+    kept = head(build=factory, keeps_operator=True).fit(case.operator, case.data)
+    assert factory.seeds[2:] == [
+        stream_seed(0, "ensemble member", number) for number in (1, 2)
+    ]  # the first two are a check that seeds differ
+    with torch.no_grad():
+        torch.testing.assert_close(kept(case.inputs).samples[0], evaluate(case.operator, case.inputs))
+
+
+def test_members_start_with_the_buffers_of_the_factory() -> None:
+    """A given operator's units belong to its own training; what is built takes new ones."""
+    case = operator_case("fno-1d")
+
+    def build(seed: int) -> nn.Module:
+        return FNO(1, 1, modes=(3,), width=4, depth=2, projection=6).double()
+
+    operator = build(0)
+    operator.output_normalizer.scale.fill_(7.0)
+    data = Field(3.0 * case.data.outputs.values, case.data.outputs.grid)
+    recipe = functools.partial(pn.fit, epochs=1, validation=0.0, show_progress=False)
+    predict = head(train=recipe, build=build).fit(operator, FieldPairs(case.data.inputs, data))
+    expected = (data.values.square().mean() - data.values.mean().square()).sqrt()
+    torch.testing.assert_close(predict.operator.output_normalizer.scale.flatten()[0], expected, rtol=1e-2, atol=0)
+
+
+def test_a_factory_travels_to_worker_processes() -> None:
+    case = operator_case("complex")
+    loop, processes = (
+        head(2, build=built, execution=way, workers=2).fit(case.operator, case.data) for way in ("loop", "processes")
+    )
+    torch.testing.assert_close(loop.vectors, processes.vectors, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda seed: nn.Conv1d(1, 1, 1).double(),
+            "operators like the one given, a ComplexSpectral; got a Conv1d with another",
+        ),
+        (
+            lambda seed: ComplexSpectral(modes=2).double(),
+            r"another spectral: \(\(1, 4, 2\), .*\) for \(\(1, 4, 3\)",
+        ),
+        (lambda seed: ComplexSpectral(), "another head.bias: .*float32.* for .*float64"),
+        (lambda seed: ComplexSpectral, "an nn.Module as what build returns; got the class ComplexSpectral"),
+        (lambda seed: ONE, "new weights for each seed"),
+    ],
+    ids=["class", "shape", "dtype", "no-module", "one-module"],
+)
+def test_factories_that_do_not_fit_are_refused(build: object, message: str) -> None:
+    case = operator_case("complex")
+    with pytest.raises(ArgumentError, match=message):
+        head(build=build).fit(case.operator, case.data)
+
+
 @pytest.mark.bad_input
 def test_what_cannot_be_sent_to_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = operator_case("fno-1d")
@@ -502,14 +606,18 @@ def test_bad_settings() -> None:
         ("members", 2.0),
         ("members", True),
         ("seed", -1),
-        ("seed", 2**20),
+        ("seed", 0.5),
+        ("seed", True),
         ("workers", 0),
         ("execution", "vmap"),
         ("prediction", "processes"),
         ("reset", "all"),
+        ("build", "FNO"),
     ):
         with pytest.raises(ArgumentError, match=name):
             DeepEnsemble(**{"members": 3, "train": briefly, name: value})
+    with pytest.raises(ArgumentError, match="reset= or build=; got both"):
+        head(reset=redraw, build=built)
     with pytest.raises(TypeError):
         DeepEnsemble(3, briefly)
     case = operator_case("fno-1d")

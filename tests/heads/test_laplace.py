@@ -101,11 +101,11 @@ def test_chosen_parameters_must_be_few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.bad_input
 def test_errors() -> None:
     case = operator_case("fno-1d")
-    with pytest.raises(UnsupportedError, match="a structure among low_rank, .*; got 'diagnoal'"):
+    with pytest.raises(UnsupportedError, match="structure among low_rank, .*; got 'diagnoal'"):
         Laplace(structure="diagnoal")
     with pytest.raises(ArgumentError, match="got 'read_out'"):
         Laplace(parameters=["read_out"]).fit(case.operator, case.data)
-    with pytest.raises(ArgumentError, match="a prior precision for each of readout.weight, readout.bias"):
+    with pytest.raises(ArgumentError, match="prior_precision for each of readout.weight, readout.bias"):
         Laplace(parameters=["readout"], prior_precision={"readout.weight": torch.ones(1, 6)}).fit(case.operator, case.data)
     named = {"readout.weight": torch.ones(6), "readout.bias": torch.ones(1)}
     with pytest.raises(ShapeError, match="readout.weight of shape"):

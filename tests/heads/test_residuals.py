@@ -97,5 +97,5 @@ def test_settings_per_channel() -> None:
 @pytest.mark.bad_input
 def test_bad_settings() -> None:
     for value in (0.0, -1.0, float("inf"), torch.ones(3)):
-        with pytest.raises(ArgumentError, match="leave noise=None"):
+        with pytest.raises(ArgumentError, match="noise > 0, finite|leave noise=None"):
             given_per_channel(value, 2, name="noise")

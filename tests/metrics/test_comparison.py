@@ -86,7 +86,7 @@ def test_errors() -> None:
         compare(u, Field(broken, GRID))
     with pytest.raises(DataError, match="predicted means"):
         compare(EmpiricalField(broken[None], grid=GRID), truth)
-    with pytest.raises(DataError, match="predicted variances"):
+    with pytest.raises(DataError, match="variances that torch.float64 holds"):
         compare(EmpiricalField(torch.stack([truth.values * 1e200, -truth.values * 1e200]), grid=GRID), truth)
     for noise in (-1.0, math.nan, torch.ones(3)):
         with pytest.raises(ArgumentError, match="noise"):

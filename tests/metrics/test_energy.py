@@ -64,5 +64,5 @@ def test_seeds_repeat() -> None:
 @pytest.mark.bad_input
 def test_draws() -> None:
     comparison = compare(gaussian(GRIDS["plane"]), truth_for(gaussian(GRIDS["plane"])))
-    with pytest.raises(ArgumentError, match="at least two draws"):
+    with pytest.raises(ArgumentError, match="an integer of at least 2 as draws"):
         energy_score(comparison, draws=1)

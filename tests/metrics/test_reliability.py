@@ -123,6 +123,18 @@ def test_the_supremum_of_a_rank_one_field_is_one_normal_variable() -> None:
         assert found.tolist() == [inside] * 3
 
 
+def test_neighbouring_seeds_share_no_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in any of the batches that draws are taken in."""
+    monkeypatch.setattr(reliability, "_CHUNK_ELEMENTS", 16)
+    u, drawn, draw = gaussian(GRID, n=1, c=1), [], GaussianField.rsample
+    monkeypatch.setattr(GaussianField, "rsample", lambda *given, **named: drawn.append(draw(*given, **named)) or drawn[-1])
+    for seed in range(3):
+        simultaneous_coverage(compare(u, truth_for(u)), draws=4, seed=seed)
+    values = torch.cat(drawn).flatten(1)
+    assert values.shape == (12, 16)
+    assert float((torch.cdist(values, values) + torch.eye(12)).min()) > 1e-6
+
+
 def test_the_supremum_of_pure_noise_is_that_of_independent_normals() -> None:
     u = EmpiricalField(torch.zeros(1, 2, 1, 16).double(), grid=GRID)
     half = stats.norm.ppf(0.5 + 0.5 * 0.9 ** (1 / 16))  # P(all 16 inside) = 0.9
@@ -161,14 +173,14 @@ def test_levels_lie_between_zero_and_one(level: float) -> None:
     u = gaussian(GRID)
     comparison = compare(u, truth_for(u))
     for function in (coverage, interval_width, simultaneous_coverage):
-        with pytest.raises(ArgumentError, match="level between 0 and 1"):
+        with pytest.raises(ArgumentError, match="above 0 and below 1 as level"):
             function(comparison, level=level)
 
 
 @pytest.mark.bad_input
 def test_draws_are_needed() -> None:
     u = gaussian(GRID)
-    with pytest.raises(ArgumentError, match="at least one draw"):
+    with pytest.raises(ArgumentError, match="an integer of at least 1 as draws"):
         simultaneous_coverage(compare(u, truth_for(u)), draws=0)
 
 

@@ -134,16 +134,16 @@ class TestBadInput:
     @pytest.mark.parametrize("level", [0.0, 1.0, -1.0])
     def test_level(self, level: float) -> None:
         for function in (metrics.interval_score, metrics.n_merci):
-            with pytest.raises(ArgumentError, match="level between 0 and 1"):
+            with pytest.raises(ArgumentError, match="above 0 and below 1 as level"):
                 function(self.comparison, level=level)
 
     @pytest.mark.parametrize("bins", [0, 46])
     def test_bins(self, bins: int) -> None:
-        with pytest.raises(ArgumentError, match="1 to 45 bins"):
+        with pytest.raises(ArgumentError, match="an integer from 1 to 45 as bins"):
             metrics.spread_skill_curve(self.comparison, bins=bins)
 
     def test_no_bins(self) -> None:
-        with pytest.raises(ArgumentError, match="at least one bin"):
+        with pytest.raises(ArgumentError, match="an integer of at least 1 as bins"):
             metrics.pit_histogram(self.comparison, bins=0)
 
     def test_no_error(self) -> None:

@@ -130,7 +130,7 @@ def test_units_are_the_maps_own() -> None:
 @pytest.mark.bad_input
 def test_bad_data_are_refused() -> None:
     train = random_pairs()
-    with pytest.raises(DataError, match="at least two pairs; got 1"):
+    with pytest.raises(DataError, match="2 or more training pairs; got 1"):
         LinearRegression.fitted(train[:1])
     for side in ("inputs", "outputs"):
         parts = {"inputs": train.inputs, "outputs": train.outputs}
@@ -140,9 +140,9 @@ def test_bad_data_are_refused() -> None:
         with pytest.raises(DataError, match=f"finite training {side}; got 1 values .* \\(2, 1, 3\\)"):
             LinearRegression.fitted(FieldPairs(**parts))
     points = Grid.scattered([[0.1], [0.5]], [0.5, 0.5])
-    with pytest.raises(GridError, match="uniform grids; got Grid.scattered"):
+    with pytest.raises(GridError, match="uniform grid as in_grid; got Grid.scattered"):
         LinearRegression(1, 1, in_grid=points, out_grid=Grid.uniform(4))
-    with pytest.raises(GridError, match="uniform grids"):
+    with pytest.raises(GridError, match="uniform grid as out_grid"):
         LinearRegression(1, 1, in_grid=Grid.uniform(4), out_grid=points)
     for name in ("in_channels", "out_channels", "components"):
         sizes = {"in_channels": 1, "out_channels": 1, "components": 1, name: 0}

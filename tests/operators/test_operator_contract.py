@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 
 import pytest
@@ -250,8 +249,7 @@ def test_files_keep_every_bit(case: Case, dtype: torch.dtype, tmp_path: Path) ->
 @cases
 def test_configuration_rebuilds(case: Case) -> None:
     operator = case.operator()
-    configuration = json.loads(json.dumps(operator.configuration()))
-    twin = type(operator).from_configuration(configuration).double()
+    twin = type(operator)(**operator.configuration()).double()
     assert twin.configuration() == operator.configuration()
     twin.load_state_dict(operator.state_dict())
     assert torch.equal(twin(case.values()), operator(case.values()))
@@ -365,20 +363,20 @@ def test_fno_refuses_grids_of_another_kind() -> None:
 @pytest.mark.parametrize("size", [0, -1, 2.0, "4"])
 def test_fno_refuses_sizes(name: str, size: object) -> None:
     arguments = {"in_channels": 1, "out_channels": 1, "modes": (2,), name: size}
-    with pytest.raises(ArgumentError, match=f"expected a positive integer as {name}; got {size!r}"):
+    with pytest.raises(ArgumentError, match=f"expected an integer of at least 1 as {name}; got {size!r}"):
         FNO(**arguments)
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("modes", [(), (0,), (2, 2, 2, 2), 16, (2.0,), (2, -1)])
 def test_fno_refuses_modes(modes: object) -> None:
-    with pytest.raises(ArgumentError, match="modes for each of 1 to 3 axes"):
+    with pytest.raises(ArgumentError, match="as modes|modes for each of 1 to 3 axes"):
         FNO(1, 1, modes=modes)  # type: ignore[arg-type]
 
 
 @pytest.mark.bad_input
 def test_fno_refuses_flags_of_another_number() -> None:
-    with pytest.raises(ArgumentError, match="one periodic flag for each of 2 axes; got \\(True,\\)"):
+    with pytest.raises(ArgumentError, match="one entry of periodic per axis .2.; got \\(True,\\)"):
         FNO(1, 1, modes=(2, 2), periodic=(True,))
 
 

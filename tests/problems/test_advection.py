@@ -175,11 +175,11 @@ def test_gradients_of_shapes_are_finite_at_jumps_and_edges(kind: str) -> None:
     [
         ({"speed": 0.0}, "speed"),
         ({"time": -1.0}, "time"),
-        ({"initial": "round"}, "'square_and_bump'"),
+        ({"initial": "round"}, "square_and_bump"),
         ({"widths": (0.1, 0.2)}, "no widths"),
         ({"initial": "square", "widths": (0.2, 0.1)}, "widths"),
         ({"initial": "square", "widths": (0.2,)}, "widths"),
-        ({"initial": "square", "design_dim": 4}, "design_dim from 1 to 3"),
+        ({"initial": "square", "design_dim": 4}, "from 1 to 3 as design_dim"),
         ({"modes": 0}, "modes"),
     ],
     ids=str,

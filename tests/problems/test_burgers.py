@@ -229,7 +229,7 @@ def test_law_and_name() -> None:
 @pytest.mark.bad_input
 @pytest.mark.parametrize("arguments", [{"viscosity": 0.0}, {"viscosity": -0.1}, {"time": 0.0}, {"time": math.inf}], ids=str)
 def test_bad_arguments(arguments: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=f"positive finite {next(iter(arguments))}"):
+    with pytest.raises(ArgumentError, match=f"a finite number above 0 as {next(iter(arguments))}"):
         Burgers(**arguments)
 
 

@@ -505,7 +505,7 @@ def test_bad_fields(case: Case) -> None:
         bigger = problem.sample(3, resolution=[size + 2 for size in case.shape], seed=0).inputs
         with pytest.raises(GridError, match="inputs' grid"):
             problem.derivative(inputs, bigger)
-    with pytest.raises(ArgumentError, match="integer n"):
+    with pytest.raises(ArgumentError, match="integer of at least 1 as n"):
         problem.sample(0, resolution=case.resolution, seed=0)
     if not all(grid.periodic):
         two = Grid.uniform((2,) * dimension, **box, periodic=problem.periodic)

@@ -235,7 +235,7 @@ def test_bad_arguments(arguments: dict[str, object]) -> None:
 def test_bad_calls() -> None:
     law = LAWS[2]
     coefficients = law.draw(2, 0)
-    with pytest.raises(ArgumentError, match="integer n"):
+    with pytest.raises(ArgumentError, match="integer of at least 1 as n"):
         law.draw(0, 0)
     with pytest.raises(GridError, match="2 dimensions"):
         law.evaluate(coefficients, Grid.uniform((16,)))

@@ -166,7 +166,7 @@ def test_bad_mixtures() -> None:
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"noise": 0.0}, "noise"), ({"target": 2.0}, "target"), ({"design_dim": 209}, "design_dim from 1 to 208")],
+    [({"noise": 0.0}, "noise"), ({"target": 2.0}, "target"), ({"design_dim": 209}, "from 1 to 208 as design_dim")],
     ids=str,
 )
 def test_bad_arguments(arguments: dict[str, float], message: str) -> None:

@@ -19,10 +19,11 @@ from probneural.active.information.latent_information import observation_moments
 from probneural.active.information.observation import observation_weights, whitened_rows
 from probneural.active.information.observed import Observed, Recomputed, independent_rows
 from probneural.active.models.model import OperatorModel
+from probneural.checks import check_finite
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_finite
-from probneural.grids import Grid
+from probneural.fields import Field
+from probneural.grids import Grid, check_grid
 
 _POINTS = 2**14
 """Grid points of inputs predicted at once; t-batches beyond them are taken one after the other."""
@@ -92,6 +93,8 @@ class FieldAcquisition(AcquisitionFunction, ABC):
                 remedy="fit the head to what was observed, or wrap predict.sampled(members, seed=...), whose members are "
                 "functions that last",
             )
+        if grid is not None:
+            check_grid(grid)
         super().__init__(model=model)
         self.grid = fidelity.finest if fidelity is not None else grid if grid is not None else model.functional.grid
         self.fidelity = fidelity
@@ -412,7 +415,7 @@ def _level_weights(
             got=str(variances.shape[1]),
             remedy="give the fidelity variances (r, c)",
         )
-    base = torch.as_tensor(predict.noise if noise is None else noise, dtype=torch.float64).detach().cpu()
+    base = torch.as_tensor(predict.residual_variance if noise is None else noise, dtype=torch.float64).detach().cpu()
     observation_weights(predict, grid, noise=noise)  # which checks it: a discretisation variance is no substitute for it
     return [
         observation_weights(predict, where, noise=base.expand(channels) + variance)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from botorch.models.deterministic import DeterministicModel
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from probneural.checks import check_positive, check_sequence, check_variances
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import Functional
@@ -59,7 +59,7 @@ class Fidelity:
 
     def __post_init__(self) -> None:
         """Check that grids refine one domain, with a cost and a variance each."""
-        grids = tuple(self.grids)
+        grids = check_sequence(self.grids, "grids", remedy="take fine.resized((n,)) for several n", error=GridError)
         if not grids or not all(isinstance(grid, Grid) and grid.is_uniform for grid in grids):
             raise GridError(expected="uniform grids", got=str(grids), remedy="take fine.resized((n,)) for several n")
         if any(_domain(grid) != _domain(grids[0]) for grid in grids):
@@ -79,12 +79,9 @@ class Fidelity:
                 got=f"{len(self.costs)} costs and variances of shape {tuple(torch.as_tensor(self.variances).shape)}",
                 remedy="the finest grid has variance 0",
             )
-        if not all(math.isfinite(cost) and cost > 0 for cost in self.costs):
-            raise ArgumentError(expected="positive costs", got=str(tuple(self.costs)), remedy="drop what costs nothing")
-        if not bool((torch.isfinite(variances) & (variances >= 0)).all()):
-            raise ArgumentError(
-                expected="variances >= 0", got=str(variances.tolist()), remedy="take those of discretisation_variance"
-            )
+        for cost in self.costs:
+            check_positive(cost, "costs")
+        check_variances(variances, "variances")
         if bool((variances[-1] != 0).any()):
             raise ArgumentError(
                 expected="variance 0 on the finest grid, where fields are as they are",

@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_variances
 from probneural.distributions import GaussianField, Predictor
-from probneural.errors import ArgumentError, ShapeError
-from probneural.grids import Grid
+from probneural.errors import ShapeError
+from probneural.grids import Grid, check_grid
 
 
 def observation_weights(
@@ -23,7 +24,7 @@ def observation_weights(
     Args:
         predict: A predictor.
         grid: Where functions are observed.
-        noise: Its s², in physical units squared; the predictor's by default.
+        noise: Its s², in physical units squared; by default the predictor's `residual_variance`, noise and discrepancy.
 
     Returns:
         Inverse variances, in inverse physical units squared, on the CPU.
@@ -41,8 +42,9 @@ def observation_weights(
         True
     """
     channels = predict.out_channels
-    given = predict.noise if noise is None else torch.as_tensor(noise, dtype=torch.float64)  # at once: float32 would round
-    variance = given.detach().to("cpu", torch.float64)
+    given = predict.residual_variance if noise is None else noise
+    variance = check_variances(given, "noise", positive=True).detach().cpu()
+    check_grid(grid)
     if variance.ndim == 0:
         variance = variance.expand(channels)
     if variance.shape != (channels,):
@@ -50,10 +52,6 @@ def observation_weights(
             expected=f"a noise variance for each of {channels} channels",
             got=str(tuple(variance.shape)),
             remedy="or one for all",
-        )
-    if not bool((torch.isfinite(variance) & (variance > 0)).all()):
-        raise ArgumentError(
-            expected="a positive noise variance", got=str(variance.tolist()), remedy="pass noise= in physical units squared"
         )
     own = predict.effective_observations
     points = float(grid.size)

@@ -13,9 +13,8 @@ class Round:
     """One round: what was chosen and simulated, and what the operator trained on all of it does.
 
     Errors are relative L2 errors of the posterior's mean over the test functions; without test functions, over the calibration
-    functions, which are random and which training does not see either. Without both they are None, as is what is not finite.
-    What a calibrator states about the very functions that it was fitted on is in-sample: without test functions, `stated` says
-    little about new ones. Seconds are those of the
+    functions that no calibrator has seen, which are random and which training does not see either. Without both they are None,
+    as is what is not finite. Seconds are those of the
     process that finished the step, and do not count when two rounds are compared.
 
     Attributes:

@@ -19,10 +19,7 @@ from probneural.active.loop.ledger import Ledger, Outcome, Stage
 from probneural.active.loop.recipes import Calibrator, Course, Head, Lesson, Recipe, measured
 from probneural.active.loop.schedule import Schedule, next_target
 from probneural.active.loop.settings import (
-    SEEDS,
     check,
-    check_count,
-    check_goal,
     described,
     digest_of_operator,
     digest_of_pairs,
@@ -34,10 +31,12 @@ from probneural.active.simulation.running import open_pool, simulate_in
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import BorrowedPool, ProcessPool
 from probneural.active.simulation.workers import kind_of
+from probneural.checks import check_flag, check_integer, check_path, check_positive
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, SimulationError
 from probneural.fields import Field, FieldPairs
 from probneural.problems import Problem
+from probneural.randomness import check_seed, stream, stream_seed
 
 WINDOW = 8
 """Fewest simulations that the share of failures is taken over."""
@@ -80,12 +79,13 @@ class ActiveLearner:
         batch: Functions that a round adds: a number, or a function of the number of labels such as `Growth`.
         calibration: Number of calibration functions, simulated beside the labels and not counted among them.
         calibrate: Anything with `fit(predict, calibration pairs)` that returns a predictor, a `VarianceScale` for example. It
+            is fitted on the first half of the calibration functions, so that the others are left for a conformal band. It
             decides about `predict` and the history; `acquisition` is given the predictor before calibration.
         test: Pairs to measure errors on; they change nothing that the loop does.
         executor: Where simulations run; see [`simulate`][probneural.active.simulate].
         timeout: Seconds that one simulation may take.
         attempts: Times that a simulation is tried.
-        seed: Names the loop, from 0 to 2^20 - 1.
+        seed: Names the loop, a non-negative integer.
         warm_start: Whether training goes on from the weights of the round before. Otherwise every round starts from those of
             `operator`, which costs more and can generalise better. Means nothing without `train`.
         progress: Whether to show progress bars.
@@ -152,18 +152,21 @@ class ActiveLearner:
         check(train is None or (callable(train) and operator is not None), "train with an operator to train", train)
         check(calibrate is None or isinstance(calibrate, Calibrator), "a calibrator with fit(predict, pairs)", calibrate)
         check(test is None or isinstance(test, FieldPairs), "FieldPairs as test", test)
-        check_count(initial, 2, len(pool), name="initial")
-        check_count(calibration, 0 if calibrate is None else 2, len(pool), name="calibration")
-        check_count(seed, 0, SEEDS - 1, name="seed")
+        initial = check_integer(initial, "initial", least=2, most=len(pool))
+        calibration = check_integer(calibration, "calibration", least=0 if calibrate is None else 4, most=len(pool))
+        seed = check_seed(seed)
+        attempts = check_integer(attempts, "attempts")
+        timeout = None if timeout is None else check_positive(timeout, "timeout")
+        warm_start, progress = check_flag(warm_start, "warm_start"), check_flag(progress, "progress")
         next_target(batch, initial)
         self.simulator, self.head, self.acquisition, self.train = simulator, head, acquisition, train
         self.operator, self.pool, self.test = operator, Field(pool.values.detach().cpu(), pool.grid), test
         self.initial, self.batch, self.calibration, self.calibrate = initial, batch, calibration, calibrate
         self.executor, self.timeout, self.attempts, self.progress = executor, timeout, attempts, progress
         self.seed, self.warm_start = seed, warm_start
-        self.store = store if isinstance(store, ResultStore) else ResultStore(os.fspath(store))
+        self.store = store if isinstance(store, ResultStore) else ResultStore(check_path(store, "store"))
         self._ledger = Ledger(self.store, self.pool)
-        self._course = Course(self._ledger, operator, train, head, calibrate, warm_start, seed)
+        self._course = Course(self._ledger, operator, train, head, calibrate, warm_start, self.seed)
         self._lesson: Lesson | None = None
         self._check_pool()
         self._ledger.begin(self._settings())
@@ -184,12 +187,25 @@ class ActiveLearner:
 
     @property
     def calibration_pairs(self) -> FieldPairs:
-        """The calibration functions; also what a conformal band is to be fitted on.
+        """All calibration functions; `calibrate` is fitted on the first half of them.
 
         Raises:
             DataError: If there is none, or none yet.
         """
         return self._ledger.pairs(self._ledger.calibration, "calibration")
+
+    @property
+    def conformal_pairs(self) -> FieldPairs:
+        """The calibration functions that `calibrate` has not seen: what a conformal band is to be fitted on.
+
+        Raises:
+            DataError: If there is none, or none yet.
+        """
+        return self._ledger.pairs(self._unseen, "calibration")
+
+    @property
+    def _unseen(self) -> list[int]:
+        return self._ledger.calibration if self.calibrate is None else self._ledger.conformal
 
     @property
     def predict(self) -> Predictor:
@@ -230,8 +246,8 @@ class ActiveLearner:
         """
         if (rounds is None) == (labels is None):
             raise ArgumentError(expected="rounds= or labels=", got=f"{rounds=}, {labels=}", remedy="give one of them")
-        check_goal(rounds, 0, name="rounds")
-        check_goal(labels, self.initial, name="labels")
+        rounds = None if rounds is None else check_integer(rounds, "rounds", least=0)
+        labels = None if labels is None else check_integer(labels, "labels", least=self.initial)
         if self.simulator is None:
             raise ArgumentError(expected="a simulator to run", got="None", remedy="use ask and tell, or construct with one")
         simulator = self.simulator.solve if isinstance(self.simulator, Problem) else self.simulator
@@ -325,7 +341,7 @@ class ActiveLearner:
     def _start(self) -> Stage:
         """What the random start lacks: the next functions of one random order of the pool."""
         calibration, training = self._lacking()
-        order = torch.randperm(len(self._ledger.distinct), generator=torch.Generator().manual_seed(self.seed), device="cpu")
+        order = torch.randperm(len(self._ledger.distinct), generator=stream(self.seed, "random start"), device="cpu")
         free = {*self._ledger.free}
         drawn = [self._ledger.distinct[rank] for rank in order.tolist() if self._ledger.distinct[rank] in free]
         if len(drawn) < calibration + training:
@@ -352,9 +368,8 @@ class ActiveLearner:
         pairs, predict = self.pairs, self._learnt().raw  # calibrated, calibration functions would influence what is chosen
         started = time.perf_counter()
         query = None if pairs.outputs.grid == self.pool.grid else pairs.outputs.grid
-        chosen = self.acquisition.select(
-            predict, self.pool[free], count, seed=self._course.seed_of(number), labelled=pairs.inputs, query=query
-        )
+        seed = stream_seed(self.seed, "round choice", number)
+        chosen = self.acquisition.select(predict, self.pool[free], count, seed=seed, labelled=pairs.inputs, query=query)
         ranks = [int(rank) for rank in chosen]
         if len(ranks) != count or len({*ranks}) != count or not all(0 <= rank < len(free) for rank in ranks):
             raise ArgumentError(
@@ -394,9 +409,10 @@ class ActiveLearner:
         before = self._ledger.recent(max(0, WINDOW - len(failed))) if len(failed) < WINDOW else []
         seen = [*before, *failed]
         if sum(seen) > TOLERATED * len(seen):
+            reason = next((failure.reason for failure in reversed(self.store.failures())), "unknown")
             raise SimulationError(
                 expected=f"at most {TOLERATED:.0%} failures among {len(seen)} simulations",
-                got=f"{sum(seen)}",
+                got=f"{sum(seen)}, the last: {reason}",
                 remedy="read store.failures(), mend the simulator, and go on with a higher attempts=, or tell their results",
             )
         self._ledger.close(outcome)
@@ -415,8 +431,8 @@ class ActiveLearner:
         self._lesson = lesson
         stages = self._ledger.round_of(number)
         watched = self.test
-        if watched is None and self._ledger.calibration:
-            watched = self.calibration_pairs
+        if watched is None and self._unseen:
+            watched = self.conformal_pairs
         self._ledger.finish(
             Round(
                 number=number,

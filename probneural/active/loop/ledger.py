@@ -139,6 +139,16 @@ class Ledger:
         return [position for stage, failed in self._closed() for position in _left(stage.calibration, failed)]
 
     @property
+    def scaling(self) -> list[int]:
+        """Positions of the calibration functions that a calibrator is fitted on: the first half."""
+        return self.calibration[: len(self.calibration) // 2]
+
+    @property
+    def conformal(self) -> list[int]:
+        """Positions of the calibration functions that no calibrator has seen: the second half."""
+        return self.calibration[len(self.calibration) // 2 :]
+
+    @property
     def free(self) -> list[int]:
         """Positions of the candidates that no stage has asked for."""
         taken = {position for stage in self.stages for position in stage.positions}

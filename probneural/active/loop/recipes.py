@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,11 +15,12 @@ import torch
 from torch import nn
 
 from probneural.active.loop.ledger import Ledger
-from probneural.active.loop.settings import SEEDS, weights_of
+from probneural.active.loop.settings import weights_of
 from probneural.calibration.chunks import predictions
 from probneural.distributions import Predictor
 from probneural.errors import TrainingError
 from probneural.fields import FieldPairs
+from probneural.randomness import seeded, stream_seed
 from probneural.training.history import History
 from probneural.training.losses import relative_l2
 
@@ -85,18 +85,14 @@ class Course:
     warm_start: bool
     seed: int
 
-    def seed_of(self, number: int) -> int:
-        """The seed of one round, different for any two rounds of any two loops."""
-        return self.seed * SEEDS + number
-
     def learn(self, number: int) -> Lesson:
         """Train on the labels up to a round, unless that was done before, then fit head and calibration."""
         operator, report = self._trained(number)
         pairs, started = self._pairs(number), time.perf_counter()
-        with seeded(self.seed_of(number), operator):
+        with seeded(self.seed, "round head", number, devices=_devices(operator)):
             predict = raw = self.head.fit(operator, pairs)
             if self.calibrate is not None:
-                predict = self.calibrate.fit(predict, self.ledger.pairs(self.ledger.calibration, "calibration"))
+                predict = self.calibrate.fit(predict, self.ledger.pairs(self.ledger.scaling, "calibration"))
         return Lesson(predict, raw, report["loss"], report["seconds"], time.perf_counter() - started)
 
     def _pairs(self, number: int) -> FieldPairs:
@@ -120,8 +116,9 @@ class Course:
         before = self._trained(number - 1)[0] if self.warm_start and number else copy.deepcopy(self.operator)
         assert before is not None
         pairs, started = self._pairs(number), time.perf_counter()
-        with seeded(self.seed_of(number), before):
-            report = self.train(before, pairs, seed=self.seed_of(number), **silent(self.train))
+        seed = stream_seed(self.seed, "round recipe", number)
+        with seeded(self.seed, "round training", number, devices=_devices(before)):
+            report = self.train(before, pairs, seed=seed, **silent(self.train))
         weights = weights_of(before)
         broken = [name for name, value in weights.items() if not bool(torch.isfinite(value).all())]
         if broken:
@@ -144,17 +141,9 @@ def silent(train: Recipe) -> dict[str, Any]:
         return {}
 
 
-@contextlib.contextmanager
-def seeded(seed: int, operator: nn.Module | None) -> Iterator[None]:
-    """Seed torch's global generators of the CPU and of the operator's device, and put them back afterwards."""
-    parameter = None if operator is None else next(operator.parameters(), None)
-    devices = [parameter.device] if parameter is not None and parameter.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every other device too
-        for device in devices:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
+def _devices(operator: nn.Module | None) -> set[torch.device]:
+    """Where an operator is."""
+    return set() if operator is None else {parameter.device for parameter in operator.parameters()}
 
 
 def measured(predict: Predictor, pairs: FieldPairs | None) -> dict[str, float | None]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from probneural.errors import ArgumentError
+from probneural.checks import assign, check_integer, check_real
 
 Schedule = int | Callable[[int], int]
 """Functions a round adds: a number, or what makes one of the number of labels so far."""
@@ -34,8 +32,7 @@ class Growth:
 
     def __post_init__(self) -> None:
         """Check the factor."""
-        if not 1.0 < self.factor < math.inf:
-            raise ArgumentError(expected="a factor above 1", got=repr(self.factor), remedy="2 doubles the labels every round")
+        assign(self, factor=check_real(self.factor, "factor", above=1.0))
 
     def __call__(self, labels: int) -> int:
         """Functions to add to so many."""
@@ -48,9 +45,5 @@ def next_target(schedule: Schedule, labels: int) -> int:
     Raises:
         ArgumentError: If the schedule adds nothing.
     """
-    added: Any = schedule(labels) if callable(schedule) else schedule
-    if not isinstance(added, int) or isinstance(added, bool) or added < 1:
-        raise ArgumentError(
-            expected=f"a batch of at least 1 at {labels} labels", got=repr(added), remedy="end the loop by run(labels=...)"
-        )
-    return labels + int(added)
+    added = schedule(labels) if callable(schedule) else schedule
+    return labels + check_integer(added, f"batch at {labels} labels")

@@ -15,26 +15,11 @@ from probneural.active.simulation.store import ResultStore
 from probneural.errors import ArgumentError
 from probneural.fields import Field, FieldPairs
 
-SEEDS = 2**20
-"""Seeds a loop may use: those of different loops are then different, and still fit `pn.fit`."""
-
 
 def check(holds: bool, expected: str, got: object) -> None:
     """Raise an ArgumentError unless an argument is as expected."""
     if not holds:
         raise ArgumentError(expected=expected, got=repr(got), remedy="see the arguments of ActiveLearner")
-
-
-def check_count(value: object, least: int, most: int, *, name: str) -> None:
-    """Raise an ArgumentError unless a value is an integer in range."""
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    check(is_integer and least <= value <= most, f"{name} as an integer from {least} to {most}", value)  # type: ignore[operator]
-
-
-def check_goal(value: object, least: int, *, name: str) -> None:
-    """Raise an ArgumentError unless a number to reach is an integer of at least so many, or None."""
-    holds = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
-    check(holds, f"{name} as an integer of at least {least}", value)
 
 
 def keys_of(store: ResultStore, fields: Field) -> list[str]:

@@ -14,10 +14,13 @@ from botorch.posteriors.posterior import Posterior
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_variances
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, ShapeError
-from probneural.functionals import Functional
+from probneural.functionals import Functional, check_functional
 
+_LEAST_NOISE = 1e-9
+"""Noise of exact observations, as a fraction of the variance that one function has of its own."""
 _ROWS = 256
 """Rows of a functional's matrix formed at once."""
 
@@ -37,6 +40,9 @@ def reading_noise(predict: Predictor, functional: Functional, *, outputs: Sequen
     uniform grid is then observing the whole field. Noise of different readings is taken to be independent. Between grid points
     the interpolant's weights alternate in sign, so that sensors there get a few times s²: where you know the noise of your
     measurement, pass it.
+
+    Where the field itself holds what the operator cannot express, as calibrated ones do, s² is the measurement noise, zero on
+    exact data; a billionth of the discrepancy's variance then takes its place, since inverting needs some.
 
     Args:
         predict: A predictor, which knows s² and M.
@@ -60,9 +66,10 @@ def reading_noise(predict: Predictor, functional: Functional, *, outputs: Sequen
         >>> [round(value, 6) for value in reading_noise(predict, both).tolist()]
         [0.005, 0.02]
     """
-    grid, channels = functional.grid, predict.out_channels
+    grid, channels = check_functional(functional).grid, predict.out_channels
     own = predict.effective_observations
-    variance = predict.noise.detach().to("cpu", torch.float64).expand(channels)
+    least = _LEAST_NOISE * predict.residual_variance.to("cpu", torch.float64)
+    variance = predict.noise.detach().to("cpu", torch.float64).maximum(least).expand(channels)
     counts = torch.full((channels,), float(grid.size), dtype=torch.float64)
     if own is not None:  # a grid cannot tell more than one observation per point
         counts = own.detach().to("cpu", torch.float64).expand(channels).clamp_max(float(grid.size))
@@ -108,6 +115,19 @@ def _triangular(stacked: Tensor) -> tuple[Tensor, Tensor]:
     return basis * signs[..., None, :], triangle.mT * signs[..., None, :]
 
 
+def _whitened(root: Tensor, residual: Tensor, noise: Tensor, discrepancy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Root and residual in units of each design's own covariance, discrepancy discrepancy^T + diag(noise); and noise of 1."""
+    own = discrepancy.to(torch.float64)
+    deviations = noise.to(torch.float64).sqrt()
+    deviations = deviations.expand(torch.broadcast_shapes(deviations.shape, own.shape[:-1]))
+    own = own.expand(*deviations.shape, own.shape[-1])
+    _, triangle = _triangular(torch.cat([own.mT, torch.diag_embed(deviations)], dim=-2))
+    rows = root.to(torch.float64).expand(*deviations.shape, root.shape[-1])
+    whitened = torch.linalg.solve_triangular(triangle, rows, upper=False)
+    left = torch.linalg.solve_triangular(triangle, residual.to(torch.float64)[..., None], upper=False)[..., 0]
+    return whitened, left, torch.ones_like(deviations)
+
+
 @dataclass(frozen=True, eq=False)
 class Learned:
     """What readings say about xi ~ N(0, I): xi = shift + S xi' with S = I - rows^T core rows and xi' standard normal again.
@@ -130,8 +150,15 @@ class Learned:
     core: Float64[Tensor, "..."]
 
     @classmethod
-    def of(cls, root: Float[Tensor, "..."], residual: Float[Tensor, "..."], noise: Float[Tensor, "..."]) -> Learned:
-        """Condition on residual = root xi + N(0, diag(noise)).
+    def of(
+        cls,
+        root: Float[Tensor, "..."],
+        residual: Float[Tensor, "..."],
+        noise: Float[Tensor, "..."],
+        *,
+        discrepancy: Float[Tensor, "..."] | None = None,
+    ) -> Learned:
+        """Condition on residual = root xi + discrepancy zeta + N(0, diag(noise)), with a zeta of each design's own.
 
         With R = diag(noise)^(-1/2) root and I + R R^T = L L^T, the posterior of xi has the mean R^T (L L^T)^-1 r and the root
         S = I - R^T L^-T (L + I)^-1 R of its covariance. Where readings outnumber the latent's dimensions, S = L^-T with
@@ -141,7 +168,10 @@ class Learned:
             root: `b x q x m x k`.
             residual: Readings minus their mean, `f x b x q x m`.
             noise: Their noise variances, positive, broadcastable to `b x q x m`, or to the residual's shape.
+            discrepancy: `b x q x m x r`, or None.
         """
+        if discrepancy is not None:
+            root, residual, noise = _whitened(root, residual, noise, discrepancy)
         inverse = noise.to(torch.float64).rsqrt()
         rows = (root.to(torch.float64) * inverse[..., None]).flatten(-3, -2)
         whitened = (residual.to(torch.float64) * inverse).flatten(-2)[..., None]
@@ -281,19 +311,7 @@ def check_noise(
         ArgumentError: If it is not finite, negative, or zero where it must be positive.
         ShapeError: If it does not fit.
     """
-    if not isinstance(noise, Tensor | float | int) or isinstance(noise, bool):
-        raise ArgumentError(
-            expected="noise variances as a number or a tensor",
-            got=repr(noise),
-            remedy="leave noise out to have the model's own",
-        )
-    variance = torch.as_tensor(noise, dtype=torch.float64, device=like.device)  # at once: float32 in between would round
-    if not bool(torch.isfinite(variance).all() and ((variance > 0) if positive else (variance >= 0)).all()):
-        raise ArgumentError(
-            expected=f"{'positive' if positive else 'non-negative'} finite noise variances",
-            got=f"{float(variance.min()):.4g} at the least" if variance.numel() else "none",
-            remedy="they are in the outputs' units squared; for exact readings take some 1e-8 of the outputs' variance",
-        )
+    variance = check_variances(noise, "noise", positive=positive).to(like.device)
     try:
         fits = torch.broadcast_shapes(variance.shape, shape)[-2:] == shape[-2:]
     except RuntimeError:
@@ -313,13 +331,22 @@ class Moments:
 
     Attributes:
         mean: The mean.
-        root: The root.
+        root: The root of what all designs share.
         latent: The latent's name, or None if it belongs to these designs.
+        discrepancy: Root of what each design has of its own, `b x q x m x r`, or None.
     """
 
     mean: Tensor
     root: Tensor
     latent: str | None
+    discrepancy: Tensor | None = None
+
+    def joined(self, batch: torch.Size = torch.Size()) -> tuple[Tensor, Tensor]:  # noqa: B008
+        """Mean and whole root, `b x q x m x (k + r)`, expanded to one batch shape."""
+        own = self.root.new_zeros(*self.root.shape[:-1], 0) if self.discrepancy is None else self.discrepancy
+        shape = broadcast_batches(self.mean.shape[:-2], self.root.shape[:-3], own.shape[:-3], batch)
+        roots = [part.to(self.root).expand(*shape, *part.shape[-3:]) for part in (self.root, own)]
+        return self.mean.expand(*shape, *self.mean.shape[-2:]), torch.cat(roots, dim=-1)
 
 
 def broadcast_batches(*shapes: torch.Size) -> torch.Size:
@@ -332,9 +359,3 @@ def broadcast_batches(*shapes: torch.Size) -> torch.Size:
             got=", ".join(str(tuple(shape)) for shape in shapes),
             remedy="observations f x b x q x m belong to designs b x q x d, and so do those that the result is asked about",
         ) from error
-
-
-def joined(mean: Tensor, root: Tensor, batch: torch.Size = torch.Size()) -> tuple[Tensor, Tensor]:  # noqa: B008
-    """Expand mean and root to one batch shape."""
-    shape = broadcast_batches(mean.shape[:-2], root.shape[:-3], batch)
-    return mean.expand(*shape, *mean.shape[-2:]), root.expand(*shape, *root.shape[-3:])

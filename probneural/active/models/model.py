@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,15 +24,15 @@ from probneural.active.models.conditioning import (
     Reading,
     broadcast_batches,
     check_noise,
-    joined,
     reading_noise,
 )
 from probneural.active.models.paths import OperatorDraws, draw_matheron_paths
 from probneural.active.models.posteriors import FieldPosterior, MemberPosterior
-from probneural.distributions import EmpiricalField, GaussianField, Predictor
+from probneural.checks import check_callable, check_finite, check_flag, check_instance, check_integer, check_sequence
+from probneural.distributions import EmpiricalField, GaussianField, Predictor, Root
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_finite
-from probneural.functionals import Functional
+from probneural.fields import Field
+from probneural.functionals import Functional, check_functional
 
 
 class OperatorModel(Model, FantasizeMixin):
@@ -47,6 +48,11 @@ class OperatorModel(Model, FantasizeMixin):
     A head without a finite number of weights, `KernelOperator`, has a latent for every call: base samples are another function
     in the next call, where acquisition functions that draw see some noise. What was read is then predicted again with the
     designs of every call, jointly, so that looking ahead is exact too, and costs the cube of the number of all designs.
+
+    What a calibrated field holds as each function's own discrepancy is part of every posterior: intervals of the outputs are
+    those of `predict(...).apply(functional)`. In draws its vector is one for all designs, as in `predict.draw`, so that equal
+    designs have equal draws. Observing a design tells about the operator, not about the discrepancy there, which counts as
+    noise: fit the head anew to know it.
 
     Observing is Bayes' rule on the latent, in closed form and in float64: xi = shift + S xi', where S keeps one direction per
     reading. It is exact for the Gaussian that the head fitted, at its noise and prior: neither those nor the features are
@@ -94,23 +100,12 @@ class OperatorModel(Model, FantasizeMixin):
         moment_matched: bool = False,
     ) -> None:
         super().__init__()
-        for name, value, kind in (("predict", predict, Predictor), ("functional", functional, Functional)):
-            if not isinstance(value, kind):
-                raise ArgumentError(
-                    expected=f"{name} to be a {kind.__name__}",
-                    got=str(type(value)),
-                    remedy="fit a head to get a predictor; put functionals side by side with pn.functionals.stack",
-                )
-        if not callable(encode):
-            raise ArgumentError(
-                expected="encode as a function of designs (N, d)",
-                got=str(type(encode)),
-                remedy="pass lambda designs: problem.encode(designs, grid=grid)",
-            )
-        self.predict = predict
-        self.encode = encode
-        self.functional = functional
-        self.moment_matched = moment_matched
+        self.predict = check_instance(
+            predict, Predictor, "predict", remedy="fit a head: pn.heads.LastLayerLaplace().fit(operator, train)"
+        )
+        self.encode = check_callable(encode, "encode", remedy="pass lambda designs: problem.encode(designs, grid=grid)")
+        self.functional = check_functional(functional)
+        self.moment_matched = check_flag(moment_matched, "moment_matched")
         size = predict.out_channels * functional.size
         self._outputs = list(range(size))
         if isinstance(noise, Tensor) and noise.ndim > 1:
@@ -285,7 +280,7 @@ class OperatorModel(Model, FantasizeMixin):
         if X.shape[-2] == 0:
             return self._copied(sampler.sample_shape + broadcast_batches(variance.shape[:-2], X.shape[:-2], self._batch_shape))
         seen = self._gaussian(X, "fantasy")
-        mean, root = (part.to(torch.float64) for part in joined(seen.mean, seen.root, variance.shape[:-2]))
+        mean, root = (part.to(torch.float64) for part in seen.joined(variance.shape[:-2]))
         return self._having_seen(X, sampler(Measurements(mean, root, variance)), variance, seen)
 
     def draw_paths(self, count: int | None = None, *, seed: int | None = None) -> OperatorDraws:
@@ -300,12 +295,9 @@ class OperatorModel(Model, FantasizeMixin):
             A BoTorch model without randomness: the outputs of `count` operators, each one function wherever it is evaluated.
 
         Raises:
-            ArgumentError: If the count is not positive, or the seed no integer.
+            ArgumentError: If the count is not positive, or the seed is no non-negative integer.
         """
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise ArgumentError(expected="a positive number of draws", got=repr(count), remedy="or none for a single one")
-        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-            raise ArgumentError(expected="a seed that is an integer", got=repr(seed), remedy="or none for torch's generator")
+        count = None if count is None else check_integer(count, "count of draws")
         return OperatorDraws(self, torch.Size([] if count is None else [count]), seed=seed)
 
     def _set_transformed_inputs(self) -> None:
@@ -326,13 +318,9 @@ class OperatorModel(Model, FantasizeMixin):
 
     def _select(self, indices: list[int]) -> list[int]:
         """Resolve positions, negative ones too, among this model's outputs."""
-        if any(not -self.num_outputs <= index < self.num_outputs for index in indices):
-            raise ArgumentError(
-                expected=f"outputs from 0 to {self.num_outputs - 1}",
-                got=str(indices),
-                remedy="outputs are the functional's values, channel by channel",
-            )
-        return [self._outputs[index] for index in indices]
+        given = check_sequence(indices, "outputs", remedy="give a list of positions among the functional's values")
+        positions = [check_integer(one, "outputs", least=-self.num_outputs, most=self.num_outputs - 1) for one in given]
+        return [self._outputs[position] for position in positions]
 
     def _transformed_designs(self, X: Tensor) -> Tensor:
         """Check designs, and apply the input transform in evaluation mode."""
@@ -390,7 +378,7 @@ class OperatorModel(Model, FantasizeMixin):
         if isinstance(seen, EmpiricalField):
             values = seen.samples.flatten(2)[..., outputs].to(X)
             return MemberPosterior(values.reshape(values.shape[0], *X.shape[:-1], len(outputs)), seen.weights)
-        mean, root = joined(seen.mean, seen.root, self._batch_shape)
+        mean, root = seen.joined(self._batch_shape)
         return FieldPosterior(mean.to(X), root.to(X), latent=seen.latent)
 
     def _gaussian(self, X: Tensor, wish: str) -> Moments:
@@ -422,7 +410,8 @@ class OperatorModel(Model, FantasizeMixin):
             broadcast_batches(X.shape[:-2], self._batch_shape)
             for learned in self._learned:
                 mean, root = learned.move(mean, root)
-        return Moments(mean, root, field.latent.id if field.latent.is_lasting else None)
+        discrepancy = None if field.discrepancy is None else _roots_in_batches(field.discrepancy, X, outputs)
+        return Moments(mean, root, field.latent.id if field.latent.is_lasting else None, discrepancy)
 
     def _given_readings(self, X: Tensor, outputs: list[int]) -> Moments:
         """Predict designs and all readings in one call, and observe the readings one after the other."""
@@ -433,17 +422,19 @@ class OperatorModel(Model, FantasizeMixin):
         counts = [part.shape[:-1].numel() for part in (*parts, X)]
         *means, mean = field.mean.flatten(1).split(counts)
         *roots, root = field.root.dense().flatten(1, 2).split(counts)
+        owns = [None] * len(counts) if field.discrepancy is None else _split(field.discrepancy, counts)
         known: list[Learned] = []
-        for reading, part, there, spread in zip(self._readings, parts, means, roots, strict=True):
-            expected, own = _in_batches(there, spread, part, reading.outputs)
+        for reading, part, there, spread, own in zip(self._readings, parts, means, roots, owns[:-1], strict=True):
+            expected, shared = _in_batches(there, spread, part, reading.outputs)
             for learned in known:
-                expected, own = learned.move(expected, own)
+                expected, shared = learned.move(expected, shared)
             residual = reading.values.to(expected.device, torch.float64) - expected.to(torch.float64)
-            known.append(Learned.of(own, residual, reading.noise))
+            discrepancy = None if own is None else _roots_in_batches(own, part, reading.outputs)
+            known.append(Learned.of(shared, residual, reading.noise, discrepancy=discrepancy))
         mean, root = _in_batches(mean, root, X, outputs)
         for learned in known:
             mean, root = learned.move(mean, root)
-        return Moments(mean, root, None)
+        return Moments(mean, root, None, None if owns[-1] is None else _roots_in_batches(owns[-1], X, outputs))
 
     def _having_seen(self, X: Tensor, Y: Tensor, variance: Tensor, seen: Moments) -> OperatorModel:
         """Return the model conditioned on Y at X, where `seen` was predicted."""
@@ -452,7 +443,7 @@ class OperatorModel(Model, FantasizeMixin):
             result._readings = (*self._readings, Reading(X, Y, variance, tuple(self._outputs)))
             return result
         residual = Y.to(seen.mean.device, torch.float64) - seen.mean.to(torch.float64)
-        result._learned = (*self._learned, Learned.of(seen.root, residual, variance))
+        result._learned = (*self._learned, Learned.of(seen.root, residual, variance, discrepancy=seen.discrepancy))
         result._latent = seen.latent
         return result
 
@@ -469,6 +460,18 @@ def _in_batches(mean: Tensor, root: Tensor, X: Tensor, outputs: Sequence[int]) -
     """Some outputs of `N x M` means and `N x M x k` roots, N designs put back into t-batches, on the designs' device."""
     chosen, shape = list(outputs), (*X.shape[:-1], len(outputs))
     return mean[:, chosen].to(X.device).reshape(shape), root[:, chosen].to(X.device).reshape(*shape, root.shape[-1])
+
+
+def _roots_in_batches(root: Root, X: Tensor, outputs: Sequence[int]) -> Tensor:
+    """Some outputs of a root of N functions, put back into t-batches, on the designs' device."""
+    formed = root.dense().flatten(1, 2)[:, list(outputs)]
+    return formed.to(X.device).reshape(*X.shape[:-1], len(outputs), formed.shape[-1])
+
+
+def _split(root: Root, counts: Sequence[int]) -> list[Root]:
+    """The roots of consecutive functions."""
+    ends = list(itertools.accumulate(counts))
+    return [root.select(slice(end - count, end)) for end, count in zip(ends, counts, strict=True)]
 
 
 def _transformed(posterior: FieldPosterior | MemberPosterior, transform: PosteriorTransform, X: Tensor) -> Posterior:

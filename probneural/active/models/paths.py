@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from probneural.active.models.posteriors import FieldPosterior, MemberPosterior
 from probneural.distributions import FunctionDraw
+from probneural.distributions.base import draw_stream
 from probneural.errors import LatentError, ShapeError
+from probneural.randomness import check_seed, stream_seed
 
 if TYPE_CHECKING:
     from probneural.active.models.model import OperatorModel
@@ -34,7 +36,7 @@ class OperatorDraws(DeterministicModel):
         super().__init__()
         self.model = model
         self.sample_shape = sample_shape
-        self.seed = int(torch.randint(2**31, ())) if seed is None else seed
+        self.seed = int(torch.randint(2**62, ())) if seed is None else check_seed(seed)
         self._base: Tensor | None = None
         self._latent: str | None = None
         self._functions: tuple[FunctionDraw, ...] | None = None
@@ -103,9 +105,8 @@ class OperatorDraws(DeterministicModel):
                 got=f"{len(self.model._readings)} sets of readings and batch shape {tuple(self.model.batch_shape)}",
                 remedy="fit the head to what was observed, and draw from that",
             )
-        generator = torch.Generator().manual_seed(self.seed)
-        seeds = torch.randint(2**31, (self.sample_shape.numel(),), generator=generator).tolist()
-        return tuple(self.model.predict.draw(seed) for seed in (self.seed, *seeds[1:]))
+        others = [stream_seed(self.seed, "paths", number) for number in range(1, self.sample_shape.numel())]
+        return tuple(self.model.predict.draw(seed) for seed in (self.seed, *others))
 
     def _evaluated(self, functions: Sequence[FunctionDraw], X: Tensor) -> Tensor:
         """Each draw at its own t-batch, or all at a shared one."""
@@ -120,7 +121,7 @@ class OperatorDraws(DeterministicModel):
         """Latent vectors or member numbers, drawn at the first call: only a posterior says of how many there are."""
         if self._base is not None:
             return self._base
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = draw_stream(self.seed)
         if isinstance(posterior, MemberPosterior):
             drawn = torch.multinomial(  # as `predict.draw` has it
                 torch.ones(posterior.members), self.sample_shape.numel(), replacement=True, generator=generator

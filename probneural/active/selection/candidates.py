@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.fields import Field, check_finite
+from probneural.checks import check_finite, check_integer
+from probneural.errors import DataError, ShapeError
+from probneural.fields import Field, check_field
+from probneural.randomness import stream
 
 TIE = 1e-10
 """Scores closer than this share of the largest first score count as equal: far above rounding, far below what matters."""
@@ -77,13 +79,9 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
         GridError: If labelled functions live on a grid that cannot be compared with the pool's.
         ArgumentError: If `count` is no integer, or not between 1 and the number of functions that are not labelled.
     """
-    for name, value in (("pool", pool), ("labelled", labelled)):
-        if not isinstance(value, Field) and (value is not None or name == "pool"):
-            raise DataError(
-                expected=f"{name} to be a Field of input functions",
-                got=str(type(value)),
-                remedy="wrap the tensor: pn.Field(values, grid)",
-            )
+    check_field(pool, "pool")
+    if labelled is not None:
+        check_field(labelled, "labelled")
     check_finite(pool.values, "pool functions")
     if labelled is not None:
         check_finite(labelled.values, "labelled functions")
@@ -110,14 +108,8 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
             got=f"{len(pool)} known ones: the pool is fully labelled",
             remedy="draw a larger pool",
         )
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= total:
-        raise ArgumentError(
-            expected=f"a count from 1 to {total}, the functions of the pool that are not labelled",
-            got=repr(count),
-            remedy="choose fewer, or draw a larger pool",
-        )
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(pool), generator=generator).argsort()
+    count = check_integer(count, "count", most=total, remedy="choose fewer unlabelled functions, or draw a larger pool")
+    order = torch.randperm(len(pool), generator=stream(seed, "ties")).argsort()
     return Candidates(torch.tensor(fresh, dtype=torch.int64), torch.tensor(spare, dtype=torch.int64), order)
 
 

@@ -9,7 +9,13 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from probneural.active.selection.candidates import TIE, Candidates
-from probneural.active.selection.pool_features import DEFAULT_SKETCH, FeatureSketch, PoolFeatures, posterior_features
+from probneural.active.selection.pool_features import (
+    DEFAULT_SKETCH,
+    FeatureSketch,
+    PoolFeatures,
+    check_sketch,
+    posterior_features,
+)
 from probneural.active.selection.selectors import Request, Selector
 
 _CHUNK = 2**21
@@ -34,6 +40,10 @@ class CoreSetSelection(Selector):
     """
 
     sketch: FeatureSketch = DEFAULT_SKETCH
+
+    def __post_init__(self) -> None:
+        """Check the sketch."""
+        check_sketch(self.sketch)
 
     def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
         features = _features(asked, self.sketch)
@@ -65,6 +75,10 @@ class LCMDSelection(Selector):
     """
 
     sketch: FeatureSketch = DEFAULT_SKETCH
+
+    def __post_init__(self) -> None:
+        """Check the sketch."""
+        check_sketch(self.sketch)
 
     def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
         features = _features(asked, self.sketch)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from probneural.active.selection.candidates import TIE, Candidates
 from probneural.active.selection.greedy_selectors import step_size
-from probneural.active.selection.pool_features import DEFAULT_SKETCH, FeatureSketch, PoolRows, observation_rows
+from probneural.active.selection.pool_features import DEFAULT_SKETCH, FeatureSketch, PoolRows, check_sketch, observation_rows
 from probneural.active.selection.selectors import Request, Selector
-from probneural.errors import ArgumentError, DataError
+from probneural.checks import check_variances
+from probneural.errors import DataError
 from probneural.fields import Field
 
 _LAZY = 64
@@ -51,8 +52,8 @@ class InformationGainSelection(Selector):
     sketch: FeatureSketch = DEFAULT_SKETCH
 
     def __post_init__(self) -> None:
-        """Check the noise."""
-        _check_noise(self.noise)
+        """Check the settings."""
+        _check_settings(self.noise, self.sketch)
 
     def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
         view = _view(asked, self.noise, self.sketch)
@@ -90,7 +91,7 @@ class IntegratedVarianceSelection(Selector):
                 got=type(self.targets).__name__,
                 remedy="wrap the tensor: pn.Field(values, grid)",
             )
-        _check_noise(self.noise)
+        _check_settings(self.noise, self.sketch)
 
     def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
         view = _view(asked, self.noise, self.sketch, targets=self.targets)
@@ -122,8 +123,8 @@ class BAITSelection(Selector):
     sketch: FeatureSketch = DEFAULT_SKETCH
 
     def __post_init__(self) -> None:
-        """Check the noise."""
-        _check_noise(self.noise)
+        """Check the settings."""
+        _check_settings(self.noise, self.sketch)
 
     def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
         view = _view(asked, self.noise, self.sketch)
@@ -142,19 +143,11 @@ def _view(asked: Request, noise: float | Tensor | None, sketch: FeatureSketch, *
     )
 
 
-def _check_noise(noise: float | Tensor | None) -> None:
-    """Check that observation variances are positive numbers; their number is checked where channels are known."""
-    if noise is None:
-        return
-    if isinstance(noise, int | float | Tensor) and not isinstance(noise, bool):
-        values = torch.as_tensor(noise)
-        if bool((torch.isfinite(values) & (values > 0)).all()):
-            return
-    raise ArgumentError(
-        expected="a positive noise variance, or one per channel",
-        got=repr(noise),
-        remedy="give it in physical units squared, or leave it out for the predictor's",
-    )
+def _check_settings(noise: float | Tensor | None, sketch: FeatureSketch) -> None:
+    """Check that observation variances are positive; their number is checked where channels are known."""
+    check_sketch(sketch)
+    if noise is not None:
+        check_variances(noise, "noise", positive=True)
 
 
 def _most_informative(rows: Float64[Tensor, "n r k"], *, found: Candidates, count: int) -> Int64[Tensor, " count"]:

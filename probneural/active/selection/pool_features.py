@@ -15,10 +15,12 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.active.information.observation import observation_weights
+from probneural.checks import assign, check_finite, check_instance, check_integer
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Predictor
-from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_finite
-from probneural.grids import Grid
+from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
+from probneural.fields import Field, check_field
+from probneural.grids import Grid, check_grid
+from probneural.randomness import stream
 
 _CHUNK_VALUES = 2**16
 """Output values predicted at once; heads keep up to some hundred numbers for each."""
@@ -60,8 +62,13 @@ class FeatureSketch:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        if min(self.dimension, self.latents, self.exact_entries) < 1:
-            raise ArgumentError(expected="positive numbers", got=repr(self), remedy="leave them out for the defaults")
+        for name in ("dimension", "latents", "exact_entries"):
+            assign(self, **{name: check_integer(getattr(self, name), name)})
+
+
+def check_sketch(sketch: object) -> FeatureSketch:
+    """Return a sketch, or raise an ArgumentError."""
+    return check_instance(sketch, FeatureSketch, "sketch", remedy="FeatureSketch(dimension=512)", error=ArgumentError)
 
 
 DEFAULT_SKETCH = FeatureSketch()
@@ -178,18 +185,18 @@ def posterior_features(
     _check_arguments(predict, pool, query)
     inputs = pool if labelled is None else _joined(pool, labelled)
     where = pool.grid if query is None else query
-    stream = _Stream(predict, inputs, query, seed=seed, limits=sketch)
+    runs = _Stream(predict, inputs, query, seed=seed, limits=sketch)
     share = (where.weights / where.volume).sqrt()[:, None]
-    exact = len(inputs) * predict.out_channels * where.size * stream.rank <= sketch.exact_entries
+    exact = len(inputs) * predict.out_channels * where.size * runs.rank <= sketch.exact_entries
     maps = [
-        None if exact else _Sketch(where.size * stream.rank, sketch.dimension, seed=seed + channel)
+        None if exact else _Sketch(where.size * runs.rank, sketch.dimension, generator=stream(seed, "feature sketch", channel))
         for channel in range(predict.out_channels)
     ]
-    length = where.size * stream.rank if exact else min(sketch.dimension, where.size * stream.rank)
+    length = where.size * runs.rank if exact else min(sketch.dimension, where.size * runs.rank)
     found = torch.empty(len(inputs), predict.out_channels, length, dtype=torch.float64)
     variances = torch.empty(len(inputs), predict.out_channels, dtype=torch.float64)
     means = _Moments(len(inputs), predict.out_channels)
-    for run in stream:
+    for run in runs:
         for channel, one in enumerate(maps):
             weighted = (run.columns[:, channel] * share).flatten(1)
             found[run.index, channel] = weighted if one is None else one(weighted)
@@ -198,7 +205,7 @@ def posterior_features(
     count = len(pool)
     scaled = found.div_(means.squared_scales(variances[:count]).sqrt()[:, None])
     flat = scaled.flatten(1) if exact else scaled.sum(1)
-    return PoolFeatures(flat[:count], flat[count:], is_exact=exact and stream.is_exact)
+    return PoolFeatures(flat[:count], flat[count:], is_exact=exact and runs.is_exact)
 
 
 def observation_rows(
@@ -241,14 +248,14 @@ def observation_rows(
     weights = observation_weights(predict, where, noise=noise).sqrt()[..., None]
     share = (where.weights / where.volume).sqrt()[:, None]
     inputs, count = pool if targets is None else _joined(pool, targets), len(pool)
-    stream = _Stream(predict, inputs, query, seed=seed, limits=sketch)
-    informative = min(stream.rank, predict.out_channels * where.size)
-    most = min(informative, max(1, _ROW_ENTRIES // (count * stream.rank)))
-    rows = torch.empty(count, most, stream.rank, dtype=torch.float64)
+    runs = _Stream(predict, inputs, query, seed=seed, limits=sketch)
+    informative = min(runs.rank, predict.out_channels * where.size)
+    most = min(informative, max(1, _ROW_ENTRIES // (count * runs.rank)))
+    rows = torch.empty(count, most, runs.rank, dtype=torch.float64)
     variances = torch.empty(len(inputs), predict.out_channels, dtype=torch.float64)
     means = _Moments(len(inputs), predict.out_channels)
-    moments = torch.zeros(predict.out_channels, stream.rank, stream.rank, dtype=torch.float64)
-    for run in stream:
+    moments = torch.zeros(predict.out_channels, runs.rank, runs.rank, dtype=torch.float64)
+    for run in runs:
         observed = max(0, min(len(run.mean), count - run.index.start))
         if observed:
             seen = (run.columns[:observed] * weights).flatten(1, 2)
@@ -260,7 +267,7 @@ def observation_rows(
         variances[run.index] = weighted.square().sum((2, 3))
     squared_scales = means.squared_scales(variances[:count])
     moment = (moments / squared_scales[:, None, None]).sum(0) / (count if targets is None else len(targets))
-    return PoolRows(rows[:, : _needed(rows)], moment, is_exact=stream.is_exact and most >= informative)
+    return PoolRows(rows[:, : _needed(rows)], moment, is_exact=runs.is_exact and most >= informative)
 
 
 class _Stream:
@@ -316,8 +323,7 @@ class _Stream:
 class _Sketch:
     """Adds coordinates with random signs, in random groups of equal size."""
 
-    def __init__(self, length: int, dimension: int, *, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(self, length: int, dimension: int, *, generator: torch.Generator) -> None:
         self.dimension = min(length, dimension)
         self.order = torch.randperm(length, generator=generator)
         self.signs = 2.0 * torch.randint(2, (length,), generator=generator).to(torch.float64) - 1.0
@@ -344,8 +350,7 @@ def _frame(directions: int, count: int, *, seed: int) -> Float64[Tensor, "s k"]:
     """The unit vectors, or `count` random orthonormal ones of length sqrt(k / s), so that covariances are right on average."""
     if count == directions:
         return torch.eye(directions, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-    vectors = torch.randn(directions, count, generator=generator, dtype=torch.float64)
+    vectors = torch.randn(directions, count, generator=stream(seed, "latent frame"), dtype=torch.float64)
     return torch.linalg.qr(vectors).Q.mT * math.sqrt(directions / count)
 
 
@@ -387,14 +392,12 @@ def _checked(values: Tensor, name: str) -> Float64[Tensor, "..."]:
 
 def _check_arguments(predict: Predictor, pool: Field, query: Grid | None) -> None:
     """Check the kinds of what all views of a pool take."""
-    if not isinstance(predict, Predictor):
-        raise DataError(expected="a Predictor", got=type(predict).__name__, remedy="fit a head, or calibrate one")
-    if not isinstance(pool, Field):
-        raise DataError(expected="pool to be a Field", got=type(pool).__name__, remedy="pn.Field(values, grid)")
+    check_instance(predict, Predictor, "predict", remedy="fit a head, or calibrate one")
+    check_field(pool, "pool")
     if not len(pool):
         raise DataError(expected="functions to choose from", got="nothing: the pool is empty", remedy="draw a pool")
-    if query is not None and not isinstance(query, Grid):
-        raise GridError(expected="query to be a Grid", got=type(query).__name__, remedy="use pool.grid.resized(shape)")
+    if query is not None:
+        check_grid(query, "query")
 
 
 class _Moments:

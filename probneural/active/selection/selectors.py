@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from math import isfinite
 
 import torch
 from jaxtyping import Int64
@@ -15,10 +14,11 @@ from torch import Tensor
 
 from probneural.active.selection.candidates import Candidates, candidates
 from probneural.active.selection.pool_features import integrated_variances
+from probneural.checks import assign, check_real
 from probneural.distributions import Predictor
-from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.randomness import check_seed, stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +87,7 @@ class Selector(ABC):
             GridError: If labelled functions live on a grid that cannot be compared with the pool's, or `query` is no grid.
             ArgumentError: If `count` is no integer, or not between 1 and the number of functions that are not labelled.
         """
+        seed = check_seed(seed)
         found = candidates(pool, count, seed=seed, labelled=labelled)
         return self._choose(Request(predict, pool, count, seed=seed, labelled=labelled, query=query, found=found))
 
@@ -156,13 +157,12 @@ class StochasticSelection(Selector):
 
     def __post_init__(self) -> None:
         """Check the power."""
-        if not (isfinite(self.power) and self.power >= 0):
-            raise ArgumentError(expected="a power >= 0", got=repr(self.power), remedy="0 is random choice, 1 the default")
+        assign(self, power=check_real(self.power, "power", least=0.0))
 
     def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
         found = asked.found
         scores = integrated_variances(asked.predict, asked.pool, query=asked.query)[found.fresh]
-        generator = torch.Generator().manual_seed(asked.seed)
+        generator = stream(asked.seed, "stochastic selection")
         gumbel = -torch.empty(len(asked.pool), dtype=torch.float64).exponential_(generator=generator).log()[found.fresh]
         keys = self.power * scores.log() + gumbel if self.power > 0 else gumbel
         keys = torch.where((scores > 0) | (self.power == 0), keys, -torch.inf)

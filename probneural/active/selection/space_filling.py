@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from probneural.active.selection.greedy_selectors import farthest_points, squared_distances
 from probneural.active.selection.selectors import Request, Selector
-from probneural.errors import ArgumentError
+from probneural.checks import check_choice, check_integer
 from probneural.fields import Field
+from probneural.randomness import stream_seed
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ def space_filling_designs(
         `(count, dimension)` in [0, 1), dimensionless.
 
     Raises:
-        ArgumentError: If a number is no positive integer, there are more than 21,201 dimensions of Sobol points, or the kind is
-            another one.
+        ArgumentError: If a number is no positive integer, there are more than 21,201 dimensions of Sobol points, the kind is
+            another one, or the seed is none.
 
     Reference:
         Matoušek (1998), On the L2-discrepancy for anchored boxes; McKay et al. (1979); both by `scipy.stats.qmc`.
@@ -72,16 +74,11 @@ def space_filling_designs(
     """
     from scipy.stats import qmc  # half a second to import
 
-    whole = all(isinstance(number, int) and not isinstance(number, bool) and number >= 1 for number in (count, dimension))
-    known = kind in ("sobol", "latin_hypercube")
-    if not (whole and known) or (kind == "sobol" and dimension > qmc.Sobol.MAXDIM):
-        raise ArgumentError(
-            expected="a positive count and dimension (integers), and kind 'sobol', up to "
-            f"{qmc.Sobol.MAXDIM} dimensions, or 'latin_hypercube'",
-            got=f"{count!r}, {dimension!r} and {kind!r}",
-            remedy="give the number of designs, then problem.design_dim",
-        )
+    count = check_integer(count, "count")
+    check_choice(kind, ("sobol", "latin_hypercube"), "kind")
+    dimension = check_integer(dimension, "dimension", most=qmc.Sobol.MAXDIM if kind == "sobol" else math.inf)
+    named = stream_seed(seed, "designs")
     if kind == "latin_hypercube":
-        return torch.from_numpy(qmc.LatinHypercube(dimension, rng=seed).random(count))
+        return torch.from_numpy(qmc.LatinHypercube(dimension, rng=named).random(count))
     # All of a power of two, or SciPy warns; the first of them are the same points.
-    return torch.from_numpy(qmc.Sobol(dimension, rng=seed).random_base2((count - 1).bit_length())[:count].copy())
+    return torch.from_numpy(qmc.Sobol(dimension, rng=named).random_base2((count - 1).bit_length())[:count].copy())

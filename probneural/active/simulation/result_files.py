@@ -2,40 +2,92 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import secrets
+import math
 import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from torch import Tensor
 
-from probneural.errors import DataError, FileError, GridError, ProbneuralError
-from probneural.fields import Field, check_finite
+from probneural.active.simulation.store_files import (
+    FAILURES,
+    RESULTS,
+    SUFFIX,
+    TENSORS,
+    DamagedError,
+    check_readable,
+    locked,
+    path_of,
+)
+from probneural.checks import check_finite
+from probneural.errors import DataError, GridError, ProbneuralError
+from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.training import files
+from probneural.training import files, schema
 
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
-RESULTS = "results"
-FAILURES = "failures"
-SUFFIX = ".safetensors"
-MARK = "store.json"
-VERSION = {"format": "probneural-store-1", "files": files.FORMAT}
-"""Of the folder's layout, and of the files in it."""
+_LATEST = 253402300800.0
+"""The year 10000, in seconds since 1970."""
 
 
-class DamagedError(FileError):
-    """A file was read and cannot be used, now or later."""
+class _Uniform(TypedDict):
+    """A uniform grid."""
+
+    kind: Literal["uniform"]
+    shape: list[int]
+    lengths: list[float]
+    periodic: list[bool]
+    endpoint: list[bool]
+    origin: list[float]
+
+
+class _Scattered(TypedDict):
+    """A grid whose points and weights are tensors of the file."""
+
+    kind: Literal["scattered"]
+
+
+class _Inputs(TypedDict):
+    """The grids of a failure."""
+
+    inputs: _Uniform | _Scattered
+
+
+class _Both(_Inputs):
+    """The grids of a result."""
+
+    outputs: _Uniform | _Scattered
+
+
+class _Result(TypedDict):
+    """What is known of a result."""
+
+    kind: Literal["result"]
+    key: str
+    grids: _Both
+    seconds: float
+    when: float
+
+
+class _Failure(TypedDict):
+    """What is known of a failed attempt."""
+
+    kind: Literal["failure"]
+    key: str
+    grids: _Inputs
+    seconds: float
+    when: float
+    reason: str
+    attempt: int
+
+
+class _Tensors(TypedDict):
+    """What is known of kept tensors."""
+
+    kind: Literal["tensors"]
+    name: str
 
 
 def function_key(inputs: Field) -> str:
@@ -93,8 +145,13 @@ def rebuild_grid(described: dict[str, Any], tensors: dict[str, Tensor]) -> Grid:
         return Grid.scattered(tensors["points"], tensors["weights"])
     if described.get("kind") != "uniform":
         raise GridError(expected="a uniform or scattered grid", got=str(described.get("kind")), remedy="upgrade the package")
-    rest = {name: described[name] for name in ("lengths", "periodic", "endpoint", "origin")}
-    return Grid.uniform(described["shape"], **rest)
+    return Grid.uniform(
+        described["shape"],
+        lengths=[float(length) for length in described["lengths"]],
+        periodic=described["periodic"],
+        endpoint=described["endpoint"],
+        origin=[float(origin) for origin in described["origin"]],
+    )
 
 
 def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float) -> str:
@@ -107,17 +164,45 @@ def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float)
         seconds: What the simulation took.
 
     Raises:
-        DataError: If either is not one finite function.
+        DataError: If either is not one finite function, or the seconds are not finite.
         FileError: If the folder cannot be written to.
     """
     key = function_key(inputs)
     check_result(outputs)
-    path = folder / RESULTS / f"{key}{SUFFIX}"
+    _check_seconds(seconds)
     with locked(folder, f"write-{key}"):
+        path = path_of(folder, RESULTS, f"{key}{SUFFIX}")
         if not path.exists():
             tensors, grids = _packed(inputs=inputs, outputs=outputs)
             files.write(path, tensors, {"kind": "result", "key": key, "grids": grids, "seconds": seconds, "when": time.time()})
     return key
+
+
+def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors under a name that has been checked, in place of those that were there.
+
+    Raises:
+        FileError: If the folder cannot be written to.
+    """
+    files.write(path_of(folder, TENSORS, f"{name}{SUFFIX}"), tensors, {"kind": "tensors", "name": name})
+
+
+def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
+    """Read what `write_tensors` wrote under a name.
+
+    Raises:
+        DamagedError: If it is damaged, or was written under another name.
+        OSError: If it cannot be read at present.
+    """
+    check_readable(path)
+    try:
+        tensors, about = files.read(path)
+        schema.check(about, _Tensors, where="tensors")
+        if about["name"] != name:
+            raise DataError(expected=f"the tensors {name!r}", got=repr(about["name"]), remedy="files keep their names")
+    except ProbneuralError as error:
+        raise DamagedError(expected=f"a usable {path.name}", got=str(error), remedy="keep them anew") from error
+    return tensors
 
 
 def plain_text(text: str) -> str:
@@ -132,9 +217,10 @@ def write_failure(folder: Path, inputs: Field, *, reason: str, seconds: float) -
         FileError: If the folder cannot be written to.
     """
     key = function_key(inputs)
+    _check_seconds(seconds)
     with locked(folder, f"write-{key}"):
         attempt = 1
-        while (path := folder / FAILURES / f"{key}-{attempt}{SUFFIX}").exists():
+        while (path := path_of(folder, FAILURES, f"{key}-{attempt}{SUFFIX}")).exists():
             attempt += 1
         tensors, grids = _packed(inputs=inputs)
         about = {"kind": "failure", "key": key, "grids": grids, "seconds": seconds, "when": time.time()}
@@ -147,22 +233,32 @@ def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Field]]:
     """Read a result or a failure: what is known about it, and its functions by name ("inputs", "outputs").
 
     Raises:
-        DamagedError: If it is damaged, or is not what its name says.
+        DamagedError: If it is damaged, is not what its name says, or is no regular file.
         OSError: If it cannot be read at present.
     """
-    with path.open("rb"):  # what goes wrong here (permissions, too many open files) says nothing about the contents
-        pass
+    check_readable(path)
+    is_result = path.parent.name == RESULTS
     try:
         tensors, about = files.read(path)
+        schema.check(about, _Result if is_result else _Failure, where=f"a {'result' if is_result else 'failure'}")
+        about |= {name: float(about[name]) for name in ("seconds", "when")}
         fields = {}
         for name, described in about["grids"].items():
-            parts = {part: tensors[f"{name}.{part}"] for part in ("points", "weights") if f"{name}.{part}" in tensors}
-            fields[name] = Field(tensors[name], rebuild_grid(described, parts))
+            wanted = [name, f"{name}.points", f"{name}.weights"] if described["kind"] == "scattered" else [name]
+            parts = {part: tensors.pop(part) for part in wanted if part in tensors}
+            schema.check_names(parts, wanted, where=f"the tensors of {name}")
+            fields[name] = Field(parts.pop(name), rebuild_grid(described, {key.split(".")[1]: parts[key] for key in parts}))
+        schema.check_names(tensors, [], where="no other tensors")
         key = function_key(fields["inputs"])
-        expected = f"{key}{SUFFIX}" if path.parent.name == RESULTS else f"{key}-{about['attempt']}{SUFFIX}"
-        if path.name != expected or about["key"] != key or ("outputs" in fields) != (path.parent.name == RESULTS):
+        expected = f"{key}{SUFFIX}" if is_result else f"{key}-{about['attempt']}{SUFFIX}"
+        if path.name != expected or about["key"] != key:
             raise DataError(expected=f"a file named {expected}", got=path.name, remedy="files keep their names")
-    except (ProbneuralError, KeyError, TypeError, AttributeError) as error:
+        if not 0.0 <= about["when"] < _LATEST:
+            raise DataError(expected="a time before the year 10000", got=str(about["when"]), remedy="in seconds since 1970")
+        _check_seconds(about["seconds"])
+        if is_result:
+            check_result(fields["outputs"])
+    except ProbneuralError as error:
         raise DamagedError(expected=f"a usable {path.name}", got=str(error), remedy="simulate that function again") from error
     return about, fields
 
@@ -178,116 +274,9 @@ def check_result(outputs: object) -> None:
     check_finite(outputs.values, "output functions")
 
 
-def is_record(name: str) -> bool:
-    """Whether a file's name is a result's or a failure's, not that of a file being written or of one set aside."""
-    return name.endswith(SUFFIX) and not name.startswith(".")
-
-
-def store_identity(folder: Path) -> str | None:
-    """Return the identity of the store in a folder, or None if there is none of this version."""
-    try:
-        content = json.loads((folder / MARK).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(content, dict) or any(content.get(name) != value for name, value in VERSION.items()):
-        return None
-    return str(content.get("identity"))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small text file whole or not at all, durably.
-
-    Raises:
-        FileError: If the folder cannot be written to.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with temporary.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise FileError(
-            expected=f"a folder to write {path.name} into", got=str(error), remedy="check path and space"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def set_aside(path: Path, error: Exception) -> None:
-    """Rename a file that cannot be used to `NAME.broken`, with a warning."""
-    target = path.with_name(f"{path.name}.broken")
-    with contextlib.suppress(FileNotFoundError):  # another process was first
-        os.replace(path, target)
-    warnings.warn(f"{path} cannot be used and is now {target.name}: {error}", RuntimeWarning, stacklevel=2)
-
-
-@contextlib.contextmanager
-def locked(folder: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
-    """Hold an advisory lock that the system releases when its holder dies, however it dies.
-
-    Where `fcntl` is missing (Windows) there is no such lock, and this does nothing: one process at a time may use a store
-    there, and none may be restarted while workers of a killed one still run.
-
-    Args:
-        folder: The store's.
-        name: Of the lock.
-        wait: Whether to wait for it.
-
-    Yields:
-        Whether the lock is held, always True with `wait`.
-
-    Raises:
-        FileError: If the folder cannot be written to.
-    """
-    if fcntl is None:
-        yield True
-        return
-    path = folder / "locks" / name
-    held = _acquire(path, wait=wait)
-    try:
-        yield held is not None
-    finally:
-        if held is not None:
-            with contextlib.suppress(OSError):
-                path.unlink()  # while it is held: who waited for it sees that and takes the next file
-            os.close(held)
-
-
-def _acquire(path: Path, *, wait: bool) -> int | None:
-    while True:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise FileError(
-                expected="a store that can be written to", got=str(error), remedy="check its permissions and the space left"
-            ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            same = os.fstat(descriptor).st_ino == os.stat(path).st_ino
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except FileNotFoundError:
-            same = False
-        except OSError as error:  # a file system without locks
-            os.close(descriptor)
-            raise FileError(
-                expected="a file system that knows flock", got=str(error), remedy="put the store on another file system"
-            ) from error
-        except BaseException:  # Ctrl-C while it waits
-            os.close(descriptor)
-            raise
-        if same:
-            return descriptor
-        os.close(descriptor)
+def _check_seconds(seconds: float) -> None:
+    if not 0.0 <= seconds < math.inf:
+        raise DataError(expected="finite seconds >= 0", got=repr(seconds), remedy="say what the simulation took, or 0.0")
 
 
 def _packed(**fields: Field) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import secrets
 import time
@@ -11,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Any, NoReturn
 
 from tqdm.auto import tqdm
@@ -19,9 +17,10 @@ from tqdm.auto import tqdm
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import BorrowedPool, ProcessPool
 from probneural.active.simulation.workers import Outcome, PlainField, PlainGrid, Simulator, Task
+from probneural.checks import check_callable, check_flag, check_instance, check_integer, check_positive, described
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
-from probneural.grids import Grid
+from probneural.grids import Grid, check_grid
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 """Seconds between looks at a simulation that another process has in hand."""
@@ -89,6 +88,9 @@ def simulate(
     never release Python's interpreter lock can only be stopped in own processes. Where the executor itself has trouble, as a
     `ProcessPoolExecutor` has when one of its workers dies, what it had is reported as lost, and not counted as an attempt.
 
+    A simulator that runs a program should do so by `subprocess.run(..., check=True, capture_output=True)`: the end of what the
+    program writes to stderr then stands in the reason of its failure.
+
     Args:
         simulator: Maps a Field of one function to a Field of one function, for example `problem.solve`. Processes need one
             that can be pickled. The same function has to give the same result, whoever computes it.
@@ -125,6 +127,11 @@ def simulate(
         (3, 3, 1)
     """
     _check(inputs, executor, workers, timeout, attempts)
+    check_callable(simulator, "simulator", remedy="give a function of a Field of one function, e.g. problem.solve")
+    check_instance(store, ResultStore, "store", remedy="open one: pn.active.ResultStore(path)", error=ArgumentError)
+    progress = check_flag(progress, "progress")
+    if out_grid is not None:
+        check_grid(out_grid, "out_grid")
     with contextlib.closing(open_pool(simulator, executor, workers=workers, timeout=timeout)) as pool:
         return simulate_in(pool, inputs, store=store, timeout=timeout, attempts=attempts, out_grid=out_grid, progress=progress)
 
@@ -291,17 +298,21 @@ def _cores() -> int:
 
 def _check(inputs: Any, executor: Any, workers: Any, timeout: Any, attempts: Any) -> None:
     if not isinstance(inputs, Field) or len(inputs) == 0:
-        raise DataError(expected="a Field of one function or more", got=repr(inputs), remedy="nothing else is simulated")
+        raise DataError(
+            expected="a Field of one function or more",
+            got="none" if isinstance(inputs, Field) else described(inputs),
+            remedy="nothing else is simulated",
+        )
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise ArgumentError(
             expected="an executor with a method submit, as concurrent.futures has it",
             got=str(type(executor)),
             remedy="for Dask, pass Client.get_executor()",
         )
-    for name, number in (("workers", workers), ("attempts", attempts)):
-        if number is not None and (not isinstance(number, Integral) or number < 1):
-            raise ArgumentError(expected=f"{name} of 1 or more", got=repr(number), remedy="leave it out for the default")
+    check_integer(attempts, "attempts")
+    if workers is not None:
+        check_integer(workers, "workers")
     if workers is not None and executor is not None:
         raise ArgumentError(expected="workers or an executor", got="both", remedy="an executor has its own number of workers")
-    if timeout is not None and not (isinstance(timeout, Real) and math.isfinite(timeout) and float(timeout) > 0):
-        raise ArgumentError(expected="a positive timeout in seconds", got=repr(timeout), remedy="None means no limit")
+    if timeout is not None:
+        check_positive(timeout, "timeout")

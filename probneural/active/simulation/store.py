@@ -5,48 +5,55 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import secrets
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from probneural.active.simulation.result_files import (
-    FAILURES,
-    MARK,
-    RESULTS,
-    SUFFIX,
-    VERSION,
-    DamagedError,
     function_key,
-    is_record,
-    locked,
     plain_text,
     read_record,
-    set_aside,
-    store_identity,
+    read_tensors,
     write_failure,
     write_result,
-    write_text,
+    write_tensors,
+)
+from probneural.active.simulation.store_files import (
+    DECISIONS,
+    FAILURES,
+    LOCKS,
+    MARK,
+    RESULTS,
+    ROOMS,
+    SUFFIX,
+    TENSORS,
+    VERSION,
+    DamagedError,
+    check_key,
+    check_name,
+    is_key,
+    is_record,
+    locked,
+    path_of,
+    read_json,
+    set_aside,
+    store_identity,
+    write_json,
 )
 from probneural.active.simulation.store_index import Entry, StoreIndex
+from probneural.checks import check_path, check_real
 from probneural.errors import ArgumentError, DataError, FileError, GridError
 from probneural.fields import Field, FieldPairs
-from probneural.training import files
+from probneural.training import atomic, schema
+from probneural.training.schema import JSON
 
-JSON: TypeAlias = "str | int | float | bool | Sequence[JSON] | Mapping[str, JSON] | None"
-
-_DECISIONS = "decisions"
-_TENSORS = "tensors"
-
-_OLD = 24 * 3600.0
-"""Age in seconds beyond which a half-written file is known to be a killed process's."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -71,8 +78,13 @@ class ResultStore:
 
     Each result is one safetensors file named after its input function's key, with a digest; it is complete and synced to disk
     when [`add`][probneural.active.ResultStore.add] returns. An SQLite index spares reading all files when a store is
-    opened. It is an index and no more: where it is missing, stale or corrupt it is made again from the files. A file that is
-    truncated, damaged or foreign is renamed to `*.broken` with a warning, and counts as missing. No pickle is ever read.
+    opened. It is an index and no more: where it is missing, stale or corrupt it is made again from the files. Decisions and
+    tensors have digests too, which know the name they were kept under. Under any of these names, a file that is truncated,
+    changed, damaged or foreign, and what is no regular file (a symbolic link, which could lead elsewhere), is renamed to
+    `*.broken` with a warning, and counts as missing. Keys and names cannot lead out of the folder. No pickle is ever read.
+
+    What processes that were killed have left half written is removed when a store is opened. A writer holds a lock on its
+    temporary file, which the system releases when the process dies, so a file that another process is writing stays.
 
     Several processes may use one store at once. That they see each other's results only needs a shared file system, but the
     index is for processes of one machine: SQLite's write-ahead log does not work over a network, so workers elsewhere write
@@ -97,7 +109,7 @@ class ResultStore:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser().absolute()
+        self.path = check_path(path, "path").expanduser().absolute()
         self._guard = threading.RLock()
         self.identity = _open_folder(self.path)
         _remove_leftovers(self.path)
@@ -123,7 +135,7 @@ class ResultStore:
     def __contains__(self, key: str) -> bool:
         """Whether there is a usable result for a key."""
         with self._guard:
-            return self._look_at(f"{RESULTS}/{key}{SUFFIX}")
+            return is_key(key) and self._look_at(f"{RESULTS}/{key}{SUFFIX}")
 
     def __len__(self) -> int:
         """Number of results."""
@@ -147,6 +159,7 @@ class ResultStore:
             DataError: If either is not one finite function.
             FileError: If the store cannot be written to.
         """
+        seconds = check_real(seconds, "seconds", least=0.0)
         key = write_result(self.path, inputs, outputs, seconds=seconds)
         if key not in self:  # what was there before was damaged, and is set aside now
             write_result(self.path, inputs, outputs, seconds=seconds)
@@ -199,7 +212,12 @@ class ResultStore:
         return [Failure(entry.key, entry.reason, entry.seconds, entry.when) for entry in entries]
 
     def attempts(self, key: str) -> int:
-        """Return how many attempts at a function have failed."""
+        """Return how many attempts at a function have failed.
+
+        Raises:
+            ArgumentError: If the key is none.
+        """
+        check_key(key)
         return len(list((self.path / FAILURES).glob(f"{key}-*{SUFFIX}")))
 
     def table(self) -> list[dict[str, object]]:
@@ -222,15 +240,16 @@ class ResultStore:
             ArgumentError: If the name or the value is of another kind, or another value is kept under this name.
             FileError: If the store cannot be written to.
         """
-        path = self._named(_DECISIONS, name, ".json")
+        check_name(name)
         try:
-            text = json.dumps(value, sort_keys=True, allow_nan=False)
-        except (TypeError, ValueError) as error:
+            text = json.dumps(schema.parsed(json.dumps(value, sort_keys=True, allow_nan=False)), sort_keys=True)
+        except (TypeError, ValueError, RecursionError) as error:
             raise ArgumentError(expected="a value that JSON can hold", got=str(error), remedy="convert it to lists") from error
-        with locked(self.path, f"{_DECISIONS}-{name}"):
+        with locked(self.path, f"{DECISIONS}-{name}"):
             kept = self.recall(name)
+            path = path_of(self.path, DECISIONS, f"{name}.json")
             if not path.exists():
-                write_text(path, text)
+                write_json(path, name, json.loads(text))
             elif json.dumps(kept, sort_keys=True) != text:
                 raise ArgumentError(
                     expected=f"the decision kept as {name!r}, {json.dumps(kept)[:100]}",
@@ -239,19 +258,14 @@ class ResultStore:
                 )
 
     def recall(self, name: str) -> JSON | None:
-        """Return what is kept under a name, or None.
+        """Return what is kept under a name, or None; what was changed or damaged is set aside, with a warning.
 
         Raises:
             ArgumentError: If the name has other characters than `remember` takes.
+            FileError: If it cannot be read at present.
         """
-        path = self._named(_DECISIONS, name, ".json")
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            set_aside(path, error)
-            return None
+        check_name(name)
+        return self._usable(DECISIONS, name, ".json", read_json)
 
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors under a name, replacing those kept before in one step.
@@ -260,22 +274,18 @@ class ResultStore:
             ArgumentError: If the name has other characters than `remember` takes.
             FileError: If the store cannot be written to.
         """
-        files.write(self._named(_TENSORS, name, SUFFIX), tensors, {"kind": "tensors", "name": name})
+        check_name(name)
+        write_tensors(self.path, name, tensors)
 
     def load_tensors(self, name: str) -> dict[str, Tensor] | None:
-        """Return the tensors kept under a name, on the CPU, or None.
+        """Return the tensors kept under a name, on the CPU, or None; damaged ones are set aside, with a warning.
 
         Raises:
             ArgumentError: If the name has other characters than `remember` takes.
+            FileError: If they cannot be read at present.
         """
-        path = self._named(_TENSORS, name, SUFFIX)
-        if not path.exists():
-            return None
-        try:
-            return files.read(path)[0]
-        except FileError as error:
-            set_aside(path, error)
-            return None
+        check_name(name)
+        return self._usable(TENSORS, name, SUFFIX, read_tensors)
 
     def __reduce__(self) -> tuple[type[ResultStore], tuple[Path]]:
         """Travel to other processes as a path."""
@@ -285,21 +295,28 @@ class ResultStore:
         """A short description."""
         return f"ResultStore({str(self.path)!r}, {len(self)} results)"
 
-    def _named(self, folder: str, name: str, suffix: str) -> Path:
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", name):
-            raise ArgumentError(
-                expected='a name of letters, digits, ".", "_" and "-"', got=repr(name), remedy='for example "round-3.chosen"'
-            )
-        return self.path / folder / f"{name}{suffix}"
+    def _usable(self, room: str, name: str, suffix: str, read: Callable[[Path, str], _T]) -> _T | None:
+        """What is kept under a name in a room, or None."""
+        path = path_of(self.path, room, f"{name}{suffix}")
+        try:
+            return read(path, name)
+        except FileNotFoundError:
+            return None
+        except DamagedError as error:
+            set_aside(path, error)
+            return None
+        except OSError as error:
+            raise _unreadable(path, error) from error
 
     def _result(self, key: str) -> tuple[Field, Field]:
         found = self._fields(key, results_only=True)
         return found["inputs"], found["outputs"]
 
     def _fields(self, key: str, *, results_only: bool) -> dict[str, Field]:
-        path = self.path / RESULTS / f"{key}{SUFFIX}"
+        check_key(key)
+        path = path_of(self.path, RESULTS, f"{key}{SUFFIX}")
         if not path.exists() and not results_only:
-            path = self.path / FAILURES / f"{key}-1{SUFFIX}"
+            path = path_of(self.path, FAILURES, f"{key}-1{SUFFIX}")
         try:
             return read_record(path)[1]
         except OSError as error:
@@ -319,16 +336,16 @@ class ResultStore:
         found = set()
         for folder in (RESULTS, FAILURES):
             with os.scandir(self.path / folder) as listing:
-                found |= {f"{folder}/{file.name}" for file in listing if is_record(file.name)}
+                found |= {name for file in listing if is_record(name := f"{folder}/{file.name}")}
         for name in self._entries.keys() | found:
             self._look_at(name)
         self._index.write(self._entries)
 
     def _look_at(self, name: str) -> bool:
         """Whether there is a usable file, reading it unless its present state is known to be good."""
-        path = self.path / name
+        path = path_of(self.path, *name.split("/"))
         try:
-            state = path.stat()
+            state = path.lstat()
         except FileNotFoundError:
             self._entries.pop(name, None)
             return False
@@ -344,11 +361,9 @@ class ResultStore:
         except FileNotFoundError:  # set aside by another process just now
             return False
         except OSError as error:
-            raise FileError(
-                expected=f"a readable {path}", got=str(error), remedy="check its permissions and the disk"
-            ) from error
+            raise _unreadable(path, error) from error
         status = "done" if about["kind"] == "result" else "failed"
-        seconds, created, reason = float(about["seconds"]), float(about["when"]), plain_text(str(about.get("reason", "")))
+        seconds, created, reason = about["seconds"], about["when"], plain_text(str(about.get("reason", "")))
         self._entries[name] = Entry(name, about["key"], status, seconds, created, reason, state.st_size, state.st_mtime_ns)
         return True
 
@@ -358,12 +373,12 @@ def _open_folder(path: Path) -> str:
     try:
         path.mkdir(parents=True, exist_ok=True)
         if _is_unused(path):
-            (path / "locks").mkdir(exist_ok=True)
+            (path / LOCKS).mkdir(exist_ok=True)
             with locked(path, "create"):
                 if not (path / MARK).exists():
-                    for folder in (RESULTS, FAILURES, _DECISIONS, _TENSORS):
+                    for folder in ROOMS:
                         (path / folder).mkdir(exist_ok=True)
-                    write_text(path / MARK, json.dumps({**VERSION, "identity": secrets.token_hex(16)}))
+                    write_json(path / MARK, MARK, {**VERSION, "identity": secrets.token_hex(16)})
     except OSError as error:
         raise FileError(expected=f"a folder for a store at {path}", got=str(error), remedy="choose another path") from error
     identity = store_identity(path)
@@ -379,22 +394,23 @@ def _open_folder(path: Path) -> str:
 def _is_unused(path: Path) -> bool:
     """Whether a folder is empty, but for what another process that is making a store there, or died doing so, has made."""
     names = {file.name for file in path.iterdir() if not file.name.startswith(".")}
-    if not names <= {RESULTS, FAILURES, _DECISIONS, _TENSORS, "locks"}:
+    if not names <= {*ROOMS, LOCKS}:
         return False
-    return not any(any((path / name).iterdir()) for name in names - {"locks"})
+    return not any(any((path / name).iterdir()) for name in names - {LOCKS})
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left half written; a file of today may be one that another process is writing."""
-    for folder in (RESULTS, FAILURES, _DECISIONS, _TENSORS):
-        for file in (path / folder).glob(".*"):
-            with contextlib.suppress(OSError):
-                if time.time() - file.stat().st_mtime > _OLD:
-                    file.unlink()
+    """Remove what killed processes left half written, and their locks; live ones hold theirs."""
+    for folder in (path, *(path / room for room in ROOMS)):
+        atomic.remove_abandoned(folder)
     with contextlib.suppress(OSError):
-        for file in (path / "locks").iterdir():
+        for file in (path / LOCKS).iterdir():
             with locked(path, file.name, wait=False):  # which removes it, unless somebody holds it
                 pass
+
+
+def _unreadable(path: Path, error: OSError) -> FileError:
+    return FileError(expected=f"a readable {path}", got=str(error), remedy="check its permissions and the disk")
 
 
 def _joined(parts: Sequence[Field], side: str) -> Field:

@@ -10,6 +10,8 @@ from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
+from probneural.active.simulation.store_files import is_key, is_record
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -59,6 +61,14 @@ _TEMPORARY = (
 """Troubles that do not speak against an index's contents."""
 
 
+def _is_sound(row: tuple[object, ...]) -> bool:
+    """Whether a row is an entry: SQLite takes any type in any column, and a name could lead out of the store."""
+    values = dict(zip(_NAMES, row, strict=True))
+    types = {"REAL": float, "INTEGER": int, "TEXT": str}
+    typed = all(type(value) is types[_KINDS.get(name, "TEXT")] for name, value in values.items())
+    return typed and is_record(values["name"]) and is_key(values["key"]) and values["status"] in ("done", "failed")
+
+
 class StoreIndex:
     """Entries in an SQLite file with a write-ahead log; whatever goes wrong with it only costs time.
 
@@ -75,7 +85,7 @@ class StoreIndex:
         try:
             with self._connection() as connection:
                 rows = connection.execute(f"SELECT {_COLUMNS} FROM entries").fetchall()
-            self._known = {row[0]: Entry(*row) for row in rows}
+            self._known = {row[0]: Entry(*row) for row in rows if _is_sound(row)}
         except sqlite3.DatabaseError as error:
             self._give_up(error)
         return dict(self._known)

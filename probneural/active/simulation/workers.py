@@ -16,23 +16,23 @@ import torch
 from numpy.typing import NDArray
 
 from probneural.active.simulation.result_files import (
-    RESULTS,
-    SUFFIX,
     check_result,
     describe_grid,
     function_key,
-    locked,
     plain_text,
     rebuild_grid,
-    store_identity,
     write_failure,
     write_result,
 )
+from probneural.active.simulation.store_files import RESULTS, SUFFIX, locked, path_of, store_identity
 from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError
 from probneural.fields import Field
 from probneural.grids import Grid
 
 Simulator = Callable[[Field], Field]
+
+_COMPLAINT = 1000
+"""Characters of a program's stderr that are kept with a failure: its end, where programs say what went wrong."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def run(simulator: Simulator, task: Task) -> Outcome:
     with locked(folder, f"simulate-{key}", wait=False) as is_held:
         if not is_held:
             return Outcome("busy")
-        if (folder / RESULTS / f"{key}{SUFFIX}").exists():
+        if path_of(folder, RESULTS, f"{key}{SUFFIX}").exists():
             return Outcome("reused")
         outcome = _simulate(simulator, task)
         if outcome.outputs is None:
@@ -211,11 +211,24 @@ def _failed(task: Task, reason: str, seconds: float, *, status: str = "failed") 
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of the traceback, and where it came from."""
+    """The last line of the traceback, where it came from, and the end of what a program that failed has complained about."""
     last = " ".join(traceback.format_exception_only(error)[-1].split())[:500]
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
-    return plain_text(last + where)
+    complaint = _complaint(error)
+    return plain_text(last + where + (f"; stderr: {complaint}" if complaint else ""))
+
+
+def _complaint(error: BaseException | None) -> str:
+    """The last lines that a program wrote to stderr, as the errors of `subprocess` carry them, also those raised again."""
+    while error is not None:
+        written = getattr(error, "stderr", None)
+        text = written.decode(errors="replace") if isinstance(written, bytes) else written
+        if isinstance(text, str) and text.strip():
+            lines = " | ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
+            return lines if len(lines) <= _COMPLAINT else "... " + lines[-_COMPLAINT:]
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def pickled(simulator: Simulator) -> bytes:

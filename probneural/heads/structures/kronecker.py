@@ -16,10 +16,11 @@ def fit(problem: WeightProblem, settings: Settings) -> WeightPosterior:
     """Find the factors from whitened gradients, and solve in their eigenbasis.
 
     Raises:
+        UnsupportedError: If the prior treats real and imaginary parts differently where that leaves no Kronecker product.
         EvidenceError: If the evidence determines no noise or prior.
     """
     rows = problem.rows(probes=settings.probes, seed=settings.seed)
-    factors = kronecker(problem.layout, problem.operator, rows, corrected=settings.corrected)
+    factors = kronecker(problem.layout, problem.operator, rows, corrected=settings.corrected, spread=problem.spread)
     present, groups = torch.unique(factors.layers, return_inverse=True)
     names = [problem.layout.names[number] for number in present.tolist()]
     found = learn(problem, factors.eigenvalues, groups=groups, names=names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from probneural.checks import assign, check_flag, check_integer
 from probneural.errors import ArgumentError
 
 _READERS = {
@@ -48,8 +49,9 @@ class Settings:
                 )
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Check the settings."""
         for name in ("rank", "probes"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ArgumentError(expected=f"{name} as a positive integer or None", got=repr(value), remedy="leave it out")
+            if getattr(self, name) is not None:
+                assign(self, **{name: check_integer(getattr(self, name), name)})
+        for name in ("corrected", "progress"):
+            assign(self, **{name: check_flag(getattr(self, name), name)})

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.errors import ArgumentError, GridError
-from probneural.grids import Axis, Grid, resample
-from probneural.operators.checks import check_input, check_sizes
+from probneural.checks import check_choice, check_integer
+from probneural.grids import Grid, check_grid, resample
+from probneural.operators.checks import check_input
 from probneural.operators.layers.mlp import MLP
 from probneural.operators.layers.normalizer import ChannelNormalizer
 
@@ -65,20 +64,11 @@ class SensorBranch(nn.Module):
         shares_layers: bool = True,
     ) -> None:
         super().__init__()
-        check_sizes(in_channels=in_channels, groups=groups, basis=basis)
-        if branching not in ("joint", "product"):
-            raise ArgumentError(
-                expected="'joint' or 'product' as branching", got=repr(branching), remedy="'joint' sees all channels together"
-            )
-        if not isinstance(sensors, Grid):
-            raise GridError(
-                expected="a Grid as sensors", got=repr(sensors), remedy="make one with Grid.uniform or Grid.scattered"
-            )
-        self.in_channels = in_channels
-        self.sensors = sensors
-        self.groups = groups
-        self.basis = basis
-        self.branching = branching
+        self.in_channels = check_integer(in_channels, "in_channels")
+        self.sensors = check_grid(sensors, "sensors")
+        self.groups = check_integer(groups, "groups")
+        self.basis = check_integer(basis, "basis")
+        self.branching = check_choice(branching, ("joint", "product"), "branching")
         self.normalizer = ChannelNormalizer(in_channels)
         self.separate, outputs = (1, groups * basis) if shares_layers else (groups, basis)
         merged, seen = (1, in_channels * sensors.size) if branching == "joint" else (in_channels, sensors.size)
@@ -103,7 +93,7 @@ class SensorBranch(nn.Module):
             ShapeError: If the values are not of that shape.
             DataError: If they are of another dtype than the networks.
         """
-        where = self.sensors if grid is None else grid
+        where = self.sensors if grid is None else check_grid(grid)
         dtype = next(self.networks.parameters()).dtype
         check_input(values, channels=self.in_channels, dimension=len(where.shape), dtype=dtype)
         return where.resized(tuple(values.shape[2:])) if grid is None and where.is_uniform else where
@@ -131,23 +121,3 @@ class SensorBranch(nn.Module):
             product = factor if product is None else product * factor
         assert product is not None  # there is at least one channel
         return product.unflatten(1, (self.groups, self.basis))
-
-
-def describe_grid(grid: Grid) -> dict[str, Any]:
-    """Return a grid in types that JSON knows.
-
-    Examples:
-        >>> described_grid(describe_grid(Grid.uniform((4, 3)))) == Grid.uniform((4, 3))
-        True
-    """
-    if grid.is_uniform:
-        return {"axes": [dataclasses.asdict(axis) for axis in grid.axes]}
-    return {"points": grid.points.tolist(), "weights": grid.weights.tolist()}
-
-
-def described_grid(description: dict[str, Any]) -> Grid:
-    """Return the grid that `describe_grid` described."""
-    if "axes" in description:
-        axes = tuple(Axis(**axis) for axis in description["axes"])
-        return Grid(shape=tuple(axis.size for axis in axes), axes=axes)
-    return Grid.scattered(description["points"], description["weights"])

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.operators.checks import check_sizes
+from probneural.checks import check_integer
 
 
 class GroupedLinear(nn.Module):
@@ -30,11 +30,10 @@ class GroupedLinear(nn.Module):
 
     def __init__(self, channels: int, features: int) -> None:
         super().__init__()
-        check_sizes(channels=channels, features=features)
-        self.channels = channels
-        self.features = features
-        self.weight = nn.Parameter(torch.empty(channels, features))
-        self.bias = nn.Parameter(torch.empty(channels))
+        self.channels = check_integer(channels, "channels")
+        self.features = check_integer(features, "features")
+        self.weight = nn.Parameter(torch.empty(self.channels, self.features))
+        self.bias = nn.Parameter(torch.empty(self.channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

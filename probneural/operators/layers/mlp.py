@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.errors import ArgumentError
-from probneural.operators.checks import check_sizes
+from probneural.checks import check_choice, check_integer
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,
@@ -40,13 +39,10 @@ class MLP(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, *, width: int, depth: int, activation: str = "gelu") -> None:
         super().__init__()
-        check_sizes(in_features=in_features, out_features=out_features, width=width, depth=depth)
-        if activation not in _ACTIVATIONS:
-            raise ArgumentError(
-                expected=f"an activation among {', '.join(_ACTIVATIONS)}", got=repr(activation), remedy="give e.g. 'gelu'"
-            )
-        self.activation = activation
-        sizes = (in_features, *(width,) * depth, out_features)
+        self.activation = check_choice(activation, _ACTIVATIONS, "activation")
+        first, last = check_integer(in_features, "in_features"), check_integer(out_features, "out_features")
+        hidden = check_integer(width, "width")
+        sizes = itertools.chain([first], (hidden for _ in range(check_integer(depth, "depth"))), [last])
         self.layers = nn.ModuleList(nn.Linear(have, want) for have, want in itertools.pairwise(sizes))
 
     def reset_parameters(self) -> None:

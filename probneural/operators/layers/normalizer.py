@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probneural.checks import check_scale
 from probneural.errors import DataError
 from probneural.fields import Field
 
@@ -37,7 +38,7 @@ class ChannelNormalizer(nn.Module):
         """Set mean and scale to the quadrature mean and standard deviation of the fields, per channel.
 
         Raises:
-            DataError: If the fields have another number of channels.
+            DataError: If the fields have another number of channels, or a scale that the normaliser's dtype does not hold.
         """
         if fields.channels != self.mean.shape[0]:
             raise DataError(
@@ -45,15 +46,8 @@ class ChannelNormalizer(nn.Module):
                 got=str(fields.channels),
                 remedy="build the operator for them",
             )
-        share = fields.grid.weights.to(fields.device) / fields.grid.volume
-        values = fields.values.to(torch.float64).flatten(2)
-        origin = values[0, :, 0]  # a channel that does not vary is then zero, and the rounding of its mean no spread
-        values = values - origin[:, None]
-        mean = (values @ share).mean(0)
-        variance = ((values - mean[:, None]).square() @ share).mean(0)
-        mean = mean + origin
-        level = torch.finfo(fields.dtype).eps * mean.abs()
-        scale = torch.where(variance.sqrt() > level, variance.sqrt(), torch.ones_like(variance))
+        mean, scale = fields.units()
+        check_scale(torch.cat([scale, torch.maximum(scale, mean.abs())]), "fields", dtype=self.scale.dtype)
         self.mean.copy_(mean)
         self.scale.copy_(scale)
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.operators.checks import check_sizes
+from probneural.checks import check_integer
 
 
 class PointwiseLinear(nn.Module):
@@ -28,11 +28,10 @@ class PointwiseLinear(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        check_sizes(in_channels=in_channels, out_channels=out_channels)
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.weight = nn.Parameter(torch.empty(out_channels, in_channels))
-        self.bias = nn.Parameter(torch.empty(out_channels))
+        self.in_channels = check_integer(in_channels, "in_channels")
+        self.out_channels = check_integer(out_channels, "out_channels")
+        self.weight = nn.Parameter(torch.empty(self.out_channels, self.in_channels))
+        self.bias = nn.Parameter(torch.empty(self.out_channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -10,8 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probneural.checks import check_flag, check_integer
 from probneural.errors import ResolutionError
-from probneural.operators.checks import check_input, check_modes, check_periodic, check_sizes
+from probneural.grids import per_axis
+from probneural.operators.checks import check_input, check_modes
 
 
 class SpectralConv(nn.Module):
@@ -51,13 +53,12 @@ class SpectralConv(nn.Module):
         self, in_channels: int, out_channels: int, *, modes: Sequence[int], periodic: Sequence[bool] | bool = True
     ) -> None:
         super().__init__()
-        check_sizes(in_channels=in_channels, out_channels=out_channels)
-        self.in_channels = in_channels
-        self.out_channels = out_channels
+        self.in_channels = check_integer(in_channels, "in_channels")
+        self.out_channels = check_integer(out_channels, "out_channels")
         self.modes = check_modes(modes)
-        self.periodic = check_periodic(periodic, len(self.modes))
+        self.periodic = per_axis(periodic, len(self.modes), "periodic", check_flag)
         retained = (*(2 * mode - 1 for mode in self.modes[:-1]), self.modes[-1])
-        self.weight = nn.Parameter(torch.empty(*retained, in_channels, out_channels, 2))
+        self.weight = nn.Parameter(torch.empty(*retained, self.in_channels, self.out_channels, 2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -1,0 +1,229 @@
+"""A store's folder: where its files are, its locks, and JSON records with a digest."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import stat
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypedDict
+
+from probneural.errors import ArgumentError, FileError
+from probneural.training import atomic, files, schema
+from probneural.training.schema import JSON
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+RESULTS = "results"
+FAILURES = "failures"
+DECISIONS = "decisions"
+TENSORS = "tensors"
+ROOMS = (RESULTS, FAILURES, DECISIONS, TENSORS)
+LOCKS = "locks"
+SUFFIX = ".safetensors"
+MARK = "store.json"
+VERSION = {"format": "probneural-store-2", "files": files.FORMAT}
+"""Of the folder's layout, and of the files in it."""
+
+_KEY = re.compile(r"[0-9a-f]{40}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_RECORD = re.compile(rf"(?:{RESULTS}/{_KEY.pattern}|{FAILURES}/{_KEY.pattern}-[1-9][0-9]{{0,8}}){re.escape(SUFFIX)}")
+
+
+class _Record(TypedDict):
+    """A JSON file."""
+
+    digest: str
+    name: str
+    value: Any
+
+
+class DamagedError(FileError):
+    """A file was read and cannot be used, now or later."""
+
+
+def is_key(key: object) -> bool:
+    """Whether something is a key: what else there may be is no file's name."""
+    return isinstance(key, str) and _KEY.fullmatch(key) is not None
+
+
+def check_key(key: object) -> None:
+    """Raise an ArgumentError unless it is a key."""
+    if not is_key(key):
+        raise ArgumentError(
+            expected="a key of 40 hexadecimal digits", got=repr(key)[:100], remedy="store.key(inputs) is a function's key"
+        )
+
+
+def check_name(name: object) -> None:
+    """Raise an ArgumentError unless it is a name for decisions and tensors, which cannot lead out of a folder."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ArgumentError(
+            expected='a name of letters, digits, ".", "_" and "-"', got=repr(name)[:100], remedy='for example "round-3.chosen"'
+        )
+
+
+def is_record(name: object) -> bool:
+    """Whether a path below the store's folder is that of a result or a failure, and of nothing else."""
+    return isinstance(name, str) and _RECORD.fullmatch(name) is not None
+
+
+def path_of(folder: Path, room: str, name: str) -> Path:
+    """Return the path of a file in a room of the store. A symbolic link there would lead out of it, and is set aside.
+
+    Args:
+        folder: The store's.
+        room: One of `ROOMS`.
+        name: With its suffix; made of a key or a name that has been checked.
+    """
+    path = folder / room / name
+    if path.is_symlink():
+        set_aside(
+            path, DamagedError(expected=f"{name} as a file of the store", got="a symbolic link", remedy="copy its target")
+        )
+    return path
+
+
+def set_aside(path: Path, error: Exception) -> None:
+    """Rename a file that cannot be used to `NAME.broken`, with a warning; where nothing can be renamed, leave it."""
+    target = path.with_name(f"{path.name}.broken")
+    place = f"is now {target.name}"
+    try:
+        os.replace(path, target)
+    except FileNotFoundError:  # another process was first
+        pass
+    except OSError as problem:
+        place = f"could not be renamed ({problem})"
+    warnings.warn(f"{path} cannot be used and {place}: {error}", RuntimeWarning, stacklevel=2)
+
+
+def write_json(path: Path, name: str, value: JSON) -> None:
+    """Write a JSON value with its name and a digest of both, atomically and durably.
+
+    Raises:
+        FileError: If the folder cannot be written to.
+    """
+    content = {"digest": _digest(name, value), "name": name, "value": value}
+    atomic.write(path, json.dumps(content, sort_keys=True, allow_nan=False).encode())
+
+
+def read_json(path: Path, name: str) -> JSON:
+    """Read what `write_json` wrote under a name.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        DamagedError: If it holds something else, or something that was changed.
+        OSError: If it cannot be read at present.
+    """
+    try:
+        check_readable(path)
+        content = schema.parsed(path.read_text(encoding="utf-8"))
+        schema.check(content, _Record, where=path.name)
+    except (ValueError, FileError) as error:
+        raise _damaged(path, str(error)) from error
+    value: JSON = content["value"]
+    if content["name"] != name or content["digest"] != _digest(name, value):
+        raise _damaged(path, "another name or digest")
+    return value
+
+
+def store_identity(folder: Path) -> str | None:
+    """Return the identity of the store in a folder, or None if there is none of this version."""
+    try:
+        content = read_json(folder / MARK, MARK)
+    except OSError:
+        return None
+    if not isinstance(content, dict) or any(content.get(name) != value for name, value in VERSION.items()):
+        return None
+    return str(content.get("identity"))
+
+
+@contextlib.contextmanager
+def locked(folder: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
+    """Hold an advisory lock that the system releases when its holder dies, however it dies.
+
+    Where `fcntl` is missing (Windows) there is no such lock, and this does nothing: one process at a time may use a store
+    there, and none may be restarted while workers of a killed one still run.
+
+    Args:
+        folder: The store's.
+        name: Of the lock.
+        wait: Whether to wait for it.
+
+    Yields:
+        Whether the lock is held, always True with `wait`.
+
+    Raises:
+        FileError: If the folder cannot be written to.
+    """
+    if fcntl is None:
+        yield True
+        return
+    path = folder / LOCKS / name
+    held = _acquire(path, wait=wait)
+    try:
+        yield held is not None
+    finally:
+        if held is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()  # while it is held: who waited for it sees that and takes the next file
+            os.close(held)
+
+
+def _acquire(path: Path, *, wait: bool) -> int | None:
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise FileError(
+                expected="a store that can be written to", got=str(error), remedy="check its permissions and the space left"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            same = os.fstat(descriptor).st_ino == os.stat(path).st_ino
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except FileNotFoundError:
+            same = False
+        except OSError as error:  # a file system without locks
+            os.close(descriptor)
+            raise FileError(
+                expected="a file system that knows flock", got=str(error), remedy="put the store on another file system"
+            ) from error
+        except BaseException:  # Ctrl-C while it waits
+            os.close(descriptor)
+            raise
+        if same:
+            return descriptor
+        os.close(descriptor)
+
+
+def check_readable(path: Path) -> None:
+    """Open a file, so that what goes wrong afterwards is due to its contents.
+
+    Raises:
+        DamagedError: If it is no regular file: opening a pipe, for example, would wait for its other end.
+        OSError: If it cannot be read at present (permissions, too many open files), or there is none.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise _damaged(path, "no regular file")
+    with path.open("rb"):
+        pass
+
+
+def _damaged(path: Path, got: str) -> DamagedError:
+    return DamagedError(expected=f"a usable {path.name}", got=got, remedy="restore it from a copy, or do without it")
+
+
+def _digest(name: str, value: JSON) -> str:
+    return hashlib.sha256(json.dumps([name, value], sort_keys=True).encode()).hexdigest()

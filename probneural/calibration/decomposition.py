@@ -1,0 +1,152 @@
+"""How a predictive variance is divided: what functions share, what each has of its own, and what has no correlation at all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.calibration.chunks import Moments, domain_average
+from probneural.calibration.stationary_process import StationaryProcess
+from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.predictor import Predictor
+from probneural.errors import UnsupportedError
+from probneural.fields import Field, FieldPairs
+from probneural.functionals import Readings
+from probneural.grids import Grid
+from probneural.randomness import stream
+
+Pair = tuple[Moments, Float64[Tensor, "_ c *grid"]]
+"""Predicted moments of some functions at a time, and what was observed of them."""
+
+ROOT_FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+"""Candidates of w. Zero is none: data on some functions would then say nothing about others."""
+WHITE_FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+"""Candidates of f. Zero is none: a field of finite rank has no density on a fine grid."""
+_POINTS = 256
+"""Points at which the joint likelihood is taken, at most; chosen at random, so that neighbours are among them."""
+_VALUES = 4096
+"""Values whose joint likelihood decides: 64 functions of 64 points, 16 of 256."""
+_JITTER = 1e-9
+"""Share of a variance added to it in the likelihood alone, where a correlation matrix may be singular up to rounding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decomposition:
+    """What `decompose` finds; `ScaledPredictor` says what the letters mean.
+
+    Args:
+        process: rho.
+        root_fraction: w, `(c,)`.
+        white_fraction: f, `(c,)`.
+        variance: Mean variance of what is each function's own, `(c,)`, in physical units squared.
+    """
+
+    process: StationaryProcess
+    root_fraction: Float64[Tensor, " c"]
+    white_fraction: Float64[Tensor, " c"]
+    variance: Float64[Tensor, " c"]
+
+
+@torch.no_grad()
+def decompose(
+    predict: Predictor,
+    moments: Sequence[Pair],
+    calibration: FieldPairs,
+    *,
+    scale: Float64[Tensor, " c"],
+    noise: Float64[Tensor, " c"],
+) -> Decomposition:
+    """Divide the predictive variance a v + b n of calibrated fields; see `VarianceScale`.
+
+    The spectrum of each half of the fields meets the other half, in turn, in the likelihood that chooses w and f. Fewer than
+    four fields meet themselves.
+
+    Args:
+        predict: What is calibrated.
+        moments: Its predictions of the calibration fields, in their order, its own noise included.
+        calibration: The fields.
+        scale: a, `(c,)`.
+        noise: b n, `(c,)`, in physical units squared.
+
+    Raises:
+        UnsupportedError: If the field is neither Gaussian nor empirical.
+    """
+    grid = calibration.outputs.grid
+    own = predict.noise.detach().to("cpu", torch.float64)
+    residual = torch.cat([(truth - found.mean).flatten(2).cpu() for found, truth in moments])
+    variance = torch.cat([found.variance.flatten(2).cpu() for found, _ in moments]) - own[:, None]
+    explained, unexplained = scale[:, None] * variance.clamp_min(0.0), noise[:, None]
+    total = explained + unexplained
+    standardised = torch.where(total > 0, residual * total.clamp_min(torch.finfo(total.dtype).tiny).rsqrt(), 0.0)
+    count = len(residual)
+    halves = [range(0, count, 2), range(1, count, 2)] if count >= 4 else [range(count), range(count)]
+    processes = [StationaryProcess.estimated(standardised[list(half)], grid) for half in halves]
+    points = _points(grid)
+    shared = _shared_covariance(predict, calibration, points, min(count, _VALUES // len(points)))
+    correlations = [waves @ waves.mT for waves in (process.evaluate(grid)[:, points] for process in processes)]
+    candidates = list(itertools.product(ROOT_FRACTIONS, WHITE_FRACTIONS))
+    fractions = torch.ones(2, len(scale), dtype=torch.float64)
+    for channel in range(len(scale)):
+        scores = torch.zeros(len(candidates), dtype=torch.float64)
+        for index, gram in enumerate(shared):
+            correlation = correlations[1 - index % 2][channel]
+            parts = (scale[channel] * gram[channel], explained[index, channel, points], correlation)
+            scores += _log_densities(residual[index, channel, points], parts, noise[channel], candidates)
+        fractions[:, channel] = torch.tensor(candidates[int(scores.argmax())], dtype=torch.float64)
+    rest = (1.0 - fractions[0])[:, None] * explained + unexplained
+    return Decomposition(
+        process=StationaryProcess.estimated(standardised, grid),
+        root_fraction=fractions[0],
+        white_fraction=fractions[1],
+        variance=domain_average(rest.unflatten(-1, grid.shape), grid).mean(0),
+    )
+
+
+def _points(grid: Grid) -> Tensor:
+    """Some points of a grid, in their order."""
+    if grid.size <= _POINTS:
+        return torch.arange(grid.size)
+    return torch.randperm(grid.size, generator=stream(0, "likelihood points"))[:_POINTS].sort().values
+
+
+def _shared_covariance(predict: Predictor, calibration: FieldPairs, points: Tensor, count: int) -> list[Tensor]:
+    """Covariance `(c, p, p)` that the head itself states for each of the first functions, at these points."""
+    grid = calibration.outputs.grid
+    query = None if grid == calibration.inputs.grid else grid
+    chosen = torch.zeros(len(points), grid.size, dtype=torch.float64)
+    chosen[torch.arange(len(points)), points] = 1.0
+    found = []
+    for index in range(count):
+        part = calibration.inputs[index : index + 1]
+        u = predict(Field(part.values.detach(), part.grid), query)
+        matched = u.moment_matched() if isinstance(u, EmpiricalField) else u
+        if not isinstance(matched, GaussianField):
+            raise UnsupportedError(
+                expected="a predictor of Gaussian or empirical fields",
+                got=type(u).__name__,
+                remedy="wrap its samples as an EmpiricalField",
+            )
+        rows = matched.apply(Readings(grid, chosen)).alone(0).root.dense()[0].to("cpu", torch.float64)
+        found.append(rows @ rows.mT)
+    return found
+
+
+def _log_densities(
+    residual: Tensor, parts: tuple[Tensor, Tensor, Tensor], noise: Tensor, candidates: Sequence[tuple[float, float]]
+) -> Tensor:
+    """Log densities of one function's residual, up to a constant, for every pair (w, f); -inf where there is none."""
+    gram, explained, correlation = parts
+    weight, fraction = torch.tensor(candidates, dtype=torch.float64).mT[..., None]
+    std = ((1.0 - weight) * explained + (1.0 - fraction) * noise).sqrt()
+    white = fraction * noise + _JITTER * (explained + noise)
+    covariance = weight[..., None] * gram + std[:, :, None] * correlation * std[:, None, :] + torch.diag_embed(white)
+    triangle, failed = torch.linalg.cholesky_ex(covariance)
+    whitened = torch.linalg.solve_triangular(triangle, residual.expand(len(covariance), -1)[..., None], upper=False)
+    density = -0.5 * whitened.square().sum((1, 2)) - triangle.diagonal(dim1=1, dim2=2).log().sum(1)
+    return torch.where((failed == 0) & density.isfinite(), density, -torch.inf)

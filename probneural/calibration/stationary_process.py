@@ -1,0 +1,150 @@
+"""Stationary processes of unit variance, known by their power spectrum, on any grid of one domain."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from probneural.errors import GridError, ShapeError
+from probneural.grids import Grid
+
+LARGEST_RANK = 128
+"""Modes kept per channel, at most; divided by the number of channels."""
+KEPT_POWER = 0.999
+"""Fraction of the power that the kept modes have, where they are allowed to be that many."""
+_CANDIDATES = 1024
+"""Modes of lowest frequency whose power is estimated."""
+
+
+@dataclass(frozen=True, eq=False)
+class StationaryProcess:
+    """e_c(x) = sum over j of a_cj phi_cj(x) zeta_cj / norm, with zeta standard normal: unit variance at every point.
+
+    The functions phi are products of waves along the axes: constant, cosines and sines on a periodic axis, where the process is
+    stationary, and cosines cos(pi j t) on the others. Dividing by the root of the summed squares makes the variance 1 near
+    the ends of an axis too.
+
+    Args:
+        modes: Number of the wave along each axis, `(c, r, d)`: 0 the constant, on a periodic axis 2 k - 1 and 2 k cosine and
+            sine of k periods, elsewhere j the cosine of j half periods.
+        amplitudes: a, `(c, r)`, dimensionless, not negative.
+        lower: Left end of each axis, `(d,)`, in the grid's units.
+        lengths: Extent of each axis, `(d,)`, in the grid's units.
+        periodic: Which axes are periodic.
+
+    Raises:
+        ShapeError: If the arguments do not fit together.
+    """
+
+    modes: Int64[Tensor, "c r d"]
+    amplitudes: Float64[Tensor, "c r"]
+    lower: Float64[Tensor, " d"]
+    lengths: Float64[Tensor, " d"]
+    periodic: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        """Check that the arguments fit together."""
+        dimension = len(self.periodic)
+        fits = self.modes.ndim == 3 and self.modes.shape[:2] == self.amplitudes.shape and self.modes.shape[2] == dimension
+        if not fits or self.lower.shape != (dimension,) or self.lengths.shape != (dimension,):
+            raise ShapeError(
+                expected=f"modes (c, r, {dimension}), amplitudes (c, r), lower and lengths ({dimension},)",
+                got=f"{tuple(self.modes.shape)}, {tuple(self.amplitudes.shape)}, {tuple(self.lower.shape)}, "
+                f"{tuple(self.lengths.shape)}",
+                remedy="estimate it with StationaryProcess.estimated",
+            )
+
+    @classmethod
+    def estimated(cls, values: Float64[Tensor, "n c p"], grid: Grid) -> StationaryProcess:
+        """Estimate the spectrum from samples of the process, whose mean is zero.
+
+        The power of a wave is its mean squared coefficient by quadrature, averaged over cosine and sine. Only waves that the
+        grid resolves are considered, and those of most power kept.
+
+        Args:
+            values: n samples, dimensionless.
+            grid: Where they live, with p points.
+        """
+        lower, lengths = _box(grid)
+        candidates, frequencies = _waves(grid)
+        waves = _evaluate(candidates, grid.points, lower=lower, lengths=lengths, periodic=grid.periodic)
+        weights = grid.weights / grid.volume
+        power = (values @ (weights[:, None] * waves)).square().mean(0)
+        _, group = torch.unique(frequencies, dim=0, return_inverse=True)
+        count = torch.bincount(group).to(power)
+        pooled = (torch.zeros(len(power), len(count), dtype=power.dtype).index_add(1, group, power) / count)[:, group]
+        order = pooled.argsort(dim=1, descending=True, stable=True)
+        ordered = pooled.gather(1, order)
+        captured = ordered.cumsum(1) / ordered.sum(1, keepdim=True).clamp_min(torch.finfo(power.dtype).tiny)
+        most = max(1, LARGEST_RANK // len(power))
+        rank = min(most, int((captured < KEPT_POWER).sum(1).amax()) + 1, order.shape[1])
+        return cls(
+            modes=candidates[order[:, :rank]],
+            amplitudes=ordered[:, :rank].sqrt(),
+            lower=lower,
+            lengths=lengths,
+            periodic=grid.periodic,
+        )
+
+    def evaluate(self, grid: Grid) -> Float64[Tensor, "c p r"]:
+        """The process's root on a grid: row sums of squares are 1.
+
+        Raises:
+            GridError: If the grid has another number of dimensions.
+        """
+        if grid.dimension != len(self.periodic):
+            raise GridError(
+                expected=f"a grid in {len(self.periodic)} dimensions", got=repr(grid), remedy="evaluate on the outputs' domain"
+            )
+        roots = []
+        for modes, amplitudes in zip(self.modes, self.amplitudes, strict=True):
+            waves = _evaluate(modes, grid.points, lower=self.lower, lengths=self.lengths, periodic=self.periodic) * amplitudes
+            size = waves.square().sum(1, keepdim=True).sqrt()
+            roots.append(torch.where(size > 0, waves / size, waves.new_ones(()) / math.sqrt(waves.shape[1])))
+        return torch.stack(roots)
+
+
+def _box(grid: Grid) -> tuple[Tensor, Tensor]:
+    """Left ends and extents of the domain; of scattered points, those of the box around them."""
+    if grid.is_uniform:
+        origins = torch.tensor([axis.origin for axis in grid.axes], dtype=torch.float64)
+        return origins, torch.tensor(grid.lengths, dtype=torch.float64)
+    lower, upper = grid.points.amin(0), grid.points.amax(0)
+    return lower, torch.where(upper > lower, upper - lower, torch.ones_like(upper))
+
+
+def _waves(grid: Grid) -> tuple[Tensor, Tensor]:
+    """Waves that the grid resolves, `(K, d)`, lowest frequencies first, and their frequencies in half periods."""
+    if grid.is_uniform:
+        counts = [2 * ((axis.size - 1) // 2) + 1 if axis.periodic else max(1, axis.size - 1) for axis in grid.axes]
+    else:
+        counts = [max(1, int((grid.size / 2) ** (1.0 / grid.dimension)))] * grid.dimension
+    capped = [min(count, _CANDIDATES) for count in counts]
+    waves = torch.tensor(list(itertools.product(*(range(count) for count in capped))), dtype=torch.long)
+    frequencies = _frequencies(waves, grid.periodic)
+    order = frequencies.square().sum(1).argsort(stable=True)[:_CANDIDATES]
+    return waves[order], frequencies[order]
+
+
+def _frequencies(waves: Tensor, periodic: Sequence[bool]) -> Tensor:
+    """Half periods of each wave along each axis."""
+    return torch.stack([2 * ((along + 1) // 2) if flag else along for along, flag in zip(waves.mT, periodic, strict=True)], 1)
+
+
+def _evaluate(waves: Tensor, points: Tensor, *, lower: Tensor, lengths: Tensor, periodic: Sequence[bool]) -> Tensor:
+    """Values of waves at points, `(p, K)`; orthonormal in the mean over the domain."""
+    found = torch.ones(len(points), len(waves), dtype=torch.float64)
+    place = (points - lower) / lengths
+    frequencies = _frequencies(waves, periodic)
+    for axis, flag in enumerate(periodic):
+        argument = math.pi * frequencies[:, axis] * place[:, axis, None]
+        is_sine = flag & (waves[:, axis] % 2 == 0)
+        values = math.sqrt(2.0) * torch.where(is_sine, argument.sin(), argument.cos())
+        found = found * torch.where(waves[:, axis] == 0, torch.ones_like(values), values)
+    return found

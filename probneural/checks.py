@@ -1,0 +1,352 @@
+"""Checks of arguments: each kind of argument has one, which returns it converted or raises a typed error.
+
+Numbers of NumPy are numbers; truth values are none. What a check returns is plain Python (or a tensor), so that files and
+generators take it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Iterable
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from probneural.errors import ArgumentError, DataError, ProbneuralError
+
+T = TypeVar("T")
+
+HEADROOM = 2.0**10
+"""Factor that scales of data stay away from the largest and smallest numbers of a dtype, for what is computed with them."""
+
+
+def check_integer(
+    value: object, name: str, *, least: int | float = 1, most: int | float = math.inf, remedy: str | None = None
+) -> int:
+    """Return an integer, NumPy's included, from `least` to `most`; by default a count.
+
+    Raises:
+        ArgumentError: If it is another number, a truth value, or none.
+
+    Examples:
+        >>> check_integer(np.int64(3), "epochs")
+        3
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
+        bounds = "" if least == -math.inf else f" of at least {least}" if most == math.inf else f" from {least} to {most}"
+        remedy = remedy or (f"choose {name} in that range" if bounds else "give a whole number")
+        raise ArgumentError(expected=f"an integer{bounds} as {name}", got=repr(value), remedy=remedy)
+    return int(value)
+
+
+def check_counts(**counts: object) -> None:
+    """Raise an ArgumentError unless all are positive integers; None passes."""
+    for name, count in counts.items():
+        if count is not None:
+            check_integer(count, name)
+
+
+def check_real(
+    value: object,
+    name: str,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> float:
+    """Return a finite real number, NumPy's included, in [least, most] and in (above, below).
+
+    Raises:
+        ArgumentError: If it is another number, a truth value, or none.
+
+    Examples:
+        >>> check_real(np.float32(0.5), "level", above=0.0, below=1.0)
+        0.5
+    """
+    fits = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    if not fits or not (least <= float(value) <= most and above < float(value) < below):  # type: ignore[arg-type]
+        bounds = [
+            f"{word} {bound:g}"
+            for word, bound in (("at least", least), ("at most", most), ("above", above), ("below", below))
+            if math.isfinite(bound)
+        ]
+        rule = f" {' and '.join(bounds)}" if bounds else ""
+        raise ArgumentError(expected=f"a finite number{rule} as {name}", got=repr(value), remedy=f"choose {name} in that range")
+    return float(value)  # type: ignore[arg-type]
+
+
+def check_positive(value: object, name: str) -> float:
+    """Return a positive finite number, or raise an ArgumentError; see `check_real`."""
+    return check_real(value, name, above=0.0)
+
+
+def check_flag(value: object, name: str) -> bool:
+    """Return a truth value, NumPy's included.
+
+    Raises:
+        ArgumentError: If it is anything else: a text or a number is no answer.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ArgumentError(expected=f"True or False as {name}", got=repr(value), remedy="write one of the two")
+    return bool(value)
+
+
+def check_choice(
+    value: object,
+    choices: Collection[str],
+    name: str,
+    *,
+    remedy: str = "choose one of them",
+    error: type[ProbneuralError] = ArgumentError,
+) -> str:
+    """Return one of several words.
+
+    Raises:
+        ProbneuralError: Of the class `error`, if it is none of them.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise error(expected=f"{name} among {', '.join(choices)}", got=repr(value), remedy=remedy)
+    return value
+
+
+def check_instance(value: object, kind: type[T], name: str, *, remedy: str, error: type[ProbneuralError] = DataError) -> T:
+    """Return an instance of a class.
+
+    Raises:
+        ProbneuralError: Of the class `error`, if it is none.
+    """
+    if not isinstance(value, kind):
+        raise error(expected=f"a {kind.__name__} as {name}", got=described(value), remedy=remedy)
+    return value
+
+
+def check_module(value: object, name: str) -> nn.Module:
+    """Return a module.
+
+    Raises:
+        ArgumentError: If it is none: a class, or a plain function.
+    """
+    if not isinstance(value, nn.Module):
+        raise ArgumentError(
+            expected=f"an nn.Module as {name}", got=described(value), remedy="build it, or wrap the function in a module"
+        )
+    return value
+
+
+def check_callable(value: object, name: str, *, remedy: str) -> Callable[..., Any]:
+    """Return what can be called, or raise an ArgumentError."""
+    if not callable(value):
+        raise ArgumentError(expected=f"a callable as {name}", got=repr(value), remedy=remedy)
+    return value
+
+
+def check_path(value: object, name: str) -> Path:
+    """Return a path, or raise an ArgumentError."""
+    if not isinstance(value, str | os.PathLike):
+        raise ArgumentError(expected=f"a path as {name}", got=repr(value), remedy="give a text or a pathlib.Path")
+    return Path(value)
+
+
+def check_device(value: object) -> torch.device:
+    """Return a device of this machine.
+
+    Raises:
+        ArgumentError: If there is none of this name.
+    """
+    try:
+        device = torch.empty(0, device=value).device if isinstance(value, str | torch.device) else None  # an int means CUDA
+    except (RuntimeError, AssertionError):
+        device = None
+    if device is None:
+        raise ArgumentError(expected="a device of this machine", got=repr(value), remedy='give e.g. "cpu", "cuda:0" or "auto"')
+    return device
+
+
+def check_sequence(value: object, name: str, *, remedy: str, error: type[ProbneuralError] = ArgumentError) -> tuple[Any, ...]:
+    """Return the entries of what can be iterated over, texts excepted.
+
+    Raises:
+        ProbneuralError: Of the class `error`, if it cannot.
+    """
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise error(expected=f"a sequence as {name}", got=repr(value), remedy=remedy)
+    return tuple(value)
+
+
+def check_finite(values: Tensor, name: str, *, remedy: str = "drop or repair those fields") -> None:
+    """Raise a DataError, with the count and the first place, if any value is NaN or infinite."""
+    bad = ~torch.isfinite(values.detach())
+    if bool(bad.any()):
+        first = tuple(bad.nonzero()[0].tolist())
+        raise DataError(
+            expected=f"finite {name}",
+            got=f"{int(bad.sum())} values that are NaN or infinite, the first at index {first}",
+            remedy=remedy,
+        )
+
+
+def check_floating(values: object, name: str) -> Tensor:
+    """Return a tensor of real floating point numbers.
+
+    Raises:
+        DataError: If it is something else: an array, integers, complex numbers.
+    """
+    if not isinstance(values, Tensor) or values.dtype not in (torch.float32, torch.float64):
+        raise DataError(
+            expected=f"{name} as a float32 or float64 tensor",
+            got=str(values.dtype) if isinstance(values, Tensor) else described(values),
+            remedy="convert with torch.as_tensor(values, dtype=torch.float32); complex fields are two channels",
+        )
+    return values
+
+
+def real_tensor(
+    values: object,
+    name: str,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    error: type[ProbneuralError] = DataError,
+) -> Tensor:
+    """Return numbers, or lists or arrays of them, as a tensor; a tensor keeps its graph.
+
+    Args:
+        values: Real numbers, integers included.
+        name: What they are, for the message.
+        dtype: Of the result; by default a tensor's or array's own, float64 for lists and integers.
+        device: Of the result; by default a tensor's own, else the CPU.
+        error: What to raise.
+
+    Raises:
+        ProbneuralError: Of the class `error`, if they are no real numbers, or `dtype` cannot hold them.
+
+    Examples:
+        >>> real_tensor([1, 2], "values")
+        tensor([1., 2.], dtype=torch.float64)
+    """
+    if isinstance(values, Tensor):
+        tensor = values
+    else:
+        try:
+            array = np.array(values)
+        except (TypeError, ValueError, RuntimeError):  # ragged lists
+            array = np.array(None)
+        if array.dtype.kind not in "iuf" or array.dtype.itemsize > 8:
+            raise error(expected=f"{name} as real numbers", got=described(values), remedy="give numbers, an array or a tensor")
+        with torch.device("cpu"):
+            tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise error(expected=f"{name} as real numbers", got=str(tensor.dtype), remedy="give numbers, an array or a tensor")
+    own = tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float64
+    return cast(tensor.to(device), own if dtype is None else dtype, name, error=error)
+
+
+def cast(
+    values: Tensor,
+    dtype: torch.dtype,
+    name: str,
+    *,
+    dims: tuple[int, ...] | None = None,
+    error: type[ProbneuralError] = DataError,
+) -> Tensor:
+    """Convert to a dtype that may be narrower, without losing what there is.
+
+    Args:
+        values: Real numbers.
+        dtype: Of the result.
+        name: What they are, for the message.
+        dims: Axes over which numbers share a unit; by default all. Small ones beside large ones may vanish.
+        error: What to raise.
+
+    Raises:
+        ProbneuralError: Of the class `error`, if numbers become infinite, or all that share a unit vanish.
+    """
+    moved = values.to(dtype)
+    if values.dtype != torch.float64 or dtype != torch.float32 or not values.numel():
+        return moved
+    before, after = values.detach().abs(), moved.detach().abs()
+    if dims is not None:
+        before, after = before.amax(dims), after.amax(dims)
+    else:
+        before, after = before.max(), after.max()
+    lost = (torch.isinf(after) & torch.isfinite(before)) | ((after < torch.finfo(dtype).tiny) & (before > 0))
+    if bool(lost.any()):
+        limits = torch.finfo(dtype)
+        raise error(
+            expected=f"{name} that {dtype} holds, of sizes between {limits.tiny:.0e} and {limits.max:.0e}",
+            got=f"sizes up to {float(before[lost].max()):.1e}",
+            remedy="rescale the data, or work in float64: operator.double()",
+        )
+    return moved
+
+
+def check_scale(scale: Tensor, name: str, *, dtype: torch.dtype, power: int = 1) -> None:
+    """Raise a DataError unless a dtype holds scales, or powers of them, with room for what is computed with them.
+
+    Args:
+        scale: Positive scales of data.
+        name: What they are scales of, for the message.
+        dtype: What has to hold them.
+        power: 2 where variances are formed.
+    """
+    limits = torch.finfo(dtype)
+    least, most = (HEADROOM * limits.tiny) ** (1 / power), (limits.max / HEADROOM) ** (1 / power)
+    fits = (scale >= least) & (scale <= most)
+    if not bool(fits.all()):
+        raise DataError(
+            expected=f"{name} of scales between {least:.0e} and {most:.0e}, which {dtype} holds{' squared' * (power == 2)}",
+            got=f"a scale of {float(scale[~fits].flatten()[0]):.1e}",
+            remedy="divide the data by their scale" + ("" if dtype == torch.float64 else ", or work in float64"),
+        )
+
+
+def check_squares(values: Tensor, name: str) -> None:
+    """Raise a DataError unless float64 holds the squares of values, or of the largest ones if others are smaller."""
+    largest = values.detach().abs().max().to(torch.float64) if values.numel() else torch.zeros(())
+    check_scale(torch.where(largest > 0, largest, torch.ones_like(largest)), name, dtype=torch.float64, power=2)
+
+
+def check_variances(value: object, name: str, *, like: Tensor | None = None, positive: bool = False) -> Tensor:
+    """Return observation variances, or precisions: a number, or an array of them.
+
+    Args:
+        value: In physical units squared.
+        name: What they are, for the message.
+        like: Whose dtype and device to take; by default float64, and a tensor's own device.
+        positive: Whether zero is refused.
+
+    Raises:
+        ArgumentError: If they are no real numbers, not finite, negative, or too small or large for the dtype.
+    """
+    dtype, device = (torch.float64, None) if like is None else (like.dtype, like.device)
+    numbers = real_tensor(value, name, dtype=dtype, device=device, error=ArgumentError)
+    if not bool((torch.isfinite(numbers) & (numbers > 0 if positive else numbers >= 0)).all()):
+        raise ArgumentError(
+            expected=f"{name} {'>' if positive else '>='} 0, finite",
+            got=str(numbers.tolist()),
+            remedy=f"{name} is a variance, in physical units squared" if "noise" in name else f"give a positive {name}",
+        )
+    return numbers
+
+
+def assign(instance: object, **values: object) -> None:
+    """Set attributes of a frozen dataclass that is still being made to what checks returned."""
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
+
+
+def described(value: object) -> str:
+    """What a value of the wrong kind is, in a few words: the class itself, or something of that class."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, Tensor | np.ndarray):
+        return f"a {type(value).__name__} of {value.dtype}"
+    if value is None or isinstance(value, str | int | float | complex):
+        return f"{type(value).__name__} {value!r}"[:100]
+    return f"an object of type {type(value).__name__}"

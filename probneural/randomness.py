@@ -1,0 +1,235 @@
+"""Random streams: one way from a seed, a purpose and indices to random numbers that nothing else sees.
+
+A seed names an experiment, not a stream: the functions that are drawn, their split and the batches of a training may all have
+seed 0 and must not share their numbers. So every stream is the hash (SHAKE-256) of its purpose, its seed and its indices,
+written without ambiguity. Seeds are not added up: neighbours would share streams.
+
+PyTorch's CPU generator, a Mersenne Twister, reads 32 bits of the seed it is given, so seeds that are 2^32 apart are one stream.
+Here its whole state of 19,968 bits is taken from the hash, and two streams are as distinct as two hashes. Generators of other
+devices take 64 bits. Code that wants an integer gets 32, as `stream_seed` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable, Iterator
+from numbers import Integral
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+import torch
+
+from probneural.errors import ArgumentError
+from probneural.threads import GLOBAL_GENERATORS
+
+PURPOSES: Final = MappingProxyType(
+    {
+        # data and draws
+        "functions": "coefficients of the input functions of a problem",
+        "split": "which pairs go to which part",
+        "draws": "draws from predictive distributions, and the functions that predictors and models draw",
+        "energy score draws": "seeds of the draws behind energy scores",
+        "energy score noise": "observation noise behind energy scores",
+        "sup-quantile draws": "seeds of the draws behind whole-function coverage, per batch of draws",
+        "sup-quantile noise": "observation noise behind whole-function coverage, per batch of draws",
+        "rank correlation draws": "seeds of the draws behind attainable rank correlations, per draw",
+        "rank correlation noise": "observation noise behind attainable rank correlations, per draw",
+        "discrepancy draws": "what a function draw of a calibrated predictor adds to its operator's",
+        "likelihood points": "points at which the correlation of residuals is judged",
+        # training
+        "validation": "seed of the split into what is trained on and what is watched",
+        "batches": "order of the pairs, per epoch",
+        "training": "what layers and losses draw while they train, dropout for example, per epoch",
+        # curvature
+        "spectral density": "probes of stochastic Lanczos quadrature",
+        "eigenpairs": "starts of block Lanczos",
+        "diagonal": "signs of XDiag",
+        "trace": "vectors of XTrace",
+        "row squares": "projections and probes behind variances that are estimated",
+        "row magnitude": "latents behind the size of a Jacobian root",
+        "gradient rows": "projections of the rows of a Gauss-Newton matrix",
+        "kronecker signs": "signs of the sketch that tells real from complex blocks",
+        "kronecker weights": "what that sketch is projected on",
+        # heads
+        "read-out response": "features that test whether a layer is a read-out",
+        "read-out bias": "changes that test whether a read-out has a bias",
+        "sampled weights": "weights drawn from a Laplace posterior",
+        "kernel paths": "functions drawn from a kernel operator",
+        "reset check": "weights that test whether a reset draws all of them",
+        "ensemble member": "seed of a member's recipe, per member",
+        "member training": "weights of a member, and what its recipe draws from torch's global generators",
+        "anchored member": "anchor and noise of a member, per member",
+        "chain starts": "where Markov chains start",
+        "chain": "a Markov chain, per chain",
+        "variational": "steps of a variational posterior",
+        # active learning
+        "paths": "seeds of the functions that a model draws, per function after the first",
+        "ties": "the order of equal scores in a pool",
+        "stochastic selection": "Gumbel noise on the scores of a pool",
+        "latent frame": "directions of a latent that features of a pool are taken in",
+        "feature sketch": "signs and groups of the features of a pool, per channel",
+        "designs": "scrambling of designs that fill a space",
+        "random start": "the first labels and the calibration functions of a loop",
+        "round recipe": "seed of a loop's recipe, per round",
+        "round training": "what a loop's recipe draws from torch's global generators, per round",
+        "round head": "what a loop's head and calibrator draw from torch's global generators, per round",
+        "round choice": "seed of a loop's acquisition, per round",
+        # benchmarks
+        "weights": "initial weights of the operators of benchmarks, per operator",
+        "benchmark pool": "seed of the functions to choose from",
+        "benchmark test": "seed of the functions to score on",
+        "benchmark parameters": "parameters of equations that vary from function to function",
+        "benchmark start": "which functions are labelled first",
+        "benchmark choice": "seed of a selector, per round",
+        "benchmark recipe": "seed of a recipe, per round and member",
+        "timed inputs": "inputs, outputs and vectors of networks that are only timed",
+        "tried inputs": "inputs and outputs of networks that only have to work",
+        "low-data functions": "seed of the functions of the low-data benchmark, per part",
+        "low-data recipe": "seed of the training of the low-data benchmark, per member",
+        "gold inputs": "coefficients of the input functions of gold 1",
+        "gold truth": "operator and noise of gold 1",
+        "hidden design": "the design behind the target of an inverse problem",
+        "reference designs": "random designs behind the reference of a design problem",
+        "initial designs": "designs that all methods of a design problem start from",
+        "Sobol designs": "seed of the designs of the Sobol method",
+        "design methods": "what the methods of a design problem draw from torch's global generators",
+        "acquisition": "seed of expected improvement and its optimisation, per evaluation",
+        "acquisition draws": "seed of the draws behind expected improvement",
+        "acquisition starts": "seed of the starts of its optimisation",
+        "acquisition candidates": "candidates whose acquisition is timed",
+    }
+)
+"""What streams are for: each name is one purpose, and no two share a number."""
+
+_WORDS = 624
+"""Words of 32 bits in the state of a Mersenne Twister."""
+_FRESH = torch.Generator("cpu").manual_seed(0).get_state().numpy().copy()
+"""A state in the format of PyTorch's files, none of whose words has been drawn: the seed in 8 bytes, 16 more, the words in 8
+bytes each, and what normals left over."""
+
+
+def check_seed(seed: object, *, name: str = "seed") -> int:
+    """Return a seed as a plain integer.
+
+    Args:
+        seed: Any non-negative integer, of NumPy too; there is no upper limit.
+        name: What messages call it.
+
+    Raises:
+        ArgumentError: If it is another value, or a truth value.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise ArgumentError(expected=f"{name} as an integer of at least 0", got=repr(seed), remedy=f"for example {name}=0")
+    return int(seed)
+
+
+def stream_seed(seed: int, purpose: str, *indices: int) -> int:
+    """An integer seed for a stream, for code that takes nothing else: recipes, SciPy, BoTorch.
+
+    It has 32 bits, all that PyTorch's CPU generator reads and NumPy's legacy one accepts, so two of them agree by accident with
+    probability 2^-32.
+
+    Args:
+        seed: Names the experiment; a non-negative integer.
+        purpose: One of `PURPOSES`.
+        indices: Tell the streams of one purpose from each other.
+
+    Raises:
+        ArgumentError: If the seed is none, or the purpose is not registered.
+
+    Examples:
+        >>> stream_seed(0, "ensemble member", 0) == stream_seed(0, "ensemble member", 1)
+        False
+    """
+    return int.from_bytes(_digest(seed, purpose, indices, size=4), "little")
+
+
+def stream(seed: int | None, purpose: str, *indices: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a generator at the start of a stream.
+
+    Args:
+        seed: Names the experiment; a non-negative integer, or None for a fresh one from the operating system.
+        purpose: One of `PURPOSES`.
+        indices: Tell the streams of one purpose from each other.
+        device: Of the generator.
+
+    Raises:
+        ArgumentError: If the seed is none, or the purpose is not registered.
+
+    Examples:
+        >>> first, again, other = stream(0, "split"), stream(0, "split"), stream(0, "batches")
+        >>> float(torch.rand((), generator=first)) == float(torch.rand((), generator=again))
+        True
+        >>> float(torch.rand((), generator=again)) == float(torch.rand((), generator=other))
+        False
+    """
+    generator = torch.Generator(device)
+    _start(generator, secrets.randbits(128) if seed is None else seed, purpose, indices)
+    return generator
+
+
+@contextlib.contextmanager
+def seeded(seed: int, purpose: str, *indices: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Start torch's global generators at a stream, and give them back as they were.
+
+    It is for code that draws from them: constructors of layers, dropout, recipes, Pyro. One thread at a time.
+
+    Args:
+        seed: Names the experiment; a non-negative integer.
+        purpose: One of `PURPOSES`.
+        indices: Tell the streams of one purpose from each other.
+        devices: Whose generators take part beside the CPU's; where CUDA is in use already, so does its current device.
+
+    Raises:
+        ArgumentError: If the seed is none, or the purpose is not registered.
+    """
+    with GLOBAL_GENERATORS:
+        generators = _global_generators(devices)
+        states = [generator.get_state() for generator in generators]
+        try:
+            for generator in generators:
+                _start(generator, seed, purpose, indices)
+            yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+
+
+def _digest(seed: int, purpose: str, indices: Iterable[int], *, size: int) -> bytes:
+    """Bytes of a stream; fewer of them are the beginning of more."""
+    if purpose not in PURPOSES:
+        raise ArgumentError(
+            expected="a purpose from probneural.randomness.PURPOSES", got=repr(purpose), remedy="register it there, with a line"
+        )
+    key = json.dumps([purpose, *map(hex, (check_seed(seed), *indices))])
+    return hashlib.shake_256(key.encode()).digest(size)
+
+
+def _start(generator: torch.Generator, seed: int, purpose: str, indices: Iterable[int]) -> None:
+    """Put a generator at the start of a stream."""
+    if generator.device.type != "cpu":
+        generator.manual_seed(int.from_bytes(_digest(seed, purpose, indices, size=8), "little"))
+        return
+    words = _digest(seed, purpose, indices, size=4 * _WORDS)
+    state = _FRESH.copy()
+    state[:8] = np.frombuffer(words, np.uint8, 8)  # what `initial_seed` says
+    state[24 : 24 + 8 * _WORDS].view("<u8")[:] = np.frombuffer(words, "<u4")
+    generator.set_state(torch.from_numpy(state))
+
+
+def _global_generators(devices: Iterable[torch.device]) -> list[torch.Generator]:
+    """Torch's own generators of the CPU and of the devices, each once."""
+    found, numbers = [torch.default_generator], set()
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.init()
+            numbers.add(torch.cuda.current_device() if device.index is None else device.index)
+        elif device.type == "mps":
+            found.append(torch.mps._get_default_mps_generator())
+    if torch.cuda.is_initialized():
+        numbers.add(torch.cuda.current_device())
+    return found + [torch.cuda.default_generators[number] for number in sorted(numbers)]

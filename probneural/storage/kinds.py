@@ -1,0 +1,167 @@
+"""The classes that files know, and what each is made of."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from operator import methodcaller
+from typing import Any, get_type_hints
+
+from jaxtyping import Float64
+from torch import Size, Tensor
+
+from probneural.calibration.scale import ScaledPredictor
+from probneural.calibration.stationary_process import StationaryProcess
+from probneural.curvature.iterative_weights import IterativeWeights
+from probneural.curvature.jacobian_root import Effort
+from probneural.curvature.kronecker_factors import KroneckerWeights
+from probneural.curvature.parameters import ParameterVector
+from probneural.curvature.weight_roots import DenseWeights, DiagonalWeights, LowRankWeights
+from probneural.distributions.predictor import FunctionDraw, Predictor
+from probneural.errors import FileError, GridError, ProbneuralError, ShapeError
+from probneural.grids import Axis, Grid
+from probneural.heads.kernel import KernelPaths, KernelPredictor
+from probneural.heads.laplace import LaplacePredictor
+from probneural.heads.last_layer import LastLayerPredictor
+from probneural.heads.last_layer_predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
+from probneural.heads.principal import PrincipalComponents
+from probneural.heads.processes import Covariance, Process
+from probneural.heads.readout import Readout
+from probneural.heads.sampled import WeightSampledPredictor
+from probneural.heads.weights import Hyperparameters
+from probneural.operators import FNO, DeepONet, LinearRegression, Operator, PODDeepONet
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How instances of a class are taken apart and put together.
+
+    Attributes:
+        cls: The class.
+        parts: From an instance to what a file must hold, by name; by default its constructor's arguments.
+        build: From the parts to an instance; by default the constructor. Its annotations say what the parts are.
+        on_cpu: Parts that stay on the CPU, wherever the rest goes.
+    """
+
+    cls: type
+    parts: Callable[[Any], Mapping[str, Any]] | None = None
+    build: Callable[..., Any] | None = None
+    on_cpu: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the class, and in files."""
+        return self.cls.__name__
+
+    @cached_property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """What it is built from, by name, with annotations that are evaluated."""
+        make = self.cls if self.build is None else self.build
+        hints = get_type_hints(self.build or self.cls.__init__)  # type: ignore[misc]
+        found = inspect.signature(make).parameters
+        return {name: parameter.replace(annotation=hints[name]) for name, parameter in found.items()}
+
+    def taken_apart(self, thing: object) -> Mapping[str, Any]:
+        """The parts of an instance."""
+        if self.parts is not None:
+            return self.parts(thing)
+        return {name: getattr(thing, name) for name in self.parameters}
+
+    def put_together(self, parts: Mapping[str, Any]) -> Any:
+        """Build an instance from parts that have passed the schema.
+
+        Raises:
+            FileError: If the class refuses their values.
+        """
+        try:
+            found = (self.cls if self.build is None else self.build)(**parts)
+            if isinstance(found, Predictor):
+                _check_inputs(found)
+            return found
+        except FileError:
+            raise
+        except ProbneuralError as error:
+            raise FileError(
+                expected=f"parts of a {self.name} that fit together",
+                got=f"{error.got}, not {error.expected}",
+                remedy="the file is damaged, or of another version",
+            ) from error
+
+
+def _check_inputs(predictor: Predictor) -> None:
+    """Raise a ShapeError unless a predictor has as many input channels as an operator of ours that it holds."""
+    operator = getattr(getattr(predictor, "readout", predictor), "operator", None)
+    wanted = operator.in_channels if isinstance(operator, Operator) else max(1, predictor.in_channels)
+    if predictor.in_channels != wanted:
+        raise ShapeError(expected=f"{wanted} input channels", got=str(predictor.in_channels), remedy="use the operator's")
+
+
+def _layout(names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], is_complex: tuple[bool, ...]) -> ParameterVector:
+    return ParameterVector(names=names, shapes=tuple(map(Size, shapes)), is_complex=is_complex)
+
+
+def _kronecker_weights(**tensors: Tensor) -> KroneckerWeights:
+    return KroneckerWeights.from_tensors(tensors)
+
+
+def _grid(
+    shape: tuple[int, ...],
+    axes: tuple[Axis, ...],
+    _points: Float64[Tensor, "p d"] | None,
+    _weights: Float64[Tensor, " p"] | None,
+) -> Grid:
+    if _points is not None and _weights is not None:
+        grid = Grid.scattered(_points, _weights)
+    else:
+        columns = {name: tuple(getattr(axis, name) for axis in axes) for name in ("periodic", "endpoint", "origin")}
+        grid = Grid.uniform(tuple(axis.size for axis in axes), lengths=tuple(axis.length for axis in axes), **columns)
+    if grid.shape != shape or grid.axes != axes or (_points is None) != (_weights is None):
+        raise GridError(
+            expected="the axes of a uniform grid, or points and weights",
+            got=f"a mixture of shape {shape}",
+            remedy="make it anew",
+        )
+    return grid
+
+
+def _by_name(*kinds: Kind) -> dict[str, Kind]:
+    return {kind.name: kind for kind in kinds}
+
+
+OPERATORS: dict[str, Kind] = _by_name(
+    *(Kind(cls, parts=methodcaller("configuration")) for cls in (DeepONet, FNO, LinearRegression, PODDeepONet))
+)
+"""Operators that are rebuilt from their configuration."""
+
+KINDS: dict[str, Kind] = _by_name(
+    Kind(LastLayerPredictor, on_cpu=("prior_precision", "effective_observations")),
+    Kind(LaplacePredictor),
+    Kind(KernelPredictor),
+    Kind(KernelPaths),
+    Kind(PrincipalComponents),
+    Kind(Process),
+    Kind(Covariance),
+    Kind(SampledLastLayerPredictor, on_cpu=("prior_factors", "prior_precision", "effective_observations")),
+    Kind(VariationalLastLayerPredictor, on_cpu=("history",)),
+    Kind(WeightSampledPredictor),
+    Kind(
+        ScaledPredictor,
+        on_cpu=("scale", "noise_scale", "root_fraction", "white_fraction", "discrepancy_variance", "calibrated_on"),
+    ),
+    Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
+    Kind(FunctionDraw),
+    Kind(Readout),
+    Kind(Hyperparameters, on_cpu=("prior_precision", "effective_observations")),
+    Kind(ParameterVector, build=_layout),
+    Kind(Effort),
+    Kind(DenseWeights),
+    Kind(DiagonalWeights),
+    Kind(LowRankWeights),
+    Kind(KroneckerWeights, parts=KroneckerWeights.tensors, build=_kronecker_weights),
+    Kind(IterativeWeights, parts=IterativeWeights.tensors),  # which says why not
+    Kind(Grid, build=_grid, on_cpu=("_points", "_weights")),
+    Kind(Axis),
+)
+"""Predictors and what they are made of."""

@@ -1,0 +1,181 @@
+"""Load: compare what a file says with the annotations of constructors, then call them."""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter
+from typing import Any, TypeAlias, Union, get_args, get_origin
+
+import torch
+from jaxtyping import AbstractArray, jaxtyped
+from torch import Tensor, nn
+
+from probneural.checks import check_module, check_path
+from probneural.distributions.predictor import Predictor
+from probneural.errors import FileError
+from probneural.storage.kinds import KINDS, OPERATORS, Kind
+from probneural.storage.modules import CONFIGURATION, FOREIGN, SavedModule
+from probneural.training import files, schema
+from probneural.training.devices import resolve_device
+
+Plan: TypeAlias = Callable[[torch.device], Any]
+"""Builds something on a device. What a file says of it has been checked."""
+
+
+def load(
+    path: str | os.PathLike[str], *, device: torch.device | str = "cpu", operator: nn.Module | None = None
+) -> nn.Module | Predictor:
+    """Load what [`save`][probneural.storage.save] wrote.
+
+    A loaded predictor predicts what the saved one did, to the last bit where the machine is the same; its draws are the
+    same functions, and its latent has the same name. Whatever the file says, nothing is built that is larger than the file.
+
+    Args:
+        path: The file.
+        device: Where to put it; `"auto"` takes the best there is.
+        operator: A module of the architecture and dtype of the saved one, which is copied, never changed. Needed for modules
+            that this library does not know how to build. Names, shapes and dtypes of its state are compared; what holds no
+            state, an activation function for example, cannot be.
+
+    Returns:
+        What was saved; operators in evaluation mode.
+
+    Raises:
+        FileError: If the file is missing, damaged, or holds something else.
+        ArgumentError: If the operator is needed and not given, if the state does not fit it, or if there is no such device.
+    """
+    if operator is not None:
+        check_module(operator, "operator")
+    place = resolve_device(device, nn.Identity())
+    tensors, metadata = files.read(check_path(path, "path"))
+    found: nn.Module | Predictor = Reader(tensors, operator=operator).plan(metadata)(place)
+    return found
+
+
+class Reader:
+    """Makes plans from what a file says, after comparing it with the schema.
+
+    The schema of an instance is its constructor's annotations; a tensor is named after its place, and every tensor has one.
+
+    Args:
+        tensors: All tensors of the file.
+        operator: What to copy operators from, or None.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], *, operator: nn.Module | None) -> None:
+        self._unused = dict(tensors)
+        self._claims: list[tuple[str, Tensor, Any]] = []  # tensors of the instance that is being planned, and their annotations
+        self._operator = operator
+
+    def plan(self, metadata: dict[str, Any]) -> Plan:
+        """Check all that the file says, and return what builds the operator or predictor.
+
+        Raises:
+            FileError: If anything is not as the schema has it.
+        """
+        kind = metadata.get("kind")
+        known = (*OPERATORS, FOREIGN, *(name for name, kind in KINDS.items() if issubclass(kind.cls, nn.Module | Predictor)))
+        if kind not in known:
+            shown = f"{kind}" if isinstance(kind, str | None) else type(kind).__name__
+            raise FileError(expected="an operator or a predictor", got=shown[:80], remedy="is this a fit's checkpoint?")
+        found = self._instance(metadata, nn.Module | Predictor, "")
+        if self._unused:
+            schema.refuse("no tensors but those that it describes", sorted(self._unused)[:5], "the file")
+        return found
+
+    def _value(self, described: Any, wanted: Any, name: str) -> Plan:
+        """Plan what stands under a name, of an annotated type."""
+        origin, inner = get_origin(wanted), get_args(wanted)
+        if origin in (Union, types.UnionType):
+            return self._one_of(described, inner, name)
+        if origin in (tuple, list, Sequence):
+            entries = schema.instance(described, list, name)
+            plans = [self._value(entry, inner[0], f"{name}.{number}") for number, entry in enumerate(entries)]
+            return lambda device: tuple(plan(device) for plan in plans)
+        if origin in (dict, Mapping):
+            return self._mapping(described, inner[1], name)
+        if isinstance(wanted, type) and issubclass(wanted, Tensor | AbstractArray):
+            return self._tensor(described, wanted, name)
+        if isinstance(described, dict) and isinstance(wanted, type):
+            return self._instance(described, wanted, name)
+        schema.check(described, wanted, where=name)
+        value = float(described) if wanted is float else described
+        return lambda _: value
+
+    def _one_of(self, described: Any, wanted: tuple[Any, ...], name: str) -> Plan:
+        unused, claims = dict(self._unused), list(self._claims)
+        for one in [type(None)] if described is None else [one for one in wanted if one is not type(None)]:
+            try:
+                return self._value(described, one, name)
+            except FileError as error:
+                last, self._unused, self._claims = error, dict(unused), list(claims)
+        raise last
+
+    def _mapping(self, described: Any, wanted: Any, name: str) -> Plan:
+        outer = schema.instance(described, dict, name)
+        schema.check_names(outer, ["mapping"], where=f"a mapping as {name}")
+        plans = self._all(schema.instance(outer["mapping"], dict, name), lambda _: wanted, f"{name}.")
+        return lambda device: {key: plan(device) for key, plan in plans.items()}
+
+    def _all(self, described: Mapping[str, Any], wanted: Callable[[str], Any], prefix: str) -> dict[str, Plan]:
+        return {key: self._value(value, wanted(key), f"{prefix}{key}") for key, value in described.items()}
+
+    def _tensor(self, described: Any, wanted: Any, name: str) -> Plan:
+        if described != {"tensor": name}:
+            schema.refuse(f"a tensor named {name}", described, name)
+        tensor = self._unused.pop(name, None)
+        if tensor is None:
+            schema.refuse("a tensor", tensor, name)
+        self._claims.append((name, tensor, wanted))
+        return tensor.to
+
+    def _instance(self, described: dict[str, Any], wanted: Any, name: str) -> Plan:
+        named = described.get("kind")
+        if isinstance(named, str) and named in KINDS and issubclass(KINDS[named].cls, wanted):
+            kind = KINDS[named]
+            schema.check_names(described, ["kind", "parts"], where=f"a {named}")
+            prefix = f"{name}." if name else ""
+            plans = self._parts(schema.instance(described["parts"], dict, f"{prefix}parts"), kind, prefix)
+            return lambda device: kind.put_together(
+                {part: plan(_CPU if part in kind.on_cpu else device) for part, plan in plans.items()}
+            )
+        if isinstance(named, str) and named in (*OPERATORS, FOREIGN) and issubclass(nn.Module, wanted):
+            return self._module(described, name)
+        schema.refuse(f"a {getattr(wanted, '__name__', wanted)}", named, name)
+
+    def _parts(self, described: dict[str, Any], kind: Kind, prefix: str) -> dict[str, Plan]:
+        """Plan a constructor's arguments; in their annotations, sizes of equal name are equal."""
+        parameters = dict(kind.parameters)
+        others = [name for name, parameter in parameters.items() if parameter.kind is Parameter.VAR_KEYWORD]
+        rest = parameters.pop(others[0]).annotation if others else None
+        if rest is None:
+            optional = [name for name, parameter in parameters.items() if parameter.default is not Parameter.empty]
+            where = f"what a {kind.name} of this version is made of"
+            schema.check_names(described, parameters, where=where, optional=optional)
+        outer, self._claims = self._claims, []
+        plans = self._all(described, lambda key: parameters[key].annotation if key in parameters else rest, prefix)
+        with jaxtyped("context"):  # where axes remember their sizes from one tensor to the next
+            misfits = [claim for claim in self._claims if not isinstance(claim[1], claim[2])]
+        self._claims = outer
+        for name, tensor, wanted in misfits:
+            expected = f"a tensor {wanted.__name__}, sizes of equal name being equal,"
+            schema.refuse(expected, f"{tensor.dtype} {tuple(tensor.shape)}", name)
+        return plans
+
+    def _module(self, described: dict[str, Any], name: str) -> Plan:
+        prefix = f"{name}." if name else ""
+        saved = SavedModule.of(described, prefix)
+        if saved.kind is not None:
+            configuration = schema.instance(described[CONFIGURATION], dict, f"{prefix}{CONFIGURATION}")
+            plans = self._parts(configuration, saved.kind, f"{prefix}{CONFIGURATION}.")
+        state = {key.removeprefix(prefix): self._unused.pop(key) for key in list(self._unused) if key.startswith(prefix)}
+        given = self._operator
+        if given is not None or saved.kind is None:
+            return lambda device: saved.filled(given, state).to(device).eval()
+        operator = saved.built({part: plan(_CPU) for part, plan in plans.items()}, state)
+        return lambda device: operator.to(device).eval()
+
+
+_CPU = torch.device("cpu")

@@ -1,0 +1,166 @@
+"""Modules in files: their state, and how it gets into one that is built or given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from probneural.errors import ArgumentError, FileError
+from probneural.storage.kinds import OPERATORS, Kind
+from probneural.training import schema
+
+FOREIGN = "Module"
+"""Kind of all modules but our operators."""
+CONFIGURATION = "configuration"
+"""Where a file says how an operator of ours is built."""
+
+_CALLS = 100, 50
+"""Calls of PyTorch that building an operator may take: in any case, and for each tensor that the file holds of it."""
+_REMEDY = "the operator was changed after it was built: give operator=, changed in the same way"
+
+
+@dataclass(frozen=True)
+class SavedModule:
+    """What a file says of a module, beside its state.
+
+    Attributes:
+        kind: Of an operator of ours, None of any other module.
+        source: The class of any other module, for messages.
+        trained: Which parameters there are, tied ones once, and whether each is trained.
+    """
+
+    kind: Kind | None
+    source: str
+    trained: Mapping[str, bool]
+
+    @classmethod
+    def of(cls, described: dict[str, Any], prefix: str) -> SavedModule:
+        """Check the form of what a file says.
+
+        Raises:
+            FileError: If it is another.
+        """
+        kind = OPERATORS.get(described["kind"])
+        own = "class" if kind is None else CONFIGURATION
+        where = f"a {described['kind']}"
+        schema.check_names(described, ["kind", own, "prefix", "parameters"], where=where)
+        if described["prefix"] != prefix:
+            schema.refuse(repr(prefix), described["prefix"], f"{prefix}prefix")
+        schema.check(described["parameters"], Mapping[str, bool], where=f"{prefix}parameters")
+        if kind is None:
+            schema.check(described["class"], str, where=f"{prefix}class")
+        return cls(kind, described.get("class", ""), described["parameters"])
+
+    def built(self, arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
+        """An operator of ours with this state, built without memory of its own.
+
+        Raises:
+            FileError: If the arguments are no operator's, or those of one that the state does not fit.
+        """
+        assert self.kind is not None
+        with torch.device("meta"), _Bounded(self.kind.name, state):
+            operator: nn.Module = self.kind.put_together(arguments)
+        if self.kind.taken_apart(operator) != arguments:
+            schema.refuse("the configuration that an operator gives", arguments, f"the configuration of {self.kind.name}")
+        own = operator.state_dict()
+        misfits = {name for name in {*state, *own} if not _fits(state.get(name), own.get(name))}
+        misfits |= self._misfits(operator)
+        if misfits:
+            raise FileError(expected=f"a state that fits {self.kind.name}", got=_differences(misfits), remedy=_REMEDY)
+        operator.load_state_dict(state, assign=True)  # each tensor in the dtype and memory order it had
+        self._set_trained(operator)
+        return operator
+
+    def filled(self, given: nn.Module | None, state: Mapping[str, Tensor]) -> nn.Module:
+        """A copy of a module with this state, every tensor in the dtype and memory order it had.
+
+        Raises:
+            ArgumentError: If there is no module, or one that the state does not fit.
+        """
+        if given is None:
+            raise ArgumentError(
+                expected=f"operator=, a module of the architecture that was saved ({self.source})",
+                got="None",
+                remedy="build it as for training; the file holds its state only",
+            )
+        own = copy.deepcopy(given)
+        now = {name: value for name, value in own.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+        same = {name for name in {*state, *now} if _fits(state.get(name), now.get(name), dtype=True)}
+        misfits = {*state, *now} - same | self._misfits(own)
+        if misfits:
+            raise ArgumentError(
+                expected=f"a state that fits {type(own).__name__}",
+                got=_differences(misfits),
+                remedy="give operator= in the architecture and dtype of the saved one",
+            )
+        for name, tensor in now.items():
+            tensor.data = state[name]  # as `Module.to` does it: what is tied stays tied
+        own.load_state_dict({**own.state_dict(), **state})  # for modules with a say of their own
+        self._set_trained(own)
+        return own
+
+    def _misfits(self, module: nn.Module) -> set[str]:
+        """Parameters of one and not the other, for example tied in one only, and those that cannot be trained."""
+        own = dict(module.named_parameters())
+        fixed = {name for name, parameter in own.items() if not (parameter.is_floating_point() or parameter.is_complex())}
+        return {*self.trained} ^ {*own} | {name for name in fixed if self.trained.get(name, False)}
+
+    def _set_trained(self, module: nn.Module) -> None:
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(self.trained[name])
+
+
+def trained_parameters(module: nn.Module) -> dict[str, bool]:
+    """Which parameters there are, tied ones once, and whether each is trained."""
+    return {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+
+
+class _Bounded(TorchFunctionMode):
+    """Within it, building stops as soon as it asks for more than a file holds: larger tensors, or many more of them.
+
+    Args:
+        name: Of what is built.
+        state: What the file holds of it.
+    """
+
+    def __init__(self, name: str, state: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.name = name
+        self.elements = sum(tensor.numel() for tensor in state.values())
+        self.calls = _CALLS[0] + _CALLS[1] * len(state)
+
+    def __torch_function__(self, function: Any, kinds: Any, arguments: Any = (), settings: Any = None) -> Any:
+        """Call, and count; what draws initial weights is left out, since the file has others."""
+        self.calls -= 1
+        settings = settings or {}
+        if getattr(function, "__module__", None) == nn.init.__name__:
+            return settings["tensor"] if "tensor" in settings else arguments[0]
+        try:
+            found = function(*arguments, **settings)
+        except (RuntimeError, TypeError) as error:  # sizes that no tensor can have
+            raise self._too_large(str(error).partition("\n")[0]) from error
+        if self.calls < 0 or (isinstance(found, Tensor) and found.numel() > self.elements):
+            raise self._too_large("one that is larger")
+        return found
+
+    def _too_large(self, got: str) -> FileError:
+        return FileError(expected=f"arguments of a {self.name} as large as the file's tensors", got=got, remedy=_REMEDY)
+
+
+def _fits(saved: Tensor | None, own: Tensor | None, *, dtype: bool = False) -> bool:
+    """Whether shapes are equal, and dtypes, or else their kinds where the precision is the file's choice."""
+    if saved is None or own is None or saved.shape != own.shape:
+        return False
+    if dtype:
+        return saved.dtype == own.dtype
+    return (saved.is_floating_point(), saved.is_complex()) == (own.is_floating_point(), own.is_complex())
+
+
+def _differences(names: set[str]) -> str:
+    return f"differences in {', '.join(sorted(names)[:5])}{' and others' if len(names) > 5 else ''}"

@@ -1,0 +1,149 @@
+"""The one way in which files are written: whole or not at all, whenever the process dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from probneural.errors import FileError
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")
+"""What names of files being written look like."""
+_PREFIX = 48
+"""Letters of a file's name that the name of its temporary file begins with: file systems allow some 255 bytes."""
+_OLD = 24 * 3600.0
+"""Age in seconds beyond which a temporary file counts as abandoned where there are no locks."""
+
+
+def write(path: str | os.PathLike[str], payload: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, and durably: it survives a crash of the machine.
+
+    The bytes go into a temporary file in the same folder, `.NAME.` and 16 hexadecimal digits, which is synced and renamed. A
+    symbolic link stays one, and its target is written. An existing file keeps its permissions; a new one gets those that
+    the user's umask asks for. Owner, group and other hard links of an existing file are not kept.
+
+    Args:
+        path: Where to; an existing file is replaced in one step.
+        payload: All of its contents.
+
+    Raises:
+        FileError: If the folder cannot be written to, or the path is that of a folder, pipe, socket or device.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        mode = _mode(target)
+        with _temporary(target, 0o666 if mode is None else mode | 0o600) as (temporary, descriptor):
+            with open(descriptor, "wb", closefd=False) as stream:
+                stream.write(payload)
+            if mode is not None:
+                os.chmod(temporary, mode)  # all of it, whatever the umask
+            os.fsync(descriptor)
+            os.replace(temporary, target)
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename itself must survive a power cut
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise FileError(
+            expected=f"a folder to write {target.name} into", got=str(error), remedy="check path and space"
+        ) from error
+
+
+def remove_abandoned(folder: str | os.PathLike[str], *, name: str | None = None) -> None:
+    """Remove the temporary files that killed processes have left in a folder.
+
+    A writer holds an advisory lock on its temporary file, which the system releases when the process dies, however it dies.
+    So a file whose lock is free is abandoned, and that of a live writer, in this process or another one, is left alone. Where
+    there are no such locks (Windows, some network file systems), one is abandoned after a day.
+
+    Args:
+        folder: Where to look; what cannot be removed stays.
+        name: Of the file that was being written; by default any.
+    """
+    wanted = "" if name is None else f".{name[:_PREFIX]}."
+    with contextlib.suppress(OSError):
+        for file in list(os.scandir(folder)):
+            if _TEMPORARY.fullmatch(file.name) and file.name.startswith(wanted):
+                with contextlib.suppress(OSError):
+                    _remove_if_abandoned(Path(file.path))
+
+
+def check_regular(path: str | os.PathLike[str], state: os.stat_result) -> None:
+    """Raise an OSError for what is no regular file: opening a pipe waits for a writer, a device may never end."""
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(f"{os.fspath(path)} is no regular file")
+
+
+def _mode(target: Path) -> int | None:
+    """Permissions of an existing file, None if there is none."""
+    try:
+        state = target.lstat()
+    except FileNotFoundError:
+        return None
+    check_regular(target, state)
+    return stat.S_IMODE(state.st_mode)
+
+
+@contextlib.contextmanager
+def _temporary(target: Path, mode: int) -> Iterator[tuple[Path, int]]:
+    """A new file beside the target, locked while it is in use and removed afterwards if it still has its name."""
+    while True:
+        path = target.with_name(f".{target.name[:_PREFIX]}.{secrets.token_hex(8)}")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+        try:
+            if _claimed(descriptor, path):
+                yield path, descriptor
+                return
+        finally:
+            with contextlib.suppress(OSError):  # nothing is left to remove after the rename
+                path.unlink()
+            os.close(descriptor)
+
+
+def _claimed(descriptor: int, path: Path) -> bool:
+    """Lock a file just made, and say whether it is still there: before the lock, it looked abandoned."""
+    if fcntl is None:
+        return True
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        return os.fstat(descriptor).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    state = path.lstat()
+    if not stat.S_ISREG(state.st_mode):
+        return
+    is_old = time.time() - state.st_mtime > _OLD
+    if fcntl is None:
+        if is_old:
+            path.unlink()
+        return
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # its writer lives
+            return
+        except OSError:  # a file system without locks
+            if not is_old:
+                return
+        path.unlink()  # while the lock is held: a writer that waits for it sees that and takes another file
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,75 @@
+"""Functions of one's own: what files say, what is assumed where they do not, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import data, exact
+from benchmarks.__main__ import LOCAL
+from probneural.errors import ShapeError
+from probneural.grids import Grid
+
+ROOT = Path(__file__).parents[2]
+NUMBERS = np.random.default_rng(0).normal(size=(10, 12)).astype(np.float32)
+
+
+def saved(folder: Path, **arrays: object) -> Path:
+    path = folder / "flow.npz"
+    np.savez(path, **{"inputs": NUMBERS, "outputs": 2 * NUMBERS, **arrays})
+    return path
+
+
+def test_two_arrays_alone_are_enough(tmp_path: Path) -> None:
+    """As the guide has it; what is assumed is said."""
+    found = data.read(saved(tmp_path))
+    assert found.train.inputs.grid == Grid.uniform(12, periodic=False)
+    assert len(found.train) + len(found.tests["in distribution"]) == 10
+    assert found.assumed.startswith(
+        "flow.npz has no array `periodic`: its axis is taken as not periodic, with a point at each end"
+    )
+    assert exact.FileSource(tmp_path / "flow.npz").assumed == found.assumed
+
+
+@pytest.mark.parametrize("periodic", [True, [True], np.array([1])])
+def test_what_a_file_says_is_not_assumed(tmp_path: Path, periodic: object) -> None:
+    found = data.read(saved(tmp_path, periodic=periodic, lengths=[2.0], test_inputs=NUMBERS[:3], test_outputs=NUMBERS[:3]))
+    assert found.train.inputs.grid == found.tests["in distribution"].outputs.grid == Grid.uniform(12, lengths=2.0)
+    assert (len(found.train), len(found.tests["in distribution"]), found.assumed) == (10, 3, "")
+
+
+def test_lengths_alone_leave_the_ends(tmp_path: Path) -> None:
+    found = data.read(saved(tmp_path, lengths=3.0, test_inputs=NUMBERS[:3], test_outputs=NUMBERS[:3]))
+    assert (
+        found.train.inputs.grid == found.tests["in distribution"].inputs.grid == Grid.uniform(12, lengths=3.0, periodic=False)
+    )
+    assert found.assumed
+
+
+@pytest.mark.parametrize("shape", [(10, 3, 4), (10, 1, 3, 4)])
+def test_more_axes_must_be_told_from_channels(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    arrays = {"inputs": NUMBERS.reshape(shape), "outputs": NUMBERS.reshape(shape)}
+    with pytest.raises(
+        ShapeError, match=r"an array `periodic` in flow.npz.*\(10, .*channels or space.*periodic=\[False, False\]"
+    ):
+        data.read(saved(tmp_path, **arrays))
+    found = data.read(saved(tmp_path, **arrays, periodic=[True, False]))
+    assert found.train.inputs.grid == Grid.uniform((3, 4), periodic=(True, False))
+
+
+def test_what_benchmarks_write_is_ignored_by_git() -> None:
+    assert f"/{LOCAL.relative_to(ROOT)}/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_the_full_benchmark_is_described_as_what_it_is() -> None:
+    """All problems, by the same seeds as the default run."""
+    assert len(exact.chosen("full")) == 10
+    for file, sentence in (
+        ("Makefile", "bench-full: venv  ## The main benchmark on all ten problems"),
+        ("docs/benchmarks.md", "`make bench-full` takes all ten"),
+        ("benchmarks/__main__.py", "all ten problems (what `make bench-full` runs)"),
+    ):
+        assert sentence in (ROOT / file).read_text()
+        assert "three seeds" not in (ROOT / file).read_text()

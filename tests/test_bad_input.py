@@ -1,0 +1,40 @@
+"""Mistakes over the whole public surface, and unusual arguments that are none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from probneural.errors import ProbneuralError
+from tests.bad_input import accepted, data, learning, models, posteriors
+from tests.bad_input.world import Case, Good
+
+CASES = [*data.CASES, *models.CASES, *posteriors.CASES, *learning.CASES]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_mistakes_are_told(case: Case) -> None:
+    """The error is of the stated kind, and says what was expected, what came and what to do."""
+    with pytest.raises(case.error, match=case.mentions) as caught:
+        case.call()
+    assert isinstance(caught.value, ProbneuralError)
+    assert caught.value.expected
+    assert caught.value.got
+    assert caught.value.remedy
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("case", accepted.CASES, ids=lambda case: case.name)
+def test_what_looks_odd_is_taken(case: Good) -> None:
+    """The result is that of the usual way: on the CPU, of the same dtype, equal up to rounding."""
+    found, expected = case.call(), case.expected()
+    assert isinstance(found, torch.Tensor)
+    assert found.device.type == "cpu"
+    torch.testing.assert_close(found.detach(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_the_table_is_long_enough() -> None:
+    """Every part of the public surface has its cases."""
+    assert len(CASES) >= 250
+    assert min(map(len, (data.CASES, models.CASES, posteriors.CASES, learning.CASES))) >= 50

@@ -1,0 +1,211 @@
+"""Operators of another library, on every road from training to acquisition; and what is said where they fail."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import probneural as pn
+from probneural.distributions import Predictor
+from probneural.errors import DataError, OperatorError, ProbneuralError, ShapeError
+from probneural.fields import Field, FieldPairs, evaluate
+from probneural.grids import Grid
+from probneural.randomness import stream_seed
+from tests.foreign import ForeignFNO, build
+
+BURGERS = pn.problems.Burgers(modes=3, design_dim=2)
+TRAIN = functools.partial(pn.fit, epochs=2, batch_size=4, validation=0.0, show_progress=False)
+GIVEN = {"noise": 1e-2, "prior_precision": 1.0}
+HEADS = {
+    "last layer": pn.heads.LastLayerLaplace(),
+    **{
+        structure: pn.heads.Laplace(structure=structure, **GIVEN) for structure in ("full", "low_rank", "kronecker", "diagonal")
+    },
+    "ensemble": pn.heads.DeepEnsemble(2, train=TRAIN, build=build, execution="loop", progress=False),
+    "anchored": pn.heads.AnchoredEnsemble(2, **GIVEN, effective_observations=4.0, max_iterations=2),
+    "residual kernel": pn.heads.KernelOperator(iterations=2),
+}
+every_head = pytest.mark.parametrize("name", HEADS)
+
+
+@cache
+def data(count: int, seed: int, points: int = 16) -> FieldPairs:
+    return BURGERS.sample(count, resolution=points, seed=seed)
+
+
+@cache
+def operator() -> nn.Module:
+    module = build(0)
+    TRAIN(module, data(12, 0), seed=0)
+    return module
+
+
+@cache
+def predictor(name: str) -> Predictor:
+    return HEADS[name].fit(operator(), data(12, 0))
+
+
+def encode(design: Tensor) -> Field:
+    return BURGERS.encode(design.float(), grid=data(4, 2).inputs.grid)
+
+
+@every_head
+def test_heads_calibrate_score_and_become_models(name: str) -> None:
+    """Not that it runs alone: the mean is the operator's own, and a model's posterior is that of the field."""
+    test, fine = data(4, 2), data(4, 2, points=32)
+    predict = pn.calibration.VarianceScale().fit(predictor(name), data(8, 1))
+    u = predict(test.inputs)
+    if name not in ("ensemble", "anchored", "residual kernel"):
+        with torch.no_grad():
+            torch.testing.assert_close(u.mean, operator()(test.inputs.values), rtol=1e-4, atol=1e-5)
+    assert float(u.variance.min()) > 0
+    assert pn.metrics.score(u, test.outputs, noise=predict.noise).functions == 4
+    assert predict(fine.inputs).mean.shape == fine.outputs.values.shape
+    probe = pn.functionals.sensors(test.outputs.grid, [[0.25], [0.75]])
+    matched = {"moment_matched": True} if name in ("ensemble", "anchored") else {}
+    model = pn.active.OperatorModel(predict, encode=encode, functional=probe, **matched)
+    design = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mean = model.posterior(design).mean.detach().reshape(3, 2).float()
+    torch.testing.assert_close(mean, predict(encode(design)).apply(probe).mean[:, 0].detach().float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["last layer", "ensemble"])
+def test_active_learning_trains_it_anew_each_round(head: str, tmp_path: Path) -> None:
+    """The last round's predictor is that of the head fitted by hand to the learner's own pairs."""
+    alone = head == "ensemble"
+    untrained = build(3)
+    with ThreadPoolExecutor(1) as executor:
+        learner = pn.active.ActiveLearner(
+            BURGERS,
+            HEADS[head],
+            pn.active.TopKSelection(),
+            operator=untrained,
+            train=None if alone else TRAIN,
+            pool=BURGERS.sample_inputs(16, resolution=16, seed=5),
+            store=tmp_path,
+            initial=6,
+            batch=3,
+            executor=executor,
+            warm_start=False,
+            progress=False,
+        )
+        learner.run(rounds=2)
+    again = build(3)
+    if not alone:
+        TRAIN(again, learner.pairs, seed=stream_seed(0, "round recipe", 1))
+    expected = HEADS[head].fit(again, learner.pairs)(data(4, 2).inputs)
+    torch.testing.assert_close(learner.predict(data(4, 2).inputs).mean, expected.mean, rtol=1e-4, atol=1e-5)
+
+
+class Dense(nn.Module):
+    """What only takes the resolution it was built for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.layer(values)
+
+
+def field(*shape: int, dtype: torch.dtype = torch.float32) -> Field:
+    return Field(torch.zeros(shape, dtype=dtype), Grid.uniform(shape[2:]))
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "cause", "says"),
+    [
+        (Dense(), field(2, 1, 12), RuntimeError, "Dense to take Field.2 x 1 on Grid.uniform..12,.*mat1 and mat2 shapes"),
+        (ForeignFNO(), field(2, 2, 16), RuntimeError, r"ForeignFNO to take Field\(2 x 2 on .*to have 2 channels, but got 3"),
+        (ForeignFNO(), field(2, 1, 16, dtype=torch.float64), RuntimeError, "torch.float64.*; got RuntimeError: "),
+        (ForeignFNO(), field(2, 1, 4, 4), AssertionError, r"uniform\(\(4, 4\).* number of dimensions"),
+        (ForeignFNO(), field(2, 1, 4), RuntimeError, r"uniform\(\(4,\).*einsum.*inputs.resample\(grid\)"),
+    ],
+    ids=["grid", "channels", "dtype", "dimension", "coarse"],
+)
+def test_what_a_module_cannot_take_names_module_grid_and_remedy(
+    module: nn.Module, inputs: Field, cause: type[Exception], says: str
+) -> None:
+    with pytest.raises(OperatorError, match=says) as caught:
+        evaluate(module, inputs)
+    assert isinstance(caught.value.__cause__, cause)
+    assert str(caught.value.__cause__) in str(caught.value)
+
+
+def test_every_road_to_a_module_says_so() -> None:
+    module, pairs = Dense(), data(6, 0, points=24)
+    for call in (
+        lambda: pn.fit(module, pairs, epochs=1, show_progress=False),
+        lambda: pn.heads.Laplace(structure="diagonal", **GIVEN).fit(module, pairs),
+        lambda: pn.heads.DeepEnsemble(2, train=TRAIN, progress=False).fit(module, pairs),
+        lambda: pn.heads.AnchoredEnsemble(2, **GIVEN).fit(module, pairs),
+        lambda: pn.heads.KernelOperator().fit(module, pairs),
+        lambda: pn.heads.LastLayerLaplace().fit(module, pairs),
+        lambda: pn.heads.Laplace(structure="diagonal", **GIVEN).fit(module, data(6, 0))(pairs.inputs),
+    ):
+        with pytest.raises(OperatorError, match=r"Dense to take .*\(24,\).*mat1 and mat2 shapes cannot be multiplied"):
+            call()
+
+
+class Raising(nn.Module):
+    """Raises what it is told to."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, values: Tensor) -> Tensor:
+        raise self.error
+
+
+ERRORS: list[BaseException] = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+    ),
+    MemoryError("out of memory"),
+    NotImplementedError("no kernel"),
+    RecursionError("too deep"),
+    KeyboardInterrupt(),
+    KeyError("weights"),
+    AttributeError("no such layer"),
+    TypeError("forward() missing 1 required positional argument"),
+    DataError(expected="a", got="b", remedy="c"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_other_faults_pass_as_they_are(error: BaseException) -> None:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 (KeyboardInterrupt among them)
+        evaluate(Raising(error), field(1, 1, 8))
+    assert caught.value is error
+
+
+def test_faults_that_have_nothing_to_do_with_shapes_keep_their_text() -> None:
+    with pytest.raises(RuntimeError, match="Raising to take .*; got RuntimeError: the licence server is down"):
+        evaluate(Raising(RuntimeError("the licence server is down")), field(1, 1, 8))
+
+
+class Answer(nn.Module):
+    """Returns what it is told to."""
+
+    def __init__(self, answer: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, values: Tensor) -> object:
+        return self.answer(values)
+
+
+@pytest.mark.parametrize("answer", [lambda values: values[:1], lambda values: None, lambda values: (values,)])
+def test_what_is_no_field_is_a_shape_error(answer: Callable[[Tensor], object]) -> None:
+    with pytest.raises(ShapeError, match="wrap the module") as caught:
+        evaluate(Answer(answer), field(2, 1, 8))
+    assert isinstance(caught.value, ProbneuralError)

@@ -1,0 +1,211 @@
+"""Streams: reproducible, distinct by seed, purpose and index, and the only ones in the package and its benchmarks."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import itertools
+import json
+import math
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from probneural import randomness
+from probneural.errors import ArgumentError
+from probneural.randomness import PURPOSES, check_seed, seeded, stream, stream_seed
+
+ROOT = Path(__file__).parents[1]
+FAR = (2**31, 2**32, 2**32 + 1, 2**33, 2**63, 2**64, 2**128)
+"""Seeds of which a generator of 32 or 64 bits sees too little."""
+
+
+def first(generator: torch.Generator) -> int:
+    """The first 62 bits that it draws."""
+    return int(torch.randint(2**62, (), generator=generator))
+
+
+@pytest.mark.parametrize(("seed", "indices"), [(0, ()), (7, (3,)), (2**70, (0, 5))])
+def test_a_stream_is_the_mersenne_twister_whose_state_is_the_hash(seed: int, indices: tuple[int, ...]) -> None:
+    """NumPy's twister, put into that state, draws the same numbers: PyTorch's format of states is what we take it for."""
+    key = json.dumps(["split", *(hex(number) for number in (seed, *indices))])
+    words = np.frombuffer(hashlib.shake_256(key.encode()).digest(4 * 624), "<u4")
+    twister = np.random.MT19937()
+    twister.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
+    drawn = torch.randint(2**20, (2000,), generator=stream(seed, "split", *indices))  # the low bits of a word each
+    assert np.array_equal(drawn.numpy(), twister.random_raw(2000) % 2**20)
+
+
+def test_no_two_streams_share_their_beginning() -> None:
+    """Every purpose, seeds 0 to 200 with no index or one from 0 to 20, seeds far apart, and pairs of indices."""
+    indices = [(), *((number,) for number in range(21)), (0, 0), (0, 1), (1, 0), (2**32,)]
+    keys = [*itertools.product(PURPOSES, range(201), indices), *itertools.product(PURPOSES, FAR, indices)]
+    assert len({randomness._digest(seed, purpose, which, size=8) for purpose, seed, which in keys}) == len(keys)
+
+
+def test_first_draws_of_all_purposes_differ() -> None:
+    keys = [*itertools.product(PURPOSES, (*range(21), *FAR), [(), (0,), (1,)])]
+    assert len({first(stream(seed, purpose, *which)) for purpose, seed, which in keys}) == len(keys)
+
+
+def test_integer_seeds_differ_within_a_purpose() -> None:
+    for purpose in PURPOSES:
+        found = [stream_seed(seed, purpose, number) for seed in range(21) for number in range(21)]
+        assert len({*found}) == len(found)
+        assert all(0 <= one < 2**32 for one in found)
+
+
+@pytest.mark.parametrize("apart", [1, 2, 2**16, 2**32, 2**64])
+def test_neighbours_are_uncorrelated(apart: int) -> None:
+    """Normals of streams whose seeds, or indices, are so far apart: correlations are within four standard errors of zero."""
+    count = 4096
+    rows = torch.stack(
+        [torch.randn(count, generator=stream(*key)) for key in ((5, "draws"), (5 + apart, "draws"), (5, "draws", apart))]
+    )
+    assert float((torch.corrcoef(rows) - torch.eye(3)).abs().max()) <= 4 / math.sqrt(count)
+
+
+def test_the_streams_of_a_shared_seed_are_uniform_and_uncorrelated() -> None:
+    """The draws of all purposes at one seed: their mean is that of uniform numbers, and no pair moves together."""
+    count = 2048
+    rows = torch.stack([torch.rand(count, generator=stream(0, purpose), dtype=torch.float64) for purpose in PURPOSES])
+    assert float((rows.mean() - 0.5).abs()) <= 4 / math.sqrt(12 * rows.numel())
+    pairs = len(rows) * (len(rows) - 1) / 2
+    largest = math.sqrt(2 * math.log(2 * pairs) / count)  # of so many correlations, about
+    assert float((torch.corrcoef(rows) - torch.eye(len(rows))).abs().max()) <= 1.5 * largest
+
+
+def test_streams_repeat_and_integers_of_numpy_count() -> None:
+    assert first(stream(3, "ties")) == first(stream(3, "ties"))
+    assert first(stream(3, "ties", 1)) != first(stream(3, "ties"))
+    assert len({first(stream(None, "draws")) for _ in range(10)}) == 10
+
+
+def draws() -> Tensor:
+    return torch.cat([torch.rand(3), torch.randn(3), torch.randperm(20).float()])
+
+
+@seeded(0, "weights")
+def fail() -> None:
+    torch.rand(1)
+    raise ZeroDivisionError
+
+
+def test_global_generators_start_at_the_stream_and_are_given_back() -> None:
+    torch.manual_seed(4)
+    torch.randn(1)  # leaves a normal over, which is part of the state
+    state, expected = torch.get_rng_state(), torch.rand(5, generator=stream(1, "weights", 2))
+    with seeded(1, "weights", 2):
+        assert torch.equal(torch.rand(5), expected)
+        inside = torch.get_rng_state()
+        with seeded(1, "weights", 2):
+            assert torch.equal(torch.rand(5), expected)
+            torch.randn(1)
+        assert torch.equal(torch.get_rng_state(), inside)
+        begun = torch.initial_seed()
+    assert torch.equal(torch.get_rng_state(), state)
+    with seeded(1, "weights", 3):
+        assert torch.initial_seed() != begun
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_was_drawn_before_leaves_no_trace() -> None:
+    """A normal that was left over would be the first one drawn."""
+    found = []
+    for before in range(3):
+        torch.randn(before)
+        with seeded(0, "weights"):
+            found.append(draws())
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.gpu
+def test_devices_take_part_and_are_given_back() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.cuda.manual_seed(1)
+    state = torch.cuda.get_rng_state()
+    with seeded(0, "weights", devices=[device]):
+        first_draw = torch.rand(5, device=device)
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    torch.rand(3, device=device)
+    with seeded(0, "weights", devices=[torch.device("cuda")]):
+        assert torch.equal(torch.rand(5, device=device), first_draw)
+    assert torch.equal(torch.rand(5, device=device, generator=stream(0, "weights", device=device)), first_draw)
+    with seeded(0, "weights"):  # CUDA is in use
+        assert torch.equal(torch.rand(5, device=device), first_draw)
+    with seeded(1, "weights", devices=[device]):
+        assert not torch.equal(torch.rand(5, device=device), first_draw)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("seed", [-1, 1.0, True, np.True_, "0", None, math.nan, torch.tensor(1), [0]], ids=repr)
+def test_what_is_no_seed_is_refused(seed: object) -> None:
+    with pytest.raises(ArgumentError, match="of_mine as an integer of at least 0"):
+        check_seed(seed, name="of_mine")
+    with pytest.raises(ArgumentError, match="seed as an integer of at least 0"):
+        stream_seed(seed, "split")  # type: ignore[arg-type]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("kind", [np.int8, np.int64, np.uint64])
+def test_integers_of_numpy_are_seeds(kind: type[np.integer]) -> None:
+    assert type(check_seed(kind(7))) is int
+    assert stream_seed(kind(7), "split", kind(3)) == stream_seed(7, "split", 3)  # type: ignore[arg-type]
+    assert check_seed(10**5000) == 10**5000
+    assert stream_seed(10**5000, "split") != stream_seed(10**5000 + 1, "split")
+
+
+@pytest.mark.bad_input
+def test_an_unknown_purpose_is_refused() -> None:
+    for use in (stream, stream_seed):
+        with pytest.raises(ArgumentError, match="register it there"):
+            use(0, "spilt")
+    state = torch.get_rng_state()
+    with pytest.raises(ArgumentError, match="a purpose from probneural.randomness.PURPOSES; got 'spilt'"), seeded(0, "spilt"):
+        pass
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@cache
+def sources() -> list[tuple[str, ast.AST]]:
+    """Every node of the package and of its benchmarks, with its file; doctests, being text, are not among them."""
+    paths = sorted({*(ROOT / "probneural").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")} - {Path(randomness.__file__)})
+    return [(str(path.relative_to(ROOT)), node) for path in paths for node in ast.walk(ast.parse(path.read_text()))]
+
+
+def name_of(node: ast.AST) -> str:
+    """The last part of a name, or nothing."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def test_randomness_comes_from_one_module() -> None:
+    """Nobody else seeds a generator, makes one, or does arithmetic with seeds, by which neighbours would share streams."""
+    forbidden = []
+    for path, node in sources():
+        called = name_of(node.func) if isinstance(node, ast.Call) else ""
+        if name_of(node).startswith("manual_seed") or called in ("Generator", "default_rng", "RandomState", "SeedSequence"):
+            forbidden.append((path, ast.unparse(node)))
+        if isinstance(node, ast.BinOp) and {"seed", "seeds"} & {name_of(node.left), name_of(node.right)}:
+            forbidden.append((path, ast.unparse(node)))
+    assert forbidden == []
+
+
+def test_every_purpose_is_registered_and_used_in_one_place() -> None:
+    """Two modules that draw for one purpose would share its streams. Only benchmarks share one: their operators' weights."""
+    places: dict[str, set[str]] = defaultdict(set)
+    for path, node in sources():
+        if isinstance(node, ast.Call) and name_of(node.func) in ("stream", "stream_seed", "seeded"):
+            purpose = node.args[1]
+            assert isinstance(purpose, ast.Constant), f"{path}: {ast.unparse(node)}"
+            places[purpose.value].add(path)
+    assert set(places) == set(PURPOSES)
+    assert {purpose for purpose, paths in places.items() if len(paths) > 1} == {"weights"}
+    assert all(path.startswith("benchmarks/") for path in places["weights"])

@@ -1,0 +1,433 @@
+"""Files whose metadata were changed and whose digest was made again: a FileError, or what they now say. Never anything else."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import signal
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from probneural.calibration import VarianceScale
+from probneural.calibration.scale import ScaledPredictor
+from probneural.distributions import Predictor
+from probneural.errors import ArgumentError, FileError, UnsupportedError
+from probneural.grids import Grid
+from probneural.heads import KernelOperator
+from probneural.heads.last_layer_predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
+from probneural.operators import DeepONet, PODDeepONet
+from probneural.storage import load, save
+from probneural.storage.kinds import KINDS
+from probneural.training import files
+from tests import file_mutations as change
+from tests.heads import cases
+
+CPU_SECONDS = 1.0
+"""What loading may take at most: of processor time, so that a busy machine does not matter."""
+MEMORY_FACTOR, MEMORY_SLACK = 8, 2**22
+"""Bytes of new memory at most: a multiple of the file, and what the allocator and the interpreter round up to."""
+
+
+def _scattered(count: int) -> Grid:
+    generator = cases.generator(1)
+    points = torch.rand(count, 1, generator=generator, dtype=torch.float64)
+    return Grid.scattered(points, torch.rand(count, generator=generator, dtype=torch.float64))
+
+
+def _sampled() -> Predictor:
+    predict: Any = cases.fitted("last-layer", "fno-outputs")
+    draws = torch.randn(6, *predict.factor.shape[1:3], generator=cases.generator(2), dtype=torch.float64)
+    return SampledLastLayerPredictor(
+        readout=predict.readout,
+        deviations=draws,
+        noise_draws=predict.noise.expand(6, -1).clone(),
+        prior_factors=torch.ones(6, 2, dtype=torch.float64),
+        prior_precision=predict.prior_precision,
+        effective_observations=predict.effective_observations,
+        chains=2,
+        report={"r_hat_max": 1.0, "bulk_size_min": 6.0, "tail_size_min": 5.0, "divergences": 0.0, "trained_offset": 0.5},
+        domain=predict.domain,
+        in_channels=predict.in_channels,
+    )
+
+
+def _variational() -> Predictor:
+    return VariationalLastLayerPredictor(
+        posterior=cases.fitted("last-layer", "regression"),
+        method="mean_field",
+        history=torch.linspace(-2.0, -1.0, 4, dtype=torch.float64),
+        report={"bound": -1.0, "windows": 4.0},
+        converged=True,
+    )
+
+
+def _updated() -> Predictor:
+    case = cases.operator_case("fno-ends")
+    operator = copy.deepcopy(case.operator).eval()
+    predict: Predictor = cases.fitted("full", case.name).update(
+        cases.data_for(operator, cases.fields(cases.ENDS, 2, 1, seed=20))
+    )
+    return predict
+
+
+def _calibrated(head: str, operator: str) -> Predictor:
+    return VarianceScale().fit(cases.fitted(head, operator), cases.operator_case(operator).data)
+
+
+@cache
+def _kernel() -> Any:
+    case = cases.operator_case("fno-outputs")
+    return KernelOperator(groups=2, iterations=2).fit(case.operator, case.data)
+
+
+THINGS: dict[str, Any] = {
+    "fno": lambda: cases.operator_case("fno-ends").operator,
+    "deeponet": lambda: DeepONet(1, 2, sensors=_scattered(5), domain=Grid.uniform((4, 3)), basis=3, width=4, depth=2),
+    "pod-deeponet": lambda: PODDeepONet(
+        2, 1, sensors=Grid.uniform(6), out_grid=_scattered(7), basis=3, width=4, depth=1, branching="product"
+    ),
+    "regression": lambda: cases.operator_case("regression").operator,
+    "last-layer": lambda: cases.fitted("last-layer", "fno-outputs"),
+    "sampled last layer": _sampled,
+    "variational last layer": _variational,
+    "updated": _updated,
+    "calibrated": lambda: _calibrated("low-rank", "fno-outputs"),
+    "kronecker draw": lambda: _calibrated("kronecker", "fno-2d").draw(3),
+    "sampled weights": lambda: cases.fitted("diagonal", "deeponet").sampled(3, seed=1),
+    "ensemble": lambda: cases.fitted("deep-ensemble", "fno-1d"),
+    "foreign": lambda: cases.operator_case("conv").operator,
+    "kernel": _kernel,
+    "kernel draw": lambda: _kernel().draw(5),
+}
+
+
+GIVEN: dict[str, nn.Module | None] = {"foreign": cases.ConvStack().double()}
+"""What `load` needs of modules that are not ours."""
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, change.Opened]:
+    folder = tmp_path_factory.mktemp("files")
+    found = {}
+    for name, make in THINGS.items():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            save(make(), folder / name)
+        load(folder / name, operator=GIVEN.get(name))  # what is imported at the first time is no part of a file's costs
+        found[name] = change.opened(folder / name)
+    return found
+
+
+@contextmanager
+def deadline() -> Iterator[None]:
+    """Raise a TimeoutError in what takes too much processor time."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
+
+
+class Peak:
+    """The most memory that this process held since it was made, beyond what it held then."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")
+        self.before = self._field("VmRSS")
+
+    @property
+    def growth(self) -> int:
+        return self._field("VmHWM") - self.before
+
+    @staticmethod
+    def _field(name: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def says(thing: Any, folder: Path) -> Any:
+    """What a file of this thing holds as metadata."""
+    save(thing, folder / "again")
+    return change.opened(folder / "again").content
+
+
+def agrees(found: Any, wanted: Any) -> bool:
+    """Whether two descriptions are equal; arguments that `wanted` leaves out have the constructor's defaults."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        if isinstance(wanted.get("parts"), dict) and isinstance(found.get("parts"), dict):
+            found = {**found, "parts": {**found["parts"]}}
+            for name, parameter in KINDS[wanted["kind"]].parameters.items():
+                if name not in wanted["parts"] and agrees(found["parts"].get(name, object()), parameter.default):
+                    del found["parts"][name]
+        return found.keys() == wanted.keys() and all(agrees(found[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, list) and isinstance(found, list):
+        return len(found) == len(wanted) and all(map(agrees, found, wanted))
+    if _is_number(found) and _is_number(wanted):
+        return found == wanted or (found != found and wanted != wanted)  # NaN is NaN
+    if wanted is None:
+        return found is None or found == {"mapping": {}}
+    return type(found) is type(wanted) and found == wanted
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def outcome(path: Path, content: Any, given: nn.Module | None) -> str:
+    """What became of a file: "refused", "as it says", or how it broke the promise."""
+    size = path.stat().st_size
+    peak = Peak()
+    try:
+        with deadline():
+            found = load(path, operator=given)
+    except FileError:
+        verdict = "refused"
+    except TimeoutError:
+        return "too slow"
+    except Exception as error:  # noqa: BLE001 (which ones there are is the question)
+        if given is None or not isinstance(error, ArgumentError):
+            return f"raw {type(error).__name__}"
+        verdict = "refused"  # file and module do not fit, and either may be wrong
+    else:
+        if not isinstance(found, nn.Module | Predictor):
+            return f"a {type(found).__name__}"
+        verdict = "as it says" if agrees(_without_class(says(found, path.parent)), _without_class(content)) else "another thing"
+    if peak.growth > MEMORY_FACTOR * size + MEMORY_SLACK:
+        return f"too large: {peak.growth:,} bytes for a file of {size:,}"
+    return verdict
+
+
+def _without_class(content: Any) -> Any:
+    """Leave out what only messages need: the class of a module that is not ours."""
+    metadata = content["metadata"]
+    return {**content, "metadata": {**metadata, "class": ""}} if metadata["kind"] == "Module" else content
+
+
+def run(corpus: dict[str, change.Opened], folder: Path, *, each: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """Change every file of the corpus in `each` ways; count what became of them, and name what should not have."""
+    counts: Counter[str] = Counter()
+    wrong = []
+    for name, found in corpus.items():
+        draw = random.Random(zlib.crc32(f"{name} {seed}".encode()))
+        for number in range(each):
+            what, content = change.mutated(found.content, draw)
+            change.write(folder / "file", found, content)
+            verdict = outcome(folder / "file", content, GIVEN.get(name))
+            counts[verdict] += 1
+            if verdict not in ("refused", "as it says"):
+                wrong.append(f"{name} {number} ({what}): {verdict}")
+    return counts, wrong
+
+
+def test_changed_files_are_refused_or_are_what_they_say(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
+    counts, wrong = run(corpus, tmp_path, each=7, seed=0)
+    assert wrong == []
+    assert counts.total() == 105
+    assert counts["as it says"] >= 5
+
+
+@pytest.mark.slow
+def test_many_changed_files_are_refused_or_are_what_they_say(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
+    counts, wrong = run(corpus, tmp_path, each=200, seed=1)
+    assert wrong == []
+    assert counts.total() == 3000
+    assert counts["as it says"] >= 200
+
+
+SIZES = ["width", "depth", "in_channels", "out_channels", "projection", "basis", "frequencies", "components"]
+
+
+@pytest.mark.parametrize("number", [20_000, 10**7, 10**12, 2**63 - 1, 2**63, 10**30])
+@pytest.mark.parametrize("name", ["fno", "deeponet", "pod-deeponet", "regression"])
+def test_operators_larger_than_their_file_are_refused_before_they_are_built(
+    name: str, number: int, corpus: dict[str, change.Opened], tmp_path: Path
+) -> None:
+    found = corpus[name]
+    changed = 0
+    for size in SIZES:
+        content = copy.deepcopy(found.content)
+        configuration = content["metadata"]["configuration"]
+        if size in configuration:
+            configuration[size] = number
+            change.write(tmp_path / "file", found, content)
+            assert outcome(tmp_path / "file", content, None) == "refused", size
+            changed += 1
+    assert changed >= 3
+
+
+@pytest.mark.parametrize("level", [200, 5_000, 200_000])
+def test_deep_nesting_is_refused(level: int, corpus: dict[str, change.Opened], tmp_path: Path) -> None:
+    found = corpus["fno"]
+    for opening, closing in (("[", "]"), ('{"x":', "}")):
+        text = f'{{"metadata": {{"kind": {opening * level}1{closing * level}}}, "complex": [], "orders": {{}}}}'
+        change.write(tmp_path / "file", found, None, text=text)
+        with pytest.raises(FileError, match="more than 100 levels"):
+            load(tmp_path / "file")
+
+
+def test_text_that_python_does_not_take_is_refused(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
+    found = corpus["fno"]
+    draw = random.Random(0)
+    texts = [change.repeated_key(found.content, draw) for _ in range(5)]
+    texts += [json.dumps(found.content).replace('"width": 4', f'"width": {"9" * 5000}'), "", "NaN", "[]", "null", '"text"']
+    assert len({*texts, json.dumps(found.content)}) > 7
+    for text in texts:
+        change.write(tmp_path / "file", found, found.content, text=text)
+        with pytest.raises(FileError):
+            load(tmp_path / "file")
+
+
+@pytest.mark.parametrize("complex_names", [["weight", "weight"], ["missing"], ["count"], ["long"], [""], "weight", [1], None])
+def test_names_of_complex_tensors_are_checked(complex_names: Any, tmp_path: Path) -> None:
+    tensors = {
+        "weight": torch.zeros(3, dtype=torch.complex64),
+        "count": torch.zeros(2, dtype=torch.int64),
+        "long": torch.zeros(3),
+    }
+    files.write(tmp_path / "file", tensors, {})
+    found = change.opened(tmp_path / "file")
+    assert found.content["complex"] == ["weight"]
+    change.write(tmp_path / "file", found, {**found.content, "complex": complex_names})
+    with pytest.raises(FileError, match="complex"):
+        files.read(tmp_path / "file")
+
+
+@pytest.mark.parametrize("order", [[0], [0, 0], [0, 2], [-1, 0], [1, 0, 2], ["1", "0"], [True, False], {}, None])
+def test_memory_orders_are_checked(order: Any, tmp_path: Path) -> None:
+    files.write(tmp_path / "file", {"weight": torch.zeros(3, 2).mT}, {})
+    found = change.opened(tmp_path / "file")
+    assert found.content["orders"] == {"weight": [1, 0]}
+    for orders in ({"weight": order}, {"missing": [1, 0]}):
+        change.write(tmp_path / "file", found, {**found.content, "orders": orders})
+        with pytest.raises(FileError, match="orders"):
+            files.read(tmp_path / "file")
+
+
+def nested(times: int) -> Predictor:
+    predict = cases.fitted("last-layer", "fno-1d")
+    for _ in range(times):
+        predict = ScaledPredictor(predict, torch.ones(1, dtype=torch.float64))
+    return predict
+
+
+def test_what_is_saved_can_be_loaded_however_deep_it_is(tmp_path: Path) -> None:
+    predict = nested(40)
+    save(predict, tmp_path / "file")
+    loaded: Any = load(tmp_path / "file")
+    inputs = cases.operator_case("fno-1d").inputs
+    assert torch.equal(loaded(inputs).variance, predict(inputs).variance)
+    for times in (60, 300, 2000):
+        with pytest.raises(UnsupportedError, match="nested less deeply"):
+            save(nested(times), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.bad_input
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    predict = cases.fitted("last-layer", "fno-1d")
+    with pytest.raises(UnsupportedError, match="an integer as seed"):
+        save(predict.draw(2**70), tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+
+
+VALUES: list[tuple[str, str, Any, str]] = [
+    ("kernel", "precision", "half", "single, double"),
+    ("kernel", "processes.0.parts.nugget", -1.0, "nugget"),
+    ("kernel", "processes.0.parts.nugget", float("nan"), "nugget"),
+    ("kernel", "processes.0.parts.nugget", float("inf"), "nugget"),
+    ("kernel", "processes.0.parts.covariance.parts.kernel", "cubic", "rbf"),
+    ("kernel draw", "predictor.parts.members", 0, "members >= 1"),
+    ("last-layer", "in_channels", 3, "2 input channels"),
+    ("last-layer", "readout.parts.name", "lift.readout", "a submodule's name"),
+    ("last-layer", "readout.parts.name", "", "a submodule's name"),
+    ("last-layer", "readout.parts.channel_axis", 0, "channel_axis"),
+    ("updated", "structure", "triangular", "low_rank"),
+    ("updated", "effort.parts.probes", 0, "probes and chunk >= 1"),
+    ("updated", "effort.parts.sketch", -1, "sketch >= 0"),
+    ("updated", "layout.parts.names.0", "lift.bias", "layout"),
+    ("updated", "layout.parts.is_complex", [], "one shape and one flag per name"),
+    ("updated", "domain.parts.shape.0", 12, "axes of a uniform grid"),
+    ("updated", "domain.parts.axes.0.parts.length", float("nan"), "positive finite lengths"),
+    ("updated", "domain.parts.axes.0.parts.size", 2**63, "fewer than 2.63 points"),
+    ("sampled weights", "execution", "fast", "loop"),
+    ("variational last layer", "method", "low_rank", "mean_field"),
+    ("kernel", "in_channels", 1, "made of"),
+    ("kernel", "operator", None, "no tensors but those"),
+    ("kernel", "inputs", None, "PrincipalComponents"),
+    ("last-layer", "domain", 5, "a Grid as domain; got 5"),
+    ("last-layer", "shift", 5, "a tensor named shift as shift; got 5"),
+    ("last-layer", "readout", {"kind": "Grid", "parts": {}}, "a Readout as readout; got 'Grid'"),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "value", "message"), VALUES, ids=[f"{v[0]} {v[1]} {v[2]}" for v in VALUES])
+def test_values_that_a_class_refuses(
+    name: str, place: str, value: Any, message: str, corpus: dict[str, change.Opened], tmp_path: Path
+) -> None:
+    content = copy.deepcopy(corpus[name].content)
+    node: Any = content["metadata"]["parts"]
+    *path, last = place.split(".")
+    for step in path:
+        node = node[int(step) if isinstance(node, list) else step]
+    node[int(last) if isinstance(node, list) else last] = value
+    change.write(tmp_path / "file", corpus[name], content)
+    with pytest.raises(FileError, match=message):
+        load(tmp_path / "file")
+
+
+def test_every_tensor_has_its_place(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
+    found = corpus["last-layer"]
+    more = {**found.tensors, "extra": torch.zeros(1)}
+    change.write(tmp_path / "file", change.Opened(more, found.header, found.content), found.content)
+    with pytest.raises(FileError, match="no tensors but those .*extra"):
+        load(tmp_path / "file")
+    swapped = {**found.tensors, "noise": found.tensors["effective_observations"][:1].clone()}
+    change.write(tmp_path / "file", change.Opened(swapped, found.header, found.content), found.content)
+    with pytest.raises(FileError, match=r"Float64\[Tensor, .*sizes of equal name being equal"):
+        load(tmp_path / "file")
+
+
+WAITING = """
+import os, socket, sys
+from pathlib import Path
+import probneural as pn
+folder = Path(sys.argv[1])
+os.mkfifo(folder / "pipe")
+(folder / "folder").mkdir()
+listening = socket.socket(socket.AF_UNIX)
+listening.bind(str(folder / "socket"))
+for path in (folder / "pipe", folder / "folder", folder / "socket", "/dev/zero", "/dev/stdin", "/dev/tty"):
+    for attempt in (lambda: pn.load(path), lambda: pn.save(pn.operators.FNO(1, 1, modes=(1,)), path)):
+        try:
+            attempt()
+        except pn.errors.FileError as error:
+            print(error)
+"""
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    """Opening a pipe waits for its other end, so this runs in a process of its own."""
+    command = [sys.executable, "-c", WAITING, str(tmp_path)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, stdin=subprocess.PIPE)
+    lines = finished.stdout.splitlines()
+    assert len(lines) == 12
+    assert sum("is no regular file" in line for line in lines) >= 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe", "socket"]
