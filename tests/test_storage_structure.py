@@ -324,7 +324,11 @@ def test_memory_orders_are_checked(order: Any, tmp_path: Path) -> None:
 def nested(times: int) -> Predictor:
     predict = cases.fitted("last-layer", "fno-1d")
     for _ in range(times):
-        predict = ScaledPredictor(predict, torch.ones(1, dtype=torch.float64))
+        one, none = torch.ones(1, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+        fractions = {"root_fraction": one, "white_fraction": 0.0 * one}
+        predict = ScaledPredictor(
+            predict, one, noise_scale=one, noise=predict.noise, **fractions, discrepancy_variance=0.0 * one, calibrated_on=none
+        )
     return predict
 
 
@@ -354,18 +358,18 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("kernel", "processes.0.parts.nugget", float("nan"), "nugget"),
     ("kernel", "processes.0.parts.nugget", float("inf"), "nugget"),
     ("kernel", "processes.0.parts.covariance.parts.kernel", "cubic", "rbf"),
-    ("kernel draw", "predictor.parts.members", 0, "members >= 1"),
+    ("kernel draw", "predictor.parts.members", 0, "at least 1 as members"),
     ("last-layer", "in_channels", 3, "2 input channels"),
     ("last-layer", "readout.parts.name", "lift.readout", "a submodule's name"),
     ("last-layer", "readout.parts.name", "", "a submodule's name"),
     ("last-layer", "readout.parts.channel_axis", 0, "channel_axis"),
     ("updated", "structure", "triangular", "low_rank"),
-    ("updated", "effort.parts.probes", 0, "probes and chunk >= 1"),
-    ("updated", "effort.parts.sketch", -1, "sketch >= 0"),
+    ("updated", "effort.parts.probes", 0, "at least 1 as probes"),
+    ("updated", "effort.parts.sketch", -1, "at least 0 as sketch"),
     ("updated", "layout.parts.names.0", "lift.bias", "layout"),
     ("updated", "layout.parts.is_complex", [], "one shape and one flag per name"),
     ("updated", "domain.parts.shape.0", 12, "axes of a uniform grid"),
-    ("updated", "domain.parts.axes.0.parts.length", float("nan"), "positive finite lengths"),
+    ("updated", "domain.parts.axes.0.parts.length", float("nan"), "a finite number above 0 as lengths"),
     ("updated", "domain.parts.axes.0.parts.size", 2**63, "fewer than 2.63 points"),
     ("sampled weights", "execution", "fast", "loop"),
     ("variational last layer", "method", "low_rank", "mean_field"),

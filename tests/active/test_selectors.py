@@ -522,7 +522,7 @@ def test_variances_that_are_not_finite(name: str) -> None:
 
 @pytest.mark.parametrize("power", [-1.0, math.nan, math.inf])
 def test_powers_that_make_no_sense(power: float) -> None:
-    with pytest.raises(ArgumentError, match="power >= 0"):
+    with pytest.raises(ArgumentError, match="at least 0 as power"):
         StochasticSelection(power=power)
 
 
