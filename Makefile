@@ -7,8 +7,10 @@ BIN := $(VENV)/bin
 PEERS_VENV := .venv-peers
 PIP_FLAGS := --quiet --disable-pip-version-check
 FAST := not slow and not bad_input and not gpu
-PYTEST := $(BIN)/python -m pytest
-CHECKED := $(PYTEST) -n $(WORKERS) --dist worksteal --jaxtyping-packages=probneural,beartype.beartype
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+CHECKED := $(PYTEST) --jaxtyping-packages=probneural,beartype.beartype
+# Checking shapes at run time doubles the time of a test: `make test-all` checks them everywhere.
+UNCHECKED := $(addprefix tests/,active benchmarks curvature heads problems)
 
 # Two single-threaded workers beat one process with two threads.
 unit unit-all bad-input doctests docs: export OMP_NUM_THREADS := 1
@@ -16,8 +18,7 @@ unit unit-all bad-input doctests docs: export MPLBACKEND := Agg
 docs: export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.NOTPARALLEL:
-.PHONY: help venv test test-all unit unit-all bad-input doctests bench bench-full lint format types contracts docs \
+.PHONY: help venv gates test test-all unit unit-all bad-input doctests bench bench-full lint format types contracts docs \
         peers clean distclean
 
 help:  ## List the targets
@@ -31,22 +32,29 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[all]'
 	@touch $@
 
-# Cheap gates first; the last lines of the log are the test suite's summary.
-test: lint types contracts docs doctests bad-input unit  ## Every gate, without the slow tests
+# Cheap gates first, side by side; the last lines of the log are the test suite's summary.
+test: venv  ## Every gate, without the slow tests
+	@$(MAKE) --no-print-directory -j $(WORKERS) gates
+	@$(MAKE) --no-print-directory unit
 
-test-all: lint types contracts docs doctests bad-input unit-all  ## Every gate, slow tests included
+test-all: venv  ## Every gate, slow tests included
+	@$(MAKE) --no-print-directory -j $(WORKERS) gates
+	@$(MAKE) --no-print-directory unit-all
 
-unit: venv  ## The fast tests, with shapes checked at run time
-	$(CHECKED) -m "$(FAST)"
+gates: docs lint types contracts doctests bad-input  ## Every gate but the tests
+
+unit: venv  ## The fast tests; in the outer layers, shapes are checked at run time
+	$(PYTEST) -m "$(FAST)" $(UNCHECKED)
+	$(CHECKED) -m "$(FAST)" $(addprefix --ignore=,$(UNCHECKED))
 
 unit-all: venv  ## All tests, with shapes checked at run time
 	$(CHECKED) -m "not bad_input"
 
 bad-input: venv  ## Tests of error messages, which the run-time checks would pre-empt
-	$(PYTEST) -q -m bad_input
+	$(BIN)/python -m pytest -q -m bad_input
 
 doctests: venv  ## The examples in docstrings
-	$(PYTEST) -q --doctest-modules probneural
+	$(BIN)/python -m pytest -q --doctest-modules probneural
 
 bench: venv  ## The main benchmark: a table and an HTML report
 	$(BIN)/python -m benchmarks exact

@@ -22,6 +22,7 @@ def test_parts_are_written_with_their_provenance(tmp_path: Path, capsys: pytest.
     assert "first" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_method_of_ours_works_on_every_network() -> None:
     rows = {row["method"]: row for row in support.run()}
     ours = [row for method, row in rows.items() if method.startswith("probneural")]

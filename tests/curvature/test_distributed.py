@@ -67,6 +67,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     with socket.socket() as free:

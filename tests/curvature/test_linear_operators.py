@@ -104,6 +104,7 @@ def test_operators_that_cannot_be_traced() -> None:
     assert made.remembered == 0
 
 
+@pytest.mark.slow
 def test_solvers_of_linear_operator() -> None:
     """CG, Lanczos, quadratic forms and log determinants: exactly what the same calls give for the dense matrix."""
     case = product_case("fno-1d")
@@ -150,7 +151,7 @@ def test_differentiable_in_the_parameters() -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("single", [False, True], ids=["float64", "float32"])
+@pytest.mark.parametrize("single", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["float64", "float32"])
 def test_for_scipy(kind: str, single: bool) -> None:
     case = product_case("conv")
     problem = in_single(case.problem) if single else case.problem

@@ -551,6 +551,7 @@ def test_members_start_with_the_buffers_of_the_factory() -> None:
     torch.testing.assert_close(predict.operator.output_normalizer.scale.flatten()[0], expected, rtol=1e-2, atol=0)
 
 
+@pytest.mark.slow
 def test_a_factory_travels_to_worker_processes() -> None:
     case = operator_case("complex")
     loop, processes = (
