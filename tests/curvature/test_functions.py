@@ -86,6 +86,7 @@ def test_derivatives(kind: str) -> None:
     )
 
 
+@pytest.mark.slow
 @ALL
 def test_second_derivatives(kind: str) -> None:
     case = tiny()
@@ -102,6 +103,7 @@ def test_derivatives_of_operators(name: str, kind: str) -> None:
     assert gradcheck(applied(kind, case.problem), arguments, check_forward_ad=True, fast_mode=True)
 
 
+@pytest.mark.slow
 @ALL
 def test_transforms_of_torch_func(kind: str) -> None:
     case = tiny()
@@ -192,6 +194,7 @@ def test_sums_are_accumulated_in_double_precision() -> None:
     close(GaussNewtonProduct.of(many, many.parameters, v).double(), 400 * single.double(), 1.2e-7)
 
 
+@pytest.mark.slow
 @ALL
 def test_memory_does_not_grow_with_vectors(kind: str) -> None:
     """No field-shaped tensor holds more vectors than a chunk, in derivatives neither; arguments and results aside."""

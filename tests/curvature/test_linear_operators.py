@@ -58,6 +58,7 @@ def test_vectors_batches_and_entries(kind: str) -> None:
     close(matrix[2:9, 5].to_dense() if hasattr(matrix[2:9, 5], "to_dense") else matrix[2:9, 5], dense[2:9, 5])
 
 
+@pytest.mark.slow
 @KINDS
 def test_constants_are_remembered_within_the_budget(kind: str) -> None:
     case = product_case("conv")
