@@ -273,7 +273,8 @@ def _kept(folder: Path, case: Case, recipe: Recipe, member: int) -> Path:
 
 
 def _paths(trainings: Sequence[Training], case: int, kind: str) -> tuple[Path, ...]:
-    return tuple(one.path for one in trainings if one.case == case and one.recipe.kind == kind)
+    """Files of the members of an ensemble; what was trained for twice as long is none of them."""
+    return tuple(one.path for one in trainings if one.case == case and one.recipe.kind == kind and not one.is_longer)
 
 
 def _joined(run: dict[str, Any], trained: list[dict[str, Any]]) -> dict[str, Any]:

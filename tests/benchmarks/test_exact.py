@@ -117,6 +117,7 @@ def test_training_twice_as_long(tmp_path: Path) -> None:
     longer = exact._longer(task, case, tmp_path)
     assert longer.recipe.epochs == 2 * task.recipe.epochs
     assert longer.path != task.path
+    assert exact._paths([task, longer], 0, task.recipe.kind) == (task.path,)  # no member of the ensemble
     facts = [{"calibration_error": 0.5}, {"calibration_error": 0.4}, {"calibration_error": 0.25}]
     found = exact._by_operator([task, exact.replace(task, member=1), longer], facts)
     assert found == {(0, task.recipe.kind): [{"calibration_error": 0.5, "twice_as_long": 0.5}, {"calibration_error": 0.4}]}
