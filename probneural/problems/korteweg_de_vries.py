@@ -33,11 +33,12 @@ class KortewegDeVries(Problem):
     soliton is the case without the third and fourth terms. Where they are far apart, the one behind is at xᵢ + 4κᵢ²t, and the
     one in front is ahead of that by log((κ₂ + κ₁)/(κ₂ − κ₁))/κᵢ.
 
-    `sample` is exact on every grid. The window [−30, 30) counts as periodic; solitons of the default law are below 1e-12 at
-    its ends, at time 0 and at time 3. `solve` and `derivative` take inputs of your own, which have no closed form: they
-    integrate the equation on the periodic window by [`MethodOfLines`][probneural.problems.MethodOfLines] to tolerance, and the
-    grid has to resolve the solution (a soliton's spectrum falls like e^(−πk/2κ): relative errors of 4e-3 at 128 points,
-    1e-5 at 192 and 1e-7 at 256 for the default law). They need torchdiffeq.
+    `sample` is exact on every grid. The window [−30, 30) counts as periodic; at its ends, solitons of the default law are below
+    1e-12 at time 0, and below 1e-10 at time 3: those of like wavenumbers throw each other far. `solve` and `derivative` take
+    inputs of your own, which have no closed form: they integrate the equation on the periodic window by
+    [`MethodOfLines`][probneural.problems.MethodOfLines] to tolerance, and the grid has to resolve the solution (a soliton's
+    spectrum falls like e^(−πk/2κ): relative errors of 4e-3 at 128 points, 1e-5 at 192 and 1e-7 at 256 for the default law).
+    They need torchdiffeq.
 
     Good values: default solitons are level at times from 0.5 to 18, about half of them within the default time.
 

@@ -67,7 +67,7 @@ def test_mass_momentum_and_the_ends_of_the_window() -> None:
     wavenumbers = problem.law.draw(40, 0)[:, :2]
     for field in (pairs.inputs, pairs.outputs):
         # Tails fall as exp(-2κd); wavenumbers .11 apart move a soliton of κ = .89 by 3.2, to d = 15 from the right end.
-        assert field.values[..., [0, -1]].abs().max() < 1e-11
+        assert field.values[..., [0, -1]].abs().max() < (1e-12 if field is pairs.inputs else 1e-11)
         mass = field.values[:, 0] @ field.grid.weights
         torch.testing.assert_close(mass, 4.0 * wavenumbers.sum(1), atol=1e-8, rtol=0)
         momentum = field.values[:, 0].square() @ field.grid.weights
