@@ -15,7 +15,7 @@ import torch
 
 import probneural as pn
 from benchmarks import sections
-from probneural.randomness import seeded, stream
+from probneural.randomness import stream
 
 CANDIDATES = 4
 OUTPUTS = 4096
@@ -75,10 +75,10 @@ def _measure(case: Case, rounds: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     problem = pn.problems.Burgers(viscosity=0.1)
     train = problem.sample(16, resolution=128, seed=0)
-    predict = _fitted(case.head, train)
+    predictor = _fitted(case.head, train)
     grid = train.inputs.grid.resized((OUTPUTS,))
     model = pn.active.OperatorModel(
-        predict,
+        predictor,
         encode=lambda designs: problem.encode(designs, grid=grid.resized((max(case.points, 128),))),
         functional=pn.functionals.integral(grid.resized((case.points,))),
     )
@@ -104,17 +104,14 @@ def _measure(case: Case, rounds: int) -> dict[str, Any]:
 
 def _fitted(head: str, train: pn.FieldPairs) -> Any:
     """A posterior over a Fourier neural operator of 41,000 weights, which need not be trained to cost what it costs."""
-    with seeded(0, "weights"):
-        operator = pn.operators.FNO(1, 1, modes=(16,), width=20, depth=3, projection=64)
+    operator = pn.operators.FNO(1, 1, modes=(16,), width=20, depth=3, projection=64, seed=0)
     operator.fit_normalizers(train)
     if head == "last layer":
         return pn.heads.LastLayerLaplace(noise=1e-3, prior_precision=1.0).fit(operator, train)
     if head == "ensemble":
-        return pn.heads.DeepEnsemble(members=5, train=_trained, execution="loop").fit(operator, train)
+        return pn.heads.DeepEnsemble(members=5, train=_trained).fit(operator, train)
     chosen = None if head.endswith("all weights") else ["projection", "readout"]
-    return pn.heads.Laplace(structure="low_rank", parameters=chosen, rank=20, noise=1e-3, prior_precision=10.0).fit(
-        operator, train
-    )
+    return pn.heads.Laplace(pn.heads.LowRank(rank=20), parameters=chosen, noise=1e-3, prior_precision=10.0).fit(operator, train)
 
 
 def _trained(operator: torch.nn.Module, data: pn.FieldPairs, *, seed: int) -> None:

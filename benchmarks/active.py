@@ -2,9 +2,9 @@
 
 The protocol is that of AL4PDE (Musekamp et al. 2025, Active learning for neural PDE solvers): from a pool of 4,000 input
 functions, 16 random ones are labelled, then batches are chosen until there are 32, 64, 128 and 256; after each batch operators
-are trained from new weights, for equally many gradient steps, and tested on 500 other functions of the same law. Labels are
-exact solutions. Per seed, all selectors share the pool, the test functions, the 16 initial labels, and the initial weights
-and seeds of batches of every round.
+are trained from new weights, for equally many gradient steps, and tested on 500 other functions of the same distribution.
+Labels are exact solutions. Per seed, all selectors share the pool, the test functions, the 16 initial labels, and the initial
+weights and seeds of batches of every round.
 """
 
 from __future__ import annotations
@@ -23,12 +23,22 @@ from tqdm.auto import tqdm
 
 import probneural as pn
 from benchmarks import active_figures, active_sources, active_summary, environment, report
-from benchmarks.active_runs import ENSEMBLE, LAST_LAYER, MEMBERS, Protocol, Recipe, Unit, run, seed_of_pool, seed_of_tests
+from benchmarks.active_runs import (
+    ENSEMBLE,
+    LAST_LAYER,
+    MEMBERS,
+    FNOTraining,
+    Protocol,
+    Unit,
+    run,
+    seed_of_pool,
+    seed_of_tests,
+)
 from benchmarks.active_sources import VariedSource
 
 SEEDS = range(5)
-LINE = Recipe((12,))
-PLANE = Recipe((9, 9), depth=3, projection=32, steps=640, batch_size=8, learning_rate=1e-2)
+LINE = FNOTraining((12,))
+PLANE = FNOTraining((9, 9), depth=3, projection=32, steps=640, batch_size=8, learning_rate=1e-2)
 
 NOTES = (
     "RMSE: over all test functions, channels and points, in units of the standard deviation of the test outputs; q50, q95, "
@@ -49,26 +59,26 @@ NOTES = (
     f"ensemble: {MEMBERS} operators, its prediction their mean; last layer: the first of them alone. select s: seconds per "
     "choice, of one thread, with functions compared on a coarser grid; other processes ran beside it.",
     "Relative errors of single functions are not reported: where viscosity is large, functions decay to 1e-17.",
-    "Settings of training were chosen by errors of random choice on functions of seeds 900 and 950; laws were written down "
-    "before any selector was run on them.",
+    "Settings of training were chosen by errors of random choice on functions of seeds 900 and 950; distributions were written "
+    "down before any selector was run on them.",
 )
 
 
 @dataclass(frozen=True)
 class Case:
-    """A law, and how operators are trained on it.
+    """A distribution, and how operators are trained on it.
 
     Attributes:
-        source: The law.
+        source: The distribution.
         recipe: Of the operators.
     """
 
     source: VariedSource
-    recipe: Recipe
+    recipe: FNOTraining
 
 
 def cases() -> list[Case]:
-    """All laws."""
+    """All distributions."""
     return [Case(source, LINE if source.grid.dimension == 1 else PLANE) for source in active_sources.sources()]
 
 
@@ -87,10 +97,10 @@ def selectors(mode: str) -> dict[str, tuple[pn.active.Selector, ...]]:
 
 
 def chosen(mode: str, *, problem: str | None = None) -> list[Case]:
-    """The laws of one run.
+    """The distributions of one run.
 
     Raises:
-        ValueError: If no law has that name.
+        ValueError: If no distribution has that name.
     """
     found = cases()
     if problem is not None:

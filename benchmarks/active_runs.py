@@ -1,4 +1,4 @@
-"""One unit of the active-learning benchmark: one law, one head, one selector and one seed, through all rounds.
+"""One unit of the active-learning benchmark: one distribution, one head, one selector and one seed, through all rounds.
 
 All units of a seed share pool, test functions, the initial labels, and the initial weights and batches of every round. Random
 choice does not look at the head, so one unit serves both: it trains the ensemble, whose first member is the single operator.
@@ -24,7 +24,7 @@ import probneural as pn
 from benchmarks import environment
 from benchmarks.active_sources import VariedInputs, VariedSource
 from probneural.errors import ProbneuralError
-from probneural.randomness import seeded, stream, stream_seed
+from probneural.randomness import stream, stream_seed
 
 LAST_LAYER, ENSEMBLE = "last layer", "ensemble"
 MEMBERS = 3
@@ -52,7 +52,7 @@ def seed_of_tests(seed: int) -> int:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class FNOTraining:
     """An FNO and its training, of equally many gradient steps however many labels there are.
 
     Attributes:
@@ -81,17 +81,17 @@ class Recipe:
         a relative error it leaves functions that have decayed to nothing their small weight, as the scores do.
         """
         periodic = pairs.inputs.grid.periodic
-        with seeded(seed, "weights"):
-            operator = pn.operators.FNO(
-                pairs.inputs.channels,
-                pairs.outputs.channels,
-                modes=self.modes,
-                width=self.width,
-                depth=self.depth,
-                projection=self.projection,
-                periodic=periodic,
-                embeds_position=not all(periodic),
-            )
+        operator = pn.operators.FNO(
+            pairs.inputs.channels,
+            pairs.outputs.channels,
+            modes=self.modes,
+            width=self.width,
+            depth=self.depth,
+            projection=self.projection,
+            periodic=periodic,
+            embeds_position=not all(periodic),
+            seed=seed,
+        )
         scales = channel_scales(pairs.outputs)
 
         def loss(predicted: Tensor, target: Tensor, grid: pn.Grid) -> Tensor:
@@ -135,7 +135,7 @@ class Unit:
     """What one worker does at a time.
 
     Attributes:
-        source: The law.
+        source: The distribution.
         recipe: How operators are trained.
         head: LAST_LAYER or ENSEMBLE; None for random choice, which is run for both.
         selector: How labels are chosen.
@@ -146,7 +146,7 @@ class Unit:
     """
 
     source: VariedSource
-    recipe: Recipe
+    recipe: FNOTraining
     head: str | None
     selector: pn.active.Selector
     seed: int
@@ -223,14 +223,14 @@ def _rounds(unit: Unit) -> list[dict[str, Any]]:
         operators = _trained(unit, pairs, number)
         trained = time.perf_counter() - start
         for head in heads:
-            predict = fitted(head, operators, pairs)
-            row = {"head": head, "labels": size, "train_seconds": trained} | scores(predict, test)
+            predictor = fitted(head, operators, pairs)
+            row = {"head": head, "labels": size, "train_seconds": trained} | scores(predictor, test)
             rows.append(row)
         if size == protocol.rounds[-1]:
             break
         start = time.perf_counter()
         chosen = unit.selector.select(
-            predict,
+            predictor,
             inputs,
             protocol.rounds[number + 1] - size,
             seed=stream_seed(unit.seed, "benchmark choice", number),
@@ -268,13 +268,11 @@ def fitted(head: str, operators: Sequence[pn.operators.FNO], pairs: pn.FieldPair
     def recall(operator: torch.nn.Module, data: pn.FieldPairs, *, seed: int) -> None:
         operator.load_state_dict(next(rest).state_dict())
 
-    ensemble = pn.heads.DeepEnsemble(
-        len(operators), train=recall, keeps_operator=True, execution="loop", prediction="loop", progress=False
-    )
+    ensemble = pn.heads.DeepEnsemble(len(operators), train=recall, keeps_operator=True, show_progress=False)
     return ensemble.fit(operators[0], pairs)
 
 
-def scores(predict: pn.distributions.Predictor, test: pn.FieldPairs) -> dict[str, float]:
+def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs) -> dict[str, float]:
     """Errors on test functions, and whether the posterior's variances rank them.
 
     Returns:
@@ -283,10 +281,10 @@ def scores(predict: pn.distributions.Predictor, test: pn.FieldPairs) -> dict[str
         between the integrated variance, on the grid of the data, and the squared error.
     """
     scales = channel_scales(test.outputs).double()
-    means = [predict(test.inputs[start : start + 100]).mean for start in range(0, len(test), 100)]
+    means = [predictor(test.inputs[start : start + 100]).mean for start in range(0, len(test), 100)]
     differences = (torch.cat(means).double() - test.outputs.values.double()) / scales
     squares = pn.Field(differences, test.outputs.grid).mean_square().mean(1)
-    variances = pn.active.integrated_variances(predict, test.inputs)
+    variances = pn.active.integrated_variances(predictor, test.inputs)
     middle, high, highest = squares.sqrt().quantile(torch.tensor([0.5, 0.95, 0.99], dtype=torch.float64)).tolist()
     return {
         "rmse": float(squares.mean().sqrt()),

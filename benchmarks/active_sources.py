@@ -1,10 +1,11 @@
-"""Laws whose functions differ in difficulty: equations whose parameters vary from function to function.
+"""Distributions whose functions differ in difficulty: equations whose parameters vary from function to function.
 
-Each law was written down before any selector was run on it. A pool of functions that are all equally hard leaves nothing to
-choose, so, as AL4PDE has it, a parameter of the equation varies and is an input channel of its own, constant in space; where
-the coefficient function is itself the parameter (Darcy, variable speed), its amplitude varies instead, log-uniformly:
+Each distribution was written down before any selector was run on it. A pool of functions that are all equally hard leaves
+nothing to choose, so, as AL4PDE has it, a parameter of the equation varies and is an input channel of its own, constant in
+space; where the coefficient function is itself the parameter (Darcy, variable speed), its amplitude varies instead,
+log-uniformly:
 
-| problem | what varies | law | input channels |
+| problem | what varies | distribution | input channels |
 |---|---|---|---|
 | Burgers | viscosity ν | log-uniform on [1e-3, 1], AL4PDE's | initial state, log ν |
 | Darcy 1-D | amplitude of the log-permeability | log-uniform on [1/4, 1] | log-permeability |
@@ -13,8 +14,8 @@ the coefficient function is itself the parameter (Darcy, variable speed), its am
 | heat 2-D | diffusivity ν | log-uniform on [1e-4, 1e-1] | initial state, log ν |
 | shallow water | rotation f | log-uniform on [1, 16] | height, two velocities, log f |
 
-Random fields are those of the problems themselves. (Darcy's amplitude ends at that law: beyond it the log-normal tail of single
-functions is most of any mean squared error.) Parameter channels are scaled to [-1, 1].
+Random fields are those of the problems themselves. (Darcy's amplitude ends at that distribution: beyond it the log-normal tail
+of single functions is most of any mean squared error.) Parameter channels are scaled to [-1, 1].
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class VariedSource:
         problem: The problem; its own values of the parameters that vary do not matter.
         resolution: Points per axis.
         channel_parameters: Parameters of the equation; each is an input channel after those of the problem.
-        amplitude: Range of a log-uniform factor on the leading coefficients of the law, or None.
+        amplitude: Range of a log-uniform factor on the leading coefficients of the distribution, or None.
         amplified: How many leading coefficients that factor reaches, all of them by default.
     """
 
@@ -85,9 +86,9 @@ class VariedSource:
 
         Args:
             count: How many.
-            seed: Of the law's coefficients and of the parameters.
+            seed: Of the distribution's coefficients and of the parameters.
         """
-        coefficients = self.problem.law.draw(count, seed)
+        coefficients = self.problem.input_distribution.draw(count, seed)
         shares = torch.rand(count, len(self.channel_parameters) + 1, generator=stream(seed, "benchmark parameters"))
         if self.amplitude is not None:
             factor = Parameter("amplitude", *self.amplitude)
@@ -135,13 +136,15 @@ class VariedInputs:
 
 
 def sources() -> tuple[VariedSource, ...]:
-    """All laws."""
+    """All distributions."""
     problems = pn.problems
     speed = problems.VariableSpeedAdvection()
     return (
         VariedSource("Burgers", problems.Burgers(), (64,), (Parameter("viscosity", 1e-3, 1.0),)),
         VariedSource("Darcy 1-D", problems.Darcy1D(), (65,), amplitude=(0.25, 1.0)),
-        VariedSource("variable-speed advection", speed, (64,), amplitude=(0.25, 2.0), amplified=speed.law.parts[0].size),
+        VariedSource(
+            "variable-speed advection", speed, (64,), amplitude=(0.25, 2.0), amplified=speed.input_distribution.parts[0].size
+        ),
         VariedSource(
             "advection-diffusion",
             problems.AdvectionDiffusion(),

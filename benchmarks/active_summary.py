@@ -101,7 +101,7 @@ def mean_ratio(log_ratios: Sequence[float]) -> tuple[float, float | None, float 
 
 
 def median_ratio(ratios: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """The median, and the narrowest symmetric pair of order statistics that holds it with MEDIAN_LEVEL, whatever the law.
+    """The median, and the narrowest symmetric pair of order statistics that holds it with MEDIAN_LEVEL.
 
     Infinite entries, runs that never reached the target, take part. With fewer than five seeds no pair is sure enough: None.
 

@@ -52,7 +52,7 @@ METHODS = {
     "burgers target field": (*MAIN_METHODS[:5], "HigherOrderGP", *MAIN_METHODS[5:]),
 }
 """By problem, and the main ones on all others: what is left out is a variant, takes a minute a run (HigherOrderGP), or needs
-more features than readings (the regression)."""
+more features than observations (the regression)."""
 QUARTILES = {"lower": 0.25, "median": 0.5, "upper": 0.75}
 _LEAST_SHOWN = 1e-18
 """A difference of losses that double precision takes for zero: figures, on logarithmic axes, show no less."""
@@ -75,16 +75,16 @@ NOTES = (
     "all other columns leave them out",
     f"noise: no process has less than {bo_methods.MIN_NOISE:g} of its prior variance, for BoTorch's that of standardised "
     "outputs. Learned noise has this bound in place of BoTorch's 1e-4. BoTorch's prior on it, which would hold that of exact "
-    "readings above the bound, is kept for GPs on the objective alone. 'least noise' is fixed at the bound, and GPyTorch's "
+    "observations above the bound, is kept for GPs on the objective alone. 'least noise' is fixed at the bound, and GPyTorch's "
     "own 1e-6 lowered for it. The kernel operator learns its noise as composites do. Last-layer Laplace takes what training "
     "left for noise, which no bound can change; last-layer regression of the same network has as little noise as all others, "
-    "in units of the variance of the outputs, and features that outnumber the readings",
-    f"every model: qLogEI, {bo_methods.Effort().draws} draws, {bo_methods.Effort().raw} random designs, of which "
-    f"{bo_methods.Effort().restarts} are improved by gradients. Composite models predict the readings of the field and know "
-    "the loss; GPs on the objective do not. Hyper-parameters of BoTorch's models are fitted with at most "
-    f"{bo_methods.Effort().fit_iterations} iterations of the optimiser; those of HigherOrderGP go on from the last ones, "
-    f"with at most {bo_methods.Effort().slow_fit_iterations} where it has more than {bo_methods.MANY} readings, which leaves "
-    "its evidence below the largest. Its posterior at a design is computed in closed form. fit and choice: seconds of "
+    "in units of the variance of the outputs, and features that outnumber the observations",
+    f"every model: qLogEI, {bo_methods.Budget().draws} draws, {bo_methods.Budget().raw} random designs, of which "
+    f"{bo_methods.Budget().restarts} are improved by gradients. Composite models predict observations of the field and "
+    "know the loss; GPs on the objective do not. Hyper-parameters of BoTorch's models are fitted with at most "
+    f"{bo_methods.Budget().fit_iterations} iterations of the optimiser; those of HigherOrderGP go on from the last ones, "
+    f"with at most {bo_methods.Budget().slow_fit_iterations} where it has more than {bo_methods.MANY} observations, which "
+    "leaves its evidence below the largest. Its posterior at a design is computed in closed form. fit and choice: seconds of "
     "processor time per evaluation, medians over seeds",
 )
 
@@ -113,13 +113,13 @@ class Unit:
         return not self.commit.endswith(("-modified", "unknown"))
 
     @property
-    def effort(self) -> bo_methods.Effort:
+    def budget(self) -> bo_methods.Budget:
         """How much work goes into a choice."""
-        return bo_methods.SMALL if self.is_small else bo_methods.Effort()
+        return bo_methods.SMALL if self.is_small else bo_methods.Budget()
 
     def path(self, folder: Path) -> Path:
         """Where the run is kept: the name holds all that it follows from, the commit included."""
-        said = f"{self!r} {self.effort!r} {environment.versions()!r}"
+        said = f"{self!r} {self.budget!r} {environment.versions()!r}"
         name = re.sub(r"[^a-z0-9]+", "-", f"{self.problem} {self.method} {self.seed}".lower())
         return folder / f"{name}-{hashlib.sha256(said.encode()).hexdigest()[:12]}.json"
 
@@ -127,7 +127,7 @@ class Unit:
         """Optimise."""
         problem = bo_problems.make(self.problem, seed=self.seed)
         count = 1 if self.is_small else None
-        return bo_methods.run(self.method, problem, seed=self.seed, effort=self.effort, evaluations=count)
+        return bo_methods.run(self.method, problem, seed=self.seed, budget=self.budget, evaluations=count)
 
 
 def chosen(problem: str | None) -> tuple[str, ...]:

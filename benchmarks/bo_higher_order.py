@@ -15,15 +15,15 @@ from torch import Tensor
 
 
 class SingleDesignHigherOrderGP(Model):
-    """What a fitted `HigherOrderGP` predicts at single designs, without Matheron's rule over all training readings.
+    """What a fitted `HigherOrderGP` predicts at single designs, without Matheron's rule over all training observations.
 
-    Its readings have the covariance K ⊗ C + noise I, with K between designs and C between readings. In the eigenvectors of
-    C = V diag(c) V^T they are independent processes, and with K = U diag(k) U^T and y the training readings
+    Its observations have the covariance K ⊗ C + noise I, with K between designs and C between observations. In the eigenvectors
+    of C = V diag(c) V^T they are independent processes, and with K = U diag(k) U^T and y the training observations
 
         mean_j(x) = c_j k(x) U (diag(k) c_j + noise)^-1 U^T y V_j,
         variance_j(x) = c_j k(x, x) - c_j² |(diag(k) c_j + noise)^-1/2 U^T k(x)|²,
 
-    which is exact. BoTorch draws from a prior over all training readings for every design instead, some seconds a choice.
+    which is exact. BoTorch draws from a prior over all training observations for every design instead, some seconds a choice.
 
     Args:
         model: A fitted model whose outcomes are standardised.
@@ -37,8 +37,8 @@ class SingleDesignHigherOrderGP(Model):
         self.outcomes = model.outcome_transform
         with torch.no_grad():
             axes = zip(model.covar_modules[1:], model.latent_parameters, strict=True)
-            readings = reduce(torch.kron, [kernel(latent).to_dense() for kernel, latent in axes])
-            values, self.rotation = torch.linalg.eigh(readings)
+            observations = reduce(torch.kron, [kernel(latent).to_dense() for kernel, latent in axes])
+            values, self.rotation = torch.linalg.eigh(observations)
             between, self.vectors = torch.linalg.eigh(self.kernel(self.designs).to_dense())
             self.sizes = values.clamp_min(0.0)  # of covariance matrices: what is negative is rounding
             targets = self.vectors.mT @ model.train_targets.unflatten(-1, (len(self.designs), -1)) @ self.rotation
@@ -47,7 +47,7 @@ class SingleDesignHigherOrderGP(Model):
 
     @property
     def num_outputs(self) -> int:
-        """Number of readings m."""
+        """Number of observations m."""
         return len(self.sizes)
 
     @property
@@ -56,9 +56,9 @@ class SingleDesignHigherOrderGP(Model):
         return torch.Size()
 
     def posterior(self, X: Tensor, *arguments: Any, **options: Any) -> TransformedPosterior:
-        """The joint distribution of all readings at each of `(b, 1, d)` designs, `(b, 1, m)`."""
+        """The joint distribution of all observations at each of `(b, 1, d)` designs, `(b, 1, m)`."""
         if X.shape[-2] != 1 or any(arguments) or any(options.values()):
-            raise NotImplementedError("the readings of one design, and nothing besides")
+            raise NotImplementedError("the observations of one design, and nothing besides")
         cross = self.kernel(X, self.designs).to_dense() @ self.vectors
         mean = (cross @ self.weights).squeeze(-2)
         explained = (cross.square() @ self.inverse).squeeze(-2) * self.sizes.square()

@@ -41,11 +41,11 @@ _EXPECTED: dict[str, type[Warning]] = {
 
 
 MANY = 20
-"""Readings."""
+"""Observations."""
 
 
 @dataclass(frozen=True)
-class Effort:
+class Budget:
     """How much work goes into a choice; the same for every model.
 
     Attributes:
@@ -54,7 +54,8 @@ class Effort:
         restarts: Of these, how many are improved by gradients.
         iterations: Of the optimiser of the acquisition function.
         fit_iterations: Of the optimiser of a BoTorch model's hyper-parameters.
-        slow_fit_iterations: The same of `HigherOrderGP` where it has more than `MANY` readings: a fit of 200 takes 20 seconds.
+        slow_fit_iterations: The same of `HigherOrderGP` where it has more than `MANY` observations: a fit of 200 takes 20
+            seconds.
         epochs: Of a network on the initial pairs.
         more_epochs: Of the same network after every further pair.
     """
@@ -69,7 +70,7 @@ class Effort:
     more_epochs: int = 60
 
 
-SMALL = Effort(draws=16, raw=16, restarts=1, iterations=5, fit_iterations=5, slow_fit_iterations=5, epochs=2, more_epochs=1)
+SMALL = Budget(draws=16, raw=16, restarts=1, iterations=5, fit_iterations=5, slow_fit_iterations=5, epochs=2, more_epochs=1)
 
 
 @dataclass
@@ -79,7 +80,7 @@ class History:
     Attributes:
         designs: `(n, d)`.
         pairs: Input and output functions.
-        readings: `(n, m)`.
+        observations: `(n, m)`.
         seed: Of the run.
         operator: The network, kept between evaluations.
         parameters: Those of a model whose fit goes on from the last evaluation's, by name.
@@ -87,7 +88,7 @@ class History:
 
     designs: Tensor
     pairs: pn.FieldPairs
-    readings: Tensor
+    observations: Tensor
     seed: int
     operator: torch.nn.Module | None = field(default=None)
     parameters: dict[str, Tensor] = field(default_factory=dict)
@@ -96,10 +97,10 @@ class History:
         """Simulate one more design."""
         new = problem.simulate(design)
         self.designs, self.pairs = torch.cat([self.designs, design]), pn.FieldPairs.cat([self.pairs, new])
-        self.readings = torch.cat([self.readings, problem.read(new.outputs)])
+        self.observations = torch.cat([self.observations, problem.read(new.outputs)])
 
 
-Build = Callable[[DesignProblem, History, Effort], tuple[Model, MCAcquisitionObjective | None, float]]
+Build = Callable[[DesignProblem, History, Budget], tuple[Model, MCAcquisitionObjective | None, float]]
 """Makes a model of what is known, an objective to maximise over its outputs, and the best value of it so far."""
 
 
@@ -108,7 +109,7 @@ def names() -> tuple[str, ...]:
     return ("random", "Sobol", *_BUILDERS)
 
 
-def run(method: str, problem: DesignProblem, *, seed: int, effort: Effort, evaluations: int | None = None) -> dict[str, Any]:
+def run(method: str, problem: DesignProblem, *, seed: int, budget: Budget, evaluations: int | None = None) -> dict[str, Any]:
     """Choose designs one after the other; returns the losses in order, and seconds of processor time, per choice and in all."""
     count = problem.evaluations if evaluations is None else evaluations
     generator = stream(seed, "initial designs")  # the same for every method
@@ -127,14 +128,14 @@ def run(method: str, problem: DesignProblem, *, seed: int, effort: Effort, evalu
             elif method == "Sobol":
                 design = sobol.draw(1, dtype=torch.double)
             else:
-                model, objective, best = _BUILDERS[method](problem, history, effort)
+                model, objective, best = _BUILDERS[method](problem, history, budget)
                 fitting += time.process_time() - start
                 start = time.process_time()
-                design = _improved(model, objective, best, problem, effort, seed=stream_seed(seed, "acquisition", number))
+                design = _improved(model, objective, best, problem, budget, seed=stream_seed(seed, "acquisition", number))
                 choosing += time.process_time() - start
             history.extended(design, problem)
     return {
-        "losses": problem.loss(history.readings).tolist(),
+        "losses": problem.loss(history.observations).tolist(),
         "fit_seconds": fitting / count,
         "choice_seconds": choosing / count,
         "seconds": fitting + choosing,
@@ -142,32 +143,32 @@ def run(method: str, problem: DesignProblem, *, seed: int, effort: Effort, evalu
 
 
 def _improved(
-    model: Model, objective: MCAcquisitionObjective | None, best: float, problem: DesignProblem, effort: Effort, *, seed: int
+    model: Model, objective: MCAcquisitionObjective | None, best: float, problem: DesignProblem, budget: Budget, *, seed: int
 ) -> Tensor:
     """The design of largest (log) expected improvement, `(1, d)`."""
     bounds = torch.tensor([[0.0], [1.0]], dtype=torch.double).expand(2, problem.dimension)
     with torch.no_grad():
         posterior = model.posterior(bounds[:1])
-    sampler = get_sampler(posterior, torch.Size([effort.draws]), seed=stream_seed(seed, "acquisition draws"))
+    sampler = get_sampler(posterior, torch.Size([budget.draws]), seed=stream_seed(seed, "acquisition draws"))
     acquisition = qLogExpectedImprovement(model, best_f=best, objective=objective, sampler=sampler)
     design, _ = optimize_acqf(
         acquisition,
         bounds,
         q=1,
-        num_restarts=effort.restarts,
-        raw_samples=effort.raw,
-        options={"maxiter": effort.iterations, "seed": stream_seed(seed, "acquisition starts")},
+        num_restarts=budget.restarts,
+        raw_samples=budget.raw,
+        options={"maxiter": budget.iterations, "seed": stream_seed(seed, "acquisition starts")},
     )
     return design.detach().clamp(0.0, 1.0)
 
 
 def _composite(problem: DesignProblem) -> GenericMCObjective:
-    """Minus the loss of the readings, which the models predict: what is known of the objective is used."""
+    """Minus the loss of the observations, which the models predict: what is known of the objective is used."""
     return GenericMCObjective(lambda samples, X=None: -problem.loss(samples))
 
 
 def _best(problem: DesignProblem, history: History) -> float:
-    return -float(problem.loss(history.readings).min())
+    return -float(problem.loss(history.observations).min())
 
 
 def _fitted(model: Any, iterations: int) -> Any:
@@ -177,62 +178,62 @@ def _fitted(model: Any, iterations: int) -> Any:
 
 
 def _learned_noise(batch: torch.Size, *, has_prior: bool) -> GaussianLikelihood:
-    """BoTorch's likelihood with our least noise for its 1e-4; its prior would hold the noise of exact readings above either."""
+    """BoTorch's likelihood with our least noise for its 1e-4; its prior would hold that of exact observations above both."""
     prior = LogNormalPrior(-4.0, 1.0)
     bound = GreaterThan(MIN_NOISE, transform=None, initial_value=prior.mode)
     return GaussianLikelihood(noise_prior=prior if has_prior else None, noise_constraint=bound, batch_shape=batch)
 
 
-def _scalar(problem: DesignProblem, history: History, effort: Effort, *, logarithmic: bool) -> tuple[Model, None, float]:
+def _scalar(problem: DesignProblem, history: History, budget: Budget, *, logarithmic: bool) -> tuple[Model, None, float]:
     """One Gaussian process on minus the loss, or on minus its logarithm (of minus a negative loss, plus)."""
-    losses = problem.loss(history.readings)
+    losses = problem.loss(history.observations)
     values = -losses
     if logarithmic:
         sign = 1.0 if bool((losses >= 0).all()) else -1.0
         values = -sign * losses.abs().clamp_min(_LEAST).log()
     likelihood = _learned_noise(torch.Size(), has_prior=True)
     model = SingleTaskGP(history.designs, values[:, None], likelihood=likelihood, outcome_transform=Standardize(1))
-    return _fitted(model, effort.fit_iterations), None, float(values.max())
+    return _fitted(model, budget.fit_iterations), None, float(values.max())
 
 
 def _processes(
-    problem: DesignProblem, history: History, effort: Effort, *, learns_noise: bool
+    problem: DesignProblem, history: History, budget: Budget, *, learns_noise: bool
 ) -> tuple[Model, MCAcquisitionObjective, float]:
-    """An independent Gaussian process for every reading: as a ModelListGP, but fitted together."""
-    readings = history.readings
-    count = readings.shape[1]
+    """An independent Gaussian process for every observation: as a ModelListGP, but fitted together."""
+    observations = history.observations
+    count = observations.shape[1]
     if learns_noise:
         noise: dict[str, Any] = {"likelihood": _learned_noise(torch.Size([count]), has_prior=False)}
     else:
-        noise = {"train_Yvar": (MIN_NOISE * readings.var(0)).expand_as(readings)}
+        noise = {"train_Yvar": (MIN_NOISE * observations.var(0)).expand_as(observations)}
     with gpytorch.settings.min_fixed_noise(double_value=0.5 * MIN_NOISE):  # by default 1e-6, to which it would be raised
-        model = SingleTaskGP(history.designs, readings, **noise, outcome_transform=Standardize(count))
-    return _fitted(model, effort.fit_iterations), _composite(problem), _best(problem, history)
+        model = SingleTaskGP(history.designs, observations, **noise, outcome_transform=Standardize(count))
+    return _fitted(model, budget.fit_iterations), _composite(problem), _best(problem, history)
 
 
-def _higher_order(problem: DesignProblem, history: History, effort: Effort) -> tuple[Model, MCAcquisitionObjective, float]:
-    """BoTorch's Kronecker-structured Gaussian process over all readings, its posterior in closed form.
+def _higher_order(problem: DesignProblem, history: History, budget: Budget) -> tuple[Model, MCAcquisitionObjective, float]:
+    """BoTorch's Kronecker-structured Gaussian process over all observations, its posterior in closed form.
 
     Its optimiser needs hundreds of iterations where those of the others need tens, and its iterations cost the most: each fit
     goes on from the parameters that the last evaluation left.
     """
     model = HigherOrderGP(
         history.designs,
-        history.readings.unflatten(1, problem.shape),
+        history.observations.unflatten(1, problem.shape),
         likelihood=_learned_noise(torch.Size(), has_prior=False),
         outcome_transform=FlattenedStandardize(torch.Size(problem.shape)),
     )
     with torch.no_grad():  # BoTorch's load_state_dict would want the scales of the outcomes too, which are new
         for name, values in history.parameters.items():
             model.get_parameter(name).copy_(values)
-    is_slow = history.readings.shape[1] > MANY
-    fitted = _fitted(model, effort.slow_fit_iterations if is_slow else effort.fit_iterations)
+    is_slow = history.observations.shape[1] > MANY
+    fitted = _fitted(model, budget.slow_fit_iterations if is_slow else budget.fit_iterations)
     history.parameters = {name: values.detach().clone() for name, values in fitted.named_parameters()}
     return SingleDesignHigherOrderGP(fitted), _composite(problem), _best(problem, history)
 
 
 def _kernel(
-    problem: DesignProblem, history: History, effort: Effort, *, kernel: str | None
+    problem: DesignProblem, history: History, budget: Budget, *, kernel: str | None
 ) -> tuple[Model, MCAcquisitionObjective, float]:
     """Ours without a network: Gaussian processes between principal components of input and output functions."""
     options = {} if kernel is None else {"kernel": kernel}
@@ -241,10 +242,10 @@ def _kernel(
 
 
 def _last_layer(
-    problem: DesignProblem, history: History, effort: Effort, *, interpolates: bool
+    problem: DesignProblem, history: History, budget: Budget, *, interpolates: bool
 ) -> tuple[Model, MCAcquisitionObjective, float]:
     """Ours with a network's last layer: around the trained weights, or by regression with as little noise as all others."""
-    operator, pairs = _trained(history, effort)
+    operator, pairs = _trained(history, budget)
     head = pn.heads.LastLayerLaplace()
     if interpolates:
         variance = float(pairs.outputs.values.var(0).mean())
@@ -253,33 +254,31 @@ def _last_layer(
     return _operator_model(head.fit(operator, pairs), problem, history)
 
 
-def _trained(history: History, effort: Effort) -> tuple[torch.nn.Module, pn.FieldPairs]:
+def _trained(history: History, budget: Budget) -> tuple[torch.nn.Module, pn.FieldPairs]:
     """A network trained on nothing but the evaluated pairs, and trained on after every evaluation.
 
-    It is trained in double precision. The DeepONet's features outnumber the readings of all evaluations, the FNO's do not.
+    It is trained in double precision. The DeepONet's features outnumber the observations of all evaluations, the FNO's do not.
     """
-    epochs, pairs = effort.more_epochs, history.pairs
+    epochs, pairs = budget.more_epochs, history.pairs
     if history.operator is None:
         grid, channels = pairs.inputs.grid, (pairs.inputs.channels, pairs.outputs.channels)
-        with seeded(history.seed, "weights"):
-            if grid.is_uniform:
-                walls = not all(grid.periodic)
-                history.operator = pn.operators.FNO(
-                    *channels, modes=(9,), width=16, depth=3, projection=32, periodic=grid.periodic, embeds_position=walls
-                )
-            else:
-                box = pn.Grid.uniform((3, 4), lengths=(2.5, 45.0), origin=(0.0, 15.0), periodic=False)
-                history.operator = pn.operators.DeepONet(*channels, sensors=grid, domain=box, basis=512)
+        if grid.is_uniform:
+            walls, axes = not all(grid.periodic), grid.periodic
+            sizes = {"modes": (9,), "width": 16, "depth": 3, "projection": 32}
+            history.operator = pn.operators.FNO(*channels, **sizes, periodic=axes, embeds_position=walls, seed=history.seed)
+        else:
+            box = pn.Grid.uniform((3, 4), lengths=(2.5, 45.0), origin=(0.0, 15.0), periodic=False)
+            history.operator = pn.operators.DeepONet(*channels, sensors=grid, domain=box, basis=512, seed=history.seed)
         history.operator.double()
-        epochs = effort.epochs
+        epochs = budget.epochs
     pn.fit(history.operator, pairs, epochs=epochs, seed=history.seed, validation=0.0, show_progress=False)
     return history.operator, pairs
 
 
 def _operator_model(
-    predict: pn.distributions.Predictor, problem: DesignProblem, history: History
+    predictor: pn.distributions.Predictor, problem: DesignProblem, history: History
 ) -> tuple[Model, MCAcquisitionObjective, float]:
-    model = pn.active.OperatorModel(predict, encode=problem.encode, functional=problem.functional)
+    model = pn.active.OperatorModel(predictor, encode=problem.encode, functional=problem.functional)
     return model, _composite(problem), _best(problem, history)
 
 

@@ -22,7 +22,7 @@ TRUE = (10.0, 0.07, 1.505, 30.1525)
 
 @dataclass(frozen=True)
 class DesignProblem:
-    """Minimise loss(readings of solve(encode(design))) over the unit cube.
+    """Minimise loss(observations of solve(encode(design))) over the unit cube.
 
     Attributes:
         name: What tables call it.
@@ -32,8 +32,8 @@ class DesignProblem:
         encode: Designs `(N, d)` to N input functions, differentiably.
         solve: Input functions to output functions: the simulator.
         functional: What the loss reads from an output function: m numbers.
-        loss: Readings `(..., m)` to losses `(...)`, known and cheap.
-        shape: Of the m readings, for models that factorise over axes.
+        loss: Observations `(..., m)` to losses `(...)`, known and cheap.
+        shape: Of the m observations, for models that factorise over axes.
         target: A loss that counts as reached; None where the least loss is not known, see `reference`.
     """
 
@@ -54,7 +54,7 @@ class DesignProblem:
         return pn.FieldPairs(inputs, self.solve(inputs))
 
     def read(self, outputs: pn.Field) -> Tensor:
-        """Readings of output functions, `(N, m)`."""
+        """Observations of output functions, `(N, m)`."""
         return self.functional(outputs.values).flatten(1)
 
 
@@ -121,7 +121,7 @@ def _environmental(design: Tensor | None, name: str) -> DesignProblem:
         encode=encode,
         solve=solve,
         functional=_values(grid),
-        loss=lambda readings: _misfit(readings, target).sum(-1),
+        loss=lambda observations: _misfit(observations, target).sum(-1),
         shape=(3, 4),
         target=6e-6,
     )
@@ -150,18 +150,18 @@ def _inverse(name: str, problem: pn.problems.Problem, points: int, *, seed: int,
         encode=encode,
         solve=problem.solve,
         functional=functional,
-        loss=lambda readings: _misfit(readings, target).sum(-1) / target.square().sum(),
+        loss=lambda observations: _misfit(observations, target).sum(-1) / target.square().sum(),
         shape=(functional.size,),
         target=1e-4,
     )
 
 
 def _burgers() -> pn.problems.Burgers:
-    return pn.problems.Burgers(viscosity=0.05, modes=6, design_dim=6)
+    return pn.problems.Burgers(viscosity=0.05, random_field=pn.problems.GaussianRandomField(1, 6), design_dim=6)
 
 
 def _darcy() -> pn.problems.Darcy1D:
-    return pn.problems.Darcy1D(modes=6, design_dim=6)
+    return pn.problems.Darcy1D(random_field=pn.problems.GaussianRandomField(1, 6), design_dim=6)
 
 
 def _dissipation(seed: int) -> DesignProblem:
@@ -176,7 +176,7 @@ def _dissipation(seed: int) -> DesignProblem:
         encode=lambda designs: problem.encode(designs, grid=grid),
         solve=problem.solve,
         functional=pn.functionals.derivative(grid),
-        loss=lambda readings: -(readings.square() @ grid.weights.to(readings)),
+        loss=lambda observations: -(observations.square() @ grid.weights.to(observations)),
         shape=(32,),
     )
 
@@ -193,7 +193,7 @@ def _peak(seed: int) -> DesignProblem:
         encode=lambda designs: problem.encode(designs, grid=grid),
         solve=problem.solve,
         functional=_values(grid, slice(1, -1)),
-        loss=lambda readings: readings.amax(-1),
+        loss=lambda observations: observations.amax(-1),
         shape=(31,),
     )
 
@@ -225,14 +225,14 @@ def reference(problem: DesignProblem, *, starts: int = 12, steps: int = 300) -> 
 
 def _values(grid: pn.Grid, which: slice = slice(None)) -> pn.functionals.Functional:
     """The values at grid points themselves."""
-    return pn.functionals.Readings(grid, torch.eye(grid.size, dtype=torch.double)[which])
+    return pn.functionals.MatrixFunctional(grid, torch.eye(grid.size, dtype=torch.double)[which])
 
 
-def _misfit(readings: Tensor, target: Tensor) -> Tensor:
-    """Squared errors of readings `(..., m)` against a target `(m,)`; any other shape is an error, not a broadcast."""
-    if target.ndim != 1 or readings.shape[-1] != len(target):
-        raise ValueError(f"readings {tuple(readings.shape)} against a target {tuple(target.shape)}")
-    return (readings - target.to(readings)).square()
+def _misfit(observations: Tensor, target: Tensor) -> Tensor:
+    """Squared errors of observations `(..., m)` against a target `(m,)`; any other shape is an error, not a broadcast."""
+    if target.ndim != 1 or observations.shape[-1] != len(target):
+        raise ValueError(f"observations {tuple(observations.shape)} against a target {tuple(target.shape)}")
+    return (observations - target.to(observations)).square()
 
 
 _MAKERS: dict[str, Callable[[int], DesignProblem]] = {

@@ -77,8 +77,8 @@ def _calibrated(
         scaled = pn.calibration.VarianceScale(separate=separate).fit(raw, calibration)
     except CalibrationError as error:
         return raw, {"not_calibrated": str(error)}
-    names = ("scale", "noise_scale", "root_fraction", "white_fraction")
-    return scaled, {name: getattr(scaled, name).tolist() for name in names}
+    scales = {name: getattr(scaled, name).tolist() for name in ("scale", "noise_scale")}
+    return scaled, scales | {name: getattr(scaled.decomposition, name).tolist() for name in ("root_fraction", "white_fraction")}
 
 
 def _raw(
@@ -150,7 +150,7 @@ def bands(predictor: pn.distributions.Predictor, pool: pn.FieldPairs, fresh: pn.
     size = min(SET, len(pool))
     kinds = {
         kind: [pn.calibration.conformal_scores(predictor, some, modulation=kind) for some in (pool, fresh)]
-        for kind in ("deviation", "constant")
+        for kind in ("std", "constant")
     }
     coverage: dict[str, list[float]] = {kind: [] for kind in kinds}
     width: dict[str, list[float]] = {kind: [] for kind in kinds}
@@ -161,17 +161,17 @@ def bands(predictor: pn.distributions.Predictor, pool: pn.FieldPairs, fresh: pn.
             width[kind].append(2.0 * quantile * float(test.scale.mean()))
     mean = {kind: (sum(values) / len(values), sum(width[kind]) / len(values)) for kind, values in coverage.items()}
     return {
-        "sets": len(coverage["deviation"]),
+        "sets": len(coverage["std"]),
         "functions_each": size,
         "level": LEVEL,
         "expected": math.ceil((size + 1) * LEVEL - 1e-9) / (size + 1),
-        "coverage": mean["deviation"][0],
-        "least_coverage": min(coverage["deviation"]),
-        "most_coverage": max(coverage["deviation"]),
-        "width": mean["deviation"][1],
+        "coverage": mean["std"][0],
+        "least_coverage": min(coverage["std"]),
+        "most_coverage": max(coverage["std"]),
+        "width": mean["std"][1],
         "constant_coverage": mean["constant"][0],
         "constant_width": mean["constant"][1],
-        "width_ratio": mean["deviation"][1] / mean["constant"][1],
+        "width_ratio": mean["std"][1] / mean["constant"][1],
     }
 
 

@@ -135,7 +135,7 @@ def chosen(mode: str, *, problem: str | None = None, path: Path | None = None) -
 
 def _smaller(case: Case) -> Case:
     """The same road in seconds."""
-    tiny = {"FNO": {"width": 8, "depth": 2}, "DeepONet": {"width": 16, "depth": 2, "basis": 8}}
+    tiny = {"FNO": {"width": 8, "depth": 2}, "DeepONet": {"layers": pn.operators.HiddenLayers(width=16, depth=2), "basis": 8}}
     operators = tuple(replace(recipe, epochs=2, options={**recipe.options, **tiny[recipe.kind]}) for recipe in case.operators)
     few = {"pairs": 40, "fields": 40, "finer_fields": None} if isinstance(case.source, ProblemSource) else {"pairs": 40}
     return replace(case, source=replace(case.source, **few), operators=operators)
@@ -386,7 +386,7 @@ def _comparison(runs: Sequence[dict[str, Any]]) -> dict[str, bytes]:
     figures = {}
     histories = {run["operator"]: run["train"]["history"] for run in runs if "history" in run["train"]}
     for operator, losses in histories.items():
-        history = pn.training.History(tuple(losses["train"]), tuple(losses["validation"]), ())
+        history = pn.training.History(train=tuple(losses["train"]), validation=tuple(losses["validation"]), seconds=())
         figures[f"training of the {operator}"] = pn.plots.png(pn.plots.training(history), dpi=120.0)
     points = {}
     for run in runs:

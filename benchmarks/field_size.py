@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import probneural as pn
-from probneural.randomness import seeded
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 MODELS: dict[str, dict[str, Any]] = {
@@ -66,9 +65,8 @@ def run(*, small: bool = False) -> list[dict[str, Any]]:
 
 def measure(measurement: Measurement) -> dict[str, Any]:
     """Fit on few functions at a low resolution, then predict one field of the size asked for, in float32."""
-    with seeded(0, "weights"):
-        operator = pn.operators.FNO(1, 1, **MODELS[measurement.model])
-    problem = pn.problems.Heat(dimension=2, modes=7)
+    operator = pn.operators.FNO(1, 1, **MODELS[measurement.model], seed=0)
+    problem = pn.problems.Heat(dimension=2, random_field=pn.problems.GaussianRandomField(2, 7))
     train = problem.sample(2, resolution=(_TRAIN_SIZE, _TRAIN_SIZE), seed=30_000)
     operator.fit_normalizers(train)
     inputs = problem.sample(1, resolution=(measurement.size, measurement.size), seed=30_001).inputs
@@ -76,10 +74,10 @@ def measure(measurement: Measurement) -> dict[str, Any]:
         return _laplace_torch(operator.eval(), inputs, measurement.head)
     start = time.perf_counter()
     if measurement.head == "last layer":
-        predict: Any = pn.heads.LastLayerLaplace(noise=1e-4, prior_precision=1.0).fit(operator, train)
+        predictor: Any = pn.heads.LastLayerLaplace(noise=1e-4, prior_precision=1.0).fit(operator, train)
     else:
-        head = pn.heads.Laplace(structure="low_rank", rank=RANK, noise=1e-4, prior_precision=1.0)
-        predict = head.fit(operator, train)
+        head = pn.heads.Laplace(pn.heads.LowRank(rank=RANK), noise=1e-4, prior_precision=1.0)
+        predictor = head.fit(operator, train)
     fitted = time.perf_counter() - start
     facts: dict[str, Any] = {"fit_seconds": fitted, "parameters": sum(part.numel() for part in operator.parameters())}
     before = reset_peak_memory()
@@ -87,7 +85,7 @@ def measure(measurement: Measurement) -> dict[str, Any]:
     with torch.no_grad():
         for _ in range(1 if measurement.size >= 512 else _REPEATS):
             start = time.perf_counter()
-            field = predict(inputs)
+            field = predictor(inputs)
             deviation = field.standard_deviation
             times.append(time.perf_counter() - start)
     facts |= {"seconds": sorted(times)[len(times) // 2], "peak_mb": (peak_memory() - before) / 2**20}

@@ -49,8 +49,8 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
             "A diagonal operator with 16 unknown coefficients, 4 noisy pairs; the posterior is exact. sd ratio: of a head's "
             "members to the exact one, smallest and largest over the coefficients. mean z, sd z: largest error over the "
             "coefficients, in standard errors of M independent members. field sd ratio: root mean square over 100 new "
-            "functions of the training law, and of a rougher one (exponent 1.5). The limit of a plain ensemble, whose members "
-            f"should agree, is on its largest sd ratio, {AGREEMENT:g}.",
+            "functions of the training distribution, and of a rougher one (exponent 1.5). The limit of a plain ensemble, whose "
+            f"members should agree, is on its largest sd ratio, {AGREEMENT:g}.",
             f"Limits of z follow from the number of errors of which it is the largest (Bonferroni): {FAMILIES} such largest "
             f"values of exact samplers are within theirs in {1 - verdicts.FALSE_ALARMS:.0%} of all runs. verdict: pass, or "
             "what is missed; nothing is claimed of a row without one.",
@@ -112,15 +112,15 @@ def ensembles(*, small: bool, workers: int) -> list[dict[str, Any]]:
     module, precision = layer()
     sizes = (100, 8) if small else (4000, 40)
     anchored = pn.heads.AnchoredEnsemble(
-        sizes[0], prior_precision={"weight": precision}, noise=NOISE**2, effective_observations=float(POINTS), progress=True
+        sizes[0], prior_precision={"weight": precision}, noise=NOISE**2, effective_observations=float(POINTS)
     )
-    plain = pn.heads.DeepEnsemble(sizes[1], train=least_squares, execution="auto", workers=workers)
+    plain = pn.heads.DeepEnsemble(sizes[1], train=least_squares, workers=workers)
     rows = []
     for name, head, members in (("anchored", anchored, sizes[0]), ("plain, converged", plain, sizes[1])):
         start = time.perf_counter()
-        predict = head.fit(module, exact.data)
+        predictor = head.fit(module, exact.data)
         seconds = time.perf_counter() - start
-        found = compared(predict, exact)
+        found = compared(predictor, exact)
         rows.append({"ensemble": name, "members": members, **found, **judged(name, found), "fit_seconds": seconds})
     return rows
 
@@ -133,10 +133,10 @@ def judged(name: str, found: dict[str, float]) -> dict[str, Any]:
     return {"limit": limit, "verdict": verdicts.verdict(found, {"mean_z": limit, "sd_z": limit})}
 
 
-def compared(predict: pn.heads.WeightSampledPredictor, exact: Posterior) -> dict[str, float]:
+def compared(predictor: pn.heads.WeightSampledPredictor, exact: Posterior) -> dict[str, float]:
     """How members' coefficients and fields spread, relative to the exact posterior."""
-    members = predict.members
-    weights = predict.vectors.reshape(members, MODES + 1, 2)[:, 1:, 0]
+    members = predictor.members
+    weights = predictor.vectors.reshape(members, MODES + 1, 2)[:, 1:, 0]
     ratio = weights.std(0) / exact.variance.sqrt()
     error = (weights.mean(0) - exact.mean).abs() / exact.variance.sqrt() * math.sqrt(members)
     found = {
@@ -147,7 +147,7 @@ def compared(predict: pn.heads.WeightSampledPredictor, exact: Posterior) -> dict
     }
     for name, exponent in (("field_sd_ratio", 2.0), ("field_sd_ratio_rough", 1.5)):
         features = waves(inputs(100, seed=9, exponent=exponent))
-        field = predict(pn.Field(features.sum(1)[:, None], GRID))
+        field = predictor(pn.Field(features.sum(1)[:, None], GRID))
         assert isinstance(field, EmpiricalField)
         variance = torch.einsum("nkp,k->np", features.square(), exact.variance)
         found[name] = float((field.variance.mean() / variance.mean()).sqrt())

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import probneural as pn
 from benchmarks import gold, verdicts
-from probneural.heads.chains import effective_size
-from probneural.randomness import seeded
+from probneural.heads.last_layer.chain_diagnostics import effective_size
 
 NOTE = (
     "The last layer's weights given noise and prior precision: 4 chains of 1,000 draws after 1,000 steps of adaptation, and "
@@ -39,17 +38,17 @@ class Setting:
     inputs: pn.Field
     given: dict[str, Any]
 
-    def exact(self, predict: pn.heads.LastLayerPredictor) -> tuple[Tensor, Tensor]:
+    def exact(self, predictor: pn.heads.LastLayerPredictor) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the weights' deviations from the trained ones, one channel, by dense algebra."""
         with torch.no_grad():
-            values, features = predict.readout.evaluate(self.train.inputs)
-        share = self.train.outputs.grid.weights / self.train.outputs.grid.volume
+            values, features = predictor.readout.evaluate(self.train.inputs)
+        share = self.train.outputs.grid.mean_weights
         rows = (features.double() * share.sqrt()[:, None]).flatten(0, 1)
         residuals = ((self.train.outputs.values.double() - values.double())[:, 0] * share.sqrt()).flatten()
-        level = float(predict.effective_observations / predict.noise)
-        prior = predict.prior_precision[0]
-        centre = predict.readout.weight[0].clone()
-        if predict.readout.has_bias:
+        level = float(predictor.effective_observations / predictor.noise)
+        prior = predictor.prior_precision[0]
+        centre = predictor.readout.weight[0].clone()
+        if predictor.readout.has_bias:
             centre[-1] -= float((self.train.outputs.values.double()[:, 0] @ share).mean())
         covariance = torch.linalg.inv(level * rows.mT @ rows + prior.diag())
         return covariance @ (level * rows.mT @ residuals - prior * centre), covariance
@@ -64,10 +63,9 @@ def settings(*, small: bool) -> Iterator[Setting]:
     """A trained operator at hyper-parameters of largest evidence, and gold 1 with its features frozen."""
     problem = pn.problems.Burgers(viscosity=0.1)
     train = problem.sample(20 if small else 200, resolution=128, seed=0)
-    with seeded(0, "weights"):
-        operator = pn.operators.FNO(
-            in_channels=1, out_channels=1, modes=(16,), width=8 if small else 32, depth=4, projection=8 if small else 64
-        )
+    operator = pn.operators.FNO(
+        in_channels=1, out_channels=1, modes=(16,), width=8 if small else 32, depth=4, projection=8 if small else 64, seed=0
+    )
     pn.fit(operator, train, epochs=2 if small else 30, seed=0, show_progress=False)
     found = pn.heads.LastLayerLaplace().fit(operator, train)
     given = {
@@ -109,31 +107,31 @@ def compared(setting: Setting, *, small: bool) -> Iterator[dict[str, Any]]:
         values, features = closed.readout.evaluate(setting.inputs)
     expected = values.double() + torch.einsum("npf,f->np", features.double(), mean).reshape(values.shape)
     chains = {"samples": 100, "warmup": 100, "chains": 2} if small else {}
-    methods: dict[str, dict[str, Any]] = {
-        "NUTS": {"method": "nuts", **chains},
-        "NUTS, whitened": {"method": "nuts", "coordinates": "whitened", **chains},
-        "full rank": {"method": "full_rank"},
-        "mean field": {"method": "mean_field"},
+    methods = {
+        "NUTS": pn.heads.NUTS(**chains),
+        "NUTS, whitened": pn.heads.NUTS(coordinates="whitened", **chains),
+        "full rank": "full_rank",
+        "mean field": "mean_field",
     }
-    for name, options in methods.items():
+    for name, method in methods.items():
         start = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pn.heads.ConvergenceWarning)  # the table says so
-            predict = pn.heads.BayesianLastLayer(**options, **setting.given, seed=0).fit(setting.operator, setting.train)
+            predictor = pn.heads.BayesianLastLayer(method=method, **setting.given, seed=0).fit(setting.operator, setting.train)
         seconds = time.perf_counter() - start
-        field = predict(setting.inputs)
+        field = predictor(setting.inputs)
         ratio = field.standard_deviation / deviation
         row = {
             "setting": setting.name,
             "method": name,
             "weights": len(mean),
-            "converged": predict.converged,
-            **diagnostics(predict, mean, covariance),
+            "converged": predictor.converged,
+            **diagnostics(predictor, mean, covariance),
             "mean_error": float(((field.mean - expected) / deviation).abs().max()),
             "sd_ratio_least": float(ratio.min()),
             "sd_ratio_mean": float(ratio.mean()),
             "sd_ratio_largest": float(ratio.max()),
-            "trained_offset": predict.report["trained_offset"],
+            "trained_offset": predictor.report["trained_offset"],
         }
         yield row | judged(row) | {"seconds": seconds}
 
@@ -153,19 +151,19 @@ def judged(row: dict[str, Any]) -> dict[str, Any]:
     return {f"{name}_limit": limit for name, limit in limits.items()} | {"verdict": verdicts.verdict(row, limits)}
 
 
-def diagnostics(predict: Any, mean: Tensor, covariance: Tensor) -> dict[str, Any]:
+def diagnostics(predictor: Any, mean: Tensor, covariance: Tensor) -> dict[str, Any]:
     """What chains report, and their moments against the exact ones; nothing of variational inference."""
-    if not isinstance(predict, pn.heads.SampledLastLayerPredictor):
+    if not isinstance(predictor, pn.heads.SampledLastLayerPredictor):
         return {}
-    report = predict.report
+    report = predictor.report
     root = torch.linalg.cholesky(covariance)
-    white = torch.linalg.solve_triangular(root, (predict.deviations[:, 0] - mean).mT, upper=False).mT
+    white = torch.linalg.solve_triangular(root, (predictor.deviations[:, 0] - mean).mT, upper=False).mT
     return {
         "r_hat_max": report["r_hat_max"],
         "bulk_size_least": report["bulk_size_min"],
         "tail_size_least": report["tail_size_min"],
         "divergences": int(report["divergences"]),
-        **moment_errors(white, predict.chains),
+        **moment_errors(white, predictor.chains),
     }
 
 

@@ -14,8 +14,8 @@ import torch
 import probneural as pn
 from probneural.curvature import ParameterVector
 from probneural.curvature.likelihood import QuadratureGaussian
-from probneural.curvature.problem import CurvatureProblem
-from probneural.randomness import seeded, stream
+from probneural.curvature.problem import CurvatureProblem, Minibatches
+from probneural.randomness import stream
 
 BLOCKS = (1, 4, 16)
 ROUNDS = 9
@@ -65,7 +65,7 @@ def _case(case: Case, *, rounds: int) -> list[dict[str, Any]]:
         layout=layout,
         likelihood=QuadratureGaussian.of(grid, torch.ones(1)),
         targets=targets,
-        batch=case.batch,
+        batches=Minibatches(size=case.batch),
     )
     vectors = {count: torch.randn(count, layout.size, generator=generator) for count in BLOCKS}
     parameters = problem.parameters
@@ -102,8 +102,7 @@ def _case(case: Case, *, rounds: int) -> list[dict[str, Any]]:
 
 
 def _untrained(case: Case) -> pn.operators.FNO:
-    with seeded(0, "weights"):
-        return pn.operators.FNO(1, 1, modes=case.modes, width=case.width, depth=case.depth).eval()
+    return pn.operators.FNO(1, 1, modes=case.modes, width=case.width, depth=case.depth, seed=0).eval()
 
 
 def _gradient(problem: CurvatureProblem, parameters: torch.Tensor) -> torch.Tensor:
@@ -183,7 +182,11 @@ def _peak_of_product(count: int) -> float:
     inputs = pn.Field(torch.randn(case.batch, 1, *case.shape, generator=generator), grid)
     layout = ParameterVector.of(operator)
     problem = CurvatureProblem(
-        operator, inputs, layout=layout, likelihood=QuadratureGaussian.of(grid, torch.ones(1)), batch=case.batch
+        operator,
+        inputs,
+        layout=layout,
+        likelihood=QuadratureGaussian.of(grid, torch.ones(1)),
+        batches=Minibatches(size=case.batch),
     )
     matrix = linear_operators.GaussNewton(problem.parameters, problem)
     vectors = torch.randn(count, layout.size, generator=generator)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 import probneural as pn
-from probneural.randomness import seeded
 
 
 @dataclass(frozen=True)
@@ -33,14 +32,13 @@ class Recipe:
     def build(self, train: pn.FieldPairs, *, seed: int) -> Any:
         """An untrained operator for pairs of this shape, with weights drawn under the seed."""
         channels = train.inputs.channels, train.outputs.channels
-        with seeded(seed, "weights"):
-            if self.kind == "FNO":
-                return pn.operators.FNO(*channels, **{"periodic": train.inputs.grid.periodic, **self.options})
-            if self.kind == "DeepONet":
-                return pn.operators.DeepONet(*channels, **{"sensors": train.inputs.grid, **self.options})
-            if self.kind == "POD-DeepONet":
-                grids = {"sensors": train.inputs.grid, "out_grid": train.outputs.grid}
-                return pn.operators.PODDeepONet(*channels, **{**grids, **self.options})
+        if self.kind == "FNO":
+            return pn.operators.FNO(*channels, **{"periodic": train.inputs.grid.periodic, **self.options}, seed=seed)
+        if self.kind == "DeepONet":
+            return pn.operators.DeepONet(*channels, **{"sensors": train.inputs.grid, **self.options}, seed=seed)
+        if self.kind == "POD-DeepONet":
+            grids = {"sensors": train.inputs.grid, "out_grid": train.outputs.grid}
+            return pn.operators.PODDeepONet(*channels, **{**grids, **self.options}, seed=seed)
         raise ValueError(f"no recipe for {self.kind}")
 
     def train(
@@ -94,7 +92,7 @@ def ensemble(members: Sequence[torch.nn.Module], train: pn.FieldPairs) -> pn.dis
     def recall(operator: torch.nn.Module, data: pn.FieldPairs, *, seed: int) -> None:
         operator.load_state_dict(next(rest).state_dict())
 
-    head = pn.heads.DeepEnsemble(len(members), train=recall, keeps_operator=True, execution="loop", progress=False)
+    head = pn.heads.DeepEnsemble(len(members), train=recall, keeps_operator=True, show_progress=False)
     return head.fit(members[0], train)
 
 

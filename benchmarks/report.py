@@ -531,7 +531,7 @@ _ABOUT = (
     "distribution over output functions, whose variance is scaled on calibration functions. The table says, for test "
     "functions that neither training nor calibration has seen, how far the mean is from the exact solution, and whether the "
     "errors are as large as the distribution states: on the grid of the training data, on finer grids, and for inputs from "
-    "shifted laws. Click a heading to sort by it."
+    "shifted distributions. Click a heading to sort by it."
 )
 _NOTES = (
     "Nothing is fitted on test functions: normalisers, weights, noise and prior come from the training pairs, the "

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 import probneural as pn
-from probneural.randomness import seeded
 
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 
@@ -19,8 +18,7 @@ def trained(*, small: bool = False) -> tuple[pn.operators.FNO, pn.FieldPairs, pn
     problem = pn.problems.Burgers(viscosity=0.1)
     train = problem.sample(50, resolution=64, seed=20_000).to(torch.float64)
     inputs = problem.sample(8, resolution=64, seed=20_001).inputs.to(torch.float64)
-    with seeded(0, "weights"):
-        operator = pn.operators.FNO(1, 1, modes=(6,), width=6, depth=2, projection=16).to(torch.float64)
+    operator = pn.operators.FNO(1, 1, modes=(6,), width=6, depth=2, projection=16, seed=0).to(torch.float64)
     pn.fit(operator, train, epochs=3 if small else 300, seed=0, show_progress=False)
     return operator, train, inputs
 
@@ -29,7 +27,7 @@ def run(*, small: bool = False) -> dict[str, Any]:
     """Accuracy of every structure, of the low rank by rank, and of the evidence."""
     torch.set_num_threads(1)
     operator, train, inputs = trained(small=small)
-    dense = pn.heads.Laplace().fit(operator, train)
+    dense = pn.heads.Laplace("full").fit(operator, train)
     given = {
         "noise": dense.noise,
         "prior_precision": float(dense.prior_precision[0]),
@@ -37,31 +35,31 @@ def run(*, small: bool = False) -> dict[str, Any]:
     }
     reference = _covariances(dense, inputs)
     heads: dict[str, Any] = {
-        "full": pn.heads.Laplace(**given),
+        "full": pn.heads.Laplace("full", **given),
         "iterative": pn.heads.Laplace(structure="iterative", **given),
-        "low rank, grown": pn.heads.Laplace(structure="low_rank", rank=None, **given),
+        "low rank, grown": pn.heads.Laplace("low_rank", **given),
         "kronecker": pn.heads.Laplace(structure="kronecker", **given),
-        "kronecker, corrected": pn.heads.Laplace(structure="kronecker", corrected=True, **given),
-        "kronecker, 16 probes": pn.heads.Laplace(structure="kronecker", probes=16, **given),
+        "kronecker, corrected": pn.heads.Laplace(pn.heads.Kronecker(eigenvalue_correction=True), **given),
+        "kronecker, 16 probes": pn.heads.Laplace(pn.heads.Kronecker(probes=16), **given),
         "diagonal": pn.heads.Laplace(structure="diagonal", **given),
-        "diagonal, XDiag 128": pn.heads.Laplace(structure="diagonal", probes=128, **given),
+        "diagonal, XDiag 128": pn.heads.Laplace(pn.heads.Diagonal(probes=128), **given),
     }
     rows = []
     for name, head in heads.items():
         start = time.perf_counter()
-        predict = head.fit(operator, train)
+        predictor = head.fit(operator, train)
         seconds = time.perf_counter() - start
         is_solved = name == "iterative"  # every column of its root is a linear system: one function will do
-        covariance = _covariances(predict, inputs[:1] if is_solved else inputs)
-        weights = None if is_solved else _relative(predict.weight_covariance, dense.weight_covariance)
+        covariance = _covariances(predictor, inputs[:1] if is_solved else inputs)
+        weights = None if is_solved else _relative(predictor.weight_covariance, dense.weight_covariance)
         rows.append(
             {
                 "structure": name,
                 "weights": weights,
                 **_compared(covariance, reference[: len(covariance)], float(dense.noise[0])),
-                "evidence": predict.log_evidence,
+                "evidence": predictor.log_evidence,
                 "evidence_dense": dense.log_evidence,
-                "evidence_error": predict.log_evidence_error,
+                "evidence_error": predictor.log_evidence_error,
                 "fit_seconds": seconds,
             }
         )
@@ -93,27 +91,27 @@ def _at_rank(
     reference: torch.Tensor,
 ) -> dict[str, Any]:
     """What a truncation captures, how good it is with its complement and without, and whether its bounds hold."""
-    predict = pn.heads.Laplace(structure="low_rank", rank=rank, **given).fit(operator, train)
-    lower, upper = predict.variance_bounds(inputs)
+    predictor = pn.heads.Laplace(pn.heads.LowRank(rank=rank), **given).fit(operator, train)
+    lower, upper = predictor.variance_bounds(inputs)
     exact = reference.diagonal(dim1=-2, dim2=-1)
-    kept = predict.weights.directions * predict.weights.factors
-    columns = kept.mT * predict.weights.spread
-    jacobian = pn.curvature.jacobian(predict.operator, predict.layout, inputs).flatten(1, 2)
+    kept = predictor.weights.directions * predictor.weights.factors
+    columns = kept.mT * predictor.weights.prior_std
+    jacobian = pn.curvature.jacobian(predictor.operator, predictor.layout, inputs).flatten(1, 2)
     span = jacobian @ columns.mT
     dropped = span @ span.mT
     slack = 1e-9 * exact
     return {
-        "rank": len(predict.weights.factors),
-        "captured_energy": predict.report["captured_energy"],
-        "next_ratio": predict.report["next_ratio"],
-        "frobenius": _relative(_covariances(predict, inputs), reference),
+        "rank": len(predictor.weights.factors),
+        "captured_energy": predictor.report["captured_energy"],
+        "next_ratio": predictor.report["next_ratio"],
+        "frobenius": _relative(_covariances(predictor, inputs), reference),
         "frobenius_dropped": _relative(dropped, reference),
         "sd_ratio": float((upper.flatten(1) / exact).sqrt().mean()),
         "sd_ratio_dropped": float((dropped.diagonal(dim1=-2, dim2=-1) / exact).clamp_min(0).sqrt().mean()),
         "sd_ratio_lower": float((lower.flatten(1) / exact).sqrt().mean()),
         "bounds_hold": float(((lower.flatten(1) <= exact + slack) & (exact <= upper.flatten(1) + slack)).double().mean()),
-        "evidence": predict.log_evidence,
-        "evidence_error": predict.log_evidence_error,
+        "evidence": predictor.log_evidence,
+        "evidence_error": predictor.log_evidence_error,
     }
 
 
@@ -122,27 +120,25 @@ def _learned(operator: pn.operators.FNO, train: pn.FieldPairs) -> list[dict[str,
     rows = []
     for structure in ("full", "low_rank", "kronecker", "diagonal"):
         for per_layer in (False, True):
-            if structure == "low_rank":
-                head = pn.heads.Laplace(structure=structure, rank=256, per_layer=per_layer)
-            else:
-                head = pn.heads.Laplace(structure=structure, per_layer=per_layer)
-            predict = head.fit(operator, train)
+            form = pn.heads.LowRank(rank=256) if structure == "low_rank" else structure
+            head = pn.heads.Laplace(form, prior_precision="per_layer" if per_layer else None)
+            predictor = head.fit(operator, train)
             rows.append(
                 {
                     "structure": structure,
                     "per_layer": per_layer,
-                    "noise": float(predict.noise[0]),
-                    "prior_precision": float(predict.prior_precision.log().mean().exp()),
-                    "evidence": predict.log_evidence,
-                    "evidence_error": predict.log_evidence_error,
+                    "noise": float(predictor.noise[0]),
+                    "prior_precision": float(predictor.prior_precision.log().mean().exp()),
+                    "evidence": predictor.log_evidence,
+                    "evidence_error": predictor.log_evidence_error,
                 }
             )
     return rows
 
 
-def _covariances(predict: Any, inputs: pn.Field) -> torch.Tensor:
+def _covariances(predictor: Any, inputs: pn.Field) -> torch.Tensor:
     """Covariance of each function's values, `(n, p, p)`."""
-    rows = predict(inputs).root.dense().flatten(1, 2).double()
+    rows = predictor(inputs).root.dense().flatten(1, 2).double()
     return rows @ rows.mT
 
 

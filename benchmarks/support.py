@@ -32,7 +32,7 @@ class ComplexFNO(nn.Module):
         return self.readout(torch.tanh(torch.fft.irfft(mixed, n=values.shape[-1], norm="forward") + hidden))
 
 
-@seeded(0, "weights")
+@seeded(0, "foreign weights")
 def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     """Name to a small network and the shape of its grid."""
     found: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
@@ -101,7 +101,7 @@ def _ours(module: nn.Module, data: pn.FieldPairs) -> dict[str, Callable[[], torc
         "probneural Hessian product": lambda: linear_operators.Hessian(problem.parameters, problem) @ vector,
         "probneural last layer": lambda: deviation(pn.heads.LastLayerLaplace(**given)),
         "probneural full": lambda: deviation(pn.heads.Laplace(structure="full", **given)),
-        "probneural low rank": lambda: deviation(pn.heads.Laplace(structure="low_rank", rank=20, **given)),
+        "probneural low rank": lambda: deviation(pn.heads.Laplace(pn.heads.LowRank(rank=20), **given)),
         "probneural kronecker": lambda: deviation(pn.heads.Laplace(structure="kronecker", **given)),
         "probneural diagonal": lambda: deviation(pn.heads.Laplace(structure="diagonal", **given)),
     }

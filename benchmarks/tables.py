@@ -49,10 +49,10 @@ def update() -> None:
 def rendered(text: str) -> str:
     """Return a document with its tables generated from the committed results.
 
-    A mark `<!-- table: laplace/ranks -->` stands for the table `ranks` of `results/laplace.json`, `<!-- table: exact -->`
-    for all rows of `results/exact.json`, `<!-- table: exact on finer grid -->` for those evaluated there, and
-    `<!-- table: exact on finer grid, default problems -->` for the problems that the default run has. `<!-- table: exact/errors
-    on finer grid -->` puts one score of `PIVOTS` side by side for all heads.
+    A mark `<!-- table: laplace/ranks -->` stands for the table `ranks` of `results/laplace.json`, `<!-- table: exact-full -->`
+    for all rows of `results/exact-full.json`, `<!-- table: exact-full on finer grid -->` for those evaluated there, and
+    `<!-- table: exact-full on finer grid, default problems -->` for the problems that the default run has.
+    `<!-- table: exact-full/errors on finer grid -->` puts one score of `PIVOTS` side by side for all heads.
     """
     return _MARK.sub(_table, text)
 

@@ -20,14 +20,14 @@ operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=8 
 history = pn.fit(operator, train, epochs=2 if small else 60, seed=0)
 print(f"validation error {history.validation[-1]:.4f}")
 
-predict = pn.heads.LastLayerLaplace().fit(operator, train)
-predict = pn.calibration.VarianceScale().fit(predict, scaling)
-u = predict(test.inputs)
-print(pn.metrics.score(u, test.outputs, noise=predict.noise))
+predictor = pn.heads.LastLayerLaplace().fit(operator, train)
+predictor = pn.calibration.VarianceScale().fit(predictor, scaling)
+u = predictor(test.inputs)
+print(pn.metrics.score(u, test.outputs, noise=predictor.noise))
 
-band = pn.calibration.SimultaneousBand(level=0.9).fit(predict, conformal)
+band = pn.calibration.SimultaneousBand(level=0.9).fit(predictor, conformal)
 print(f"whole fields inside the 90 % band: {float(band.coverage(test)):.3f}")
 
-figure = pn.plots.field(u, test.outputs, index=0, noise=predict.noise)
+figure = pn.plots.field(u, test.outputs, index=0, noise=predictor.noise)
 figure.savefig("burgers_posterior.png", dpi=120)
 print("wrote burgers_posterior.png")

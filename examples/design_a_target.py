@@ -22,9 +22,9 @@ import probneural as pn
 
 small = "--small" in sys.argv
 initial, further = (6, 2) if small else (10, 15)
-burgers = pn.problems.Burgers(viscosity=0.05, modes=6, design_dim=6)
+burgers = pn.problems.Burgers(viscosity=0.05, random_field=pn.problems.GaussianRandomField(1, 6), design_dim=6)
 grid = burgers.grid(32)
-readings = pn.functionals.sensors(grid, grid.points)  # what the distance needs to know: here, the field at all points
+observations = pn.functionals.sensors(grid, grid.points)  # what the distance needs to know: here, the field at all points
 
 
 def encode(design):
@@ -42,7 +42,7 @@ def simulate(design):
 generator = torch.Generator().manual_seed(0)
 hidden = torch.rand(1, 6, generator=generator, dtype=torch.double)
 wanted = simulate(hidden).outputs
-target = readings(wanted.values).flatten()
+target = observations(wanted.values).flatten()
 
 
 def distance(numbers):
@@ -52,15 +52,15 @@ def distance(numbers):
 
 # First some random designs. BoTorch maximises, so the objective is minus the distance.
 pairs = simulate(torch.rand(initial, 6, generator=generator, dtype=torch.double))
-distances = distance(readings(pairs.outputs.values).flatten(1))
+distances = distance(observations(pairs.outputs.values).flatten(1))
 print(f"best of {initial} random designs: {float(distances.min()):.1e}")
 objective = GenericMCObjective(lambda numbers, X=None: -distance(numbers))
 bounds = torch.tensor([[0.0] * 6, [1.0] * 6], dtype=torch.double)
 
 for number in range(further):
     # Every simulation changes the posterior over fields, hyper-parameters included.
-    predict = pn.heads.KernelOperator().fit(None, pairs)
-    model = pn.active.OperatorModel(predict, encode=encode, functional=readings)
+    predictor = pn.heads.KernelOperator().fit(None, pairs)
+    model = pn.active.OperatorModel(predictor, encode=encode, functional=observations)
     sampler = get_sampler(model.posterior(bounds[:1]), torch.Size([64]), seed=number)
     acquisition = qLogExpectedImprovement(model, best_f=-distances.min(), objective=objective, sampler=sampler)
     options = {"maxiter": 5 if small else 60, "seed": number}
@@ -70,7 +70,7 @@ for number in range(further):
     # Simulate the design that was chosen, and add the pair to what is known.
     new = simulate(design)
     pairs = pn.FieldPairs.cat([pairs, new])
-    distances = torch.cat([distances, distance(readings(new.outputs.values).flatten(1))])
+    distances = torch.cat([distances, distance(observations(new.outputs.values).flatten(1))])
     print(f"design {number + 1:2d}: {float(distances[-1]):.1e}, best so far {float(distances.min()):.1e}")
     if distances.min() < 1e-6:
         break

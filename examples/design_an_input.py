@@ -18,7 +18,7 @@ train = burgers.sample(32 if small else 256, resolution=128, seed=0)
 torch.manual_seed(0)
 operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=8 if small else 32)
 pn.fit(operator, train, epochs=2 if small else 50, seed=0)
-predict = pn.heads.LastLayerLaplace().fit(operator, train)
+predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 
 grid = train.outputs.grid
 probe = pn.functionals.sensors(grid, [[0.5]])
@@ -29,7 +29,7 @@ def encode(design):
     return burgers.encode(design, grid=grid)
 
 
-model = pn.active.OperatorModel(predict, encode=encode, functional=probe)
+model = pn.active.OperatorModel(predictor, encode=encode, functional=probe)
 bounds = torch.tensor([[0.0] * 4, [1.0] * 4], dtype=torch.double)
 acquisition = qUpperConfidenceBound(model, beta=1.0)
 design, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=2 if small else 6, raw_samples=16 if small else 128)

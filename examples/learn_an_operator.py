@@ -38,18 +38,24 @@ def loop(acquisition):
     return pn.active.ActiveLearner(
         simulate,
         pn.heads.LastLayerLaplace(),
-        acquisition,
-        operator=pn.operators.FNO(in_channels=2, out_channels=1, modes=(12,), width=8 if small else 20),
-        train=functools.partial(pn.fit, epochs=20 if small else 80, validation=0.0),  # no label is spent on watching
+        acquisition=acquisition,
         pool=candidates(200 if small else 2000, seed=0),
         store=folder / type(acquisition).__name__,
-        initial=16,
-        batch=pn.active.Growth(2.0),  # 16, 32, 64, ...
-        calibration=40,  # random, and never trained on; half of them scale variances, the others are left for a band
-        calibrate=pn.calibration.VarianceScale(),
-        test=test,  # only for the table and the figure: no choice depends on it
-        executor=ThreadPoolExecutor(2),  # this solver takes milliseconds; leave it out for one that takes minutes
-        progress=False,
+        training=pn.active.OperatorTraining(
+            pn.operators.FNO(in_channels=2, out_channels=1, modes=(12,), width=8 if small else 20),
+            train=functools.partial(pn.fit, epochs=20 if small else 80, validation=0.0),  # no label is spent on watching
+        ),
+        plan=pn.active.LearningPlan(
+            initial=16,
+            batch=pn.active.Growth(2.0),  # 16, 32, 64, ...
+            calibration=40,  # random, and never trained on; half of them scale variances, the others are left for a band
+            calibrate=pn.calibration.VarianceScale(),
+            test=test,  # only for the table and the figure: no choice depends on it
+        ),
+        simulation=pn.active.SimulationOptions(
+            executor=ThreadPoolExecutor(2),  # this solver takes milliseconds; leave it out for one that takes minutes
+            show_progress=False,
+        ),
     )
 
 
@@ -67,5 +73,5 @@ print(f"random\n{at_random}\nchosen\n{chosen.history}")
 pn.plots.active_learning({"random": at_random, "chosen": chosen.history}).savefig("learning.png")
 
 # The calibration functions were drawn at random, so a conformal band keeps its promise on those that scaled nothing.
-band = pn.calibration.SimultaneousBand(level=0.9).fit(chosen.predict, chosen.conformal_pairs)
+band = pn.calibration.SimultaneousBand(level=0.9).fit(chosen.predictor, chosen.conformal_pairs)
 print(f"test functions inside their 90 % band everywhere: {band.coverage(test):.0%}")

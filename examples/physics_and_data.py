@@ -1,6 +1,6 @@
-"""Two ways to add knowledge to a posterior: a law that each field obeys, and measurements of some fields.
+"""Two ways to add knowledge to a posterior: a constraint that each field obeys, and measurements of some fields.
 
-`constrain` gives every field its own linear law, here the conservation of its integral. `condition` learns from
+`constrain` gives every field its own linear constraint, here the conservation of its integral. `condition` learns from
 measurements of four fields what they say about all the others, through the latent that the fields share.
 """
 
@@ -19,9 +19,9 @@ test = burgers.sample(40, resolution=128, seed=2)
 torch.manual_seed(0)
 operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=8 if small else 32)
 pn.fit(operator, train, epochs=2 if small else 50, seed=0)
-predict = pn.heads.LastLayerLaplace().fit(operator, train)
-predict = pn.calibration.VarianceScale().fit(predict, calibration)
-u = predict(test.inputs)
+predictor = pn.heads.LastLayerLaplace().fit(operator, train)
+predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
+u = predictor(test.inputs)
 
 total = pn.functionals.integral(test.outputs.grid)
 lawful = u.constrain(total, total(test.outputs.values))
@@ -30,10 +30,10 @@ print(f"                               after  {float((total(lawful.mean) - total
 
 probe = pn.functionals.sensors(test.outputs.grid, [[x / 16] for x in range(16)])
 seen, unseen = u[:4], u[4:]
-measured = seen.condition(probe, probe(test.outputs.values[:4]), noise=predict.noise)
+measured = seen.condition(probe, probe(test.outputs.values[:4]), noise=predictor.noise)
 informed = unseen.under(measured.latent)
 print(f"chi^2 per measurement {measured.latent.chi2:.2f}")
 for name, field in (("before", unseen), ("after", informed)):
-    scores = pn.metrics.score(field, test.outputs[4:], noise=predict.noise)
+    scores = pn.metrics.score(field, test.outputs[4:], noise=predictor.noise)
     sd = float(field.standard_deviation.mean())
     print(f"unmeasured fields, {name:6s}: relative L2 {scores.relative_l2:.4f}, mean sd {sd:.1e}")

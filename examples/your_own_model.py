@@ -9,7 +9,7 @@ from torch import nn
 import probneural as pn
 
 small = "--small" in sys.argv
-heat = pn.problems.Heat(dimension=1, diffusivity=0.01, modes=15)
+heat = pn.problems.Heat(dimension=1, diffusivity=0.01, random_field=pn.problems.GaussianRandomField(1, 15))
 train = heat.sample(200, resolution=64, seed=0)
 calibration = heat.sample(100, resolution=64, seed=1)
 test = heat.sample(50, resolution=64, seed=2)
@@ -28,11 +28,11 @@ for _ in range(5 if small else 500):  # any training loop will do
     nn.functional.mse_loss(model(train.inputs.values), train.outputs.values).backward()
     optimiser.step()
 
-predict = pn.heads.LastLayerLaplace(readout="4").fit(model, train)  # "4" is the name nn.Sequential gives its last layer
-predict = pn.calibration.VarianceScale().fit(predict, calibration)
-print(pn.metrics.score(predict(test.inputs), test.outputs, noise=predict.noise))
+predictor = pn.heads.LastLayerLaplace(readout="4").fit(model, train)  # "4" is the name nn.Sequential gives its last layer
+predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
+print(pn.metrics.score(predictor(test.inputs), test.outputs, noise=predictor.noise))
 
 with tempfile.TemporaryDirectory() as folder:  # of a model that is not ours, a file holds the weights; bring the model again
-    pn.save(predict, f"{folder}/predictor.safetensors")
+    pn.save(predictor, f"{folder}/predictor.safetensors")
     again = pn.load(f"{folder}/predictor.safetensors", operator=model)
-print(torch.equal(again(test.inputs).variance, predict(test.inputs).variance))
+print(torch.equal(again(test.inputs).variance, predictor(test.inputs).variance))

@@ -35,17 +35,16 @@ disturbance = pn.problems.GaussianRandomField(1, 8, sigma=3.0)
 gray_scott = pn.problems.MethodOfLines(
     reaction,
     linear_symbol=diffusion,
-    law=pn.problems.IndependentLaws((disturbance, disturbance)),
-    initial_state=disturbed_rest,
-    channels=2,
+    input_distribution=pn.problems.StateDistribution(
+        pn.problems.IndependentDistributions((disturbance, disturbance)), disturbed_rest, channels=2
+    ),
     time=20.0,
     name="Gray-Scott",
-    rtol=1e-6,
-    atol=1e-8,
+    integrator=pn.problems.TimeIntegrator(rtol=1e-6, atol=1e-8),
 )
 train = gray_scott.sample(32 if small else 400, resolution=64, seed=0)
 calibration = gray_scott.sample(50 if small else 100, resolution=64, seed=1)
-test = gray_scott.sample(20 if small else 100, resolution=128, seed=2)  # the same law, on a finer grid
+test = gray_scott.sample(20 if small else 100, resolution=128, seed=2)  # the same distribution, on a finer grid
 
 # How far to trust the data: the error in space is the difference between two resolutions.
 coarse = gray_scott.sample(20, resolution=64, seed=2)
@@ -56,6 +55,6 @@ print(f"{gray_scott.name}: largest difference between 64 and 128 points {differe
 torch.manual_seed(0)
 operator = pn.operators.FNO(in_channels=2, out_channels=2, modes=(16,), width=8 if small else 32)
 pn.fit(operator, train, epochs=2 if small else 60, seed=0)
-predict = pn.heads.LastLayerLaplace().fit(operator, train)
-predict = pn.calibration.VarianceScale().fit(predict, calibration)
-print(pn.metrics.score(predict(test.inputs), test.outputs, noise=predict.noise))
+predictor = pn.heads.LastLayerLaplace().fit(operator, train)
+predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
+print(pn.metrics.score(predictor(test.inputs), test.outputs, noise=predictor.noise))

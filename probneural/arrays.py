@@ -17,8 +17,8 @@ from probneural.grids import Grid
 if TYPE_CHECKING:
     import xarray
 
-SPACING_TOLERANCE = 1e-4
-"""Largest deviation of a coordinate from equal spacing, as a share of the spacing, beside the coordinate's own rounding."""
+_SPACING_TOLERANCE = 1e-4
+"""Largest deviation of a coordinate from equal spacing, as a fraction of the spacing, beside the coordinate's own rounding."""
 _GRID_ATTRIBUTES = ("lengths", "periodic", "endpoint", "origin")
 
 
@@ -220,9 +220,9 @@ def _grid_from_coordinates(
     recorded = _recorded(source, space) if periodic is None and lengths is None else None
     if recorded is not None:
         for axis, dim in zip(recorded.axes, space, strict=True):
-            found = _coordinate(source, dim)
-            slack = SPACING_TOLERANCE * axis.length / axis.size + _rounding(found)
-            if bool((np.abs(found.astype(np.float64) - axis.coordinates.numpy()) > slack).any()):
+            positions = _coordinate(source, dim)
+            slack = _SPACING_TOLERANCE * axis.length / axis.size + _rounding(positions)
+            if bool((np.abs(positions.astype(np.float64) - axis.coordinates.numpy()) > slack).any()):
                 raise GridError(
                     expected=f"coordinates {dim!r} of the grid in the attributes, {recorded!r}",
                     got="others",
@@ -297,10 +297,10 @@ def _axis(coordinate: NDArray[Any], dim: str, *, is_periodic: bool, length: floa
     step = float(points[-1] - points[0]) / (size - 1)
     if step <= 0:
         raise GridError(expected=f"ascending coordinates {dim!r}", got="descending ones", remedy=f"array.sortby({dim!r})")
-    slack = SPACING_TOLERANCE * step + _rounding(coordinate)
+    slack = _SPACING_TOLERANCE * step + _rounding(coordinate)
     if float(np.abs(points - (points[0] + step * np.arange(size))).max()) > slack:
         raise GridError(
-            expected=f"equispaced coordinates {dim!r}, within {SPACING_TOLERANCE:g} of the spacing",
+            expected=f"equispaced coordinates {dim!r}, within {_SPACING_TOLERANCE:g} of the spacing",
             got=f"spacings from {np.diff(points).min():g} to {np.diff(points).max():g}",
             remedy=f"interpolate first: array.interp({dim}=...), or use pn.Grid.scattered",
         )

@@ -21,7 +21,7 @@ from probneural.errors import ArgumentError, DataError, ProbneuralError
 
 T = TypeVar("T")
 
-HEADROOM = 2.0**10
+_HEADROOM = 2.0**10
 """Factor that scales of data stay away from the largest and smallest numbers of a dtype, for what is computed with them."""
 
 
@@ -179,6 +179,23 @@ def check_sequence(value: object, name: str, *, remedy: str, error: type[Probneu
     return tuple(value)
 
 
+def check_interval(value: object, name: str, *, below: float = math.inf) -> tuple[float, float]:
+    """Return two increasing positive numbers.
+
+    Raises:
+        ArgumentError: If they are anything else, or the larger one is not below `below`.
+
+    Examples:
+        >>> check_interval([0.5, 2], "widths")
+        (0.5, 2.0)
+    """
+    remedy = "give two increasing numbers"
+    bounds = tuple(check_real(bound, name, above=0.0, below=below) for bound in check_sequence(value, name, remedy=remedy))
+    if len(bounds) != 2 or not bounds[0] < bounds[1]:
+        raise ArgumentError(expected=f"{name} (least, largest)", got=repr(value), remedy=remedy)
+    return bounds[0], bounds[1]
+
+
 def check_finite(values: Tensor, name: str, *, remedy: str = "drop or repair those fields") -> None:
     """Raise a DataError, with the count and the first place, if any value is NaN or infinite."""
     bad = ~torch.isfinite(values.detach())
@@ -243,8 +260,8 @@ def real_tensor(
             tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise error(expected=f"{name} as real numbers", got=str(tensor.dtype), remedy="give numbers, an array or a tensor")
-    own = tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float64
-    return cast(tensor.to(device), own if dtype is None else dtype, name, error=error)
+    native = tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float64
+    return cast(tensor.to(device), native if dtype is None else dtype, name, error=error)
 
 
 def cast(
@@ -296,7 +313,7 @@ def check_scale(scale: Tensor, name: str, *, dtype: torch.dtype, power: int = 1)
         power: 2 where variances are formed.
     """
     limits = torch.finfo(dtype)
-    least, most = (HEADROOM * limits.tiny) ** (1 / power), (limits.max / HEADROOM) ** (1 / power)
+    least, most = (_HEADROOM * limits.tiny) ** (1 / power), (limits.max / _HEADROOM) ** (1 / power)
     fits = (scale >= least) & (scale <= most)
     if not bool(fits.all()):
         raise DataError(

@@ -172,8 +172,8 @@ class Field:
 
     def mean_square(self) -> Float[Tensor, "n c"]:
         """Mean square over the domain by quadrature, in the values' units squared."""
-        share = (self.grid.weights / self.grid.volume).to(self.values)
-        return self.values.flatten(2).square() @ share
+        mean_weights = self.grid.mean_weights.to(self.values)
+        return self.values.flatten(2).square() @ mean_weights
 
     def resample(self, grid: Grid) -> Field:
         """Evaluate the interpolant on another grid: see [`resample`][probneural.grids.resample]."""
@@ -202,14 +202,14 @@ class Field:
 
         A channel that does not vary has scale 1.
         """
-        share = (self.grid.weights / self.grid.volume).to(self.device)
+        mean_weights = self.grid.mean_weights.to(self.device)
         values = self.values.detach().to(torch.float64).flatten(2)
         size = power_of_two(values.abs().amax((0, 2)))  # squares of what is left neither overflow nor vanish
         values = values / size[:, None]
         origin = values[0, :, 0]  # a channel that does not vary is then zero, and the rounding of its mean no spread
         values = values - origin[:, None]
-        mean = (values @ share).mean(0)
-        scale = ((values - mean[:, None]).square() @ share).mean(0).sqrt()
+        mean = (values @ mean_weights).mean(0)
+        scale = ((values - mean[:, None]).square() @ mean_weights).mean(0).sqrt()
         mean = mean + origin
         flat = scale <= torch.finfo(self.dtype).eps * mean.abs()
         return mean * size, torch.where(flat, torch.ones_like(scale), scale * size)
@@ -245,12 +245,12 @@ def _parts(parts: object, kind: type[Any]) -> tuple[Any, ...]:
 
 def check_pairs(pairs: object, name: str = "training", *, least: int = 1) -> FieldPairs:
     """Return finite pairs, so many at least, or raise a DataError."""
-    found = check_instance(pairs, FieldPairs, f"{name} data", remedy="pair them: pn.FieldPairs(inputs, outputs)")
-    if len(found) < least:
-        raise DataError(expected=f"{least} or more {name} pairs", got=str(len(found)), remedy="give more data")
-    check_finite(found.inputs.values, f"{name} inputs")
-    check_finite(found.outputs.values, f"{name} outputs")
-    return found
+    checked = check_instance(pairs, FieldPairs, f"{name} data", remedy="pair them: pn.FieldPairs(inputs, outputs)")
+    if len(checked) < least:
+        raise DataError(expected=f"{least} or more {name} pairs", got=str(len(checked)), remedy="give more data")
+    check_finite(checked.inputs.values, f"{name} inputs")
+    check_finite(checked.outputs.values, f"{name} outputs")
+    return checked
 
 
 def power_of_two(sizes: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

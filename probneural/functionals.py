@@ -38,11 +38,11 @@ class Functional(ABC):
 
     @abstractmethod
     def _forward(self, values: Tensor) -> Tensor:
-        """Map `(..., *grid)` to `(..., m)`."""
+        """Map values `(..., *grid.shape)`, to `(..., size)`, linearly, in their dtype and on their device."""
 
     @abstractmethod
     def _adjoint(self, numbers: Tensor) -> Tensor:
-        """Map `(..., m)` to `(..., *grid)`."""
+        """Map numbers `(..., size)` to `(..., *grid.shape)` by the transpose of `_forward`, without quadrature weights."""
 
     def __call__(self, values: Float[Tensor, "..."]) -> Float[Tensor, "... m"]:
         """Apply to values `(..., *grid.shape)`, in their dtype and on their device; lists and arrays of numbers will do.
@@ -100,7 +100,7 @@ class Functional(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Readings(Functional):
+class MatrixFunctional(Functional):
     """A functional given by its matrix, `(m, p)`, float64, over the grid's p points."""
 
     grid: Grid
@@ -219,14 +219,14 @@ def check_functional(functional: object, name: str = "functional", *, grid: Grid
         DataError: If it is none.
         GridError: If it lives on another grid than a given one.
     """
-    found = check_instance(functional, Functional, name, remedy="build one: pn.functionals.sensors(grid, [[0.5]])")
-    if grid is not None and found.grid != grid:
+    checked = check_instance(functional, Functional, name, remedy="build one: pn.functionals.sensors(grid, [[0.5]])")
+    if grid is not None and checked.grid != grid:
         raise GridError(
             expected=f"a functional on the distribution's grid {grid!r}",
-            got=f"one on {found.grid!r}",
+            got=f"one on {checked.grid!r}",
             remedy="build the functional from the distribution's grid",
         )
-    return found
+    return checked
 
 
 def _check_one_grid(parts: Sequence[Functional]) -> None:
@@ -248,7 +248,7 @@ def integral(grid: Grid) -> Functional:
         >>> total(torch.ones(1, 1, 4)).item()
         2.0
     """
-    return Readings(grid, check_grid(grid).weights[None, :].clone())
+    return MatrixFunctional(grid, check_grid(grid).weights[None, :].clone())
 
 
 def average(grid: Grid, *, lower: Sequence[float] | None = None, upper: Sequence[float] | None = None) -> Functional:
@@ -274,18 +274,18 @@ def average(grid: Grid, *, lower: Sequence[float] | None = None, upper: Sequence
     for corner, sign in ((lower, 1.0), (upper, -1.0)):
         if corner is None:
             continue
-        place = torch.as_tensor(corner, dtype=torch.float64)
-        if place.shape != (grid.dimension,) or not bool(torch.isfinite(place).all()):
+        bound = torch.as_tensor(corner, dtype=torch.float64)
+        if bound.shape != (grid.dimension,) or not bool(torch.isfinite(bound).all()):
             raise ArgumentError(
                 expected=f"a corner of {grid.dimension} finite numbers", got=repr(corner), remedy="one per dimension"
             )
-        inside = inside & (sign * (grid.points - place) >= 0).all(1)
+        inside = inside & (sign * (grid.points - bound) >= 0).all(1)
     if not bool(inside.any()):
         raise GridError(
             expected=f"a box with points of {grid!r}", got=f"{lower} to {upper}", remedy="widen the box, or refine the grid"
         )
     weights = torch.where(inside, grid.weights, torch.zeros_like(grid.weights))
-    return Readings(grid, (weights / weights.sum())[None])
+    return MatrixFunctional(grid, (weights / weights.sum())[None])
 
 
 def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functional:
@@ -307,7 +307,7 @@ def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functi
         >>> probe(torch.sin(2 * torch.pi * grid.points[:, 0])[None])[0].tolist()[0]
         1.0
     """
-    return Readings(grid, interpolation_matrix(grid, _locations(locations)))
+    return MatrixFunctional(grid, interpolation_matrix(grid, _locations(locations)))
 
 
 def derivative(
@@ -350,7 +350,7 @@ def derivative(
         )
     if at is not None:
         orders = [order if number == axis else 0 for number in range(grid.dimension)]
-        return Readings(grid, interpolation_matrix(grid, _locations(at), orders=orders))
+        return MatrixFunctional(grid, interpolation_matrix(grid, _locations(at), orders=orders))
     return AlongAxis(grid, line.matrix(line.coordinates, order=order), axis)
 
 

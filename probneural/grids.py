@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import check_flag, check_instance, check_integer, check_positive, check_real, real_tensor
@@ -226,6 +227,20 @@ class Grid:
         return float(self.weights.sum())
 
     @property
+    def mean_weights(self) -> Tensor:
+        """Quadrature weights of an average over the domain, `(p,)`, float64, dimensionless: they sum to one."""
+        return self.weights / self.volume
+
+    def mean(self, values: Float[Tensor, "... p"]) -> Float[Tensor, "..."]:
+        """Average over the domain of values at the grid's points, flattened to one axis, by quadrature.
+
+        Examples:
+            >>> Grid.uniform((5,), periodic=False).mean(torch.linspace(0.0, 1.0, 5)).item()
+            0.5
+        """
+        return values @ self.mean_weights.to(values)
+
+    @property
     def is_uniform(self) -> bool:
         """Whether the grid is a tensor product of equispaced axes."""
         return bool(self.axes)
@@ -300,10 +315,10 @@ def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Gr
     Raises:
         GridError: If it is none, or not uniform where it has to be.
     """
-    found = check_instance(grid, Grid, name, remedy="make one with pn.Grid.uniform(shape)", error=GridError)
-    if uniform and not found.is_uniform:
+    checked = check_instance(grid, Grid, name, remedy="make one with pn.Grid.uniform(shape)", error=GridError)
+    if uniform and not checked.is_uniform:
         raise GridError(expected=f"a uniform grid as {name}", got=repr(grid), remedy="regrid the data first")
-    return found
+    return checked
 
 
 def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | None = None) -> Tensor:

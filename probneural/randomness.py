@@ -48,7 +48,6 @@ PURPOSES: Final = MappingProxyType(
         "spectral density": "probes of stochastic Lanczos quadrature",
         "eigenpairs": "starts of block Lanczos",
         "diagonal": "signs of XDiag",
-        "trace": "vectors of XTrace",
         "row squares": "projections and probes behind variances that are estimated",
         "row magnitude": "latents behind the size of a Jacobian root",
         "gradient rows": "projections of the rows of a Gauss-Newton matrix",
@@ -59,8 +58,9 @@ PURPOSES: Final = MappingProxyType(
         "read-out bias": "changes that test whether a read-out has a bias",
         "sampled weights": "weights drawn from a Laplace posterior",
         "kernel paths": "functions drawn from a kernel operator",
-        "reset check": "weights that test whether a reset draws all of them",
+        "reinitialisation check": "weights that test whether a reinitialisation draws all of them",
         "ensemble member": "seed of a member's recipe, per member",
+        "vmap check": "input at which members that are evaluated together are compared with single ones",
         "member training": "weights of a member, and what its recipe draws from torch's global generators",
         "anchored member": "anchor and noise of a member, per member",
         "chain starts": "where Markov chains start",
@@ -79,7 +79,8 @@ PURPOSES: Final = MappingProxyType(
         "round head": "what a loop's head and calibrator draw from torch's global generators, per round",
         "round choice": "seed of a loop's acquisition, per round",
         # benchmarks
-        "weights": "initial weights of the operators of benchmarks, per operator",
+        "foreign weights": "initial weights of models that benchmarks build of plain layers",
+        "weights": "initial weights of operators",
         "benchmark pool": "seed of the functions to choose from",
         "benchmark test": "seed of the functions to score on",
         "benchmark parameters": "parameters of equations that vary from function to function",
@@ -223,13 +224,13 @@ def _start(generator: torch.Generator, seed: int, purpose: str, indices: Iterabl
 
 def _global_generators(devices: Iterable[torch.device]) -> list[torch.Generator]:
     """Torch's own generators of the CPU and of the devices, each once."""
-    found, numbers = [torch.default_generator], set()
+    generators, numbers = [torch.default_generator], set()
     for device in devices:
         if device.type == "cuda":
             torch.cuda.init()
             numbers.add(torch.cuda.current_device() if device.index is None else device.index)
         elif device.type == "mps":
-            found.append(torch.mps._get_default_mps_generator())
+            generators.append(torch.mps._get_default_mps_generator())
     if torch.cuda.is_initialized():
         numbers.add(torch.cuda.current_device())
-    return found + [torch.cuda.default_generators[number] for number in sorted(numbers)]
+    return generators + [torch.cuda.default_generators[number] for number in sorted(numbers)]

@@ -65,8 +65,8 @@ def copy_for_call(module: nn.Module, tensors: Mapping[str, Tensor] | None = None
     if missing:
         for prefix, part in module.named_modules():
             start = f"{prefix}." if prefix else ""
-            for own in (part._parameters, part._buffers):
-                for name, tensor in own.items():
+            for tensors_by_name in (part._parameters, part._buffers):
+                for name, tensor in tensors_by_name.items():
                     if start + name in missing:
                         copies.known[id(tensor)] = missing.pop(start + name)
     if missing:
@@ -88,8 +88,8 @@ class _Copies:
     def of_module(self, module: nn.Module) -> nn.Module:
         """A module of the same class and state, made of copies."""
         if id(module) in self.known:
-            found: nn.Module = self.known[id(module)]
-            return found
+            known: nn.Module = self.known[id(module)]
+            return known
         copied = object.__new__(type(module))
         self.known[id(module)] = copied
         state = module.__dict__.copy() if hasattr(type(module), "__deepcopy__") else module.__getstate__()

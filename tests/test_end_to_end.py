@@ -9,11 +9,11 @@ from torch import Tensor
 
 import probneural as pn
 
-BURGERS = pn.problems.Burgers(viscosity=0.1, modes=12, design_dim=4)
+BURGERS = pn.problems.Burgers(viscosity=0.1, random_field=pn.problems.GaussianRandomField(1, 12), design_dim=4)
 
 
 @pytest.fixture(scope="module")
-def predict() -> pn.distributions.Predictor:
+def predictor() -> pn.distributions.Predictor:
     train = BURGERS.sample(128, resolution=64, seed=0, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -34,31 +34,31 @@ def largest(values: Tensor) -> float:
 
 
 class TestPhysics:
-    def test_constrained_fields_obey_their_laws_and_stay_accurate(
-        self, predict: pn.distributions.Predictor, held_out: pn.FieldPairs
+    def test_constrained_fields_obey_their_constraints_and_stay_accurate(
+        self, predictor: pn.distributions.Predictor, held_out: pn.FieldPairs
     ) -> None:
         grid = held_out.outputs.grid
         ends = pn.functionals.sensors(grid, [[0.0], [0.5]])
-        law = pn.functionals.stack([pn.functionals.integral(grid), ends])
-        truth = law(held_out.outputs.values)
-        u = predict(held_out.inputs)
-        v = u.constrain(law, truth)
-        assert largest(law(u.mean) - truth) > 1e-6  # there was something to mend
-        assert largest(law(v.mean) - truth) <= 1e-10
-        assert largest(law(v.rsample((100,), seed=0)) - truth) <= 1e-10
-        before = pn.metrics.score(u, held_out.outputs, noise=predict.noise).relative_l2
-        after = pn.metrics.score(v, held_out.outputs, noise=predict.noise).relative_l2
+        constraint = pn.functionals.stack([pn.functionals.integral(grid), ends])
+        truth = constraint(held_out.outputs.values)
+        u = predictor(held_out.inputs)
+        v = u.constrain(constraint, truth)
+        assert largest(constraint(u.mean) - truth) > 1e-6  # there was something to mend
+        assert largest(constraint(v.mean) - truth) <= 1e-10
+        assert largest(constraint(v.rsample((100,), seed=0)) - truth) <= 1e-10
+        before = pn.metrics.score(u, held_out.outputs, noise=predictor.noise).relative_l2
+        after = pn.metrics.score(v, held_out.outputs, noise=predictor.noise).relative_l2
         assert before is not None
         assert after is not None
         assert after <= 1.1 * before
 
     def test_what_some_fields_say_about_others_is_joint_conditioning(
-        self, predict: pn.distributions.Predictor, held_out: pn.FieldPairs
+        self, predictor: pn.distributions.Predictor, held_out: pn.FieldPairs
     ) -> None:
         probe = pn.functionals.sensors(held_out.outputs.grid, [[0.1], [0.4], [0.8]])
-        seen, others = predict(held_out.inputs[:4]), predict(held_out.inputs[4:7])
+        seen, others = predictor(held_out.inputs[:4]), predictor(held_out.inputs[4:7])
         values = probe(held_out.outputs.values[:4])
-        noise = float(predict.noise)
+        noise = float(predictor.noise)
         measured = seen.condition(probe, values, noise=noise)
         informed = others.under(measured.latent)
         pushed = seen.apply(probe)
@@ -71,20 +71,20 @@ class TestPhysics:
         assert largest(informed.cross_covariance(informed) - covariance) <= 1e-10
 
     def test_more_exact_observations_than_rank_are_refused(
-        self, predict: pn.calibration.ScaledPredictor, held_out: pn.FieldPairs
+        self, predictor: pn.calibration.ScaledPredictor, held_out: pn.FieldPairs
     ) -> None:
         everywhere = pn.functionals.sensors(held_out.outputs.grid, held_out.outputs.grid.points[::2])
-        u = predict.inner(held_out.inputs)  # without a discrepancy of each function's own
+        u = predictor.inner(held_out.inputs)  # without a discrepancy of each function's own
         with pytest.raises(pn.errors.ConstraintError, match="rank"):
             u.condition(everywhere, everywhere(held_out.outputs.values))
 
 
 class TestBoTorch:
     @pytest.fixture
-    def model(self, predict: pn.distributions.Predictor) -> pn.active.OperatorModel:
+    def model(self, predictor: pn.distributions.Predictor) -> pn.active.OperatorModel:
         grid = pn.Grid.uniform((64,))
         probe = pn.functionals.sensors(grid, [[0.3]])
-        return pn.active.OperatorModel(predict, encode=lambda design: BURGERS.encode(design, grid=grid), functional=probe)
+        return pn.active.OperatorModel(predictor, encode=lambda design: BURGERS.encode(design, grid=grid), functional=probe)
 
     def test_the_acquisition_gradient_is_that_of_finite_differences(self, model: pn.active.OperatorModel) -> None:
         generator = torch.Generator().manual_seed(0)

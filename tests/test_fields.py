@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, FieldPairs, evaluate, takes_grid
 from probneural.grids import Grid, resample
-from tests.functions import BandLimited, normal, scattered
+from tests.helpers import BandLimited, normal, scattered
 
 FIVE = Field(torch.arange(5.0)[:, None, None].expand(5, 2, 4), Grid.uniform(4))
 

@@ -20,7 +20,7 @@ from probneural.grids import Grid
 from probneural.randomness import stream_seed
 from tests.foreign import ForeignFNO, build
 
-BURGERS = pn.problems.Burgers(modes=3, design_dim=2)
+BURGERS = pn.problems.Burgers(random_field=pn.problems.GaussianRandomField(1, 3), design_dim=2)
 TRAIN = functools.partial(pn.fit, epochs=2, batch_size=4, validation=0.0, show_progress=False)
 GIVEN = {"noise": 1e-2, "prior_precision": 1.0}
 HEADS = {
@@ -28,8 +28,10 @@ HEADS = {
     **{
         structure: pn.heads.Laplace(structure=structure, **GIVEN) for structure in ("full", "low_rank", "kronecker", "diagonal")
     },
-    "ensemble": pn.heads.DeepEnsemble(2, train=TRAIN, build=build, execution="loop", progress=False),
-    "anchored": pn.heads.AnchoredEnsemble(2, **GIVEN, effective_observations=4.0, max_iterations=2),
+    "ensemble": pn.heads.DeepEnsemble(2, train=TRAIN, build=build, show_progress=False),
+    "anchored": pn.heads.AnchoredEnsemble(
+        2, **GIVEN, effective_observations=4.0, optimizer=pn.heads.LevenbergMarquardt(max_iterations=2)
+    ),
     "residual kernel": pn.heads.KernelOperator(iterations=2),
 }
 every_head = pytest.mark.parametrize("name", HEADS)
@@ -48,7 +50,7 @@ def operator() -> nn.Module:
 
 
 @cache
-def predictor(name: str) -> Predictor:
+def build_predictor(name: str) -> Predictor:
     return HEADS[name].fit(operator(), data(12, 0))
 
 
@@ -60,20 +62,20 @@ def encode(design: Tensor) -> Field:
 def test_heads_calibrate_score_and_become_models(name: str) -> None:
     """Not that it runs alone: the mean is the operator's own, and a model's posterior is that of the field."""
     test, fine = data(4, 2), data(4, 2, points=32)
-    predict = pn.calibration.VarianceScale().fit(predictor(name), data(8, 1))
-    u = predict(test.inputs)
+    predictor = pn.calibration.VarianceScale().fit(build_predictor(name), data(8, 1))
+    u = predictor(test.inputs)
     if name not in ("ensemble", "anchored", "residual kernel"):
         with torch.no_grad():
             torch.testing.assert_close(u.mean, operator()(test.inputs.values), rtol=1e-4, atol=1e-5)
     assert float(u.variance.min()) > 0
-    assert pn.metrics.score(u, test.outputs, noise=predict.noise).functions == 4
-    assert predict(fine.inputs).mean.shape == fine.outputs.values.shape
+    assert pn.metrics.score(u, test.outputs, noise=predictor.noise).functions == 4
+    assert predictor(fine.inputs).mean.shape == fine.outputs.values.shape
     probe = pn.functionals.sensors(test.outputs.grid, [[0.25], [0.75]])
     matched = {"moment_matched": True} if name in ("ensemble", "anchored") else {}
-    model = pn.active.OperatorModel(predict, encode=encode, functional=probe, **matched)
+    model = pn.active.OperatorModel(predictor, encode=encode, functional=probe, **matched)
     design = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mean = model.posterior(design).mean.detach().reshape(3, 2).float()
-    torch.testing.assert_close(mean, predict(encode(design)).apply(probe).mean[:, 0].detach().float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mean, predictor(encode(design)).apply(probe).mean[:, 0].detach().float(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", ["last layer", "ensemble"])
@@ -85,23 +87,19 @@ def test_active_learning_trains_it_anew_each_round(head: str, tmp_path: Path) ->
         learner = pn.active.ActiveLearner(
             BURGERS,
             HEADS[head],
-            pn.active.TopKSelection(),
-            operator=untrained,
-            train=None if alone else TRAIN,
+            acquisition=pn.active.TopKSelection(),
             pool=BURGERS.sample_inputs(16, resolution=16, seed=5),
             store=tmp_path,
-            initial=6,
-            batch=3,
-            executor=executor,
-            warm_start=False,
-            progress=False,
+            training=pn.active.OperatorTraining(untrained, None if alone else TRAIN, warm_start=False),
+            plan=pn.active.LearningPlan(initial=6, batch=3),
+            simulation=pn.active.SimulationOptions(executor=executor, show_progress=False),
         )
         learner.run(rounds=2)
     again = build(3)
     if not alone:
         TRAIN(again, learner.pairs, seed=stream_seed(0, "round recipe", 1))
     expected = HEADS[head].fit(again, learner.pairs)(data(4, 2).inputs)
-    torch.testing.assert_close(learner.predict(data(4, 2).inputs).mean, expected.mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(learner.predictor(data(4, 2).inputs).mean, expected.mean, rtol=1e-4, atol=1e-5)
 
 
 class Dense(nn.Module):
@@ -144,7 +142,7 @@ def test_every_road_to_a_module_says_so() -> None:
     for call in (
         lambda: pn.fit(module, pairs, epochs=1, show_progress=False),
         lambda: pn.heads.Laplace(structure="diagonal", **GIVEN).fit(module, pairs),
-        lambda: pn.heads.DeepEnsemble(2, train=TRAIN, progress=False).fit(module, pairs),
+        lambda: pn.heads.DeepEnsemble(2, train=TRAIN, show_progress=False).fit(module, pairs),
         lambda: pn.heads.AnchoredEnsemble(2, **GIVEN).fit(module, pairs),
         lambda: pn.heads.KernelOperator().fit(module, pairs),
         lambda: pn.heads.LastLayerLaplace().fit(module, pairs),

@@ -13,18 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.functionals import Functional, Readings, derivative, integral, sensors, stack
+from probneural.functionals import Functional, MatrixFunctional, derivative, integral, sensors, stack
 from probneural.grids import Grid, resample
+from tests.helpers import normal, uniform
 
 DTYPE = torch.float64
-
-
-def uniform(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=DTYPE)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DTYPE)
 
 
 def matrix_of(functional: Functional) -> Tensor:
@@ -169,8 +162,13 @@ class Recipe:
         return self.pick(grid, [integral(grid), everywhere, *local, 0.5 * everywhere - derivative(grid) + everywhere])
 
     def pick(self, grid: Grid, simple: list[Functional]) -> Functional:
-        readings = Readings(grid, normal(3, grid.size, seed=self.seed))
-        composed = [readings, readings - 2.5 * readings, stack([*simple, readings]), -stack([readings, simple[-1]])]
+        observations = MatrixFunctional(grid, normal(3, grid.size, seed=self.seed))
+        composed = [
+            observations,
+            observations - 2.5 * observations,
+            stack([*simple, observations]),
+            -stack([observations, simple[-1]]),
+        ]
         choices = simple + composed
         return choices[self.kind % len(choices)]
 
@@ -216,7 +214,7 @@ class TestAlgebra:
 
     def test_sums_differences_and_multiples(self) -> None:
         grid = Grid.uniform((4, 3))
-        first, second = Readings(grid, normal(2, 12)), Readings(grid, normal(2, 12, seed=1))
+        first, second = MatrixFunctional(grid, normal(2, 12)), MatrixFunctional(grid, normal(2, 12, seed=1))
         A, B = matrix_of(first), matrix_of(second)
         for combination, expected in [
             (first + second, A + B),
@@ -277,7 +275,7 @@ class TestBadFunctionals:
     @pytest.mark.parametrize("shape", [(12,), (2, 11), (2, 3, 4)])
     def test_matrix(self, shape: tuple[int, ...]) -> None:
         with pytest.raises(ShapeError, match=r"a matrix of shape \(m, 12\)"):
-            Readings(self.GRID, torch.ones(shape, dtype=DTYPE))
+            MatrixFunctional(self.GRID, torch.ones(shape, dtype=DTYPE))
 
     def test_parts_of_different_sizes(self) -> None:
         with pytest.raises(ShapeError, match="functionals of equal size"):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Axis, Grid, interpolation_matrix, resample
-from tests.functions import DTYPE, BandLimited, generator, normal, scattered
+from tests.helpers import DTYPE, BandLimited, generator, normal, scattered
 
 
 class TestQuadrature:

@@ -13,10 +13,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
-from torch import Tensor
 
 from probneural import plots
-from probneural.active import LearningHistory, Round
+from probneural.active import LearningHistory, Round, RoundErrors, RoundSeconds, SimulationCounts
 from probneural.calibration import BandField
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, ProbneuralError, ShapeError
@@ -24,6 +23,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import calibration_error, compare, coverage, pit_histogram, spread_skill_curve
 from probneural.training.history import History
+from tests.helpers import normal
 
 LINE = Grid.uniform((12,), lengths=3.0, origin=1.0)
 PLANE = Grid.uniform((6, 9), lengths=(1.0, 2.0), periodic=(True, False))
@@ -35,10 +35,6 @@ SPACE = Grid.uniform((3, 4, 5))
 HISTORY = History(
     train=tuple(0.8**epoch for epoch in range(10)), validation=tuple(0.9**epoch for epoch in range(10)), seconds=(1.0,) * 10
 )
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def gaussian(grid: Grid, *, n: int = 4, c: int = 2, dtype: torch.dtype = torch.float64) -> GaussianField:
@@ -55,7 +51,7 @@ def truth_for(u: FieldDistribution) -> Field:
 
 
 def bands_for(grid: Grid, *, n: int = 4, c: int = 2) -> BandField:
-    return BandField(normal(n, c, *grid.shape, seed=0), normal(n, c, *grid.shape, seed=1).abs(), grid)
+    return BandField(normal(n, c, *grid.shape, seed=0), normal(n, c, *grid.shape, seed=1).abs(), grid=grid)
 
 
 def two(grid: Grid) -> dict[str, FieldDistribution]:
@@ -81,21 +77,26 @@ def rendered(figure: Figure) -> bytes:
 
 def loop(*errors: float | None) -> LearningHistory:
     """A loop that doubles its labels from 16 and ends with these errors."""
-    times = dict.fromkeys(("select_seconds", "simulate_seconds", "train_seconds", "fit_seconds"), 1.0)
-    counts: dict[str, Any] = {"chosen": (), "simulated": 0, "reused": 0, "failed": 0, "loss": None}
+    counts = SimulationCounts(simulated=0, reused=0, failed=0)
+    seconds = RoundSeconds(select=1.0, simulate=1.0, train=1.0, fit=1.0)
+    measured = [
+        RoundErrors()
+        if error is None
+        else RoundErrors(mean=error, quantile_95=2 * error, quantile_99=3 * error, stated=error / 2)
+        for error in errors
+    ]
     return LearningHistory(
         tuple(
             Round(
                 number=number,
                 labels=16 * 2**number,
-                error=error,
-                error_95=None if error is None else 2 * error,
-                error_99=None if error is None else 3 * error,
-                stated=None if error is None else error / 2,
-                **counts,
-                **times,
+                chosen=(),
+                simulations=counts,
+                loss=None,
+                errors=entry,
+                seconds=seconds,
             )
-            for number, error in enumerate(errors)
+            for number, entry in enumerate(measured)
         )
     )
 
@@ -266,7 +267,9 @@ def test_short_and_rising_training() -> None:
     assert len(short.lines) == 1
     (rising,) = plots.training(History(train=(1.0, 1.0, 1.0, 1.0, 1.5), validation=(), seconds=(1.0,) * 5)).axes
     assert rising.patches[0].get_label() == "last fifth: training rose by 50 %"
-    rendered(plots.training(History(train=(0.0, float("nan"), 1.0), validation=(), seconds=(1.0,) * 3)))
+    broken = plots.training(History(train=(0.0, float("nan"), 1.0), validation=(), seconds=(1.0,) * 3))
+    rendered(broken)
+    np.testing.assert_array_equal(curve(broken.axes[0], "training").get_ydata(), [0.0, np.nan, 1.0])
 
 
 def test_band_marks_where_the_truth_leaves_it() -> None:
@@ -443,7 +446,7 @@ def test_loops_show_error_quantile_and_stated_error_by_labels() -> None:
         (lambda: plots.band(bands_for(LINE), channel=-3), ArgumentError, "channel"),
         (lambda: plots.band(bands_for(LINE), axes=()), ArgumentError, "1 axis names"),
         (lambda: plots.band(bands_for(LINE), truth_for(PLANE_CASE)), GridError, "prediction's grid"),
-        (lambda: plots.band(BandField(LINE_CASE.mean, LINE_CASE.mean * torch.nan, LINE)), DataError, "finite half widths"),
+        (lambda: plots.band(BandField(LINE_CASE.mean, LINE_CASE.mean * torch.nan, grid=LINE)), DataError, "finite half widths"),
         (lambda: plots.calibration(LINE_CASE.mean, truth_for(LINE_CASE)), DataError, "a FieldDistribution"),
         (lambda: plots.calibration(LINE_CASE, truth_for(PLANE_CASE)), GridError, "grid"),
         (lambda: plots.calibration(LINE_CASE, truth_for(LINE_CASE)[:2]), ShapeError, "truth"),

@@ -46,7 +46,7 @@ def check(space: dict[str, object]) -> None:
     measured = get("measured")
     probe = get("probe")
     assert float((probe(measured.mean) - probe(test.outputs.values[:4])).abs().max()) < 0.1 * scale
-    assert isinstance(get("predict"), pn.distributions.Predictor)
+    assert isinstance(get("predictor"), pn.distributions.Predictor)
     assert get("history").epochs == 2
     band = get("band")(test.inputs)
     assert band.mean.shape == band.half_width.shape == u.mean.shape

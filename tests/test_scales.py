@@ -20,13 +20,10 @@ from probneural.distributions import DenseRoot, EmpiricalField, FieldDistributio
 from probneural.errors import ConvergenceWarning, ProbneuralError
 from probneural.fields import Field, FieldPairs, power_of_two
 from probneural.grids import Grid
+from tests.helpers import normal
 
 GRID = Grid.uniform((16,))
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def pairs(dtype: torch.dtype, *, inputs: float = 1.0, outputs: float = 1.0, seed: int = 0, count: int = 12) -> FieldPairs:
@@ -47,7 +44,7 @@ def operator(kind: str, dtype: torch.dtype) -> pn.operators.Operator:
         torch.manual_seed(0)
         if kind == "FNO":
             return pn.operators.FNO(1, 1, modes=(3,), width=4, depth=1, projection=4).to(dtype)
-        return pn.operators.DeepONet(1, 1, sensors=GRID, basis=3, width=8, depth=1).to(dtype)
+        return pn.operators.DeepONet(1, 1, sensors=GRID, basis=3, layers=pn.operators.HiddenLayers(width=8, depth=1)).to(dtype)
 
 
 def trained(kind: str, data: FieldPairs, dtype: torch.dtype) -> pn.operators.Operator:
@@ -76,20 +73,20 @@ def regression(data: FieldPairs, dtype: torch.dtype, **_: Any) -> dict[str, tupl
 
 
 def headed(make: Callable[..., Any], data: FieldPairs, dtype: torch.dtype, **settings: Any) -> dict[str, tuple[Tensor, int]]:
-    predict = make(**settings).fit(trained("FNO", data, dtype), data)
-    return moments(predict(data.inputs), predict.noise)
+    predictor = make(**settings).fit(trained("FNO", data, dtype), data)
+    return moments(predictor(data.inputs), predictor.noise)
 
 
 def calibrated(data: FieldPairs, dtype: torch.dtype, **_: Any) -> dict[str, tuple[Tensor, int]]:
-    predict = pn.heads.LastLayerLaplace().fit(trained("FNO", data, dtype), data)
-    found = pn.calibration.VarianceScale().fit(predict, data)
+    predictor = pn.heads.LastLayerLaplace().fit(trained("FNO", data, dtype), data)
+    found = pn.calibration.VarianceScale().fit(predictor, data)
     assert isinstance(found, pn.calibration.ScaledPredictor)
     return {"scale": (found.scale, 0), "noise": (found.noise, 2)}
 
 
 def scored(data: FieldPairs, dtype: torch.dtype, **_: Any) -> dict[str, tuple[Tensor, int]]:
-    predict = pn.heads.LastLayerLaplace().fit(trained("FNO", data, dtype), data)
-    scores = pn.metrics.score(predict(data.inputs), data.outputs, noise=predict.noise)
+    predictor = pn.heads.LastLayerLaplace().fit(trained("FNO", data, dtype), data)
+    scores = pn.metrics.score(predictor(data.inputs), data.outputs, noise=predictor.noise)
     powers = {"relative_l2": 0, "rmse": 1, "crps": 1, "coverage": 0, "chi2": 0, "interval_width": 1, "sharpness": 1}
     return {name: (torch.tensor(getattr(scores, name), dtype=torch.float64), power) for name, power in powers.items()}
 
@@ -120,15 +117,13 @@ def halve(model: torch.nn.Module, data: FieldPairs, *, seed: int) -> None:
         parameter.data.mul_(0.5 + 0.1 * (seed % 3 + number % 2))
 
 
-ensemble = partial(
-    pn.heads.DeepEnsemble, 2, train=halve, keeps_operator=True, execution="loop", prediction="loop", progress=False
-)
+ensemble = partial(pn.heads.DeepEnsemble, 2, train=halve, keeps_operator=True, show_progress=False)
 CALLS: dict[str, Callable[..., dict[str, tuple[Tensor, int]]]] = {
     "fit FNO": partial(fitted, "FNO"),
     "fit DeepONet": partial(fitted, "DeepONet"),
     "LinearRegression": regression,
     "LastLayerLaplace": partial(headed, pn.heads.LastLayerLaplace),
-    "full Laplace": partial(headed, partial(pn.heads.Laplace, parameters=["readout"])),
+    "full Laplace": partial(headed, partial(pn.heads.Laplace, "full", parameters=["readout"])),
     "diagonal Laplace": partial(headed, partial(pn.heads.Laplace, "diagonal")),
     "KernelOperator": partial(headed, partial(pn.heads.KernelOperator, "linear", iterations=1)),
     "DeepEnsemble": partial(headed, ensemble),
@@ -209,9 +204,9 @@ def test_scales_beyond_the_dtype_are_told(name: str, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("scale", [1e-300, 1e-60, 1e60, 1e300])
 def test_double_precision_data_beyond_a_single_precision_operator(scale: float) -> None:
     usual = pairs(SINGLE)
-    predict = pn.heads.LastLayerLaplace().fit(trained("FNO", usual, SINGLE), usual)
+    predictor = pn.heads.LastLayerLaplace().fit(trained("FNO", usual, SINGLE), usual)
     with pytest.raises(ProbneuralError, match="float32"):
-        predict(pairs(DOUBLE, inputs=scale).inputs)
+        predictor(pairs(DOUBLE, inputs=scale).inputs)
     with pytest.raises(ProbneuralError, match="float32"):
         pairs(DOUBLE, outputs=scale).to(SINGLE)
 

@@ -21,13 +21,14 @@ import torch
 from torch import nn
 
 from probneural.calibration import VarianceScale
+from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.scale import ScaledPredictor
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.grids import Grid
 from probneural.heads import KernelOperator
-from probneural.heads.last_layer_predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
-from probneural.operators import DeepONet, PODDeepONet
+from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
+from probneural.operators import DeepONet, HiddenLayers, PODDeepONet
 from probneural.storage import load, save
 from probneural.storage.kinds import KINDS
 from probneural.training import files
@@ -47,19 +48,19 @@ def _scattered(count: int) -> Grid:
 
 
 def _sampled() -> Predictor:
-    predict: Any = cases.fitted("last-layer", "fno-outputs")
-    draws = torch.randn(6, *predict.factor.shape[1:3], generator=cases.generator(2), dtype=torch.float64)
+    predictor: Any = cases.fitted("last-layer", "fno-outputs")
+    draws = torch.randn(6, *predictor.factor.shape[1:3], generator=cases.generator(2), dtype=torch.float64)
     return SampledLastLayerPredictor(
-        readout=predict.readout,
+        readout=predictor.readout,
         deviations=draws,
-        noise_draws=predict.noise.expand(6, -1).clone(),
+        noise_draws=predictor.noise.expand(6, -1).clone(),
         prior_factors=torch.ones(6, 2, dtype=torch.float64),
-        prior_precision=predict.prior_precision,
-        effective_observations=predict.effective_observations,
+        prior_precision=predictor.prior_precision,
+        effective_observations=predictor.effective_observations,
         chains=2,
         report={"r_hat_max": 1.0, "bulk_size_min": 6.0, "tail_size_min": 5.0, "divergences": 0.0, "trained_offset": 0.5},
-        domain=predict.domain,
-        in_channels=predict.in_channels,
+        domain=predictor.domain,
+        in_channels=predictor.in_channels,
     )
 
 
@@ -76,10 +77,10 @@ def _variational() -> Predictor:
 def _updated() -> Predictor:
     case = cases.operator_case("fno-ends")
     operator = copy.deepcopy(case.operator).eval()
-    predict: Predictor = cases.fitted("full", case.name).update(
+    predictor: Predictor = cases.fitted("full", case.name).update(
         cases.data_for(operator, cases.fields(cases.ENDS, 2, 1, seed=20))
     )
-    return predict
+    return predictor
 
 
 def _calibrated(head: str, operator: str) -> Predictor:
@@ -94,9 +95,17 @@ def _kernel() -> Any:
 
 THINGS: dict[str, Any] = {
     "fno": lambda: cases.operator_case("fno-ends").operator,
-    "deeponet": lambda: DeepONet(1, 2, sensors=_scattered(5), domain=Grid.uniform((4, 3)), basis=3, width=4, depth=2),
+    "deeponet": lambda: DeepONet(
+        1, 2, sensors=_scattered(5), domain=Grid.uniform((4, 3)), basis=3, layers=HiddenLayers(width=4, depth=2)
+    ),
     "pod-deeponet": lambda: PODDeepONet(
-        2, 1, sensors=Grid.uniform(6), out_grid=_scattered(7), basis=3, width=4, depth=1, branching="product"
+        2,
+        1,
+        sensors=Grid.uniform(6),
+        out_grid=_scattered(7),
+        basis=3,
+        layers=HiddenLayers(width=4, depth=1),
+        branching="product",
     ),
     "regression": lambda: cases.operator_case("regression").operator,
     "last-layer": lambda: cases.fitted("last-layer", "fno-outputs"),
@@ -265,8 +274,9 @@ def test_operators_larger_than_their_file_are_refused_before_they_are_built(
     for size in SIZES:
         content = copy.deepcopy(found.content)
         configuration = content["metadata"]["configuration"]
-        if size in configuration:
-            configuration[size] = number
+        layers = configuration.get("layers", {"parts": {}})["parts"]
+        if size in configuration or size in layers:
+            (configuration if size in configuration else layers)[size] = number
             change.write(tmp_path / "file", found, content)
             assert outcome(tmp_path / "file", content, None) == "refused", size
             changed += 1
@@ -302,7 +312,7 @@ def test_names_of_complex_tensors_are_checked(complex_names: Any, tmp_path: Path
         "count": torch.zeros(2, dtype=torch.int64),
         "long": torch.zeros(3),
     }
-    files.write(tmp_path / "file", tensors, {})
+    files.write(tmp_path / "file", tensors, metadata={})
     found = change.opened(tmp_path / "file")
     assert found.content["complex"] == ["weight"]
     change.write(tmp_path / "file", found, {**found.content, "complex": complex_names})
@@ -312,7 +322,7 @@ def test_names_of_complex_tensors_are_checked(complex_names: Any, tmp_path: Path
 
 @pytest.mark.parametrize("order", [[0], [0, 0], [0, 2], [-1, 0], [1, 0, 2], ["1", "0"], [True, False], {}, None])
 def test_memory_orders_are_checked(order: Any, tmp_path: Path) -> None:
-    files.write(tmp_path / "file", {"weight": torch.zeros(3, 2).mT}, {})
+    files.write(tmp_path / "file", {"weight": torch.zeros(3, 2).mT}, metadata={})
     found = change.opened(tmp_path / "file")
     assert found.content["orders"] == {"weight": [1, 0]}
     for orders in ({"weight": order}, {"missing": [1, 0]}):
@@ -322,22 +332,27 @@ def test_memory_orders_are_checked(order: Any, tmp_path: Path) -> None:
 
 
 def nested(times: int) -> Predictor:
-    predict = cases.fitted("last-layer", "fno-1d")
+    predictor = cases.fitted("last-layer", "fno-1d")
     for _ in range(times):
         one, none = torch.ones(1, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
-        fractions = {"root_fraction": one, "white_fraction": 0.0 * one}
-        predict = ScaledPredictor(
-            predict, one, noise_scale=one, noise=predict.noise, **fractions, discrepancy_variance=0.0 * one, calibrated_on=none
+        whole = Decomposition(process=None, root_fraction=one, white_fraction=0.0 * one, variance=0.0 * one)
+        predictor = ScaledPredictor(
+            predictor,
+            one,
+            noise_scale=one,
+            noise=predictor.noise,
+            decomposition=whole,
+            calibrated_on=none,
         )
-    return predict
+    return predictor
 
 
 def test_what_is_saved_can_be_loaded_however_deep_it_is(tmp_path: Path) -> None:
-    predict = nested(40)
-    save(predict, tmp_path / "file")
+    predictor = nested(40)
+    save(predictor, tmp_path / "file")
     loaded: Any = load(tmp_path / "file")
     inputs = cases.operator_case("fno-1d").inputs
-    assert torch.equal(loaded(inputs).variance, predict(inputs).variance)
+    assert torch.equal(loaded(inputs).variance, predictor(inputs).variance)
     for times in (60, 300, 2000):
         with pytest.raises(UnsupportedError, match="nested less deeply"):
             save(nested(times), tmp_path / "other")
@@ -346,9 +361,9 @@ def test_what_is_saved_can_be_loaded_however_deep_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.bad_input
 def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
-    predict = cases.fitted("last-layer", "fno-1d")
+    predictor = cases.fitted("last-layer", "fno-1d")
     with pytest.raises(UnsupportedError, match="an integer as seed"):
-        save(predict.draw(2**70), tmp_path / "file")
+        save(predictor.draw(2**70), tmp_path / "file")
     assert not list(tmp_path.iterdir())
 
 
@@ -364,14 +379,13 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("last-layer", "readout.parts.name", "", "a submodule's name"),
     ("last-layer", "readout.parts.channel_axis", 0, "channel_axis"),
     ("updated", "structure", "triangular", "low_rank"),
-    ("updated", "effort.parts.probes", 0, "at least 1 as probes"),
-    ("updated", "effort.parts.sketch", -1, "at least 0 as sketch"),
+    ("updated", "variance_estimation.parts.probes", 0, "at least 1 as probes"),
+    ("updated", "variance_estimation.parts.sketch", -1, "at least 0 as sketch"),
     ("updated", "layout.parts.names.0", "lift.bias", "layout"),
     ("updated", "layout.parts.is_complex", [], "one shape and one flag per name"),
     ("updated", "domain.parts.shape.0", 12, "axes of a uniform grid"),
     ("updated", "domain.parts.axes.0.parts.length", float("nan"), "a finite number above 0 as lengths"),
     ("updated", "domain.parts.axes.0.parts.size", 2**63, "fewer than 2.63 points"),
-    ("sampled weights", "execution", "fast", "loop"),
     ("variational last layer", "method", "low_rank", "mean_field"),
     ("kernel", "in_channels", 1, "made of"),
     ("kernel", "operator", None, "no tensors but those"),

@@ -19,14 +19,14 @@ from probneural.fields import Field, FieldPairs
 
 pytestmark = pytest.mark.bad_input
 KINDS = (ArgumentError, DataError, GridError, LatentError, ShapeError)
-BURGERS = pn.problems.Burgers(modes=3, design_dim=2)
+BURGERS = pn.problems.Burgers(random_field=pn.problems.GaussianRandomField(1, 3), design_dim=2)
 TRAIN, TEST = BURGERS.sample(12, resolution=16, seed=0), BURGERS.sample(3, resolution=16, seed=1)
 GRID = TEST.outputs.grid
 VALUES, ARRAY = TEST.inputs.values, TEST.inputs.values.numpy()
 PROBE = pn.functionals.sensors(GRID, [[0.25], [0.75]])
 LOADER = DataLoader(TensorDataset(TRAIN.inputs.values, TRAIN.outputs.values), batch_size=4)
 LAST, DIAGONAL, KERNEL = pn.heads.LastLayerLaplace(), pn.heads.Laplace(structure="diagonal"), pn.heads.KernelOperator()
-ENSEMBLE = pn.heads.DeepEnsemble(2, train=pn.fit, progress=False)
+ENSEMBLE = pn.heads.DeepEnsemble(2, train=pn.fit, show_progress=False)
 ANCHORED = pn.heads.AnchoredEnsemble(2, noise=0.1, prior_precision=1.0)
 SCALE, BAND = pn.calibration.VarianceScale(), pn.calibration.SimultaneousBand(level=0.5)
 
@@ -41,13 +41,13 @@ def operator() -> pn.operators.FNO:
 
 
 @cache
-def predictor() -> Predictor:
+def build_predictor() -> Predictor:
     return LAST.fit(operator(), TRAIN)
 
 
 @cache
 def field() -> GaussianField:
-    u = predictor()(TEST.inputs)
+    u = build_predictor()(TEST.inputs)
     assert isinstance(u, GaussianField)
     return u
 
@@ -90,14 +90,14 @@ CASES: dict[str, Callable[[], object]] = {
     "fit(swapped)": lambda: fit(TRAIN, operator()),
     "fit(class)": lambda: fit(pn.operators.FNO),
     "fit(function)": lambda: fit(torch.sin),
-    "fit(predictor)": lambda: fit(predictor()),
+    "fit(predictor)": lambda: fit(build_predictor()),
     "fit(loss=name)": lambda: fit(operator(), loss="mse"),
     "fit(loss=MSELoss)": lambda: fit(operator(), loss=torch.nn.MSELoss()),
     "fit(loss=field)": lambda: fit(operator(), loss=lambda a, b, grid: a - b),
     "fit(loss=number)": lambda: fit(operator(), loss=lambda a, b, grid: 1.0),
     "LastLayer(function)": lambda: LAST.fit(torch.sin, TRAIN),
     "LastLayer(None)": lambda: LAST.fit(None, TRAIN),
-    "LastLayer(predictor)": lambda: LAST.fit(predictor(), TRAIN),
+    "LastLayer(predictor)": lambda: LAST.fit(build_predictor(), TRAIN),
     "LastLayer(loader)": lambda: LAST.fit(operator(), LOADER),
     "Laplace(class)": lambda: DIAGONAL.fit(pn.operators.FNO, TRAIN),
     "Laplace(field)": lambda: DIAGONAL.fit(operator(), TRAIN.inputs),
@@ -106,16 +106,16 @@ CASES: dict[str, Callable[[], object]] = {
     "anchored(function)": lambda: ANCHORED.fit(torch.sin, TRAIN),
     "kernel(function)": lambda: KERNEL.fit(torch.sin, TRAIN),
     "kernel(swapped)": lambda: KERNEL.fit(TRAIN, None),
-    "predict(tensor)": lambda: predictor()(VALUES),
-    "predict(pairs)": lambda: predictor()(TEST),
-    "predict(query=size)": lambda: predictor()(TEST.inputs, 32),
-    "draw(array)": lambda: predictor().draw(0)(ARRAY),
-    "draw(field)": lambda: predictor().draw(0)(TEST.inputs),
+    "predict(tensor)": lambda: build_predictor()(VALUES),
+    "predict(pairs)": lambda: build_predictor()(TEST),
+    "predict(query=size)": lambda: build_predictor()(TEST.inputs, 32),
+    "draw(array)": lambda: build_predictor().draw(0)(ARRAY),
+    "draw(field)": lambda: build_predictor().draw(0)(TEST.inputs),
     "scale(operator)": lambda: SCALE.fit(operator(), TRAIN),
-    "scale(loader)": lambda: SCALE.fit(predictor(), LOADER),
+    "scale(loader)": lambda: SCALE.fit(build_predictor(), LOADER),
     "scale(distribution)": lambda: SCALE.fit(field(), TRAIN),
     "band(operator)": lambda: BAND.fit(operator(), TRAIN),
-    "band(field)": lambda: BAND.fit(predictor(), TRAIN.inputs),
+    "band(field)": lambda: BAND.fit(build_predictor(), TRAIN.inputs),
     "apply(function)": lambda: field().apply(lambda values: values.mean()),
     "apply(maker)": lambda: field().apply(pn.functionals.integral),
     "apply(name)": lambda: field().apply("integral"),
@@ -135,14 +135,16 @@ CASES: dict[str, Callable[[], object]] = {
     "stack(one)": lambda: pn.functionals.stack(PROBE),
     "stack(functions)": lambda: pn.functionals.stack([torch.mean]),
     "score(tensor)": lambda: pn.metrics.score(VALUES, TEST.outputs),
-    "score(predictor)": lambda: pn.metrics.score(predictor(), TEST.outputs),
+    "score(predictor)": lambda: pn.metrics.score(build_predictor(), TEST.outputs),
     "score(truth=tensor)": lambda: pn.metrics.score(field(), VALUES),
     "score(truth=pairs)": lambda: pn.metrics.score(field(), TEST),
     "relative_l2(tensor)": lambda: pn.metrics.relative_l2(VALUES, TEST.outputs),
     "rmse(truth=tensor)": lambda: pn.metrics.rmse(TEST.outputs, VALUES),
     "OperatorModel(operator)": lambda: pn.active.OperatorModel(operator(), encode=encode, functional=PROBE),
-    "OperatorModel(encode=problem)": lambda: pn.active.OperatorModel(predictor(), encode=BURGERS, functional=PROBE),
-    "OperatorModel(functional=function)": lambda: pn.active.OperatorModel(predictor(), encode=encode, functional=torch.mean),
+    "OperatorModel(encode=problem)": lambda: pn.active.OperatorModel(build_predictor(), encode=BURGERS, functional=PROBE),
+    "OperatorModel(functional=function)": lambda: pn.active.OperatorModel(
+        build_predictor(), encode=encode, functional=torch.mean
+    ),
     "simulate(name)": lambda: simulated("solver"),
     "simulate(store=path)": lambda: simulated(BURGERS.solve, Path("x")),
 }
@@ -155,7 +157,7 @@ def test_a_wrong_kind_of_object_gets_a_typed_error(call: Callable[[], object]) -
     with pytest.raises(KINDS) as caught:
         call()
     error = caught.value
-    assert error.expected.split()[0] in ("a", "an", "encode", "predict", "functional", "values", "design"), error.expected
+    assert error.expected.split()[0] in ("a", "an", "encode", "predictor", "functional", "values", "design"), error.expected
     came = (
         "Tensor",
         "ndarray",

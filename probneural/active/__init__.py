@@ -1,18 +1,17 @@
 """Active learning and Bayesian optimisation: any predictor as a BoTorch model."""
 
+from probneural.active.botorch_models.conditioning import LatentPosterior, Observation, observation_variance
+from probneural.active.botorch_models.model import OperatorModel
+from probneural.active.botorch_models.paths import OperatorDraws
+from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
+from probneural.active.botorch_models.samplers import MemberSampler
 from probneural.active.information.acquisition import FieldAcquisition, FieldInformationGain, FieldIntegratedVariance
-from probneural.active.information.fidelity import CostAware, Fidelity, FidelityCost, discretisation_variance
 from probneural.active.information.latent_information import information_gain, target_moments, variance_reduction
 from probneural.active.information.observation import observation_weights, whitened_rows
-from probneural.active.loop.history import LearningHistory, Round
+from probneural.active.loop.history import LearningHistory, Round, RoundErrors, RoundSeconds, SimulationCounts
 from probneural.active.loop.learner import ActiveLearner
+from probneural.active.loop.plan import LearningPlan, OperatorTraining
 from probneural.active.loop.schedule import Growth
-from probneural.active.models.coefficients import ModeCoefficients
-from probneural.active.models.conditioning import reading_noise
-from probneural.active.models.model import OperatorModel
-from probneural.active.models.paths import OperatorDraws
-from probneural.active.models.posteriors import FieldPosterior, MemberPosterior
-from probneural.active.models.samplers import MemberSampler
 from probneural.active.selection.greedy_selectors import CoreSetSelection, LCMDSelection
 from probneural.active.selection.latent_selectors import BAITSelection, InformationGainSelection, IntegratedVarianceSelection
 from probneural.active.selection.pool_features import (
@@ -25,6 +24,7 @@ from probneural.active.selection.pool_features import (
 )
 from probneural.active.selection.selectors import RandomSelection, Request, Selector, StochasticSelection, TopKSelection
 from probneural.active.selection.space_filling import SpaceFillingSelection, space_filling_designs
+from probneural.active.simulation.options import SimulationOptions
 from probneural.active.simulation.running import SimulationReport, simulate
 from probneural.active.simulation.store import Failure, ResultStore
 
@@ -32,11 +32,8 @@ __all__ = [
     "ActiveLearner",
     "BAITSelection",
     "CoreSetSelection",
-    "CostAware",
     "Failure",
     "FeatureSketch",
-    "Fidelity",
-    "FidelityCost",
     "FieldAcquisition",
     "FieldInformationGain",
     "FieldIntegratedVariance",
@@ -45,30 +42,36 @@ __all__ = [
     "InformationGainSelection",
     "IntegratedVarianceSelection",
     "LCMDSelection",
+    "LatentPosterior",
     "LearningHistory",
+    "LearningPlan",
     "MemberPosterior",
     "MemberSampler",
-    "ModeCoefficients",
+    "Observation",
     "OperatorDraws",
     "OperatorModel",
+    "OperatorTraining",
     "PoolFeatures",
     "PoolRows",
     "RandomSelection",
     "Request",
     "ResultStore",
     "Round",
+    "RoundErrors",
+    "RoundSeconds",
     "Selector",
+    "SimulationCounts",
+    "SimulationOptions",
     "SimulationReport",
     "SpaceFillingSelection",
     "StochasticSelection",
     "TopKSelection",
-    "discretisation_variance",
     "information_gain",
     "integrated_variances",
     "observation_rows",
+    "observation_variance",
     "observation_weights",
     "posterior_features",
-    "reading_noise",
     "simulate",
     "space_filling_designs",
     "target_moments",

@@ -2,6 +2,7 @@
 
 from probneural.calibration.bands import Band, BandField, SimultaneousBand
 from probneural.calibration.conformal import ConformalScores, conformal_scores
+from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.scale import ScaledPredictor, VarianceScale
 from probneural.calibration.stationary_process import StationaryProcess
 
@@ -9,6 +10,7 @@ __all__ = [
     "Band",
     "BandField",
     "ConformalScores",
+    "Decomposition",
     "ScaledPredictor",
     "SimultaneousBand",
     "StationaryProcess",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Bool, Float64
@@ -42,11 +42,11 @@ class SimultaneousBand:
 
     Args:
         level: Nominal coverage, between 0 and 1.
-        modulation: "deviation": scale(x) is the predictive standard deviation (field and noise), so the band is wide where the
+        modulation: "std": scale(x) is the predictive standard deviation (field and noise), so the band is wide where the
             predictor is uncertain. "constant": one width everywhere; with several channels, in proportion to the roots of the
             predictor's residual variance.
-        floor: Least local scale, as a share of the scale's root mean square over the domain of the same function and channel,
-            from 0 to 1; keeps points without predictive variance from deciding the width of the whole band.
+        floor: Least local scale, as a fraction of the scale's root mean square over the domain of the same function and
+            channel, from 0 to 1; keeps points without predictive variance from deciding the width of the whole band.
 
     Raises:
         ArgumentError: If an argument lies outside these values.
@@ -58,7 +58,8 @@ class SimultaneousBand:
     """
 
     level: float = 0.9
-    modulation: Modulation = "deviation"
+    _: KW_ONLY
+    modulation: Modulation = "std"
     floor: float = FLOOR
 
     def __post_init__(self) -> None:
@@ -67,14 +68,14 @@ class SimultaneousBand:
         check_modulation(self.modulation, self.floor)
 
     @undisturbed()
-    def fit(self, predict: Predictor, calibration: FieldPairs) -> Band:
+    def fit(self, predictor: Predictor, calibration: FieldPairs) -> Band:
         """Find the band's quantile on fields that training has not used.
 
         The fields must be the band's own: scales that were fitted on them make their scores smaller than those of new fields.
         With three channels and nine fields a band at .9 then covers .83.
 
         Args:
-            predict: What any head or calibrator returned.
+            predictor: What any head or calibrator returned.
             calibration: Held-out pairs that scales were not fitted on either; outputs may live on another grid than inputs.
 
         Raises:
@@ -83,9 +84,9 @@ class SimultaneousBand:
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
-        scores = conformal_scores(predict, calibration, modulation=self.modulation, floor=self.floor)
-        _check_unused(predict, calibration)
-        return Band(predict, quantile=scores.quantile(self.level), method=self)
+        scores = conformal_scores(predictor, calibration, modulation=self.modulation, floor=self.floor)
+        _check_unused(predictor, calibration)
+        return Band(predictor, quantile=scores.quantile(self.level), method=self)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,12 +94,13 @@ class Band:
     """A calibrated band, from [`SimultaneousBand`][probneural.calibration.bands.SimultaneousBand]; call it on inputs.
 
     Args:
-        predict: The predictor it belongs to.
+        predictor: The predictor it belongs to.
         quantile: Half width in units of the local scale: dimensionless, or physical for a constant band of one channel.
         method: Level, modulation and floor it was calibrated with.
     """
 
-    predict: Predictor
+    predictor: Predictor
+    _: KW_ONLY
     quantile: float
     method: SimultaneousBand
 
@@ -118,20 +120,22 @@ class Band:
             DataError: If the inputs or predictions are not finite.
             ShapeError: If the number of channels is not the predictor's.
         """
-        u = self.predict(inputs, query)
-        found = moments(u, self.predict.noise)
-        scale = local_scale(found.variance, self.predict, u.grid, modulation=self.method.modulation, floor=self.method.floor)
-        return BandField(mean=found.mean, half_width=self.quantile * scale, grid=u.grid)
+        u = self.predictor(inputs, query)
+        predicted = moments(u, self.predictor.noise)
+        scale = local_scale(
+            predicted.variance, self.predictor, grid=u.grid, modulation=self.method.modulation, floor=self.method.floor
+        )
+        return BandField(mean=predicted.mean, half_width=self.quantile * scale, grid=u.grid)
 
     def coverage(self, pairs: FieldPairs) -> float:
-        """The share of functions that lie wholly inside their bands, a few functions at a time; dimensionless.
+        """The fraction of functions that lie wholly inside their bands, a few functions at a time; dimensionless.
 
         Raises:
             CalibrationError: If there are no pairs.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
-        scores = conformal_scores(self.predict, pairs, modulation=self.method.modulation, floor=self.method.floor)
+        scores = conformal_scores(self.predictor, pairs, modulation=self.method.modulation, floor=self.method.floor)
         return float((scores.values <= self.quantile).to(torch.float64).mean())
 
     def __repr__(self) -> str:
@@ -154,6 +158,7 @@ class BandField:
 
     mean: Float64[Tensor, "n c *grid"]
     half_width: Float64[Tensor, "n c *grid"]
+    _: KW_ONLY
     grid: Grid
 
     def __post_init__(self) -> None:
@@ -201,13 +206,13 @@ class BandField:
         return f"BandField({len(self)} x {self.mean.shape[1]} on {self.grid!r})"
 
 
-def _check_unused(predict: Predictor, calibration: FieldPairs) -> None:
+def _check_unused(predictor: Predictor, calibration: FieldPairs) -> None:
     """Raise a CalibrationError if the predictor's variances were scaled on some of these pairs."""
-    own = row_fingerprints(calibration.inputs.values, calibration.outputs.values)
-    used = int(torch.isin(own, predict.calibrated_on).sum())
+    rows = row_fingerprints(calibration.inputs.values, calibration.outputs.values)
+    used = int(torch.isin(rows, predictor.calibrated_on).sum())
     if used:
         raise CalibrationError(
             expected="calibration fields that the predictor's variances were not scaled on",
-            got=f"{used} of {len(own)} that they were",
+            got=f"{used} of {len(rows)} that they were",
             remedy="split them: scaling, conformal = calibration.split(len(calibration) // 2, seed=0)",
         )

@@ -20,8 +20,8 @@ CHUNK_VALUES = 2**18
 """Output values predicted at once; heads keep up to some hundred numbers for each."""
 
 
-@dataclass(frozen=True, eq=False)
-class Moments:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PredictedMoments:
     """Mean and predictive variance of n functions, float64.
 
     Args:
@@ -35,7 +35,7 @@ class Moments:
     epsilon: float
 
 
-def moments(u: FieldDistribution, noise: float | Tensor) -> Moments:
+def moments(u: FieldDistribution, noise: float | Tensor) -> PredictedMoments:
     """Read mean and predictive variance off a distribution, detached.
 
     Raises:
@@ -48,10 +48,10 @@ def moments(u: FieldDistribution, noise: float | Tensor) -> Moments:
     check_finite(variance, "predicted variances")
     check_squares(mean, "predicted means")
     observed = noise_variance(noise, tuple(mean.shape), mean).detach()
-    return Moments(mean=mean, variance=variance + observed, epsilon=torch.finfo(raw.dtype).eps)
+    return PredictedMoments(mean=mean, variance=variance + observed, epsilon=torch.finfo(raw.dtype).eps)
 
 
-def predictions(predict: Predictor, pairs: FieldPairs) -> Iterator[tuple[Moments, Float64[Tensor, "n c *grid"]]]:
+def predictions(predictor: Predictor, pairs: FieldPairs) -> Iterator[tuple[PredictedMoments, Float64[Tensor, "n c *grid"]]]:
     """Predict the outputs of a data set on their own grid, in chunks of bounded memory.
 
     Yields:
@@ -61,27 +61,29 @@ def predictions(predict: Predictor, pairs: FieldPairs) -> Iterator[tuple[Moments
         DataError: If `pairs` is not a `FieldPairs`, or a value is not finite.
         ShapeError: If the outputs do not have the predictor's channels.
     """
-    check_pairs(predict, pairs)
+    check_pairs(predictor, pairs)
     grid = pairs.outputs.grid
-    step = max(1, CHUNK_VALUES // (predict.out_channels * grid.size))
+    step = max(1, CHUNK_VALUES // (predictor.out_channels * grid.size))
     for start in range(0, len(pairs), step):
         part = pairs[start : start + step]
-        found = moments(predict(Field(part.inputs.values.detach(), part.inputs.grid), grid), predict.noise)
-        yield found, part.outputs.values.detach().to(found.mean)
+        predicted = moments(predictor(Field(part.inputs.values.detach(), part.inputs.grid), grid), predictor.noise)
+        yield predicted, part.outputs.values.detach().to(predicted.mean)
 
 
-def check_pairs(predict: Predictor, pairs: FieldPairs) -> None:
+def check_pairs(predictor: Predictor, pairs: FieldPairs) -> None:
     """Raise unless the predictor can be held against these pairs.
 
     Raises:
-        DataError: If `predict` is not a `Predictor`, `pairs` not a `FieldPairs`, or an output is not finite.
+        DataError: If `predictor` is not a `Predictor`, `pairs` not a `FieldPairs`, or an output is not finite.
         ShapeError: If the outputs do not have the predictor's channels.
     """
-    check_instance(predict, Predictor, "predict", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)")
+    check_instance(
+        predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)"
+    )
     check_instance(pairs, FieldPairs, "calibration data", remedy="pair them: pn.FieldPairs(inputs, outputs)")
-    if pairs.outputs.channels != predict.out_channels:
+    if pairs.outputs.channels != predictor.out_channels:
         raise ShapeError(
-            expected=f"outputs of {predict.out_channels} channels, as predicted",
+            expected=f"outputs of {predictor.out_channels} channels, as predicted",
             got=str(pairs.outputs.channels),
             remedy="calibrate with data of the same problem",
         )
@@ -91,6 +93,6 @@ def check_pairs(predict: Predictor, pairs: FieldPairs) -> None:
 
 def domain_average(values: Float64[Tensor, "n c *grid"], grid: Grid) -> Float64[Tensor, "n c"]:
     """Average over the domain by the grid's quadrature; points of weight zero are left out even where infinite."""
-    share = (grid.weights / grid.volume).to(values)
+    mean_weights = grid.mean_weights.to(values)
     flat = values.flatten(2)
-    return torch.where(share > 0, flat, torch.zeros_like(flat)) @ share
+    return torch.where(mean_weights > 0, flat, torch.zeros_like(flat)) @ mean_weights

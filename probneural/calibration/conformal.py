@@ -19,9 +19,9 @@ from probneural.errors import CalibrationError
 from probneural.fields import FieldPairs
 from probneural.grids import Grid
 
-Modulation = Literal["deviation", "constant"]
+Modulation = Literal["std", "constant"]
 FLOOR = 0.1
-"""Default floor of a band's local scale, as a share of its root mean square over the domain."""
+"""Default floor of a band's local scale, as a fraction of its root mean square over the domain."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +68,14 @@ class ConformalScores:
                 got=str(count),
                 remedy="hold out more fields, or lower the level",
             )
-        found = float(self.values.sort().values[rank - 1])
-        if not math.isfinite(found):
+        quantile = float(self.values.sort().values[rank - 1])
+        if not math.isfinite(quantile):
             raise CalibrationError(
                 expected=f"a finite score of rank {rank} among {count}",
                 got="infinite scores: errors in functions that have no predictive variance at all",
                 remedy="use modulation='constant', or a predictor with noise > 0",
             )
-        return found
+        return quantile
 
     def __len__(self) -> int:
         """Number of functions n."""
@@ -88,7 +88,7 @@ class ConformalScores:
 
 
 def conformal_scores(
-    predict: Predictor, pairs: FieldPairs, *, modulation: Modulation = "deviation", floor: float = FLOOR
+    predictor: Predictor, pairs: FieldPairs, *, modulation: Modulation = "std", floor: float = FLOOR
 ) -> ConformalScores:
     """Score every pair: the supremum over channels and grid points of |y - mean| / scale.
 
@@ -96,9 +96,9 @@ def conformal_scores(
     call serves any number of splits: `scores[first].quantile(level)` calibrates, `scores[second].values <= quantile` tests.
 
     Args:
-        predict: Fitted without these pairs.
+        predictor: Fitted without these pairs.
         pairs: Inputs and outputs; the grids may differ.
-        modulation: "deviation" for a local scale max(sd, floor * rms of sd over the domain), sd being the predictive standard
+        modulation: "std" for a local scale max(sd, floor * rms of sd over the domain), sd being the predictive standard
             deviation; "constant" for a scale that is the same everywhere (see `SimultaneousBand`).
         floor: Dimensionless, from 0 to 1.
 
@@ -116,9 +116,9 @@ def conformal_scores(
     """
     check_modulation(modulation, floor)
     values, scales = [], []
-    for found, truth in predictions(predict, pairs):
-        scale = local_scale(found.variance, predict, pairs.outputs.grid, modulation=modulation, floor=floor)
-        residual = (truth - found.mean).abs()
+    for predicted, truth in predictions(predictor, pairs):
+        scale = local_scale(predicted.variance, predictor, grid=pairs.outputs.grid, modulation=modulation, floor=floor)
+        residual = (truth - predicted.mean).abs()
         # 0 / 0 is a value predicted with certainty, and right; a positive residual over 0 stays infinite.
         ratio = torch.where(residual > 0, residual / scale, torch.zeros_like(residual))
         values.append(ratio.flatten(1).amax(-1))
@@ -129,27 +129,27 @@ def conformal_scores(
 
 
 def local_scale(
-    variance: Float64[Tensor, "n c *grid"], predict: Predictor, grid: Grid, *, modulation: Modulation, floor: float
+    variance: Float64[Tensor, "n c *grid"], predictor: Predictor, *, grid: Grid, modulation: Modulation, floor: float
 ) -> Float64[Tensor, "n c *grid"]:
     """The scale a band's half width is proportional to at each point, a function of one input and the predictor only."""
     ones = (1,) * (variance.ndim - 2)
-    if modulation == "deviation":
+    if modulation == "std":
         least = floor * domain_average(variance, grid).sqrt()
         return torch.maximum(variance.sqrt(), least.reshape(*least.shape, *ones))
     channels = variance.shape[1]
-    unit = predict.residual_variance.to(variance).sqrt() if channels > 1 else variance.new_ones(1)
+    unit = predictor.residual_variance.to(variance).sqrt() if channels > 1 else variance.new_ones(1)
     if not bool((unit > 0).all()):
         raise CalibrationError(
             expected="a positive noise variance in every channel, whose roots are the units of a constant band",
-            got=str(predict.residual_variance.tolist()),
-            remedy="use modulation='deviation', or a predictor with noise > 0",
+            got=str(predictor.residual_variance.tolist()),
+            remedy="use modulation='std', or a predictor with noise > 0",
         )
     return unit.reshape(1, -1, *ones).expand(variance.shape)
 
 
 def check_modulation(modulation: str, floor: float) -> None:
     """Raise an ArgumentError unless the modulation exists and the floor lies between 0 and 1."""
-    check_choice(modulation, ("deviation", "constant"), "modulation")
+    check_choice(modulation, ("std", "constant"), "modulation")
     check_real(floor, "floor", least=0.0, most=1.0)
 
 

@@ -10,57 +10,71 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.calibration.chunks import Moments, domain_average
+from probneural.calibration.chunks import PredictedMoments, domain_average
 from probneural.calibration.stationary_process import StationaryProcess
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.predictor import Predictor
-from probneural.errors import UnsupportedError
+from probneural.errors import ArgumentError, UnsupportedError
 from probneural.fields import Field, FieldPairs
-from probneural.functionals import Readings
+from probneural.functionals import MatrixFunctional
 from probneural.grids import Grid
 from probneural.randomness import stream
 
-Pair = tuple[Moments, Float64[Tensor, "_ c *grid"]]
+Pair = tuple[PredictedMoments, Float64[Tensor, "_ c *grid"]]
 """Predicted moments of some functions at a time, and what was observed of them."""
 
-ROOT_FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+_ROOT_FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Candidates of w. Zero is none: data on some functions would then say nothing about others."""
-WHITE_FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+_WHITE_FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Candidates of f. Zero is none: a field of finite rank has no density on a fine grid."""
 _POINTS = 256
 """Points at which the joint likelihood is taken, at most; chosen at random, so that neighbours are among them."""
 _VALUES = 4096
 """Values whose joint likelihood decides: 64 functions of 64 points, 16 of 256."""
 _JITTER = 1e-9
-"""Share of a variance added to it in the likelihood alone, where a correlation matrix may be singular up to rounding."""
+"""Fraction of a variance added to it in the likelihood alone, where a correlation matrix may be singular up to rounding."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Decomposition:
-    """What `decompose` finds; `ScaledPredictor` says what the letters mean.
+    """How much of a variance functions share, and what the rest is: w, f and rho of `VarianceScale`.
 
     Args:
-        process: rho.
-        root_fraction: w, `(c,)`.
-        white_fraction: f, `(c,)`.
-        variance: Mean variance of what is each function's own, `(c,)`, in physical units squared.
+        process: rho, or None for a field without a discrepancy: w is then 1, and all of b n is noise.
+        root_fraction: w, `(c,)`, from 0 to 1.
+        white_fraction: f, `(c,)`, from 0 to 1.
+        variance: Mean variance of the discrepancy over the calibration fields, `(c,)`, in physical units squared.
+
+    Raises:
+        ArgumentError: If a fraction is not between 0 and 1, or there is not one for each channel.
     """
 
-    process: StationaryProcess
+    process: StationaryProcess | None
     root_fraction: Float64[Tensor, " c"]
     white_fraction: Float64[Tensor, " c"]
     variance: Float64[Tensor, " c"]
 
+    def __post_init__(self) -> None:
+        """Check the fractions."""
+        for fraction in (self.root_fraction, self.white_fraction):
+            if fraction.shape != self.variance.shape or not bool(((fraction >= 0) & (fraction <= 1)).all()):
+                raise ArgumentError(
+                    expected=f"{len(self.variance)} fractions between 0 and 1, one per channel",
+                    got=str(fraction.tolist()),
+                    remedy="fit them with VarianceScale",
+                )
+
 
 @torch.no_grad()
 def decompose(
-    predict: Predictor,
+    predictor: Predictor,
     moments: Sequence[Pair],
-    calibration: FieldPairs,
     *,
+    calibration: FieldPairs,
     scale: Float64[Tensor, " c"],
     noise: Float64[Tensor, " c"],
+    measured: Float64[Tensor, " c"],
 ) -> Decomposition:
     """Divide the predictive variance a v + b n of calibrated fields; see `VarianceScale`.
 
@@ -68,19 +82,20 @@ def decompose(
     four fields meet themselves.
 
     Args:
-        predict: What is calibrated.
+        predictor: What is calibrated.
         moments: Its predictions of the calibration fields, in their order, its own noise included.
         calibration: The fields.
         scale: a, `(c,)`.
         noise: b n, `(c,)`, in physical units squared.
+        measured: Measurement noise, the part of it that stays outside of the field.
 
     Raises:
         UnsupportedError: If the field is neither Gaussian nor empirical.
     """
     grid = calibration.outputs.grid
-    own = predict.noise.detach().to("cpu", torch.float64)
-    residual = torch.cat([(truth - found.mean).flatten(2).cpu() for found, truth in moments])
-    variance = torch.cat([found.variance.flatten(2).cpu() for found, _ in moments]) - own[:, None]
+    head_noise = predictor.noise.detach().to("cpu", torch.float64)
+    residual = torch.cat([(truth - predicted.mean).flatten(2).cpu() for predicted, truth in moments])
+    variance = torch.cat([predicted.variance.flatten(2).cpu() for predicted, _ in moments]) - head_noise[:, None]
     explained, unexplained = scale[:, None] * variance.clamp_min(0.0), noise[:, None]
     total = explained + unexplained
     standardised = torch.where(total > 0, residual * total.clamp_min(torch.finfo(total.dtype).tiny).rsqrt(), 0.0)
@@ -88,9 +103,9 @@ def decompose(
     halves = [range(0, count, 2), range(1, count, 2)] if count >= 4 else [range(count), range(count)]
     processes = [StationaryProcess.estimated(standardised[list(half)], grid) for half in halves]
     points = _points(grid)
-    shared = _shared_covariance(predict, calibration, points, min(count, _VALUES // len(points)))
+    shared = _shared_covariance(predictor, calibration, points, min(count, _VALUES // len(points)))
     correlations = [waves @ waves.mT for waves in (process.evaluate(grid)[:, points] for process in processes)]
-    candidates = list(itertools.product(ROOT_FRACTIONS, WHITE_FRACTIONS))
+    candidates = list(itertools.product(_ROOT_FRACTIONS, _WHITE_FRACTIONS))
     fractions = torch.ones(2, len(scale), dtype=torch.float64)
     for channel in range(len(scale)):
         scores = torch.zeros(len(candidates), dtype=torch.float64)
@@ -104,7 +119,7 @@ def decompose(
         process=StationaryProcess.estimated(standardised, grid),
         root_fraction=fractions[0],
         white_fraction=fractions[1],
-        variance=domain_average(rest.unflatten(-1, grid.shape), grid).mean(0),
+        variance=(domain_average(rest.unflatten(-1, grid.shape), grid).mean(0) - measured).clamp_min(0.0),
     )
 
 
@@ -115,16 +130,16 @@ def _points(grid: Grid) -> Tensor:
     return torch.randperm(grid.size, generator=stream(0, "likelihood points"))[:_POINTS].sort().values
 
 
-def _shared_covariance(predict: Predictor, calibration: FieldPairs, points: Tensor, count: int) -> list[Tensor]:
+def _shared_covariance(predictor: Predictor, calibration: FieldPairs, points: Tensor, count: int) -> list[Tensor]:
     """Covariance `(c, p, p)` that the head itself states for each of the first functions, at these points."""
     grid = calibration.outputs.grid
     query = None if grid == calibration.inputs.grid else grid
     chosen = torch.zeros(len(points), grid.size, dtype=torch.float64)
     chosen[torch.arange(len(points)), points] = 1.0
-    found = []
+    covariances = []
     for index in range(count):
         part = calibration.inputs[index : index + 1]
-        u = predict(Field(part.values.detach(), part.grid), query)
+        u = predictor(Field(part.values.detach(), part.grid), query)
         matched = u.moment_matched() if isinstance(u, EmpiricalField) else u
         if not isinstance(matched, GaussianField):
             raise UnsupportedError(
@@ -132,9 +147,9 @@ def _shared_covariance(predict: Predictor, calibration: FieldPairs, points: Tens
                 got=type(u).__name__,
                 remedy="wrap its samples as an EmpiricalField",
             )
-        rows = matched.apply(Readings(grid, chosen)).alone(0).root.dense()[0].to("cpu", torch.float64)
-        found.append(rows @ rows.mT)
-    return found
+        rows = matched.apply(MatrixFunctional(grid, chosen)).marginal(0).root.dense()[0].to("cpu", torch.float64)
+        covariances.append(rows @ rows.mT)
+    return covariances
 
 
 def _log_densities(

@@ -9,29 +9,28 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import Moments, check_pairs, domain_average, predictions
-from probneural.calibration.decomposition import Pair, decompose
-from probneural.calibration.stationary_process import StationaryProcess
+from probneural.calibration.chunks import PredictedMoments, check_pairs, domain_average, predictions
+from probneural.calibration.decomposition import Decomposition, Pair, decompose
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField, check_factors
-from probneural.distributions.latents import digest
-from probneural.distributions.modulated_root import DiagonalRoot, ModulatedRoot
+from probneural.distributions.latent import digest
 from probneural.distributions.predictor import Predictor
-from probneural.distributions.root_sums import SideBySideRoot
-from probneural.errors import ArgumentError, CalibrationError, UnsupportedError
+from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
+from probneural.distributions.roots.sums import SideBySideRoot
+from probneural.errors import CalibrationError, ShapeError, UnsupportedError
 from probneural.fields import Field, FieldPairs
 from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
 
-ROUNDING = 8.0
+_ROUNDING = 8.0
 """Units in the last place, of a function's largest value, up to which errors and deviations count as none (as in metrics)."""
 
 
-SHARES = (0.05, 0.95)
-"""Smallest and largest share of the mean predictive variance that separate scales leave to the noise."""
+FRACTIONS = (0.05, 0.95)
+"""Smallest and largest fraction of the mean predictive variance that separate scales leave to the noise."""
 _CANDIDATES = 91
 """Shares tried between the two: steps of one per cent."""
 
@@ -81,11 +80,11 @@ class VarianceScale:
         assign(self, separate=check_flag(self.separate, "separate"), noise=check_variances(self.noise, "noise"))
 
     @undisturbed()
-    def fit(self, predict: Predictor, calibration: FieldPairs) -> ScaledPredictor:
+    def fit(self, predictor: Predictor, calibration: FieldPairs) -> ScaledPredictor:
         """Fit the scales on fields that neither training nor testing uses.
 
         Args:
-            predict: What any head or calibrator returned; it is wrapped, not changed.
+            predictor: What any head or calibrator returned; it is wrapped, not changed.
             calibration: Held-out pairs; outputs may live on another grid than inputs.
 
         Returns:
@@ -96,12 +95,12 @@ class VarianceScale:
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
-        check_pairs(predict, calibration)
+        check_pairs(predictor, calibration)
         if len(calibration) < 2:
             raise CalibrationError(
                 expected="at least 2 calibration fields", got=str(len(calibration)), remedy="hold out some training fields"
             )
-        inner = predict.inner if isinstance(predict, ScaledPredictor) else predict
+        inner = predictor.inner if isinstance(predictor, ScaledPredictor) else predictor
         moments = [*predictions(inner, calibration)]
         ratios = self._ratios(inner, moments, calibration.outputs.grid)
         chi2, spread = _profile(inner, moments, calibration, ratios)
@@ -114,28 +113,24 @@ class VarianceScale:
                 remedy="infinite: errors where no variance is stated, give the head noise > 0; zero: nothing to calibrate",
             )
         unexplained = (scale * ratio) * inner.noise.detach().to("cpu", torch.float64)
-        found = decompose(inner, moments, calibration, scale=scale, noise=unexplained)
         measured = noise_variance(self.noise, (1, len(scale)), scale)[0].minimum(unexplained)
         return ScaledPredictor(
             inner,
             scale,
             noise_scale=scale * ratio,
-            process=found.process,
-            root_fraction=found.root_fraction,
-            white_fraction=found.white_fraction,
+            decomposition=decompose(inner, moments, calibration=calibration, scale=scale, noise=unexplained, measured=measured),
             noise=measured.to(inner.noise),
-            discrepancy_variance=(found.variance - measured).clamp_min(0.0),
             calibrated_on=row_fingerprints(calibration.inputs.values, calibration.outputs.values),
         )
 
-    def _ratios(self, predict: Predictor, moments: Sequence[Pair], grid: Grid) -> Float64[Tensor, "k c"]:
+    def _ratios(self, predictor: Predictor, moments: Sequence[Pair], grid: Grid) -> Float64[Tensor, "k c"]:
         """Candidates of b/a per channel: 1 alone, or those that leave the noise a fraction between the two bounds."""
-        noise = predict.noise.detach().to("cpu", torch.float64)
+        noise = predictor.noise.detach().to("cpu", torch.float64)
         field_variance = torch.zeros_like(noise)
-        count = sum(len(found.mean) for found, _ in moments)
-        for found, _ in moments:
-            own = found.variance - noise.to(found.variance).reshape(-1, *(1,) * len(grid.shape))
-            field_variance += domain_average(own, grid).sum(0).cpu() / count
+        count = sum(len(predicted.mean) for predicted, _ in moments)
+        for predicted, _ in moments:
+            of_field = predicted.variance - noise.to(predicted.variance).reshape(-1, *(1,) * len(grid.shape))
+            field_variance += domain_average(of_field, grid).sum(0).cpu() / count
         if not bool((field_variance + noise > 0).any()):
             raise CalibrationError(
                 expected="a positive predictive variance somewhere",
@@ -144,9 +139,9 @@ class VarianceScale:
             )
         if not self.separate:
             return torch.ones(1, len(noise), dtype=torch.float64)
-        shares = torch.linspace(*SHARES, _CANDIDATES, dtype=torch.float64)
-        ratios = (shares / (1.0 - shares))[:, None] * (field_variance / noise)
-        both = (field_variance > ROUNDING * torch.finfo(torch.float64).eps * noise) & (noise > 0)
+        fractions = torch.linspace(*FRACTIONS, _CANDIDATES, dtype=torch.float64)
+        ratios = (fractions / (1.0 - fractions))[:, None] * (field_variance / noise)
+        both = (field_variance > _ROUNDING * torch.finfo(torch.float64).eps * noise) & (noise > 0)
         return torch.where(both, ratios, torch.ones_like(ratios))
 
 
@@ -160,15 +155,12 @@ class ScaledPredictor(Predictor):
         inner: The predictor it wraps.
         scale: a, factor of the field's variances, `(c,)`, dimensionless.
         noise_scale: b, factor of the noise variances, `(c,)`, dimensionless.
-        process: rho, or None for a field without a discrepancy: w is then 1, and all of b n is noise.
-        root_fraction: w, `(c,)`, from 0 to 1.
-        white_fraction: f, `(c,)`, from 0 to 1.
+        decomposition: w, f and rho.
         noise: Measurement noise, `(c,)`, in physical units squared; at most b n.
-        discrepancy_variance: Mean variance of the discrepancy over the calibration fields, `(c,)`, in physical units squared.
         calibrated_on: Fingerprints of the calibration pairs, `(n,)`: a conformal band needs others.
 
     Raises:
-        ArgumentError: If a scale is not positive and finite, or a fraction not between 0 and 1.
+        ArgumentError: If a scale is not positive and finite.
         ShapeError: If there is not one scale per channel.
         DataError: If scales are no real numbers.
     """
@@ -177,11 +169,8 @@ class ScaledPredictor(Predictor):
     scale: Float64[Tensor, " c"]
     _: KW_ONLY
     noise_scale: Float64[Tensor, " c"]
-    process: StationaryProcess | None = None
-    root_fraction: Float64[Tensor, " c"]
-    white_fraction: Float64[Tensor, " c"]
+    decomposition: Decomposition
     noise: Float[Tensor, " c"]
-    discrepancy_variance: Float64[Tensor, " c"]
     calibrated_on: Int64[Tensor, " n"]
     in_channels: int = field(init=False)
     out_channels: int = field(init=False)
@@ -193,14 +182,12 @@ class ScaledPredictor(Predictor):
         channels = self.inner.out_channels
         scale, noise_scale = (check_factors(getattr(self, name), channels, name) for name in ("scale", "noise_scale"))
         assign(self, scale=scale, noise_scale=noise_scale)
-        for fraction in (self.root_fraction, self.white_fraction):
-            fits = tuple(fraction.shape) == (channels,)
-            if not fits or not bool(((fraction >= 0) & (fraction <= 1)).all()):
-                raise ArgumentError(
-                    expected=f"{channels} fractions between 0 and 1, one per channel",
-                    got=str(fraction.tolist()),
-                    remedy="fit them with VarianceScale",
-                )
+        if self.decomposition.variance.shape != (channels,):
+            raise ShapeError(
+                expected=f"a decomposition of {channels} channels",
+                got=str(tuple(self.decomposition.variance.shape)),
+                remedy="fit it with VarianceScale",
+            )
         for name in ("in_channels", "out_channels", "domain", "effective_observations"):
             assign(self, **{name: getattr(self.inner, name)})
 
@@ -217,11 +204,11 @@ class ScaledPredictor(Predictor):
     @property
     def residual_variance(self) -> Float64[Tensor, " c"]:
         """Variance by which one value departs from the shared operator, noise and discrepancy, `(c,)`, on the CPU."""
-        return self.noise.detach().to("cpu", torch.float64) + self.discrepancy_variance
+        return self.noise.detach().to("cpu", torch.float64) + self.decomposition.variance
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
-        found = self.inner(inputs, query)
-        u = found.moment_matched() if isinstance(found, EmpiricalField) else found
+        inner = self.inner(inputs, query)
+        u = inner.moment_matched() if isinstance(inner, EmpiricalField) else inner
         if not isinstance(u, GaussianField):
             raise UnsupportedError(
                 expected="a predictor of Gaussian or empirical fields",
@@ -231,31 +218,33 @@ class ScaledPredictor(Predictor):
         smooth, white = self._discrepancies(u)
         return GaussianField(
             u.mean,
-            u.root.scale((self.scale * self.root_fraction).sqrt()),
-            latent=replace(u.latent, id=self._latent_id(found, u)),
+            u.root.scale((self.scale * self.decomposition.root_fraction).sqrt()),
+            latent=replace(u.latent, id=self._latent_id(inner, u)),
             grid=u.grid,
             discrepancy=None if smooth is None or white is None else SideBySideRoot(smooth, white),
         )
 
-    def _latent_id(self, found: FieldDistribution, u: GaussianField) -> str:
+    def _latent_id(self, inner: FieldDistribution, u: GaussianField) -> str:
         """A name of its own: what data say about xi depends on the root that it came through. Members are in every call."""
-        own = digest(self.scale, self.noise_scale, self.root_fraction, self.white_fraction, self.calibrated_on)
-        return f"{'members' if found is not u else u.latent.id}~scaled-{own}"
+        parts = self.decomposition
+        content = digest(self.scale, self.noise_scale, parts.root_fraction, parts.white_fraction, self.calibrated_on)
+        return f"{'members' if inner is not u else u.latent.id}~scaled-{content}"
 
     def _discrepancies(self, u: GaussianField) -> tuple[ModulatedRoot | None, DiagonalRoot | None]:
         """D times the process, and what has no correlation; D needs the field's variance where the root leaves some of it."""
-        if self.process is None:
+        parts = self.decomposition
+        if parts.process is None:
             return None, None
         per_channel = (-1, *(1,) * len(u.grid.shape))
         unexplained = self.noise_scale * self.inner.noise.detach().to("cpu", torch.float64)
-        white = (self.white_fraction * unexplained - self.noise.to(unexplained)).clamp_min(0.0)
+        white = (parts.white_fraction * unexplained - self.noise.to(unexplained)).clamp_min(0.0)
         smooth = unexplained - white - self.noise.to(unexplained)
         variance = smooth.to(u.mean).reshape(per_channel).expand_as(u.mean)
-        left = self.scale * (1.0 - self.root_fraction)
+        left = self.scale * (1.0 - parts.root_fraction)
         if bool((left > 0).any()):
             variance = variance + left.to(u.mean).reshape(per_channel) * u.variance
         rough = white.sqrt().to(u.mean)[:, None].expand(*u.mean.shape[:2], u.grid.size)
-        return ModulatedRoot(variance.sqrt().flatten(2), self.process.evaluate(u.grid).to(u.mean)), DiagonalRoot(rough)
+        return ModulatedRoot(variance.sqrt().flatten(2), parts.process.evaluate(u.grid).to(u.mean)), DiagonalRoot(rough)
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
         """The inner predictor's draw, its deviation from the mean scaled, and one draw of the process for all functions.
@@ -264,7 +253,7 @@ class ScaledPredictor(Predictor):
         """
         u = self(inputs, query)
         assert isinstance(u, GaussianField)
-        factor = (self.scale * self.root_fraction).sqrt().to(u.mean).reshape(-1, *(1,) * len(u.grid.shape))
+        factor = (self.scale * self.decomposition.root_fraction).sqrt().to(u.mean).reshape(-1, *(1,) * len(u.grid.shape))
         drawn = u.mean + factor * (self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query) - u.mean)
         if not isinstance(u.discrepancy, SideBySideRoot):
             return drawn
@@ -276,7 +265,7 @@ class ScaledPredictor(Predictor):
 
 
 def _profile(
-    predict: Predictor, moments: Sequence[Pair], calibration: FieldPairs, ratios: Float64[Tensor, "k c"]
+    predictor: Predictor, moments: Sequence[Pair], calibration: FieldPairs, ratios: Float64[Tensor, "k c"]
 ) -> tuple[Float64[Tensor, "k c"], Float64[Tensor, "k c"]]:
     """chi² and mean log variance of the calibration fields for field variance plus `ratio` times the noise.
 
@@ -284,22 +273,22 @@ def _profile(
     """
     grid = calibration.outputs.grid
     chi2, spread = torch.zeros_like(ratios), torch.zeros_like(ratios)
-    for found, truth in moments:
-        noise = predict.noise.detach().to(found.variance).reshape(-1, *(1,) * len(grid.shape))
-        for number, ratio in enumerate(ratios.to(found.variance.device)):
+    for predicted, truth in moments:
+        noise = predictor.noise.detach().to(predicted.variance).reshape(-1, *(1,) * len(grid.shape))
+        for number, ratio in enumerate(ratios.to(predicted.variance.device)):
             extra = (ratio - 1.0).reshape(-1, *(1,) * len(grid.shape)) * noise
-            moved = replace(found, variance=found.variance + extra)
+            moved = replace(predicted, variance=predicted.variance + extra)
             chi2[number] += domain_average(_squares(moved, truth, calibration.outputs.dtype), grid).sum(0).cpu()
             if len(ratios) > 1:
                 spread[number] += domain_average(moved.variance.log(), grid).sum(0).cpu()
     return chi2 / len(calibration), spread / len(calibration)
 
 
-def _squares(found: Moments, truth: Tensor, dtype: torch.dtype) -> Tensor:
+def _squares(predicted: PredictedMoments, truth: Tensor, dtype: torch.dtype) -> Tensor:
     """Standardised squared residuals; 0 where residual and deviation are both zero up to rounding."""
-    residual = truth - found.mean
+    residual = truth - predicted.mean
     axes = tuple(range(2, truth.ndim))
-    unit = ROUNDING * max(found.epsilon, torch.finfo(dtype).eps)
-    rounding = unit * torch.maximum(found.mean.abs(), truth.abs()).amax(axes, keepdim=True)
-    none = (residual.abs() <= rounding) & (found.variance <= rounding.square())
-    return torch.where(none, torch.zeros_like(residual), residual.square() / found.variance)
+    unit = _ROUNDING * max(predicted.epsilon, torch.finfo(dtype).eps)
+    rounding = unit * torch.maximum(predicted.mean.abs(), truth.abs()).amax(axes, keepdim=True)
+    none = (residual.abs() <= rounding) & (predicted.variance <= rounding.square())
+    return torch.where(none, torch.zeros_like(residual), residual.square() / predicted.variance)

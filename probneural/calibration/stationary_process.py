@@ -14,15 +14,15 @@ from torch import Tensor
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid
 
-LARGEST_RANK = 128
+_LARGEST_RANK = 128
 """Modes kept per channel, at most; divided by the number of channels."""
-KEPT_POWER = 0.999
+_KEPT_POWER = 0.999
 """Fraction of the power that the kept modes have, where they are allowed to be that many."""
 _CANDIDATES = 1024
 """Modes of lowest frequency whose power is estimated."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class StationaryProcess:
     """e_c(x) = sum over j of a_cj phi_cj(x) zeta_cj / norm, with zeta standard normal: unit variance at every point.
 
@@ -74,7 +74,7 @@ class StationaryProcess:
         lower, lengths = _box(grid)
         candidates, frequencies = _waves(grid)
         waves = _evaluate(candidates, grid.points, lower=lower, lengths=lengths, periodic=grid.periodic)
-        weights = grid.weights / grid.volume
+        weights = grid.mean_weights
         power = (values @ (weights[:, None] * waves)).square().mean(0)
         _, group = torch.unique(frequencies, dim=0, return_inverse=True)
         count = torch.bincount(group).to(power)
@@ -82,8 +82,8 @@ class StationaryProcess:
         order = pooled.argsort(dim=1, descending=True, stable=True)
         ordered = pooled.gather(1, order)
         captured = ordered.cumsum(1) / ordered.sum(1, keepdim=True).clamp_min(torch.finfo(power.dtype).tiny)
-        most = max(1, LARGEST_RANK // len(power))
-        rank = min(most, int((captured < KEPT_POWER).sum(1).amax()) + 1, order.shape[1])
+        most = max(1, _LARGEST_RANK // len(power))
+        rank = min(most, int((captured < _KEPT_POWER).sum(1).amax()) + 1, order.shape[1])
         return cls(
             modes=candidates[order[:, :rank]],
             amplitudes=ordered[:, :rank].sqrt(),
@@ -139,12 +139,12 @@ def _frequencies(waves: Tensor, periodic: Sequence[bool]) -> Tensor:
 
 def _evaluate(waves: Tensor, points: Tensor, *, lower: Tensor, lengths: Tensor, periodic: Sequence[bool]) -> Tensor:
     """Values of waves at points, `(p, K)`; orthonormal in the mean over the domain."""
-    found = torch.ones(len(points), len(waves), dtype=torch.float64)
-    place = (points - lower) / lengths
+    products = torch.ones(len(points), len(waves), dtype=torch.float64)
+    position = (points - lower) / lengths
     frequencies = _frequencies(waves, periodic)
     for axis, flag in enumerate(periodic):
-        argument = math.pi * frequencies[:, axis] * place[:, axis, None]
+        argument = math.pi * frequencies[:, axis] * position[:, axis, None]
         is_sine = flag & (waves[:, axis] % 2 == 0)
         values = math.sqrt(2.0) * torch.where(is_sine, argument.sin(), argument.cos())
-        found = found * torch.where(waves[:, axis] == 0, torch.ones_like(values), values)
-    return found
+        products = products * torch.where(waves[:, axis] == 0, torch.ones_like(values), values)
+    return products

@@ -95,8 +95,8 @@ def gauss_newton(jacobian: Float[Tensor, "n c p P"], *, grid: Grid, precision: F
     """
     if jacobian.shape[2] != grid.size:
         raise ShapeError(expected=f"{grid.size} points", got=str(jacobian.shape[2]), remedy="pass the Jacobian's own grid")
-    share = (grid.weights / grid.volume).to(jacobian.device)
-    weight = (precision.to(share)[:, None] * share).sqrt()
+    mean_weights = grid.mean_weights.to(jacobian.device)
+    weight = (precision.to(mean_weights)[:, None] * mean_weights).sqrt()
     rows = (jacobian.to(torch.float64) * weight[:, :, None]).flatten(0, 2)
     matrix = rows.mT @ rows
     return (matrix + matrix.mT) / 2  # some matrix products round the two halves differently

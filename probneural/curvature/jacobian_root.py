@@ -12,14 +12,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import assign, check_integer
-from probneural.curvature.diagonals import row_squares_estimate
 from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.parameters import ParameterVector
-from probneural.curvature.products import jacobian_product, transposed_jacobian_product
-from probneural.curvature.weight_roots import WeightRoot
-from probneural.distributions.linear_algebra import Shrink
-from probneural.distributions.roots import Root
-from probneural.errors import GridError, UnsupportedError
+from probneural.curvature.products.core import jacobian_product, transposed_jacobian_product
+from probneural.curvature.spectra.diagonals import row_squares_estimate
+from probneural.curvature.weights.roots import WeightRoot
+from probneural.distributions.conditioning import LowRankUpdate
+from probneural.distributions.roots.base import Root, grid_shape
+from probneural.distributions.roots.recorded import RecordedMaps
+from probneural.errors import UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.grids import Grid
@@ -34,8 +35,8 @@ _LARGEST_DENSE = 2**29
 """Entries of a root formed at once (2 GiB in float32)."""
 
 
-@dataclass(frozen=True)
-class Effort:
+@dataclass(frozen=True, kw_only=True)
+class VarianceEstimation:
     """How row sums of squares, hence marginal variances, are found.
 
     Exactly, by one pass per value or latent direction, where that takes at most `exact_passes` passes; else by a sketch of
@@ -64,7 +65,7 @@ class Effort:
             assign(self, **{name: check_integer(getattr(self, name), name, least=least)})
 
 
-_EFFORT = Effort()
+_VARIANCE_ESTIMATION = VarianceEstimation()
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,7 @@ class JacobianRoot(Root):
     """J R of u = f(w) + J R xi: a Jacobian in the parameters times a root R of their covariance, never formed.
 
     Differentiable in the inputs' values. Functionals, conditioning and scales are kept as what they are and applied to
-    products. The entries of the result are exact but for row sums of squares where `effort` says so.
+    products. The entries of the result are exact but for row sums of squares where `variance_estimation` says so.
 
     Args:
         operator: Any module from fields to fields.
@@ -80,12 +81,9 @@ class JacobianRoot(Root):
         vector: Where the Jacobian is taken, `(P,)`.
         inputs: n input functions.
         query: Where to evaluate; the inputs' grid by default.
-        channels: Channels c of the output.
         weights: R.
-        effort: How variances are found.
-        functionals: Applied to the output in turn.
-        shrinks: Applied to the latent side, the last one first.
-        factors: Factor per channel, `(c,)`.
+        variance_estimation: How variances are found.
+        recorded: Functionals, updates and scales, with as many factors as the output has channels.
     """
 
     operator: nn.Module
@@ -93,12 +91,9 @@ class JacobianRoot(Root):
     vector: Float[Tensor, " P"]
     inputs: Field
     query: Grid | None
-    channels: int
     weights: WeightRoot
-    effort: Effort = _EFFORT
-    functionals: tuple[Functional, ...] = ()
-    shrinks: tuple[Shrink, ...] = ()
-    factors: Float[Tensor, " c"] | None = None
+    recorded: RecordedMaps
+    variance_estimation: VarianceEstimation = _VARIANCE_ESTIMATION
 
     @property
     def grid(self) -> Grid:
@@ -108,22 +103,16 @@ class JacobianRoot(Root):
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """`(n, c, p, k)`."""
-        points = self.functionals[-1].size if self.functionals else self.grid.size
-        return len(self.inputs), self.channels, points, self.weights.rank
+        return len(self.inputs), len(self.recorded.factors), self.recorded.size(self.grid.size), self.weights.rank
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The operator's dtype."""
-        return self.vector.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The operator's device."""
-        return self.vector.device
+    def like(self) -> Tensor:
+        """A tensor of the dtype and on the device of products."""
+        return self.vector
 
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
         """Map s latent vectors to s coherent draws, by one Jacobian product each."""
-        if any(shrink.directions.ndim == 3 for shrink in self.shrinks):  # then every input has a latent vector of its own
+        if self.recorded.updates.is_per_function:
             pieces = [root.product_one(latents) for root in self._singles()]
             return torch.stack(pieces, dim=1)
         return self.push_tangents(self._tangents(latents))
@@ -149,17 +138,14 @@ class JacobianRoot(Root):
     def transposed_one(self, values: Float[Tensor, "s c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the map of the first input."""
         vectors = self._reverse(self.inputs[:1], values)
-        latents = self.weights.transposed_product(vectors)
-        for shrink in self.shrinks:
-            latents = _first(shrink).product(latents)
-        return latents
+        return self.recorded.updates.transposed_product(self.weights.transposed_product(vectors))
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
         """Apply each input's own transpose to m vectors."""
         return torch.stack([root.transposed_one(cotangents[index]) for index, root in enumerate(self._singles())])
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
-        """Row sums of squares; see `Effort` for when they are exact."""
+        """Row sums of squares; see `VarianceEstimation` for when they are exact."""
         return torch.stack([root._row_squares_one()[0] for root in self._singles()])
 
     def row_squares_error(self) -> Float[Tensor, "n c p"]:
@@ -170,37 +156,30 @@ class JacobianRoot(Root):
     def is_exact(self) -> bool:
         """Whether row sums of squares are exact."""
         _, channels, points, rank = self.shape
-        return min(channels * points, rank) <= self.effort.exact_passes
+        return min(channels * points, rank) <= self.variance_estimation.exact_passes
 
     def magnitude(self) -> Float[Tensor, "n c"]:
         """An estimate of the largest row norm per channel, from a few draws."""
-        generator = stream(self.effort.seed, "row magnitude")
+        generator = stream(self.variance_estimation.seed, "row magnitude")
         latents = torch.randn(8, self.shape[3], generator=generator, dtype=torch.float64, device="cpu")
         return self.product(latents.to(self.vector)).square().mean(0).amax(-1).sqrt() * 2.0
 
     def push(self, functional: Functional) -> Root:
         """Remember the functional."""
-        if functional.grid.size != self.shape[2]:
-            raise GridError(
-                expected=f"a functional on the field's {self.shape[2]} points",
-                got=f"one on {functional.grid!r}",
-                remedy="build the functional from the distribution's grid",
-            )
-        return replace(self, functionals=(*self.functionals, functional))
+        grid_shape(functional, self.shape[2])
+        return replace(self, recorded=self.recorded.push(functional))
 
-    def compose(self, shrink: Shrink) -> Root:
-        """Remember the shrink."""
-        return replace(self, shrinks=(*self.shrinks, shrink))
+    def compose(self, transform: LowRankUpdate) -> Root:
+        """Remember the transform."""
+        return replace(self, recorded=self.recorded.compose(transform))
 
     def scale(self, factors: Float[Tensor, " c"]) -> Root:
         """Remember the factors."""
-        scaled = factors if self.factors is None else self.factors.to(factors) * factors
-        return replace(self, factors=scaled)
+        return replace(self, recorded=self.recorded.scale(factors))
 
     def select(self, index: slice | Tensor) -> Root:
-        """Select inputs, and what was learnt about each of them."""
-        shrinks = tuple(shrink if shrink.directions.ndim == 2 else shrink[index] for shrink in self.shrinks)
-        return replace(self, inputs=Field(self.inputs.values[index], self.inputs.grid), shrinks=shrinks)
+        """Select inputs, and what was learned about each of them."""
+        return replace(self, inputs=Field(self.inputs.values[index], self.inputs.grid), recorded=self.recorded[index])
 
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root, by as many passes per input as it has rows or columns, whichever are fewer.
@@ -227,7 +206,7 @@ class JacobianRoot(Root):
         unit = torch.eye(channels * points, dtype=self.dtype, device=self.device).unflatten(-1, (channels, points))
         pieces = []
         for root in self._singles():
-            columns = [root.product_one(root.transposed_one(piece)) for piece in unit.split(4 * self.effort.chunk)]
+            columns = [root.product_one(root.transposed_one(piece)) for piece in unit.split(4 * self.variance_estimation.chunk)]
             matrix = torch.cat(columns).flatten(1).to(torch.float64)
             pieces.append((matrix + matrix.mT) / 2)
         return torch.stack(pieces)
@@ -254,15 +233,12 @@ class JacobianRoot(Root):
         )
 
     def _singles(self) -> Iterator[JacobianRoot]:
-        for index in range(len(self.inputs)):
-            one = self.select(slice(index, index + 1))
-            assert isinstance(one, JacobianRoot)
-            yield one
+        return (replace(self, inputs=self.inputs[index], recorded=self.recorded[index]) for index in range(len(self.inputs)))
 
     def _row_squares_one(self) -> tuple[Tensor, Tensor]:
         """Row sums of squares at the first input, `(c, p)`, and their standard errors."""
         _, channels, points, rank = self.shape
-        shape, chunk = (channels, points), 4 * self.effort.chunk
+        shape, chunk = (channels, points), 4 * self.variance_estimation.chunk
         if self.is_exact and rank < channels * points:
             unit = torch.eye(rank, dtype=self.dtype, device=self.device)
             squares = torch.stack([self.product_one(piece).square().sum(0) for piece in unit.split(chunk)]).sum(0)
@@ -276,9 +252,9 @@ class JacobianRoot(Root):
             lambda values: self.transposed_one(values.unflatten(-1, shape)),
             rows=channels * points,
             latent=rank,
-            sketch=self.effort.sketch,
-            probes=self.effort.probes,
-            seed=self.effort.seed,
+            sketch=self.variance_estimation.sketch,
+            probes=self.variance_estimation.probes,
+            seed=self.variance_estimation.seed,
             dtype=self.dtype,
             device=self.device,
         )
@@ -286,28 +262,23 @@ class JacobianRoot(Root):
 
     def _tangents(self, latents: Tensor) -> Tensor:
         """Latent vectors to tangents in the parameters, `(s, P)`."""
-        for shrink in reversed(self.shrinks):
-            latents = _first(shrink).product(latents)
-        return self.weights.product(latents).to(self.vector)
+        return self.weights.product(self.recorded.updates.product(latents)).to(self.vector)
 
     def _outputs(self, parameters: Tensor, inputs: Field) -> Tensor:
         values = evaluate_at(self.operator, self.layout, parameters, inputs, self.query)
-        for functional in self.functionals:
-            values = functional(values)
-        values = values.flatten(2)
-        return values if self.factors is None else values * self.factors.to(values)[:, None]
+        return self.recorded.values(values)
 
     def _forward(self, inputs: Field, tangents: Tensor) -> Tensor:
         """J t for s tangents, `(s, n, c, p)`."""
-        return jacobian_product(lambda theta: self._outputs(theta, inputs), self.vector, tangents, chunk=self.effort.chunk)
+        return jacobian_product(
+            lambda theta: self._outputs(theta, inputs), self.vector, tangents, chunk=self.variance_estimation.chunk
+        )
 
     def _reverse(self, inputs: Field, cotangents: Tensor) -> Tensor:
         """J^T v for s cotangents `(s, c, p)` of one input, `(s, P)`."""
         return transposed_jacobian_product(
-            lambda theta: self._outputs(theta, inputs)[0], self.vector, cotangents.to(self.vector), chunk=self.effort.chunk
+            lambda theta: self._outputs(theta, inputs)[0],
+            self.vector,
+            cotangents.to(self.vector),
+            chunk=self.variance_estimation.chunk,
         )
-
-
-def _first(shrink: Shrink) -> Shrink:
-    """The shrink of the first input, where there is one per input."""
-    return shrink if shrink.directions.ndim == 2 else shrink[0]

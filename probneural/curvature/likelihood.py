@@ -16,7 +16,7 @@ from probneural.grids import Grid
 class QuadratureGaussian:
     """-log p(y | f) = 1/2 sum over i, c, p of w_cp (f_icp - y_icp)^2 + const, with w_cp = precision_c * share_p.
 
-    The shares are the quadrature weights over the domain's volume, so that the loss is a mean over the domain and does not
+    The weights are those of quadrature over the domain's volume, so that the loss is a mean over the domain and does not
     grow with the number of grid points. Its Hessian in the outputs is diag(w) for every function, whatever the targets.
 
     Args:
@@ -56,8 +56,8 @@ class QuadratureGaussian:
         """
         if precision.ndim != 1:
             raise ShapeError(expected="precision (c,)", got=str(tuple(precision.shape)), remedy="one number per channel")
-        share = (grid.weights / grid.volume).to(precision.device)
-        return cls(precision.detach().to(torch.float64)[:, None] * share)
+        mean_weights = grid.mean_weights.to(precision.device)
+        return cls(precision.detach().to(torch.float64)[:, None] * mean_weights)
 
     def losses(self, values: Float[Tensor, "n c p"], targets: Float[Tensor, "n c p"]) -> Float[Tensor, " n"]:
         """Negative log likelihood of each function up to a constant, in nats.

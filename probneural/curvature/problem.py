@@ -26,6 +26,39 @@ _CHUNK_VALUES = 2**14
 operators with one thread and with two; larger chunks gain only where a minibatch is so small that overhead rules."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Minibatches:
+    """How sums over functions are taken: how many functions at once, by how many processes.
+
+    Args:
+        size: Functions per minibatch.
+        chunk: Vectors pushed through a minibatch at once; by default as many as keep chunk * size * p at about 16,000 for p
+            output points, 4 at least and 64 at most. It bounds memory and does not change results.
+        is_sharded: Whether each process of a torch.distributed group holds other functions, so that sums run over all
+            processes. Never assumed: an initialised group alone changes nothing.
+        group: The process group; the default group if None. Only with `is_sharded`.
+
+    Raises:
+        ArgumentError: If a number is not a positive integer, or the group does not fit `is_sharded`.
+        UnsupportedError: If `is_sharded` without an initialised torch.distributed.
+    """
+
+    size: int = 32
+    chunk: int | None = None
+    is_sharded: bool = False
+    group: ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers and the group."""
+        for name, number in (("size", self.size), ("chunk", self.chunk)):
+            if number is not None:
+                assign(self, **{name: check_integer(number, name)})
+        check_group(self.is_sharded, self.group)
+
+
+_MINIBATCHES = Minibatches()
+
+
 @dataclass(frozen=True, eq=False)
 class CurvatureProblem:
     """The loss L(theta) = sum over functions of -log p(y_i | f(theta, a_i)), whose curvature is asked for.
@@ -38,20 +71,13 @@ class CurvatureProblem:
         likelihood: Of the outputs; its weights are `(c, p)`.
         targets: n output functions. Jacobian and Gauss-Newton products do without; Hessian and Fisher products need them.
         grid: Where outputs are evaluated, p points; the inputs' grid by default.
-        batch: Functions per minibatch.
-        chunk: Vectors pushed through a minibatch at once; by default as many as keep chunk * batch * p at about 16,000,
-            4 at least and 64 at most. It bounds memory and does not change results.
-        is_sharded: Whether each process of a torch.distributed group holds other functions, so that sums run over all
-            processes. Never assumed: an initialised group alone changes nothing.
-        group: The process group; the default group if None. Only with `is_sharded`.
+        batches: Minibatches of functions.
 
     Raises:
-        ArgumentError: If the operator is in training mode, a size is not a positive integer, the layout names a parameter
-            the operator lacks, or the group does not fit `is_sharded`.
+        ArgumentError: If the operator is in training mode, or the layout names a parameter that it lacks.
         DataError: If there are no functions, or data and parameters differ in dtype.
         ShapeError: If inputs, targets and likelihood do not fit together.
         GridError: If the targets live on another grid.
-        UnsupportedError: If `is_sharded` without an initialised torch.distributed.
     """
 
     operator: nn.Module
@@ -60,10 +86,7 @@ class CurvatureProblem:
     likelihood: QuadratureGaussian = field(kw_only=True)
     targets: Field | None = field(default=None, kw_only=True)
     grid: Grid | None = field(default=None, kw_only=True)
-    batch: int = field(default=32, kw_only=True)
-    chunk: int | None = field(default=None, kw_only=True)
-    is_sharded: bool = field(default=False, kw_only=True)
-    group: ProcessGroup | None = field(default=None, kw_only=True)
+    batches: Minibatches = field(default=_MINIBATCHES, kw_only=True)
 
     def __post_init__(self) -> None:
         """Validate once, so that every product may rely on it."""
@@ -71,18 +94,16 @@ class CurvatureProblem:
             raise ArgumentError(
                 expected="an operator in evaluation mode", got="one in training mode", remedy="call operator.eval() first"
             )
-        for name, size in (("batch", self.batch), ("chunk", self.chunk)):
-            if size is not None:
-                assign(self, **{name: check_integer(size, name)})
-        own = dict(self.operator.named_parameters())
-        missing = [name for name in self.layout.names if name not in own]
+        parameters = dict(self.operator.named_parameters())
+        missing = [name for name in self.layout.names if name not in parameters]
         if missing:
             raise ArgumentError(
                 expected="a layout of this operator's parameters",
                 got=f"{missing[0]}, which it lacks",
                 remedy="make one with ParameterVector.of(operator)",
             )
-        dtypes = {own[name].real.dtype if own[name].is_complex() else own[name].dtype for name in self.layout.names}
+        varied = [parameters[name] for name in self.layout.names]
+        dtypes = {value.real.dtype if value.is_complex() else value.dtype for value in varied}
         dtypes |= {self.inputs.dtype} | ({self.targets.dtype} if self.targets is not None else set())
         if len(dtypes) > 1:
             raise DataError(
@@ -91,7 +112,6 @@ class CurvatureProblem:
                 remedy="convert with .to(dtype)",
             )
         self._check_data()
-        check_group(self.is_sharded, self.group)
 
     def _check_data(self) -> None:
         if len(self.inputs) == 0:
@@ -133,14 +153,14 @@ class CurvatureProblem:
     @property
     def width(self) -> int:
         """Vectors pushed through a minibatch at once."""
-        if self.chunk is not None:
-            return self.chunk
-        return min(max(_CHUNK_VALUES // (min(self.batch, len(self.inputs)) * self.where.size), 4), 64)
+        if self.batches.chunk is not None:
+            return self.batches.chunk
+        return min(max(_CHUNK_VALUES // (min(self.batches.size, len(self.inputs)) * self.where.size), 4), 64)
 
     def minibatches(self) -> Iterator[slice]:
         """Rows of the functions in each minibatch."""
-        for start in range(0, len(self.inputs), self.batch):
-            yield slice(start, min(start + self.batch, len(self.inputs)))
+        for start in range(0, len(self.inputs), self.batches.size):
+            yield slice(start, min(start + self.batches.size, len(self.inputs)))
 
     def outputs(self, parameters: Float[Tensor, " P"], rows: slice = slice(None)) -> Float[Tensor, "b c p"]:
         """The operator's outputs at these parameters: a pure function to take derivatives of, b functions at a time.

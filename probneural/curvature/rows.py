@@ -21,7 +21,7 @@ from probneural.randomness import stream
 
 @dataclass(frozen=True, eq=False)
 class GaussNewtonRows:
-    """The rows sqrt(weights) J spread of a Gauss-Newton matrix, a few at a time, as often as one asks.
+    """The rows sqrt(weights) J diag(prior_std) of a Gauss-Newton matrix, a few at a time, as often as one asks.
 
     One row per output value gives the matrix exactly. With `probes`, each function yields that many random projections
     e^T sqrt(weights) J / sqrt(probes) with e ~ N(0, I) instead: the sum is then right in expectation, whatever the grid.
@@ -31,14 +31,13 @@ class GaussNewtonRows:
         layout: Which parameters.
         inputs: n input functions.
         query: Where to evaluate; the inputs' grid by default.
-        weights: Curvature of the negative log likelihood in each output value, `(c, p)`: precision times share of the domain.
-        spread: Factor on each parameter, `(P,)`; prior standard deviations whiten the prior away.
+        weights: Curvature of the negative log likelihood in each output value, `(c, p)`: precision times weight of the domain.
+        prior_std: Factor on each parameter, `(P,)`; prior standard deviations whiten the prior away.
         probes: Random projections per function; every output value by default.
         seed: Of the projections.
-        chunk: Rows formed at once.
 
     Raises:
-        ArgumentError: If `probes` or `chunk` is not positive.
+        ArgumentError: If `probes` is not positive.
     """
 
     operator: nn.Module
@@ -46,18 +45,15 @@ class GaussNewtonRows:
     inputs: Field
     query: Grid | None
     weights: Float[Tensor, "c p"]
-    spread: Float[Tensor, " P"] | None = None
+    prior_std: Float[Tensor, " P"] | None = None
     probes: int | None = None
     seed: int = 0
-    chunk: int = 64
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        if self.chunk < 1 or (self.probes is not None and self.probes < 1):
+        if self.probes is not None and self.probes < 1:
             raise ArgumentError(
-                expected="probes and chunk of at least 1",
-                got=f"{self.probes} and {self.chunk}",
-                remedy="leave probes out for every output value",
+                expected="probes of at least 1", got=str(self.probes), remedy="leave probes out for every output value"
             )
 
     @property
@@ -69,33 +65,37 @@ class GaussNewtonRows:
         """Number of rows."""
         return len(self.inputs) * (self.weights.numel() if self.probes is None else self.probes)
 
-    def __call__(self) -> Iterator[Float[Tensor, "r P"]]:
+    def __call__(self, *, chunk: int = 64) -> Iterator[Float[Tensor, "r P"]]:
         """Iterate over the rows, `chunk` at a time, in the operator's dtype."""
         vector = self.layout.flatten(dict(self.operator.named_parameters()))
         root = self.weights.sqrt().to(vector)
-        spread = None if self.spread is None else self.spread.to(vector)
+        prior_std = None if self.prior_std is None else self.prior_std.to(vector)
         generator = stream(self.seed, "gradient rows")
         for index in range(len(self.inputs)):
             single = self.inputs[index]
-            pieces = self._every(single, vector, root) if self.probes is None else self._random(single, vector, root, generator)
+            pieces = (
+                self._every(single, vector, root, chunk)
+                if self.probes is None
+                else self._random(single, vector, root, generator, chunk)
+            )
             for rows in pieces:
-                yield rows if spread is None else rows * spread
+                yield rows if prior_std is None else rows * prior_std
 
-    def _every(self, single: Field, vector: Tensor, root: Tensor) -> Iterator[Tensor]:
+    def _every(self, single: Field, vector: Tensor, root: Tensor, chunk: int) -> Iterator[Tensor]:
         if self.layout.size <= 2 * root.shape[1]:  # `jacobian` then takes forward mode, which yields all rows at once
-            rows = jacobian(self.operator, self.layout, single, query=self.query, chunk=self.chunk).detach()[0]
-            yield from (rows * root[..., None]).flatten(0, 1).split(self.chunk)
+            rows = jacobian(self.operator, self.layout, single, query=self.query, chunk=chunk).detach()[0]
+            yield from (rows * root[..., None]).flatten(0, 1).split(chunk)
             return
         unit = torch.arange(root.numel(), device=root.device)
-        places = (
-            torch.zeros(len(piece), root.numel()).to(root).scatter_(1, piece[:, None], 1.0) for piece in unit.split(self.chunk)
+        cotangents = (
+            torch.zeros(len(piece), root.numel()).to(root).scatter_(1, piece[:, None], 1.0) for piece in unit.split(chunk)
         )
-        yield from self._pulled(single, vector, (place.unflatten(-1, root.shape) * root for place in places))
+        yield from self._pulled(single, vector, (cotangent.unflatten(-1, root.shape) * root for cotangent in cotangents))
 
-    def _random(self, single: Field, vector: Tensor, root: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
+    def _random(self, single: Field, vector: Tensor, root: Tensor, generator: torch.Generator, chunk: int) -> Iterator[Tensor]:
         assert self.probes is not None
         signs = torch.randn(self.probes, *root.shape, generator=generator, dtype=torch.float64, device="cpu").to(root)
-        yield from self._pulled(single, vector, (signs * root / math.sqrt(self.probes)).split(self.chunk))
+        yield from self._pulled(single, vector, (signs * root / math.sqrt(self.probes)).split(chunk))
 
     def _pulled(self, single: Field, vector: Tensor, cotangents: Iterator[Tensor] | tuple[Tensor, ...]) -> Iterator[Tensor]:
         """Cotangents `(r, c, p)` to rows `(r, P)`, with one forward pass for all of them."""

@@ -1,13 +1,13 @@
 """Distributions over fields: the narrow waist between heads and everything that uses a posterior."""
 
 from probneural.distributions.base import FieldDistribution
+from probneural.distributions.conditioning import LowRankUpdate
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.latents import Latent
-from probneural.distributions.linear_algebra import Shrink
-from probneural.distributions.modulated_root import DiagonalRoot, ModulatedRoot
+from probneural.distributions.latent import Latent
 from probneural.distributions.predictor import FunctionDraw, Predictor
-from probneural.distributions.roots import DenseRoot, FeatureRoot, Root
+from probneural.distributions.roots.base import DenseRoot, FeatureRoot, Root
+from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 
 __all__ = [
     "DenseRoot",
@@ -18,8 +18,8 @@ __all__ = [
     "FunctionDraw",
     "GaussianField",
     "Latent",
+    "LowRankUpdate",
     "ModulatedRoot",
     "Predictor",
     "Root",
-    "Shrink",
 ]

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import check_instance, check_integer, check_sequence, check_variances
-from probneural.distributions.roots import square_units
+from probneural.distributions.roots.base import square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.functionals import Functional
 from probneural.grids import Grid
@@ -80,7 +80,7 @@ class FieldDistribution(ABC):
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> FieldDistribution:
         """Select functions; one integer selects one and keeps its batch axis."""
 
-    def alone(self, index: int) -> FieldDistribution:
+    def marginal(self, index: int) -> FieldDistribution:
         """One function by itself: its own distribution, whose randomness need not be shared with the others."""
         return self[index]
 

@@ -19,8 +19,8 @@ from probneural.distributions.base import (
     sample_size,
 )
 from probneural.distributions.gaussian import GaussianField, check_factors
-from probneural.distributions.latents import digest
-from probneural.distributions.roots import DenseRoot, square_units
+from probneural.distributions.latent import digest
+from probneural.distributions.roots.base import DenseRoot, square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
 from probneural.functionals import Functional, check_functional

@@ -30,21 +30,21 @@ from probneural.distributions.base import (
     noise_variance,
     sample_size,
 )
-from probneural.distributions.latents import Latent
-from probneural.distributions.linear_algebra import (
+from probneural.distributions.conditioning import (
     LOG_TWO_PI,
     LatentUpdate,
-    Shrink,
+    LowRankUpdate,
+    condition_exactly,
+    condition_noisily,
     discrepancy_gain,
-    fulfil,
     log_density,
     log_density_of_gram,
     log_density_without_noise,
-    observe,
 )
-from probneural.distributions.nonlinear import Law, Residual, checked, find_mode
-from probneural.distributions.root_sums import CorrectedRoot, SideBySideRoot
-from probneural.distributions.roots import DenseRoot, Root, square_units
+from probneural.distributions.constraints import Constraint, Residual, checked, find_mode
+from probneural.distributions.latent import Latent
+from probneural.distributions.roots.base import DenseRoot, Root, square_units
+from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
 from probneural.fields import select_rows
 from probneural.functionals import Functional, check_functional
@@ -80,7 +80,7 @@ class GaussianField(FieldDistribution):
         Kennedy and O'Hagan (2001), Bayesian calibration of computer models, section 4.1 (model discrepancy).
 
     Examples:
-        >>> from probneural.distributions.roots import DenseRoot
+        >>> from probneural.distributions.roots.base import DenseRoot
         >>> grid = Grid.uniform((4,))
         >>> field = GaussianField(torch.zeros(1, 1, 4), DenseRoot(torch.full((1, 1, 4, 1), 2.0)), latent="xi", grid=grid)
         >>> field.variance[0, 0].tolist()
@@ -98,7 +98,7 @@ class GaussianField(FieldDistribution):
     ) -> None:
         check_floating(mean, "mean")
         check_instance(root, Root, "root", remedy="wrap the tensor: DenseRoot(matrix)")
-        named = Latent(id=latent, rank=root.shape[3]) if isinstance(latent, str) else check_latent(latent)
+        named = Latent(id=latent, rank=root.shape[3]) if isinstance(latent, str) else _check_latent(latent)
         check_grid(grid)
         inputs, channels, points, rank = root.shape
         if tuple(mean.shape) != (inputs, channels, *grid.shape) or points != grid.size or named.rank != rank:
@@ -141,8 +141,8 @@ class GaussianField(FieldDistribution):
     @property
     def base_shape(self) -> torch.Size:
         """`(k + n r,)`: the latent vector that drives all n functions, then each function's own."""
-        own = 0 if self.discrepancy is None else len(self) * self.discrepancy.shape[3]
-        return torch.Size([self.latent.rank + own])
+        discrepancy_rank = 0 if self.discrepancy is None else len(self) * self.discrepancy.shape[3]
+        return torch.Size([self.latent.rank + discrepancy_rank])
 
     @property
     def covariance(self) -> LinearOperator:
@@ -173,8 +173,8 @@ class GaussianField(FieldDistribution):
         left, right = self.root.dense().flatten(0, 2), other.root.dense().flatten(0, 2)
         covariance = left @ right.mT.to(left)
         if other is self and self.discrepancy is not None:
-            own = self.discrepancy.dense().flatten(1, 2)
-            covariance = covariance + torch.block_diag(*(own @ own.mT)).to(covariance)
+            discrepancy_root = self.discrepancy.dense().flatten(1, 2)
+            covariance = covariance + torch.block_diag(*(discrepancy_root @ discrepancy_root.mT)).to(covariance)
         return covariance
 
     @undisturbed()
@@ -198,8 +198,10 @@ class GaussianField(FieldDistribution):
         latents = base_samples.to(self.root.device).reshape(count, *self.base_shape)
         deviations = self.root.product(latents[:, : self.latent.rank])
         if self.discrepancy is not None and len(self):
-            own = latents[:, self.latent.rank :].unflatten(1, (len(self), -1))
-            parts = [self.discrepancy.select(slice(row, row + 1)).product(own[:, row]) for row in range(len(self))]
+            discrepancy_latents = latents[:, self.latent.rank :].unflatten(1, (len(self), -1))
+            parts = [
+                self.discrepancy.select(slice(row, row + 1)).product(discrepancy_latents[:, row]) for row in range(len(self))
+            ]
             deviations = deviations + torch.cat(parts, dim=1).to(deviations)
         return self._mean + deviations.reshape(*sample_shape, *self._mean.shape).to(self._mean)
 
@@ -227,51 +229,53 @@ class GaussianField(FieldDistribution):
         )
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> GaussianField:
-        """Give every function its own exact linear law: u -> u + K (values - A u), with K of each function's own prior.
+        """Give every function its own exact linear constraint: u -> u + K (values - A u), with K of each function's own prior.
 
-        This is Matheron's rule function by function: mean and draws satisfy the law, and no function learns from another's.
-        The latent stays the same, so constrained draws are the projections of the unconstrained ones.
+        This is Matheron's rule function by function: mean and draws satisfy the constraint, and no function learns from
+        another's. The latent stays the same, so constrained draws are the projections of the unconstrained ones.
 
         Args:
             functional: A, of size m, on this distribution's grid.
             values: What A u must be, `(n, c, m)`; lists and arrays will do.
 
         Raises:
-            ConstraintError: If the distribution has no freedom left to meet the law.
+            ConstraintError: If the distribution has no freedom left to meet the constraint.
             DataError: If a value is not finite.
         """
         root, values, residual = self._observed(functional, values)
         matrix, rounding = root.dense().to(torch.float64).flatten(1, 2), self._rounding(functional, values).flatten(1)
-        update = fulfil(matrix, residual.flatten(1), rounding=rounding, dtype=self._precision)
+        update = condition_exactly(matrix, residual.flatten(1), rounding=rounding, dtype=self._precision)
         moved = self._each.product_each(update.shift).unflatten(-1, self.grid.shape)
-        return self._composed(self._mean + moved.to(self._mean), update.shrink)
+        return self._composed(self._mean + moved.to(self._mean), update.transform)
 
     def constrain_residual(
         self, residual: Residual, *, noise: float | Tensor = 0.0, iterations: int = 50, tolerance: float = 1e-10
     ) -> GaussianField:
-        """Give every function its own nonlinear law residual(u) = 0, by damped Newton steps; `constrain` is the linear case.
+        """Give every function its own nonlinear constraint residual(u) = 0, by damped Newton steps; see also `constrain`.
 
-        The mean becomes the most probable function under the prior that obeys the law:
+        The mean becomes the most probable function under the prior that obeys the constraint:
         u = mean + root xi with the smallest |xi|^2 / 2, or with the smallest |xi|^2 / 2 + sum of residual^2 / (2 noise).
-        The deviation is the prior's, given the law linearised about that mean (the Laplace approximation). So draws obey the
-        linearised law exactly, and the law itself up to the square of their distance from the mean. To bring a draw onto the
-        law, project it: `GaussianField(draw, u.root, latent=u.latent, grid=u.grid).constrain_residual(residual).mean`, with u
-        this field. The latent stays the same.
+        The deviation is the prior's, given the constraint linearised about that mean (the Laplace approximation). So draws obey
+        the linearised constraint exactly, and the constraint itself up to the square of their distance from the mean. To bring
+        a draw onto the constraint, project it: `GaussianField(draw, u.root, latent=u.latent,
+        grid=u.grid).constrain_residual(residual).mean`, with u this field. The latent stays the same.
 
         Args:
             residual: What vanishes: `(n, c, *grid)` in the mean's dtype to `(n, m)`, every function by itself, built from
                 differentiable torch operations that `torch.func` can transform. A value per function may be captured.
             noise: Variance by which the residuals may miss zero, in their units squared: a number, one per residual `(m,)`,
-                or `(n, m)`; 0 makes the law exact.
-            iterations: Newton steps to take at most; linear laws take one. Where a law is far from linear over the distance
-                moved, they may find a local maximum of the density only, or nothing.
-            tolerance: Exact laws are met within this share of the residual's prior standard deviation, and within rounding.
+                or `(n, m)`; 0 makes the constraint exact.
+            iterations: Newton steps to take at most; linear constraints take one. Where a constraint is far from linear over
+                the distance moved, they may find a local maximum of the density only, or nothing.
+            tolerance: Exact constraints are met within this fraction of the residual's prior standard deviation, and within
+                rounding.
 
         Returns:
             The constrained field, differentiable in mean and root, once, by the implicit function theorem.
 
         Raises:
-            ConstraintError: If the steps do not converge, or a linearised law cannot be met, as where its derivative is zero.
+            ConstraintError: If the steps do not converge, or a linearised constraint cannot be met, as where its derivative is
+                zero.
             ArgumentError: If the residual mixes functions; if noise is negative, or zero for some residuals only; if iterations
                 or tolerance are not positive.
             ShapeError: If the residual is not `(n, m)`.
@@ -281,7 +285,7 @@ class GaussianField(FieldDistribution):
             Bell and Cathey, 1993; Nocedal and Wright, 2006, section 18.5 (merit function).
 
         Examples:
-            >>> from probneural.distributions.roots import DenseRoot
+            >>> from probneural.distributions.roots.base import DenseRoot
             >>> root = DenseRoot(torch.eye(2, dtype=torch.float64).reshape(1, 1, 2, 2))
             >>> field = GaussianField(torch.ones(1, 1, 2).double(), root, latent="xi", grid=Grid.uniform((2,)))
             >>> moved = field.constrain_residual(lambda u: u.square().sum((1, 2))[:, None] - 8.0)
@@ -299,7 +303,7 @@ class GaussianField(FieldDistribution):
                 got="a mixture",
                 remedy="constrain by the exact residuals first, then by the others",
             )
-        law = Law(
+        constraint = Constraint(
             self._mean,
             self._each,
             residual,
@@ -308,9 +312,9 @@ class GaussianField(FieldDistribution):
             precision=_ROUNDING * torch.finfo(self._precision).eps,
             dtype=self._precision,
         )
-        law.check_independence()
-        mode = find_mode(law, iterations=iterations, tolerance=tolerance)
-        return self._composed(self._mean + mode.deviation.to(self._mean), mode.shrink)
+        constraint.check_independence()
+        mode = find_mode(constraint, iterations=iterations, tolerance=tolerance)
+        return self._composed(self._mean + mode.deviation.to(self._mean), mode.transform)
 
     def condition(
         self, functional: Functional, values: Float[Tensor, "n c m"], *, noise: float | Tensor = 0.0
@@ -344,17 +348,17 @@ class GaussianField(FieldDistribution):
             return self._condition_with_discrepancy(observed, residual.flatten(1), None if exact else variance, rounding)
         matrix, flat = observed.dense().to(torch.float64).flatten(0, 2), residual.flatten()
         if not exact:
-            update = observe(matrix, flat, variance.flatten())
+            update = condition_noisily(matrix, flat, variance.flatten())
         elif flat.shape[0] > self.latent.rank:
             raise ConstraintError(
                 expected=f"at most {self.latent.rank} exact observations, the rank of the latent",
                 got=str(flat.shape[0]),
-                remedy="give noise > 0; or, if each function has a law of its own, use constrain",
+                remedy="give noise > 0; or, if each function has a constraint of its own, use constrain",
             )
         else:
-            update = fulfil(matrix, flat, rounding=rounding.flatten(), dtype=self._precision)
+            update = condition_exactly(matrix, flat, rounding=rounding.flatten(), dtype=self._precision)
         _check_update(update)
-        return self.under(self.latent.conditioned(update.shift, update.shrink, chi2=float(update.chi2.detach())))
+        return self.under(self.latent.conditioned(update.shift, update.transform, chi2=float(update.chi2.detach())))
 
     def _condition_with_discrepancy(
         self, observed: SideBySideRoot, residual: Tensor, noise: Tensor | None, rounding: Tensor
@@ -367,23 +371,27 @@ class GaussianField(FieldDistribution):
         operator.
         """
         shared = observed.left.dense().to(torch.float64).flatten(1, 2)
-        own = observed.right.dense().to(torch.float64).flatten(1, 2)
-        gain, whitened = discrepancy_gain(own, torch.zeros_like(residual) if noise is None else noise)
+        discrepancy_rows = observed.right.dense().to(torch.float64).flatten(1, 2)
+        gain, whitened = discrepancy_gain(discrepancy_rows, torch.zeros_like(residual) if noise is None else noise)
         rows = whitened @ torch.cat([shared, residual[..., None]], dim=-1)
-        update = observe(rows[..., :-1].flatten(0, 1), rows[..., -1].flatten(), torch.ones_like(residual).flatten())
+        update = condition_noisily(rows[..., :-1].flatten(0, 1), rows[..., -1].flatten(), torch.ones_like(residual).flatten())
         left = residual - shared @ update.shift
-        each = fulfil(own, left, rounding=rounding, dtype=self._precision) if noise is None else observe(own, left, noise)
+        each = (
+            condition_exactly(discrepancy_rows, left, rounding=rounding, dtype=self._precision)
+            if noise is None
+            else condition_noisily(discrepancy_rows, left, noise)
+        )
         assert self.discrepancy is not None
         columns = [self.discrepancy.product_each(gain[:, :, index]) for index in range(gain.shape[2])]
-        kept = update.shrink.product(shared.flatten(0, 1)).view_as(shared)
-        corrected = CorrectedRoot.of(self.root.compose(update.shrink), -torch.stack(columns, -1), kept)
+        kept = update.transform.product(shared.flatten(0, 1)).view_as(shared)
+        corrected = CorrectedRoot.of(self.root.compose(update.transform), -torch.stack(columns, -1), kept)
         moved = self.root.product(update.shift[None])[0] + self.discrepancy.product_each(each.shift)
         return GaussianField(
             self._mean + moved.unflatten(-1, self.grid.shape).to(self._mean),
             corrected,
-            latent=self.latent.conditioned(update.shift, update.shrink, chi2=float(update.chi2.detach())),
+            latent=self.latent.conditioned(update.shift, update.transform, chi2=float(update.chi2.detach())),
             grid=self.grid,
-            discrepancy=self.discrepancy.compose(each.shrink),
+            discrepancy=self.discrepancy.compose(each.transform),
         )
 
     def under(self, latent: Latent) -> GaussianField:
@@ -392,11 +400,11 @@ class GaussianField(FieldDistribution):
         Raises:
             LatentError: If `latent` was not conditioned from this field's.
         """
-        shift, shrinks = check_latent(latent).relative_to(self.latent)
+        shift, transforms = _check_latent(latent).relative_to(self.latent)
         if shift is None:
             return self
         moved = self.root.product(shift[None])[0].unflatten(-1, self.grid.shape)
-        root = functools.reduce(lambda root, shrink: root.compose(shrink), shrinks, self.root)
+        root = functools.reduce(lambda root, transform: root.compose(transform), transforms, self.root)
         return GaussianField(
             self._mean + moved.to(self._mean), root, latent=latent, grid=self.grid, discrepancy=self.discrepancy
         )
@@ -428,7 +436,7 @@ class GaussianField(FieldDistribution):
             return -0.5 * (residual.square() / total + total.log() + LOG_TWO_PI)
         density = residual.new_empty(len(self))
         for index in range(len(self)):  # one function at a time: c * p * k entries in float64, or a Gram matrix
-            root, white = self._each.alone(index).without_white()
+            root, white = self._each.marginal(index).without_white()
             noisy = variance[index].flatten() + white.flatten().to(variance)
             density[index] = self._joint_density(root, residual[index].flatten(), noisy)
         return density
@@ -436,17 +444,23 @@ class GaussianField(FieldDistribution):
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> GaussianField:
         """Select functions; they stay coherent with the others through the latent."""
         rows = select_rows(index, len(self))
-        own = None if self.discrepancy is None else self.discrepancy.select(rows)
-        return GaussianField(self._mean[rows], self.root.select(rows), latent=self.latent, grid=self.grid, discrepancy=own)
+        discrepancy = None if self.discrepancy is None else self.discrepancy.select(rows)
+        return GaussianField(
+            self._mean[rows], self.root.select(rows), latent=self.latent, grid=self.grid, discrepancy=discrepancy
+        )
 
-    def alone(self, index: int) -> GaussianField:
+    def marginal(self, index: int) -> GaussianField:
         """One function by itself, under a latent of its own where that makes its root smaller."""
-        root = self.root.alone(index)
+        root = self.root.marginal(index)
         rank = root.shape[3]
-        name = f"{self.latent.id}|alone-{index}"
-        latent = self.latent if rank == self.latent.rank else Latent(id=name, rank=rank, is_lasting=self.latent.is_lasting)
-        own = None if self.discrepancy is None else self.discrepancy.alone(index)
-        return GaussianField(self._mean[index : index + 1], root, latent=latent, grid=self.grid, discrepancy=own)
+        name = f"{self.latent.id}|marginal-{index}"
+        latent = (
+            self.latent
+            if rank == self.latent.rank
+            else Latent(id=name, rank=rank, is_shared_across_calls=self.latent.is_shared_across_calls)
+        )
+        discrepancy = None if self.discrepancy is None else self.discrepancy.marginal(index)
+        return GaussianField(self._mean[index : index + 1], root, latent=latent, grid=self.grid, discrepancy=discrepancy)
 
     def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor, Tensor]:
         """Root of a functional's values, discrepancy included, these as a tensor, and their residual in float64."""
@@ -491,11 +505,11 @@ class GaussianField(FieldDistribution):
         _check_density(~density.isnan())
         return density
 
-    def _composed(self, mean: Tensor, shrink: Shrink) -> GaussianField:
+    def _composed(self, mean: Tensor, transform: LowRankUpdate) -> GaussianField:
         """The field of another mean, after a map of every function's latent vectors that keeps the latent's name."""
-        root = self._each.compose(shrink)
-        shared, own = (root.left, root.right) if isinstance(root, SideBySideRoot) else (root, None)
-        return GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=own)
+        root = self._each.compose(transform)
+        shared, discrepancy = (root.left, root.right) if isinstance(root, SideBySideRoot) else (root, None)
+        return GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=discrepancy)
 
 
 def check_factors(factors: object, channels: int, name: str = "factors") -> Tensor:
@@ -523,7 +537,7 @@ def _check_update(update: LatentUpdate) -> None:
         )
 
 
-def check_latent(latent: object) -> Latent:
+def _check_latent(latent: object) -> Latent:
     """Return a latent, or raise a LatentError."""
     return check_instance(latent, Latent, "latent", remedy="take that of a conditioned field: field.latent", error=LatentError)
 

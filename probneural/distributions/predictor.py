@@ -13,7 +13,7 @@ from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, draw_stream
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.roots import Root
+from probneural.distributions.roots.base import Root
 from probneural.errors import GridError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
@@ -60,7 +60,12 @@ class Predictor(ABC):
 
     @abstractmethod
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        """Predict for validated inputs of the right dtype on the right device."""
+        """Predict for inputs `(n, in_channels, *grid)`, validated, of the right dtype on the right device; n may be 0.
+
+        Returns:
+            A distribution over n functions with `out_channels` channels on `query`, by default on the inputs' grid,
+            differentiable in `inputs.values`.
+        """
 
     def __call__(self, inputs: Field, query: Grid | None = None) -> FieldDistribution:
         """Predict the output functions of n input functions.
@@ -89,10 +94,12 @@ class Predictor(ABC):
         self._check_domain(inputs.grid)
         check_finite(inputs.values, "inputs")
         with undisturbed():
-            found = self._predict(inputs.to(self.dtype).to(self.device), query)
-        if isinstance(found, FieldDistribution):  # what an own predictor returns instead, its users refuse by name
-            check_finite(found.mean, "predicted means", remedy="inputs may be far outside the training data, or their scale")
-        return found
+            prediction = self._predict(inputs.to(self.dtype).to(self.device), query)
+        if isinstance(prediction, FieldDistribution):  # what an own predictor returns instead, its users refuse by name
+            check_finite(
+                prediction.mean, "predicted means", remedy="inputs may be far outside the training data, or their scale"
+            )
+        return prediction
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set what others rely on once: predictors are frozen."""
@@ -120,7 +127,10 @@ class Predictor(ABC):
             )
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        """Evaluate the draw of this name; override where fields of two calls do not share their randomness."""
+        """Evaluate the draw of this seed, `(n, out_channels, *grid)`: the same operator at all inputs, on all grids.
+
+        Override where fields of two calls do not share their randomness.
+        """
         field = self(inputs, query)
         if isinstance(field, EmpiricalField):
             member = torch.multinomial(field.weights.cpu(), 1, generator=draw_stream(seed))[0]

@@ -1,28 +1,37 @@
 """Uncertainty heads: `.fit(operator, data)` turns any operator into a predictor of field distributions."""
 
 from probneural.errors import ConvergenceWarning
-from probneural.heads.anchored import AnchoredEnsemble
-from probneural.heads.bayesian import BayesianLastLayer
-from probneural.heads.ensembles import DeepEnsemble
-from probneural.heads.kernel import KernelOperator, KernelPaths, KernelPredictor
-from probneural.heads.laplace import Laplace, LaplacePredictor
-from probneural.heads.last_layer import LastLayerLaplace, LastLayerPredictor
-from probneural.heads.last_layer_predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
-from probneural.heads.sampled import WeightSampledPredictor
+from probneural.heads.ensembles.anchored_ensemble import AnchoredEnsemble, LevenbergMarquardt
+from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
+from probneural.heads.kernel.kernel_operator import KernelOperator, KernelPaths, KernelPredictor
+from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
+from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
+from probneural.heads.last_layer.bayesian import NUTS, BayesianLastLayer, VariationalInference
+from probneural.heads.last_layer.laplace import LastLayerLaplace, LastLayerPredictor
+from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
+from probneural.heads.weight_samples import WeightSampledPredictor
 
 __all__ = [
+    "NUTS",
     "AnchoredEnsemble",
     "BayesianLastLayer",
     "ConvergenceWarning",
     "DeepEnsemble",
+    "Diagonal",
+    "Full",
+    "Iterative",
     "KernelOperator",
     "KernelPaths",
     "KernelPredictor",
+    "Kronecker",
     "Laplace",
     "LaplacePredictor",
     "LastLayerLaplace",
     "LastLayerPredictor",
+    "LevenbergMarquardt",
+    "LowRank",
     "SampledLastLayerPredictor",
+    "VariationalInference",
     "VariationalLastLayerPredictor",
     "WeightSampledPredictor",
 ]

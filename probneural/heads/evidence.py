@@ -31,7 +31,7 @@ class Evidence:
     Args:
         eigenvalues: g_j, of the curvature at unit noise variance, `(k,)`, float64, >= 0.
         observations: N, the number of effective observations in all.
-        energy: E, the sum of squared residuals at unit noise variance.
+        residual_sum_of_squares: E, the sum of squared residuals at unit noise variance.
         squared_norm: W, of the trained weights.
         multiplicities: n_j, `(k,)`, float64, >= 0: how many directions have each eigenvalue; one each by default. Those of a
             stochastic quadrature are not integers.
@@ -43,7 +43,7 @@ class Evidence:
 
     eigenvalues: Float64[Tensor, " k"]
     observations: float
-    energy: float
+    residual_sum_of_squares: float
     squared_norm: float
     multiplicities: Float64[Tensor, " k"] | None = None
 
@@ -57,7 +57,7 @@ class Evidence:
 
     def value(self, *, noise: float, prior: float) -> float:
         """The log evidence in nats, at noise variance s2 and prior precision tau."""
-        fit = self.observations * math.log(2 * math.pi * noise) + self.energy / noise
+        fit = self.observations * math.log(2 * math.pi * noise) + self.residual_sum_of_squares / noise
         penalty = prior * self.squared_norm - self.dimension * math.log(prior)
         return -0.5 * (fit + penalty + float(self._sum((self.eigenvalues / noise + prior).log())))
 
@@ -70,7 +70,9 @@ class Evidence:
         if noise is not None and prior is not None:
             return noise, prior
         if noise is None:
-            self._need(self.energy > 0, "residuals that are not all zero", "give noise=, the observation variance")
+            self._need(
+                self.residual_sum_of_squares > 0, "residuals that are not all zero", "give noise=, the observation variance"
+            )
         if prior is None:
             self._need(self.squared_norm > 0, "weights that are not all zero", "give prior_precision=")
             self._need(float(self.eigenvalues.max()) > 0, "curvature that is not zero", "give prior_precision=")
@@ -79,7 +81,7 @@ class Evidence:
         if noise is not None:
             return noise, self._prior(noise)
         ratio = self._ratio()
-        best = (self.energy + ratio * self.squared_norm) / self.observations
+        best = (self.residual_sum_of_squares + ratio * self.squared_norm) / self.observations
         return best, ratio / best
 
     def _ratio(self) -> float:
@@ -88,18 +90,20 @@ class Evidence:
 
         def loss(log_ratio: float) -> float:
             ratio = math.exp(log_ratio)
-            shrink = -self._sum(torch.log1p(self.eigenvalues / ratio))
-            return 0.5 * (self.observations * math.log(self.energy + ratio * self.squared_norm) - float(shrink))
+            log_determinant = -self._sum(torch.log1p(self.eigenvalues / ratio))
+            return 0.5 * (
+                self.observations * math.log(self.residual_sum_of_squares + ratio * self.squared_norm) - float(log_determinant)
+            )
 
         # Below E/W the ratio no longer matters to the fit: an operator that interpolates its data has its maximum near there.
-        low = min(centre + _SPAN[0], math.log(self.energy) - math.log(self.squared_norm) - 10.0)
+        low = min(centre + _SPAN[0], math.log(self.residual_sum_of_squares) - math.log(self.squared_norm) - 10.0)
         count = round(2 * (centre + _SPAN[1] - low)) + 1
         grid = torch.linspace(low, centre + _SPAN[1], count, dtype=torch.float64).tolist()
         losses = [loss(point) for point in grid]
         best = min(range(len(grid)), key=losses.__getitem__)
         self._need(0 < best < len(grid) - 1, "an interior maximum of the evidence", "give prior_precision= or noise=")
-        found = minimize_scalar(loss, bounds=(grid[best - 1], grid[best + 1]), method="bounded", options={"xatol": 1e-12})
-        return math.exp(float(found.x))
+        optimum = minimize_scalar(loss, bounds=(grid[best - 1], grid[best + 1]), method="bounded", options={"xatol": 1e-12})
+        return math.exp(float(optimum.x))
 
     def _prior(self, noise: float) -> float:
         """Solve tau W = gamma(tau), the number of directions the data determine; one side rises, the other falls."""
@@ -117,9 +121,9 @@ class Evidence:
         def excess(log_noise: float) -> float:
             noise = math.exp(log_noise)
             determined = float(self._sum(self.eigenvalues / (self.eigenvalues + prior * noise)))
-            return noise * (self.observations - determined) - self.energy
+            return noise * (self.observations - determined) - self.residual_sum_of_squares
 
-        return self._root(excess, math.log(self.energy / self.observations))
+        return self._root(excess, math.log(self.residual_sum_of_squares / self.observations))
 
     def _root(self, function: Callable[[float], float], centre: float) -> float:
         low, high = centre + _SPAN[0], centre + _SPAN[1]

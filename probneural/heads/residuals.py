@@ -43,7 +43,7 @@ def training_pairs(data: object, operator: nn.Module | None) -> FieldPairs:
     return FieldPairs(pairs.inputs.to(dtype).to(example.device), pairs.outputs.to(example.device))
 
 
-def effective_observations(residuals: Float64[Tensor, "n c *grid"], *, grid: Grid) -> Float64[Tensor, " c"]:
+def estimate_effective_observations(residuals: Float64[Tensor, "n c *grid"], *, grid: Grid) -> Float64[Tensor, " c"]:
     """How many independent observations one field of residuals holds, whatever its grid: (tr C)^2 / tr C^2.
 
     C is the covariance operator of the residuals with the grid's quadrature. The traces are estimated from pairs of
@@ -65,13 +65,13 @@ def effective_observations(residuals: Float64[Tensor, "n c *grid"], *, grid: Gri
     Examples:
         >>> points = 64
         >>> noise = torch.randn(400, 1, points, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        >>> round(float(effective_observations(noise, grid=Grid.uniform((points,)))))
+        >>> round(float(estimate_effective_observations(noise, grid=Grid.uniform((points,)))))
         64
     """
-    share = (grid.weights / grid.volume).to(residuals.device).sqrt()
+    mean_weights = grid.mean_weights.to(residuals.device).sqrt()
     counts = []
     for channel in range(residuals.shape[1]):
-        rows = residuals[:, channel].flatten(1) * share
+        rows = residuals[:, channel].flatten(1) * mean_weights
         largest = rows.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
         gram = (rows / largest) @ (rows / largest).mT
         squares = gram.diagonal()

@@ -14,11 +14,11 @@ from probneural.errors import DataError, GridError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 
-ROUNDING = 8.0
+_ROUNDING = 8.0
 """Units in the last place, of a function's largest value, up to which errors and deviations count as none."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Comparison:
     """Predicted and true functions in float64, from [`compare`][probneural.metrics.comparison.compare].
 
@@ -110,7 +110,7 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
     for tensor, name in ((mean, "predicted means"), (values, "true values")):
         check_squares(tensor, name)
     observed = noise_variance(noise, tuple(mean.shape), mean).detach()
-    unit = ROUNDING * max(torch.finfo(raw.dtype).eps, torch.finfo(truth.dtype).eps)
+    unit = _ROUNDING * max(torch.finfo(raw.dtype).eps, torch.finfo(truth.dtype).eps)
     axes = tuple(range(2, mean.ndim))
     rounding = unit * torch.maximum(mean.abs(), values.abs()).amax(axes, keepdim=True)
     return Comparison(distribution=u, mean=mean, truth=values, noise=observed, variance=variance + observed, rounding=rounding)
@@ -123,6 +123,6 @@ def check_comparison(comparison: object) -> Comparison:
 
 def domain_average(values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c"]:
     """Average over the domain by the grid's quadrature; points of weight zero are left out even where infinite."""
-    share = (grid.weights / grid.volume).to(values)
+    mean_weights = grid.mean_weights.to(values)
     flat = values.flatten(2)
-    return torch.where(share > 0, flat, torch.zeros_like(flat)) @ share
+    return torch.where(mean_weights > 0, flat, torch.zeros_like(flat)) @ mean_weights

@@ -11,11 +11,11 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.metrics.comparison import Comparison
 from probneural.randomness import stream, stream_seed
 
-DRAWS = 128
+_DRAWS = 128
 """Draws behind a Monte Carlo energy score."""
 
 
-def energy_score(comparison: Comparison, *, draws: int = DRAWS, seed: int = 0) -> Float64[Tensor, "n c"]:
+def energy_score(comparison: Comparison, *, draws: int = _DRAWS, seed: int = 0) -> Float64[Tensor, "n c"]:
     """The energy score E‖X - y‖ - 1/2 E‖X - X'‖ of whole functions, in the root-mean-square norm of the domain.
 
     ‖f‖² is the average of f² over the domain by quadrature, so a field that is constant in space scores its CRPS. Unlike the
@@ -42,7 +42,7 @@ def energy_score(comparison: Comparison, *, draws: int = DRAWS, seed: int = 0) -
     """
     draws = check_integer(draws, "draws", least=2)
     u = comparison.distribution
-    root = (comparison.grid.weights / comparison.grid.volume).sqrt().to(comparison.truth)
+    root = comparison.grid.mean_weights.sqrt().to(comparison.truth)
     is_exact = isinstance(u, EmpiricalField) and not bool((comparison.noise > 0).any())
     named, noise = stream_seed(seed, "energy score draws"), None
     if bool((comparison.noise > 0).any()):

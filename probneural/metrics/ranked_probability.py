@@ -68,7 +68,7 @@ def gaussian_crps(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*
         0.2336...
     """
     check_values(variance, tuple(residual.shape), "variance")
-    return mean_absolute(residual, variance) - _deviation(variance) / math.sqrt(math.pi)
+    return _mean_absolute(residual, variance) - _deviation(variance) / math.sqrt(math.pi)
 
 
 def mixture_crps(
@@ -132,16 +132,16 @@ def _sorted(offsets: Tensor, mass: Tensor) -> Tensor:
 
 def _blurred(offsets: Tensor, mass: Tensor, variance: Tensor) -> Tensor:
     """The double sum, one member against all later ones at a time; the diagonal is A(0, 2 s²) = 2 s/√π."""
-    score = (mass * mean_absolute(offsets, variance.expand_as(offsets))).sum(0)
+    score = (mass * _mean_absolute(offsets, variance.expand_as(offsets))).sum(0)
     score = score - mass.square().sum() * _deviation(variance) / math.sqrt(math.pi)
     for index in range(offsets.shape[0] - 1):
         gaps = offsets[index + 1 :] - offsets[index]
-        spread = (mass[index + 1 :] * mean_absolute(gaps, (2.0 * variance).expand_as(gaps))).sum(0)
+        spread = (mass[index + 1 :] * _mean_absolute(gaps, (2.0 * variance).expand_as(gaps))).sum(0)
         score = score - mass[index] * spread
     return score
 
 
-def mean_absolute(location: Float[Tensor, "*points"], variance: Float[Tensor, "*points"]) -> Float[Tensor, "*points"]:
+def _mean_absolute(location: Float[Tensor, "*points"], variance: Float[Tensor, "*points"]) -> Float[Tensor, "*points"]:
     """A(μ, s²) = E|N(μ, s²)| = 2 s φ(μ/s) + μ (2 Φ(μ/s) - 1), and |μ| at s = 0; in the unit of μ."""
     safe = torch.where(variance > 0, variance, torch.ones_like(variance)).sqrt()
     z = location / safe

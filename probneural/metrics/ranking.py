@@ -12,7 +12,7 @@ from probneural.errors import ArgumentError, DataError
 from probneural.metrics.comparison import Comparison
 from probneural.randomness import stream, stream_seed
 
-DRAWS = 16
+_DRAWS = 16
 """Draws behind the attainable values."""
 
 
@@ -34,7 +34,7 @@ class RankCorrelation(NamedTuple):
     attainable_within: Float64[Tensor, " c"]
 
 
-def rank_correlation(comparison: Comparison, *, draws: int = DRAWS, seed: int = 0) -> RankCorrelation:
+def rank_correlation(comparison: Comparison, *, draws: int = _DRAWS, seed: int = 0) -> RankCorrelation:
     """Rank correlation of the predictive standard deviation, noise included, with the absolute error.
 
     A standard deviation that does not vary ranks nothing: its correlation is 0.
@@ -60,7 +60,7 @@ def rank_correlation(comparison: Comparison, *, draws: int = DRAWS, seed: int = 
         1.0
     """
     if draws < 1:
-        raise ArgumentError(expected="at least one draw", got=str(draws), remedy=f"the default is {DRAWS}")
+        raise ArgumentError(expected="at least one draw", got=str(draws), remedy=f"the default is {_DRAWS}")
     count, points = len(comparison.truth), comparison.grid.size
     if min(count, points) < 3:
         raise DataError(

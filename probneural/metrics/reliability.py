@@ -15,7 +15,7 @@ from probneural.errors import UnsupportedError
 from probneural.metrics.comparison import Comparison, check_comparison
 from probneural.randomness import stream, stream_seed
 
-DRAWS = 512
+_DRAWS = 512
 """Draws behind a sup-quantile: its coverage then has a standard error of 0.013 at level 0.9."""
 LEVELS = tuple(step / 20 for step in range(1, 20))
 """Nominal levels .05, .10, ..., .95 of the calibration error."""
@@ -95,7 +95,7 @@ def pit_histogram(comparison: Comparison, *, bins: int = 20) -> Float64[Tensor, 
 
 
 def coverage(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "n c"]:
-    """The share of the domain where the truth lies in the central interval mean ± z sd of the level.
+    """The fraction of the domain where the truth lies in the central interval mean ± z sd of the level.
 
     The interval is that of the Gaussian with the predictive mean and variance, for empirical fields too (a handful of members
     has no 90 % interval of its own).
@@ -147,7 +147,7 @@ def calibration_error(comparison: Comparison) -> Float64[Tensor, " c"]:
 
 
 def simultaneous_coverage(
-    comparison: Comparison, *, level: float = 0.9, draws: int = DRAWS, seed: int = 0
+    comparison: Comparison, *, level: float = 0.9, draws: int = _DRAWS, seed: int = 0
 ) -> Float64[Tensor, " n"]:
     """Which functions lie wholly inside mean ± q sd, with q the level's quantile of sup |draw - mean| / sd.
 
@@ -189,13 +189,13 @@ def _suprema(comparison: Comparison, *, count: int, functions: int, seed: int, n
     """Suprema of standardised draws, `(count, n)`, of one batch of draws, a few functions at a time."""
     noisy = bool((comparison.noise > 0).any())
     named, generator = stream_seed(seed, "sup-quantile draws", number), stream(seed, "sup-quantile noise", number)
-    # One noise draw serves all functions: each one's supremum has the right law, and that is all that is used.
+    # One noise draw serves all functions: each one's supremum has the right distribution, and that is all that is used.
     shape = (count, 1, *comparison.truth.shape[1:])
     white = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(comparison.truth) if noisy else None
     suprema = []
     for start in range(0, comparison.truth.shape[0], functions):
         part = slice(start, start + functions)
-        field = comparison.distribution.alone(start) if functions == 1 else comparison.distribution[part]
+        field = comparison.distribution.marginal(start) if functions == 1 else comparison.distribution[part]
         drawn = field.rsample(torch.Size([count]), seed=named).detach()
         deviation = drawn.to(comparison.truth) - comparison.mean[part]
         if white is not None:

@@ -22,7 +22,7 @@ from probneural.metrics.reliability import calibration_error, chi2, coverage, in
 from probneural.metrics.spread import interval_score, n_merci, sharpness, spread_skill
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scores:
     """Scores averaged over the functions, the domain and the channels; printing gives a table.
 
@@ -127,7 +127,7 @@ def score(
         u: The distribution, of n functions with c channels, without observation noise.
         truth: The true functions, `(n, c, *grid)`, on the distribution's grid.
         noise: Variance of the observation noise in `truth`, in physical units squared: a number, or one per channel `(c,)`
-            as in `predict.noise`. The predictive variance is `u.variance + noise`.
+            as in `predictor.noise`. The predictive variance is `u.variance + noise`.
         level: Nominal level of the coverages and of the interval width, between 0 and 1.
         whole: How many functions, the first ones, the scores of whole functions are computed on: joint NLL, simultaneous
             coverage, energy score and rank correlations; all by default. Each function costs them work in proportion to

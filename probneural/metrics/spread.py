@@ -92,7 +92,7 @@ def _size_factor(comparison: Comparison) -> float:
 
 
 class SpreadSkillCurve(NamedTuple):
-    """Spread and skill of values sorted by their standard deviation, in bins of equal share of the domain.
+    """Spread and skill of values sorted by their standard deviation, in bins of an equal fraction of the domain.
 
     Attributes:
         spread: Root mean predictive variance, `(c, bins)`, in physical units.
@@ -121,14 +121,14 @@ def spread_skill_curve(comparison: Comparison, *, bins: int = 10) -> SpreadSkill
     Reference:
         Leutbecher and Palmer (2008), Ensemble forecasting, section 4.
     """
-    variance, error, share = (
+    variance, error, mean_weights = (
         _flat(comparison, comparison.variance),
         _flat(comparison, comparison.residual.square()),
-        _shares(comparison),
+        _mean_weights(comparison),
     )
     bins = check_integer(bins, "bins", most=variance.shape[1])
     ordered, order = variance.sort(dim=1, stable=True)
-    weight = share.expand_as(variance).gather(1, order)
+    weight = mean_weights.expand_as(variance).gather(1, order)
     middle = weight.cumsum(1) - 0.5 * weight
     number = (middle * bins).long().clamp(0, bins - 1)
     mass, spread, skill = (torch.zeros(variance.shape[0], bins).to(variance) for _ in range(3))
@@ -141,7 +141,7 @@ def spread_skill_curve(comparison: Comparison, *, bins: int = 10) -> SpreadSkill
 def n_merci(comparison: Comparison, *, level: float = 0.95) -> Float64[Tensor, " c"]:
     """The normalised mean rescaled confidence interval, (λ mean(sd) - MAE) / (Q - MAE).
 
-    λ is the `level` quantile of |residual| / sd, the factor that makes intervals ± λ sd cover that share, and Q the `level`
+    λ is the `level` quantile of |residual| / sd, the factor that makes intervals ± λ sd cover that fraction, and Q the `level`
     quantile of |residual|, the width that one constant needs. So 1 is a constant standard deviation, more is worse than that,
     and standard deviations in proportion to the errors reach 0. It judges how the standard deviation is distributed, not its
     size: it does not change if all are multiplied by a number. Lower is better; it is not a proper score.
@@ -162,16 +162,16 @@ def n_merci(comparison: Comparison, *, level: float = 0.95) -> Float64[Tensor, "
     """
     central_quantile(level)
     size = comparison.residual.abs()
-    share = _shares(comparison)
+    mean_weights = _mean_weights(comparison)
     mae = comparison.average(size).mean(0)
-    constant = _quantile(_flat(comparison, size), share, level)
+    constant = _quantile(_flat(comparison, size), mean_weights, level)
     if not bool((constant > mae).all()):
         raise DataError(
             expected=f"a {level:g} quantile of the errors above their mean",
             got="errors of one size, or outliers beyond the level",
             remedy="raise the level",
         )
-    factor = _quantile(_flat(comparison, comparison.standardise(size)), share, level)
+    factor = _quantile(_flat(comparison, comparison.standardise(size)), mean_weights, level)
     scaled = torch.where(factor.isinf(), factor, factor * sharpness(comparison).mean(0))
     return (scaled - mae) / (constant - mae)
 
@@ -182,16 +182,16 @@ def _flat(comparison: Comparison, values: Tensor) -> Tensor:
     return flat.movedim(1, 0).flatten(1)
 
 
-def _shares(comparison: Comparison) -> Tensor:
-    """Share of each value of `_flat`, `(n p,)`, summing to 1."""
+def _mean_weights(comparison: Comparison) -> Tensor:
+    """Fraction of each value of `_flat`, `(n p,)`, summing to 1."""
     weights = comparison.grid.weights[comparison.grid.weights > 0].to(comparison.truth)
     count = comparison.truth.shape[0]
     return (weights / (weights.sum() * count)).repeat(count)
 
 
-def _quantile(values: Tensor, share: Tensor, level: float) -> Tensor:
+def _quantile(values: Tensor, mean_weights: Tensor, level: float) -> Tensor:
     """The smallest value with at least `level` of the mass at or below it, per row."""
     ordered, order = values.sort(dim=1)
-    mass = share.expand_as(values).gather(1, order).cumsum(1)
-    place = (mass < level - 1e-12).sum(1, keepdim=True).clamp(max=values.shape[1] - 1)
-    return ordered.gather(1, place)[:, 0]
+    mass = mean_weights.expand_as(values).gather(1, order).cumsum(1)
+    index = (mass < level - 1e-12).sum(1, keepdim=True).clamp(max=values.shape[1] - 1)
+    return ordered.gather(1, index)[:, 0]

@@ -4,7 +4,17 @@ from probneural.operators.base import Operator
 from probneural.operators.deeponet import DeepONet
 from probneural.operators.fno import FNO
 from probneural.operators.layers import PointwiseLinear, SpectralConv
+from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
 from probneural.operators.pod_deeponet import PODDeepONet
 
-__all__ = ["FNO", "DeepONet", "LinearRegression", "Operator", "PODDeepONet", "PointwiseLinear", "SpectralConv"]
+__all__ = [
+    "FNO",
+    "DeepONet",
+    "HiddenLayers",
+    "LinearRegression",
+    "Operator",
+    "PODDeepONet",
+    "PointwiseLinear",
+    "SpectralConv",
+]

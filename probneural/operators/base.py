@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from jaxtyping import Float
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 
 from probneural.fields import FieldPairs
 from probneural.grids import Grid
+from probneural.operators.layers.normalizer import ChannelNormalizer
+from probneural.randomness import seeded
 
 
 class Operator(nn.Module, ABC):
@@ -35,15 +39,27 @@ class Operator(nn.Module, ABC):
             query: Where to evaluate the output; by default where the inputs live.
         """
 
-    @abstractmethod
     def configuration(self) -> dict[str, Any]:
-        """The constructor's arguments: `type(operator)(**operator.configuration())` is an untrained twin."""
+        """The constructor's arguments but for the seed: `type(operator)(**operator.configuration())` is an untrained twin.
+
+        An operator has each argument as an attribute of the argument's name, or overrides this method.
+        """
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if name != "seed"}
 
     @property
-    @abstractmethod
     def has_units(self) -> bool:
-        """Whether units have been taken from data already; training again keeps them."""
+        """Whether units have been taken from data already, so that a normaliser left its initial state; training keeps them."""
+        return any(module.is_fitted for module in self.modules() if isinstance(module, ChannelNormalizer))
 
     @abstractmethod
     def fit_normalizers(self, train: FieldPairs) -> None:
         """Take the units from training data; called once, by `pn.fit`, before the first step."""
+
+
+def initial_weights(seed: int | None) -> AbstractContextManager[None]:
+    """Draw the weights of the layers made in this context from a seed, or from torch's global generator if it is None.
+
+    Raises:
+        ArgumentError: If the seed is no non-negative integer.
+    """
+    return nullcontext() if seed is None else seeded(seed, "weights")

@@ -1,9 +1,9 @@
-"""The deep operator network: numbers learnt from the input times functions learnt of the point."""
+"""The deep operator network: numbers learned from the input times functions learned of the point."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Float64
@@ -13,15 +13,17 @@ from probneural.checks import check_choice, check_integer
 from probneural.errors import GridError
 from probneural.fields import FieldPairs
 from probneural.grids import Grid, check_grid
-from probneural.operators.base import Operator
+from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_where
 from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
-from probneural.operators.layers.mlp import MLP
+from probneural.operators.layers.mlp import MLP, HiddenLayers
 
 Coupling = Literal["independent", "split_branch", "split_trunk", "split_both"]
 """What output channels share; see `DeepONet`."""
+
+_LAYERS = HiddenLayers()
 
 _COUPLINGS = ("independent", "split_branch", "split_trunk", "split_both")
 
@@ -59,13 +61,12 @@ class DeepONet(Operator):
         domain: A uniform grid of any size on the domain of the outputs, of which only origin, lengths and periodicity count;
             by default the sensors.
         basis: K, the number of products per output channel.
-        width: Numbers in each hidden layer of branch and trunk.
-        depth: Hidden layers of branch and trunk.
-        activation: `"gelu"`, `"relu"`, `"silu"` or `"tanh"`.
+        layers: Hidden layers of branch and trunk.
         frequencies: Harmonics of a periodic axis that the trunk is shown.
         coupling: What output channels share.
         branching: `"joint"`: one branch sees all input channels. `"product"`: each input channel has a branch, and their
             outputs multiply.
+        seed: Names the initial weights; by default they come from torch's global generator.
 
     Raises:
         ArgumentError: If a size is not a positive integer, or a word is another one.
@@ -78,7 +79,7 @@ class DeepONet(Operator):
         layer.
 
     Examples:
-        >>> operator = DeepONet(1, 2, sensors=Grid.uniform(16), domain=Grid.uniform((8, 8)), basis=4, width=8)
+        >>> operator = DeepONet(1, 2, sensors=Grid.uniform(16), domain=Grid.uniform((8, 8)), basis=4)
         >>> operator(torch.zeros(3, 1, 32), query=Grid.uniform((5, 5))).shape
         torch.Size([3, 2, 5, 5])
     """
@@ -91,45 +92,36 @@ class DeepONet(Operator):
         sensors: Grid,
         domain: Grid | None = None,
         basis: int = 64,
-        width: int = 256,
-        depth: int = 3,
-        activation: str = "gelu",
+        layers: HiddenLayers = _LAYERS,
         frequencies: int = 4,
         coupling: Coupling = "split_both",
         branching: Branching = "joint",
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         out_channels, basis = check_integer(out_channels, "out_channels"), check_integer(basis, "basis")
         frequencies = check_integer(frequencies, "frequencies")
         check_choice(coupling, _COUPLINGS, "coupling")
         shares_layers = coupling != "independent"
-        self.branch = SensorBranch(
-            in_channels,
-            sensors=sensors,
-            groups=1 if coupling == "split_trunk" else out_channels,
-            basis=basis,
-            width=width,
-            depth=depth,
-            activation=activation,
-            branching=branching,
-            shares_layers=shares_layers,
-        )
-        self.in_channels = self.branch.in_channels
-        self.out_channels = out_channels
-        self.domain = _checked_domain(sensors if domain is None else domain)
-        self.basis = basis
-        self.width = check_integer(width, "width")
-        self.depth = check_integer(depth, "depth")
-        self.activation = activation
-        self.frequencies = frequencies
-        self.coupling = coupling
-        groups = 1 if coupling == "split_branch" else out_channels
-        count, outputs = (1, groups * basis) if shares_layers else (groups, basis)
-        coordinates = sum(2 * frequencies if flag else 1 for flag in self.domain.periodic)
-        self.trunk = nn.ModuleList(
-            MLP(coordinates, outputs, width=width, depth=depth, activation=activation) for _ in range(count)
-        )
-        self.readout = GroupedLinear(out_channels, basis)
+        with initial_weights(seed):
+            self.branch = SensorBranch(
+                in_channels,
+                sensors=sensors,
+                groups=1 if coupling == "split_trunk" else out_channels,
+                basis=basis,
+                layers=layers,
+                branching=branching,
+                shares_layers=shares_layers,
+            )
+            self.in_channels, self.out_channels = self.branch.in_channels, out_channels
+            self.sensors, self.domain = sensors, _checked_domain(sensors if domain is None else domain)
+            self.basis, self.layers, self.frequencies = basis, layers, frequencies
+            self.coupling, self.branching = coupling, branching
+            groups = 1 if coupling == "split_branch" else out_channels
+            count, outputs = (1, groups * basis) if shares_layers else (groups, basis)
+            coordinates = sum(2 * frequencies if flag else 1 for flag in self.domain.periodic)
+            self.trunk = nn.ModuleList(MLP(coordinates, outputs, layers=layers) for _ in range(count))
+            self.readout = GroupedLinear(out_channels, basis)
         self.output_normalizer = ChannelNormalizer(out_channels)
 
     def forward(
@@ -152,33 +144,12 @@ class DeepONet(Operator):
         features = (branch[..., None] * trunk).flatten(1, 2).unflatten(-1, target.shape)
         return self.output_normalizer.inverse(self.readout(features))
 
-    def configuration(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {
-            "in_channels": self.in_channels,
-            "out_channels": self.out_channels,
-            "sensors": self.branch.sensors,
-            "domain": self.domain,
-            "basis": self.basis,
-            "width": self.width,
-            "depth": self.depth,
-            "activation": self.activation,
-            "frequencies": self.frequencies,
-            "coupling": self.coupling,
-            "branching": self.branch.branching,
-        }
-
     def reset_parameters(self) -> None:
         """Draw branch and trunk anew and return the read-out to the plain sum; normalisers keep their units."""
         self.branch.reset_parameters()
         for network in self.trunk:
             network.reset_parameters()  # type: ignore[operator]
         self.readout.reset_parameters()
-
-    @property
-    def has_units(self) -> bool:
-        """Whether a normaliser has left its initial state."""
-        return self.branch.normalizer.is_fitted or self.output_normalizer.is_fitted
 
     def fit_normalizers(self, train: FieldPairs) -> None:
         """Take means and scales from training data."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from probneural.checks import check_flag, check_integer
 from probneural.fields import FieldPairs
 from probneural.grids import Grid, per_axis, resample
-from probneural.operators.base import Operator
+from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_carries, check_input, check_modes, check_where
 from probneural.operators.layers import (
     ChannelNormalizer,
@@ -38,7 +38,8 @@ class FNO(Operator):
         depth: Number of blocks.
         projection: Channels between the two projection layers, which a last-layer posterior has as features.
         periodic: Whether each axis is periodic; others are continued evenly (see `SpectralConv`).
-        embeds_position: Whether coordinates are added as input channels. Off by default; problems with walls need it.
+        embeds_position: Whether coordinates are added as input channels. Off by default; problems with boundaries need it.
+        seed: Names the initial weights; by default they come from torch's global generator.
 
     Raises:
         ArgumentError: If a size is not a positive integer, or the dimension is not 1, 2 or 3.
@@ -63,11 +64,13 @@ class FNO(Operator):
         projection: int = 64,
         periodic: bool | Sequence[bool] = True,
         embeds_position: bool = False,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         self.in_channels = check_integer(in_channels, "in_channels")
         self.out_channels = check_integer(out_channels, "out_channels")
-        width, depth = check_integer(width, "width"), check_integer(depth, "depth")
+        self.width = width = check_integer(width, "width")
+        self.depth = depth = check_integer(depth, "depth")
         projection = check_integer(projection, "projection")
         self.modes = check_modes(modes)
         self.periodic = per_axis(periodic, len(self.modes), "periodic", check_flag)
@@ -75,13 +78,14 @@ class FNO(Operator):
         extra = position_channels(self.periodic) if embeds_position else 0
         self.input_normalizer = ChannelNormalizer(in_channels)
         self.output_normalizer = ChannelNormalizer(out_channels)
-        self.lift = PointwiseLinear(in_channels + extra, width)
-        self.spectral = nn.ModuleList(
-            SpectralConv(width, width, modes=self.modes, periodic=self.periodic) for _ in range(depth)
-        )
-        self.pointwise = nn.ModuleList(PointwiseLinear(width, width) for _ in range(depth))
-        self.projection = PointwiseLinear(width, projection)
-        self.readout = PointwiseLinear(projection, out_channels)
+        with initial_weights(seed):
+            self.lift = PointwiseLinear(in_channels + extra, width)
+            self.spectral = nn.ModuleList(
+                SpectralConv(width, width, modes=self.modes, periodic=self.periodic) for _ in range(depth)
+            )
+            self.pointwise = nn.ModuleList(PointwiseLinear(width, width) for _ in range(depth))
+            self.projection = PointwiseLinear(width, projection)
+            self.readout = PointwiseLinear(projection, out_channels)
 
     def forward(
         self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None
@@ -115,27 +119,13 @@ class FNO(Operator):
 
     def configuration(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        return {
-            "in_channels": self.in_channels,
-            "out_channels": self.out_channels,
-            "modes": self.modes,
-            "width": self.lift.out_channels,
-            "depth": len(self.spectral),
-            "projection": self.projection.out_channels,
-            "periodic": self.periodic,
-            "embeds_position": self.embeds_position,
-        }
+        return super().configuration() | {"projection": self.projection.out_channels}
 
     def reset_parameters(self) -> None:
         """Draw all weights anew from their initial distributions; normalisers keep their units."""
         for module in self.modules():
             if isinstance(module, (SpectralConv, PointwiseLinear)):
                 module.reset_parameters()
-
-    @property
-    def has_units(self) -> bool:
-        """Whether a normaliser has left its initial state."""
-        return self.input_normalizer.is_fitted or self.output_normalizer.is_fitted
 
     def fit_normalizers(self, train: FieldPairs) -> None:
         """Take means and scales from training data."""

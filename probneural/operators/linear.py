@@ -1,8 +1,6 @@
-"""Linear regression between functions: the baseline to fear."""
+"""Linear regression between functions: the baseline of every other operator."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -120,16 +118,6 @@ class LinearRegression(Operator):
         rest = outputs - parts.sum(2)
         features = torch.cat([parts, rest[:, :, None]], dim=2).flatten(1, 2).unflatten(-1, self.out_grid.shape)
         return self.readout(resample(features, self.out_grid, where if query is None else query))
-
-    def configuration(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {
-            "in_channels": self.in_channels,
-            "out_channels": self.out_channels,
-            "in_grid": self.in_grid,
-            "out_grid": self.out_grid,
-            "components": self.components,
-        }
 
     @property
     def has_units(self) -> bool:

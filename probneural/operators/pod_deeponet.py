@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -12,15 +10,18 @@ from probneural.checks import check_finite, check_integer
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import FieldPairs
 from probneural.grids import Grid, check_grid, resample
-from probneural.operators.base import Operator
+from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_where
 from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
+from probneural.operators.layers.mlp import HiddenLayers
+
+_LAYERS = HiddenLayers()
 
 
 class PODDeepONet(Operator):
-    """u_c(x) = w_c0 m_c(x) + sum over k of w_ck b_ck(a) p_ck(x) + w_c: learnt coefficients of modes p that data gave.
+    """u_c(x) = w_c0 m_c(x) + sum over k of w_ck b_ck(a) p_ck(x) + w_c: learned coefficients of modes p that data gave.
 
     m_c is the mean of the training outputs in channel c and p_c1, p_c2, ... are their principal components about it (proper
     orthogonal decomposition), orthogonal in L2 by quadrature, each scaled by the standard deviation of its coefficient, so the
@@ -43,11 +44,10 @@ class PODDeepONet(Operator):
         out_grid: Where mean and modes are kept: the grid of the training outputs, as a rule. A scattered one can take no
             outputs from other points, and give none there.
         basis: K, the number of modes per output channel, below the number of training pairs.
-        width: Numbers in each hidden layer of the branch.
-        depth: Hidden layers of the branch.
-        activation: `"gelu"`, `"relu"`, `"silu"` or `"tanh"`.
+        layers: Hidden layers of the branch.
         branching: `"joint"`: one branch sees all input channels. `"product"`: each input channel has a branch, and their
             outputs multiply.
+        seed: Names the initial weights; by default they come from torch's global generator.
 
     Attributes:
         mean_function: m, `(out_channels, out_grid.size)`, in units of the output normaliser.
@@ -62,7 +62,7 @@ class PODDeepONet(Operator):
         weights, modes scaled by their standard deviation, weights w, a basis from training outputs only.
 
     Examples:
-        >>> operator = PODDeepONet(1, 1, sensors=Grid.uniform(16), out_grid=Grid.uniform(8), basis=4, width=8)
+        >>> operator = PODDeepONet(1, 1, sensors=Grid.uniform(16), out_grid=Grid.uniform(8), basis=4)
         >>> operator(torch.zeros(3, 1, 32)).shape
         torch.Size([3, 1, 32])
     """
@@ -78,40 +78,34 @@ class PODDeepONet(Operator):
         sensors: Grid,
         out_grid: Grid,
         basis: int = 32,
-        width: int = 256,
-        depth: int = 3,
-        activation: str = "gelu",
+        layers: HiddenLayers = _LAYERS,
         branching: Branching = "joint",
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         out_channels, basis = check_integer(out_channels, "out_channels"), check_integer(basis, "basis")
         check_grid(out_grid, "out_grid")
-        self.branch = SensorBranch(
-            in_channels,
-            sensors=sensors,
-            groups=out_channels,
-            basis=basis,
-            width=width,
-            depth=depth,
-            activation=activation,
-            branching=branching,
-        )
-        if basis > out_grid.size:
-            raise ArgumentError(
-                expected=f"at most {out_grid.size} modes, as many as out_grid has points",
-                got=str(basis),
-                remedy="lower basis, or give a finer out_grid",
+        with initial_weights(seed):
+            self.branch = SensorBranch(
+                in_channels,
+                sensors=sensors,
+                groups=out_channels,
+                basis=basis,
+                layers=layers,
+                branching=branching,
             )
-        self.in_channels = self.branch.in_channels
-        self.out_channels = out_channels
-        self.out_grid = out_grid
-        self.basis = basis
-        self.width = check_integer(width, "width")
-        self.depth = check_integer(depth, "depth")
-        self.activation = activation
-        self.register_buffer("mean_function", torch.zeros(out_channels, out_grid.size))
-        self.register_buffer("modes", torch.zeros(out_channels, basis, out_grid.size))
-        self.readout = GroupedLinear(out_channels, basis + 1)
+            if basis > out_grid.size:
+                raise ArgumentError(
+                    expected=f"at most {out_grid.size} modes, as many as out_grid has points",
+                    got=str(basis),
+                    remedy="lower basis, or give a finer out_grid",
+                )
+            self.in_channels, self.out_channels = self.branch.in_channels, out_channels
+            self.sensors, self.out_grid = sensors, out_grid
+            self.basis, self.layers, self.branching = basis, layers, branching
+            self.register_buffer("mean_function", torch.zeros(out_channels, out_grid.size))
+            self.register_buffer("modes", torch.zeros(out_channels, basis, out_grid.size))
+            self.readout = GroupedLinear(out_channels, basis + 1)
         self.output_normalizer = ChannelNormalizer(out_channels)
 
     def forward(
@@ -134,20 +128,6 @@ class PODDeepONet(Operator):
         features = (coefficients[..., None] * functions).flatten(1, 2).unflatten(-1, target.shape)
         return self.output_normalizer.inverse(self.readout(features))
 
-    def configuration(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {
-            "in_channels": self.in_channels,
-            "out_channels": self.out_channels,
-            "sensors": self.branch.sensors,
-            "out_grid": self.out_grid,
-            "basis": self.basis,
-            "width": self.width,
-            "depth": self.depth,
-            "activation": self.activation,
-            "branching": self.branch.branching,
-        }
-
     def reset_parameters(self) -> None:
         """Draw the branch anew and return the read-out to the plain sum; units, mean and modes stay."""
         self.branch.reset_parameters()
@@ -156,8 +136,7 @@ class PODDeepONet(Operator):
     @property
     def has_units(self) -> bool:
         """Whether a normaliser, the mean or the modes have left their initial state."""
-        fitted = self.branch.normalizer.is_fitted or self.output_normalizer.is_fitted
-        return fitted or bool((self.mean_function != 0).any() or (self.modes != 0).any())
+        return super().has_units or bool((self.mean_function != 0).any() or (self.modes != 0).any())
 
     @torch.no_grad()
     def fit_normalizers(self, train: FieldPairs) -> None:
@@ -181,9 +160,9 @@ class PODDeepONet(Operator):
         units = (outputs - shift[:, None]) / scale[:, None]
         mean = units.mean(0)
         rows = (units - mean).movedim(0, 1)
-        share = (self.out_grid.weights / self.out_grid.volume).to(rows)
-        left = torch.linalg.svd(rows * share.sqrt(), full_matrices=False)[0][..., : self.basis]
-        # Projections on the left vectors, unlike the right ones over sqrt(share), exist where a weight is zero.
+        mean_weights = self.out_grid.mean_weights.to(rows)
+        left = torch.linalg.svd(rows * mean_weights.sqrt(), full_matrices=False)[0][..., : self.basis]
+        # Projections on the left vectors, unlike the right ones over sqrt(mean_weights), exist where a weight is zero.
         modes = left.mT @ rows / len(train) ** 0.5
         largest = modes.gather(-1, modes.abs().argmax(-1, keepdim=True))
         self.mean_function.copy_(mean)

@@ -36,7 +36,11 @@ def active_learning(
     from probneural.active.loop.history import LearningHistory
 
     named = {"error": histories} if isinstance(histories, LearningHistory) else histories
-    if not isinstance(named, Mapping) or not named or not all(isinstance(found, LearningHistory) for found in named.values()):
+    if (
+        not isinstance(named, Mapping)
+        or not named
+        or not all(isinstance(history, LearningHistory) for history in named.values())
+    ):
         raise DataError(
             expected="a LearningHistory, or several by name", got=repr(histories)[:200], remedy='{"random": learner.history}'
         )
@@ -46,15 +50,15 @@ def active_learning(
     axes.set_yscale("log", nonpositive="mask")
     ticks: set[int] = set()
     for number, (name, history) in enumerate(named.items()):
-        rounds = [found for found in history.rounds if found.error is not None]
+        rounds = [entry for entry in history.rounds if entry.errors.mean is not None]
         if not rounds:
             raise DataError(
                 expected=f"errors in the history {name!r}",
                 got="none",
                 remedy="give the learner test= or calibration functions, and run a round",
             )
-        labels, colour = [found.labels for found in rounds], series_colour(number)
-        error, high, stated = ([getattr(found, part) for found in rounds] for part in ("error", "error_95", "stated"))
+        labels, colour = [entry.labels for entry in rounds], series_colour(number)
+        error, high, stated = ([getattr(entry.errors, part) for entry in rounds] for part in ("mean", "quantile_95", "stated"))
         axes.plot(labels, error, color=colour, marker=series_marker(number), markersize=4, linewidth=1.5, label=name)
         axes.fill_between(labels, error, high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(labels, stated, color=colour, linewidth=0.9, linestyle=(0, (4, 2)))

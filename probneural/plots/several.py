@@ -77,7 +77,7 @@ def fields(
         ShapeError: If the numbers of functions or channels differ.
     """
     compared = _compared(predictions, truth, noise)
-    row, channels = checked_position(index, len(truth), "index"), truth.channels
+    row, channels = checked_position(index, len(truth), name="index"), truth.channels
     names = [f"channel {number}" if channels > 1 else "value" for number in range(channels)] if labels is None else list(labels)
     if len(names) != channels:
         raise ArgumentError(expected=f"{channels} labels", got=repr(labels), remedy="name every channel")
@@ -145,7 +145,7 @@ def spread_skill(
         truth: The true functions, `(n, c, *grid)`, on the distributions' grid.
         channel: Which of the c channels.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
-        bins: Number of bins of equal share of the domain.
+        bins: Number of bins of an equal fraction of the domain.
         unit: Unit of the values.
 
     Returns:
@@ -158,7 +158,7 @@ def spread_skill(
         ArgumentError: If the channel is out of range, the bins are too many, or the noise is unusable.
     """
     compared = _compared(predictions, truth, noise)
-    column = checked_position(channel, truth.channels, "channel")
+    column = checked_position(channel, truth.channels, name="channel")
     figure = new_figure(WIDTH * 0.75, 4.2)
     panel = figure.subplots()
     panel.set_xscale("log", nonpositive="mask")
@@ -264,7 +264,7 @@ def _map_row(
     titles = ("truth", "mean", "|truth - mean|", "sd")
     for number, (panel, title, part) in enumerate(zip(panels, titles, maps, strict=True)):
         colours, scale = (VALUE_MAP, values) if number < 2 else (ERROR_MAP, errors)
-        image = draw_map(panel, grid, part.numpy(), colours, scale)
+        image = draw_map(panel, grid, values=part.numpy(), colours=colours, scaling=scale)
         panel.set_title(title, fontsize=10)
         panel.tick_params(labelleft=number == 0)
         if number % 2:

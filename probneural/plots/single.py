@@ -82,7 +82,7 @@ def field(
     check_instance(u, FieldDistribution, "u", remedy="plot what a predictor returns")
     _check_dimension(u.grid, (1, 2), axes)
     shape = tuple(u.mean.shape)
-    row, channel = checked_position(index, shape[0], "index"), checked_position(channel, shape[1], "channel")
+    row, channel = checked_position(index, shape[0], name="index"), checked_position(channel, shape[1], name="channel")
     draws = check_integer(draws, "draws", least=0)
     level = check_real(level, "level", above=0.0, below=1.0)
     true = None if truth is None else _one(_checked_truth(truth, u.grid, shape), row, channel)
@@ -135,7 +135,7 @@ def band(
     check_instance(bands, BandField, "bands", remedy="call a fitted band: band(inputs)")
     _check_dimension(bands.grid, (1, 2), axes)
     shape = tuple(bands.mean.shape)
-    row, channel = checked_position(index, shape[0], "index"), checked_position(channel, shape[1], "channel")
+    row, channel = checked_position(index, shape[0], name="index"), checked_position(channel, shape[1], name="channel")
     true = None if truth is None else _one(_checked_truth(truth, bands.grid, shape), row, channel)
     mean, half = _one(bands.mean, row, channel), _one(bands.half_width, row, channel)
     for values, name in ((mean, "predicted means"), (half, "half widths")):
@@ -252,7 +252,7 @@ def check_axis_names(axes: Sequence[str], grid: Grid) -> None:
         raise ArgumentError(expected=f"{grid.dimension} axis names", got=repr(axes), remedy="name every coordinate")
 
 
-def checked_position(number: int, count: int, name: str) -> int:
+def checked_position(number: int, count: int, *, name: str) -> int:
     """A position counted from the start, or an ArgumentError."""
     return check_integer(number, name, least=-count, most=count - 1) % count
 
@@ -360,7 +360,7 @@ def _planes(
     for row, maps, colours, scaling, name in rows:
         used = row[: len(maps)]
         for panel, (title, part) in zip(used, maps.items(), strict=True):
-            image = draw_map(panel, grid, part.numpy(), colours, scaling)
+            image = draw_map(panel, grid, values=part.numpy(), colours=colours, scaling=scaling)
             panel.set_title(title, fontsize=10)
             panel.set_xlabel(axes[0])
         for panel in used[1:]:
@@ -385,7 +385,7 @@ def limits(maps: dict[str, Float64[Tensor, "*grid"]]) -> Normalize:
     return Normalize(low, high) if low < high else Normalize(low - 0.5, low + 0.5)
 
 
-def draw_map(axes: Axes, grid: Grid, values: NDArray[np.float64], colours: str, scaling: Normalize) -> ScalarMappable:
+def draw_map(axes: Axes, grid: Grid, *, values: NDArray[np.float64], colours: str, scaling: Normalize) -> ScalarMappable:
     """Values in a plane: cells centred on the points of a uniform grid, dots at scattered points."""
     if not grid.is_uniform:
         x, y = grid.points.numpy().T
@@ -407,13 +407,13 @@ def _aspect(width: float, height: float) -> Literal["equal", "auto"]:
 
 
 def _reliability(axes: Axes, comparison: Comparison) -> None:
-    shares = torch.stack([coverage(comparison, level=level).mean(1) for level in LEVELS]).cpu()  # (levels, n)
-    observed, spread = _mean_and_error(shares)
+    fractions = torch.stack([coverage(comparison, level=level).mean(1) for level in LEVELS]).cpu()  # (levels, n)
+    observed, spread = _mean_and_error(fractions)
     error = float(calibration_error(comparison).mean())
     axes.plot([0, 1], [0, 1], color=ink(), linewidth=0.9, linestyle=(0, (4, 2)), label="calibrated")
     axes.fill_between(LEVELS, observed - spread, observed + spread, color=SKY, alpha=0.35, linewidth=0, label="±2 s.e.")
     axes.plot(LEVELS, observed, color=BLUE, linewidth=1.5, marker="o", markersize=3, label="observed")
-    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="level of central interval", ylabel="share inside")
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="level of central interval", ylabel="fraction inside")
     axes.set_title(f"calibration error {error:.2g}", fontsize=10)
     axes.legend(loc="upper left", frameon=False, fontsize=8)
 
@@ -430,8 +430,8 @@ def draw_transform(axes: Axes, histogram: Float64[Tensor, "n c bins"]) -> None:
     axes.set_title("flat if calibrated", fontsize=10)
 
 
-def _mean_and_error(shares: Float64[Tensor, "k n"]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _mean_and_error(fractions: Float64[Tensor, "k n"]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean over the functions and two standard errors of it; none for a single function."""
-    count = shares.shape[1]
-    error = 2.0 * shares.std(1) / count**0.5 if count > 1 else torch.zeros_like(shares[:, 0])
-    return shares.mean(1).numpy(), error.numpy()
+    count = fractions.shape[1]
+    error = 2.0 * fractions.std(1) / count**0.5 if count > 1 else torch.zeros_like(fractions[:, 0])
+    return fractions.mean(1).numpy(), error.numpy()

@@ -8,17 +8,24 @@ from probneural.problems.black_scholes import BlackScholes
 from probneural.problems.burgers import Burgers
 from probneural.problems.darcy import Darcy1D
 from probneural.problems.darcy2d import Darcy2D
+from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.heat import Heat
 from probneural.problems.helmholtz import Helmholtz
+from probneural.problems.input_distributions import (
+    IndependentDistributions,
+    InputDistribution,
+    StateDistribution,
+    UniformParameters,
+)
 from probneural.problems.inviscid_burgers import InviscidBurgers
 from probneural.problems.korteweg_de_vries import KortewegDeVries
-from probneural.problems.laws import IndependentLaws, Law, UniformParameters
 from probneural.problems.method_of_lines import MethodOfLines, dealias, spectral_derivative
 from probneural.problems.navier_stokes import NavierStokesShell
 from probneural.problems.piecewise_darcy import PiecewiseDarcy
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.shallow_water import ShallowWater
 from probneural.problems.signal_separation import SignalSeparation
+from probneural.problems.time_integration import TimeIntegrator
 from probneural.problems.variable_advection import VariableSpeedAdvection
 from probneural.problems.wave import Wave
 
@@ -30,19 +37,22 @@ __all__ = [
     "Burgers",
     "Darcy1D",
     "Darcy2D",
+    "GaussianInputProblem",
     "GaussianRandomField",
     "Heat",
     "Helmholtz",
-    "IndependentLaws",
+    "IndependentDistributions",
+    "InputDistribution",
     "InviscidBurgers",
     "KortewegDeVries",
-    "Law",
     "MethodOfLines",
     "NavierStokesShell",
     "PiecewiseDarcy",
     "Problem",
     "ShallowWater",
     "SignalSeparation",
+    "StateDistribution",
+    "TimeIntegrator",
     "UniformParameters",
     "VariableSpeedAdvection",
     "Wave",

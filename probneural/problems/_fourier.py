@@ -16,20 +16,25 @@ def spectrum(values: Tensor) -> Tensor:
     coefficients = torch.fft.rfft(values, norm="forward")
     if values.shape[-1] % 2:
         return coefficients
-    share = torch.ones(coefficients.shape[-1], dtype=values.dtype, device=values.device)
-    share[-1] = 0.5
-    return coefficients * share
+    weight = torch.ones(coefficients.shape[-1], dtype=values.dtype, device=values.device)
+    weight[-1] = 0.5
+    return coefficients * weight
+
+
+def rates(coefficients: Tensor) -> Tensor:
+    """2πik for each coefficient: the factors of a derivative."""
+    return 2j * math.pi * torch.arange(coefficients.shape[-1], dtype=torch.float64, device=coefficients.device)
+
+
+def without_mean(coefficients: Tensor) -> Tensor:
+    """The series less its mean."""
+    return torch.cat([torch.zeros_like(coefficients[..., :1]), coefficients[..., 1:]], dim=-1)
 
 
 def integrate(coefficients: Tensor) -> Tensor:
     """The antiderivative of zero mean of a series without its own mean, which is not read."""
-    rates = 2j * math.pi * torch.arange(1, coefficients.shape[-1], dtype=torch.float64, device=coefficients.device)
-    return torch.cat([torch.zeros_like(coefficients[..., :1]), coefficients[..., 1:] / rates], dim=-1)
-
-
-def differentiate(coefficients: Tensor) -> Tensor:
-    """The derivative of a series."""
-    return 2j * math.pi * torch.arange(coefficients.shape[-1], dtype=torch.float64, device=coefficients.device) * coefficients
+    parts = coefficients[..., 1:] / rates(coefficients)[1:]  # so that no gradient divides by the rate of the mean, zero
+    return torch.cat([torch.zeros_like(coefficients[..., :1]), parts], dim=-1)
 
 
 def read(coefficients: Tensor, count: int) -> Tensor:

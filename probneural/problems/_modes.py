@@ -1,4 +1,4 @@
-"""Eigenfunctions of the Laplacian along one axis of a grid: waves on a circle, sines between walls."""
+"""Eigenfunctions of the Laplacian along one axis of a grid: waves on a circle, sines between boundaries."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def modes(axis: Axis) -> tuple[Float64[Tensor, "size modes"], Float64[Tensor, " 
         waves[0], waves[-1] = 0.0, 0.0
         return waves, math.pi * wavenumbers.double(), torch.full(wavenumbers.shape, 2.0 / cells, dtype=torch.float64)
     phase = 2.0 * math.pi * torch.remainder(numbers[:, None] * wavenumbers, axis.size).double() / axis.size
-    shares = torch.full(wavenumbers.shape, 2.0 / axis.size, dtype=torch.float64)
-    shares[0] = 1.0 / axis.size
+    weights = torch.full(wavenumbers.shape, 2.0 / axis.size, dtype=torch.float64)
+    weights[0] = 1.0 / axis.size
     if axis.size % 2 == 0:
-        shares[-1] = 1.0 / axis.size  # the Nyquist term is a cosine; its sine vanishes at every node
+        weights[-1] = 1.0 / axis.size  # the Nyquist term is a cosine; its sine vanishes at every node
     angular = 2.0 * math.pi * wavenumbers.double()
-    return torch.cat([phase.cos(), phase.sin()], dim=1), angular.repeat(2), shares.repeat(2)
+    return torch.cat([phase.cos(), phase.sin()], dim=1), angular.repeat(2), weights.repeat(2)
 
 
 def eigenvalues(grid: Grid) -> Float64[Tensor, "..."]:
@@ -39,11 +39,11 @@ def eigenvalues(grid: Grid) -> Float64[Tensor, "..."]:
     return total
 
 
-def divide(values: Float64[Tensor, "..."], grid: Grid, divisor: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
+def divide(values: Float64[Tensor, "..."], grid: Grid, *, divisor: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
     """Divide the coefficients of `(..., *grid.shape)` by a divisor for each product of modes, which broadcasts."""
     transforms = [modes(axis) for axis in grid.axes]
-    for number, (waves, _, shares) in enumerate(transforms):
-        values = along_axis(values, (waves * shares).T, number - grid.dimension)
+    for number, (waves, _, weights) in enumerate(transforms):
+        values = along_axis(values, (waves * weights).T, number - grid.dimension)
     values = values / divisor
     for number, (waves, _, _) in enumerate(transforms):
         values = along_axis(values, waves, number - grid.dimension)

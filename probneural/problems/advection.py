@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from probneural.checks import check_choice, check_flag, check_integer, check_positive, check_real, check_sequence
+from probneural.checks import assign, check_choice, check_flag, check_interval, check_positive
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
-from probneural.problems.base import Problem, shifted_laws
-from probneural.problems.laws import Law, UniformParameters
-from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.base import Problem
+from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.input_distributions import InputDistribution, UniformParameters
 
 _AT_A_JUMP = 1e-12
 """Distance within which a point counts as lying on a jump, so that rounding never decides between the two sides."""
@@ -26,10 +26,10 @@ _PUBLISHED_WIDTHS = {"square": (0.3, 0.6), "square_and_bump": (0.1, 0.2)}
 
 
 @dataclass(frozen=True)
-class Advection(Problem):
+class Advection(GaussianInputProblem):
     """Initial state to state at time t of ∂u/∂t + c ∂u/∂x = 0, periodic on [0, 1): u(x, t) = u₀(x − ct).
 
-    The law of u₀ is one of four:
+    The distribution of u₀ is one of four:
 
     * `"smooth"`: a Gaussian random field g.
     * `"sign"`: −1 + 2·1{g ≥ 0}; after de Hoop et al. (2022) with time 0.5, τ = 3 and α = 2, where g is cut at `modes` here.
@@ -55,18 +55,17 @@ class Advection(Problem):
     Args:
         speed: c, in lengths per time.
         time: t, at which the output is read.
-        initial: Which law of u₀.
+        initial: Which distribution of u₀.
         space_time: Whether the grid has a second axis, time, from 0 to t.
-        modes: Highest wavenumber K of g.
-        sigma: Amplitude of g, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
-        tau: Inverse length scale of g.
-        alpha: Smoothness of g.
         widths: Least and largest width of a square, in (0, 1); those above by default.
+        random_field: Distribution of g, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
+            by default GRF(25, 5, 2) with 31 modes.
         design_dim: Coordinates of the design space, at most 2K for g, 3 for a square (h, w, c), 6 with a bump
             (h₁, w, c₁, h₂, c₂, a).
 
     Raises:
-        ArgumentError: If an argument is out of range, or widths are given where there is no square.
+        ArgumentError: If an argument is out of range, widths are given where there is no square, or a random field where there
+            is no g.
 
     Reference:
         Lu et al. (2022), A comprehensive and fair comparison of two neural operators, the advection problem. De Hoop, Huang,
@@ -79,15 +78,13 @@ class Advection(Problem):
         True
     """
 
+    is_linear: ClassVar[bool] = True
+
     speed: float = 1.0
     _: KW_ONLY
     time: float = 0.5
     initial: Literal["smooth", "sign", "square", "square_and_bump"] = "smooth"
     space_time: bool = False
-    modes: int = 31
-    sigma: float = 25.0
-    tau: float = 5.0
-    alpha: float = 2.0
     widths: tuple[float, float] | None = None
     design_dim: int = 3
 
@@ -97,28 +94,24 @@ class Advection(Problem):
         check_positive(self.time, "time")
         check_choice(self.initial, ("smooth", "sign", *_PUBLISHED_WIDTHS), "initial")
         check_flag(self.space_time, "space_time")
+        unused = "random_field" if self.initial in _PUBLISHED_WIDTHS else "widths"
+        if getattr(self, unused) is not None:
+            raise ArgumentError(
+                expected=f"no {unused} for initial states {self.initial!r}", got=repr(getattr(self, unused)), remedy="drop it"
+            )
         if self.widths is not None:
-            if self.initial not in _PUBLISHED_WIDTHS:
-                raise ArgumentError(
-                    expected=f"no widths for initial states {self.initial!r}", got=repr(self.widths), remedy="drop them"
-                )
-            widths = check_sequence(self.widths, "widths", remedy="give two increasing numbers")
-            widths = tuple(check_real(width, "widths", above=0.0, below=1.0) for width in widths)
-            if len(widths) != 2 or not widths[0] < widths[1]:
-                raise ArgumentError(
-                    expected="widths (least, largest) in (0, 1)", got=repr(self.widths), remedy="give two increasing numbers"
-                )
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+            assign(self, widths=check_interval(self.widths, "widths", below=1.0))
+        super().__post_init__()
 
     @property
     def name(self) -> str:
-        """Name with the law of the initial states, the speed, and the widths if they are others."""
+        """Name with the distribution of the initial states, the speed, and the widths if they are others."""
         where = ", space-time" if self.space_time else ""
         widths = f", widths {self.widths[0]:g} to {self.widths[1]:g}" if self.widths else ""
         return f"Advection, {self.initial.replace('_', ' ')}{widths}, speed {self.speed:g}{where}"
 
     @property
-    def law(self) -> Law:
+    def input_distribution(self) -> InputDistribution:
         """A Gaussian random field, or the parameters of the shapes."""
         if self.initial not in _PUBLISHED_WIDTHS:
             return self._field
@@ -128,11 +121,7 @@ class Advection(Problem):
         return UniformParameters((0.5, least, 0.2, 0.5, 0.7, 5.0), (2.0, largest, 0.3, 2.0, 0.8, 10.0))
 
     @property
-    def _field(self) -> GaussianRandomField:
-        return GaussianRandomField(1, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha)
-
-    @property
-    def periodic(self) -> bool | tuple[bool, ...]:
+    def periodic(self) -> bool | tuple[bool, ...]:  # type: ignore[override]
         """True along space, False along time."""
         return (True, False) if self.space_time else True
 
@@ -143,11 +132,11 @@ class Advection(Problem):
 
     @property
     def minimum_resolution(self) -> tuple[int, ...]:
-        """What the law needs along space, and 3 along time."""
-        return (self.law.minimum_resolution, 3)[: self.dimension]
+        """What the distribution needs along space, and 3 along time."""
+        return (self.input_distribution.minimum_resolution, 3)[: self.dimension]
 
     def shifts(self) -> dict[str, Problem]:
-        """Every law has `"speed"`, a displacement that is no multiple of the usual spacings.
+        """Every distribution has `"speed"`, a displacement that is no multiple of the usual spacings.
 
         Beside it, smooth states have `"amplitude"` and `"roughness"`, signs have `"roughness"`, and squares are `"narrow"`:
         of widths from 0.05 to 0.1.
@@ -155,10 +144,10 @@ class Advection(Problem):
         shifts: dict[str, Problem] = {"speed": replace(self, speed=_OFF_GRID * self.speed)}
         if self.initial in _PUBLISHED_WIDTHS:
             return shifts | {"narrow": replace(self, widths=(0.05, 0.1))}
-        laws = shifted_laws(self._field, amplitude=2.0)
+        shifts |= super().shifts()
         if self.initial == "sign":
-            del laws["amplitude"]  # a sign has none
-        return shifts | {name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()}
+            del shifts["amplitude"]  # a sign has none
+        return shifts
 
     def _uniform(self, sizes: tuple[int, ...]) -> Grid:
         return Grid.uniform(sizes, lengths=(1.0, self.time)[: self.dimension], periodic=self.periodic)
@@ -183,9 +172,6 @@ class Advection(Problem):
         factors = torch.complex(angle.cos(), sines)
         moved = torch.fft.irfft(spectrum[..., None] * factors.to(spectrum.device), n=size, dim=-2, norm="forward")
         return moved if self.space_time else moved[..., 0]
-
-    def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
-        return self._solve(direction, grid)  # linear: the derivative is the map itself, everywhere
 
     def _displacements(self, grid: Grid) -> Tensor:
         """The speed c times the times at which the output is read."""

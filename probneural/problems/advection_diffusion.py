@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from probneural.checks import check_integer, check_positive, check_real
 from probneural.grids import Grid, per_axis
-from probneural.problems.base import Problem, shifted_laws
+from probneural.problems.base import Problem
+from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.random_fields import GaussianRandomField
 
 
 @dataclass(frozen=True)
-class AdvectionDiffusion(Problem):
+class AdvectionDiffusion(GaussianInputProblem):
     """Initial state to state at time t of ∂u/∂t + c · ∇u = ν Δu − r u, periodic on the unit cube [0, 1)^d.
 
     Modes decouple: û(κ, t) = û(κ, 0) e^((−ν|κ|² − i c·κ − r) t) with angular wavenumbers κ = 2πk. The factor is a product over
@@ -35,11 +37,9 @@ class AdvectionDiffusion(Problem):
         decay: r, per time, at least 0.
         time: t, at which the output is read.
         dimension: Number of space dimensions d, from 1 to 3.
-        modes: Highest wavenumber K per axis of the law of initial states.
-        sigma: Amplitude of the law, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
-        tau: Inverse length scale of the law.
-        alpha: Smoothness of the law.
-        design_dim: Coordinates of the design space, at most the number of the law's coefficients.
+        random_field: Distribution of initial states, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
+            by default GRF(25, 5, 2) with 31 modes per axis.
+        design_dim: Coordinates of the design space, at most the number of the distribution's coefficients.
 
     Raises:
         ArgumentError: If an argument is out of range.
@@ -56,17 +56,14 @@ class AdvectionDiffusion(Problem):
         True
     """
 
+    is_linear: ClassVar[bool] = True
+
     velocity: float | tuple[float, ...] = 1.0
     _: KW_ONLY
     diffusivity: float = 0.01
     decay: float = 0.0
     time: float = 1.0
     dimension: int = 1
-    modes: int = 31
-    sigma: float = 25.0
-    tau: float = 5.0
-    alpha: float = 2.0
-    design_dim: int = 8
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
@@ -75,7 +72,7 @@ class AdvectionDiffusion(Problem):
         if self.decay != 0.0:
             check_positive(self.decay, "decay")
         check_integer(self.dimension, "dimension", most=3)
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        super().__post_init__()
         per_axis(self.velocity, self.dimension, "velocity", check_real)
 
     @property
@@ -87,41 +84,27 @@ class AdvectionDiffusion(Problem):
         return f"Advection-diffusion {self.dimension}-D, velocity {speed}, diffusivity {self.diffusivity:g}{rest}"
 
     @property
-    def law(self) -> GaussianRandomField:
-        """The periodic Gaussian random field of initial states; zero mean."""
-        return GaussianRandomField(self.dimension, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha)
-
-    @property
-    def periodic(self) -> bool:
-        """True."""
-        return True
+    def _default_field(self) -> GaussianRandomField:
+        return GaussianRandomField(self.dimension, 31)
 
     def shifts(self) -> dict[str, Problem]:
-        """Other laws of inputs, and a faster flow.
+        """Other distributions of inputs, and a faster flow.
 
         Returns:
             `"amplitude"`: initial states twice as large; `"roughness"`: α reduced by a quarter at equal mean variance;
             `"peclet"`: a quarter of the diffusivity, so another operator.
         """
-        laws = shifted_laws(self.law, amplitude=2.0)
-        versions: dict[str, Problem] = {name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()}
-        return versions | {"peclet": replace(self, diffusivity=self.diffusivity / 4.0)}
+        return super().shifts() | {"peclet": replace(self, diffusivity=self.diffusivity / 4.0)}
 
     def _velocities(self) -> tuple[float, ...]:
         return tuple(self.velocity) if isinstance(self.velocity, Sequence) else (self.velocity,) * self.dimension
 
-    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        return self.law.evaluate(coefficients, grid)[:, None]
-
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         for number, (axis, speed) in enumerate(zip(grid.axes, self._velocities(), strict=True)):
-            place = number - grid.dimension
+            dim = number - grid.dimension
             angular = 2.0 * math.pi * torch.arange(axis.size // 2 + 1, dtype=torch.float64, device=values.device)
             rates = torch.complex(-self.diffusivity * angular**2, -speed * angular)
-            factor = torch.exp(self.time * rates).reshape(-1, *(1,) * (-1 - place))
+            factor = torch.exp(self.time * rates).reshape(-1, *(1,) * (-1 - dim))
             # The inverse transform drops what becomes imaginary at the Nyquist frequency, a sine that no node sees.
-            values = torch.fft.irfft(torch.fft.rfft(values, dim=place) * factor, n=axis.size, dim=place)
+            values = torch.fft.irfft(torch.fft.rfft(values, dim=dim) * factor, n=axis.size, dim=dim)
         return values * math.exp(-self.decay * self.time)
-
-    def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
-        return self._solve(direction, grid)  # linear: the derivative is the map itself, everywhere

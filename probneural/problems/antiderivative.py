@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import Literal
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal
 
 import numpy
 import torch
 from torch import Tensor
 
-from probneural.checks import check_choice, check_integer
+from probneural.checks import check_choice
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
-from probneural.problems.base import Problem, shifted_laws
-from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.gaussian_input import GaussianInputProblem
 
 _GAUSS_POINTS = 3
 """Gauss-Legendre points per cell: exact for the interpolant, which has degree 5 there."""
@@ -26,7 +25,7 @@ _STARTS = {"linear": 0.0, "exponential": 1.0, "logistic": 0.5}
 
 
 @dataclass(frozen=True)
-class Antiderivative(Problem):
+class Antiderivative(GaussianInputProblem):
     """Drive v to state s on [0, 1], where s(0) is given and s obeys one of three equations.
 
     With V(x) = ∫₀ˣ v these, and their solutions, are:
@@ -35,11 +34,11 @@ class Antiderivative(Problem):
     * `"exponential"`: s′ = v s, s = s(0) e^V.
     * `"logistic"`: s′ = v s (1 − s), s = 1 / (1 + e^−V (1 − s(0))/s(0)).
 
-    The map is causal (s(x) depends on v up to x) and global, and smooths by one order. The law of v is a periodic Gaussian
-    random field, integrated term by term; grids include both end points.
+    The map is causal (s(x) depends on v up to x) and global, and smooths by one order. The distribution of v is a periodic
+    Gaussian random field, integrated term by term; grids include both end points.
 
-    Good values: the default law's V has a standard deviation of at most 0.18, for which all three maps are nearly linear;
-    with `sigma=250`, 1.8, the exponential and the logistic one are not.
+    Good values: the default distribution's V has a standard deviation of at most 0.18, for which all three maps are nearly
+    linear; with a `sigma` of 250, 1.8, the exponential and the logistic one are not.
 
     Failure modes: `sample` is exact to rounding. `solve` knows v at the nodes and integrates the local interpolant of degree
     5 exactly: its error falls as h⁶ once the grid resolves v. Its matrix has 3 N² elements, in parts. Values of |V| beyond 700
@@ -49,10 +48,8 @@ class Antiderivative(Problem):
         equation: Which equation.
         start: s(0): any number for the linear equation (0 by default), not 0 for the exponential one (1), inside (0, 1) for
             the logistic one (1/2).
-        modes: Highest wavenumber K of the law of v.
-        sigma: Amplitude of the law, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
-        tau: Inverse length scale of the law.
-        alpha: Smoothness of the law.
+        random_field: Distribution of v, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
+            by default GRF(25, 5, 2) with 31 modes.
         design_dim: Coordinates of the design space, at most 2K.
 
     Raises:
@@ -72,14 +69,11 @@ class Antiderivative(Problem):
         0.7311
     """
 
+    periodic: ClassVar[bool] = False
+    shifted_amplitude: ClassVar[float] = 2.5
     equation: Literal["linear", "exponential", "logistic"] = "linear"
     _: KW_ONLY
     start: float | None = None
-    modes: int = 31
-    sigma: float = 25.0
-    tau: float = 5.0
-    alpha: float = 2.0
-    design_dim: int = 8
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
@@ -96,7 +90,7 @@ class Antiderivative(Problem):
                 got=f"{start!r} for {self.equation!r}",
                 remedy="choose another; from 0, and from 1 in the logistic case, the state never moves",
             )
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -104,34 +98,16 @@ class Antiderivative(Problem):
         return f"Antiderivative, {self.equation}, start {self._start:g}"
 
     @property
-    def law(self) -> GaussianRandomField:
-        """The periodic Gaussian random field of drives; zero mean."""
-        return GaussianRandomField(1, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha)
-
-    @property
-    def periodic(self) -> bool:
-        """False: the state lives between two end points, whatever the law of the drive."""
-        return False
-
-    def shifts(self) -> dict[str, Problem]:
-        """`"amplitude"`: drives 2.5 times as large; `"roughness"`: α reduced by a quarter at equal mean variance."""
-        laws = shifted_laws(self.law, amplitude=2.5)
-        return {name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()}
-
-    @property
     def _start(self) -> float:
         return _STARTS[self.equation] if self.start is None else self.start
-
-    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        return self.law.evaluate(coefficients, grid)[:, None]
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         return self._state(_integrate(values, grid))
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        cosines, sines = coefficients.unflatten(1, (self.modes, 2)).unbind(2)
-        angular = 2.0 * math.pi * torch.arange(1, self.modes + 1, dtype=coefficients.dtype)
-        periodic = self.law.evaluate(torch.stack([-sines / angular, cosines / angular], dim=2).flatten(1), grid)
+        cosines, sines = coefficients.unflatten(1, (-1, 2)).unbind(2)
+        angular = 2.0 * math.pi * torch.arange(1, cosines.shape[1] + 1, dtype=coefficients.dtype)
+        periodic = self._field.evaluate(torch.stack([-sines / angular, cosines / angular], dim=2).flatten(1), grid)
         return self._state(periodic - periodic[:, :1])[:, None]
 
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
@@ -159,8 +135,8 @@ def _integrate(values: Tensor, grid: Grid) -> Tensor:
     points = (torch.arange(cells)[:, None] + (nodes + 1.0) / 2.0) * step
     pieces = []
     for part in points.split(max(1, _MATRIX_ELEMENTS // (_GAUSS_POINTS * axis.size))):
-        readings = axis.matrix(part.flatten()).unflatten(0, part.shape)
-        per_cell = (readings * (weights * step / 2.0)[:, None]).sum(1)
+        interpolated = axis.matrix(part.flatten()).unflatten(0, part.shape)
+        per_cell = (interpolated * (weights * step / 2.0)[:, None]).sum(1)
         pieces.append(values @ per_cell.to(values).mT)
     total = torch.cat(pieces, dim=-1).cumsum(-1)
     return torch.cat([torch.zeros_like(total[..., :1]), total], dim=-1)

@@ -1,4 +1,4 @@
-"""What every exactly solvable problem offers: a law over inputs, an exact solution operator, a design space."""
+"""What every exactly solvable problem offers: a distribution of inputs, an exact solution operator, a design space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field, FieldPairs, check_field
 from probneural.grids import Grid, check_grid, per_axis
-from probneural.problems.laws import Law
+from probneural.problems.input_distributions import InputDistribution
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.threads import jvp
 
@@ -29,17 +29,19 @@ _CUBE_SLACK = 1e-9
 
 
 class Problem(ABC):
-    """An operator between functions on a box whose values are known exactly, with a law over its inputs; abstract.
+    """An operator between functions on a box whose values are known exactly, with a distribution of its inputs; abstract.
 
     Inputs and outputs live on one grid. A problem draws *coefficients*, so one seed is the same functions on every grid; a
-    resolution that cannot hold the law's functions (2K + 1 points on an axis for K modes) is refused. Solutions are computed
-    in float64 and then rounded to the dtype asked for. Everything is dimensionless, unless a problem says otherwise.
+    resolution that cannot hold the distribution's functions (2K + 1 points on an axis for K modes) is refused. Solutions are
+    computed in float64 and then rounded to the dtype asked for. Everything is dimensionless, unless a problem says otherwise.
 
     Attributes:
         in_channels: Channels of an input.
         out_channels: Channels of an output.
         lengths: Extent of the box on every axis.
         origin: Lower end of the box on every axis.
+        periodic: Whether the grid's axes are periodic, all or one by one; the others include both end points.
+        is_linear: Whether the solution operator is linear, and so its own derivative.
         design_dim: Number d of coordinates of the design space, see [`encode`][probneural.problems.Problem.encode].
     """
 
@@ -47,6 +49,8 @@ class Problem(ABC):
     out_channels: ClassVar[int] = 1
     lengths: ClassVar[float] = 1.0
     origin: ClassVar[float] = 0.0
+    periodic: ClassVar[bool | tuple[bool, ...]] = True
+    is_linear: ClassVar[bool] = False
     design_dim: int
 
     @property
@@ -56,12 +60,12 @@ class Problem(ABC):
 
     @property
     @abstractmethod
-    def law(self) -> Law:
-        """The law of the inputs' coefficients."""
+    def input_distribution(self) -> InputDistribution:
+        """The distribution of the inputs' coefficients."""
 
     @abstractmethod
     def shifts(self) -> dict[str, Problem]:
-        """Out-of-distribution versions by name: usually the same operator under another law of inputs.
+        """Out-of-distribution versions by name: usually the same operator under another distribution of inputs.
 
         Returns:
             At least one. Where inputs are Gaussian random fields, `"amplitude"` (larger inputs) and `"roughness"` (less smooth
@@ -70,38 +74,44 @@ class Problem(ABC):
 
     @abstractmethod
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
-        """Map float64 inputs `(n, in_channels, *grid)` to outputs `(n, out_channels, *grid)`, differentiably."""
+        """Map float64 inputs `(n, in_channels, *grid)` to outputs `(n, out_channels, *grid)`, differentiably.
+
+        The grid is one that `_check_grid` lets pass, and the values are finite.
+        """
 
     @abstractmethod
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        """Map coefficients `(n, law.size)` to input functions `(n, in_channels, *grid)`, in the coefficients' dtype."""
+        """Map coefficients `(n, input_distribution.size)` to inputs `(n, in_channels, *grid)` of the coefficients' dtype.
+
+        Differentiable where designs are to be optimised by gradients, and the same functions on every grid.
+        """
 
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
         """Map float64 inputs and directions `(n, in_channels, *grid)` to the derivative `(n, out_channels, *grid)`.
 
         Override where a closed form is cheaper, or where there is no derivative (an UnsupportedError).
         """
+        if self.is_linear:
+            return self._solve(direction, grid)
         moved: Tensor = jvp(lambda at: self._solve(at, grid), (values,), (direction,))[1]
         return moved
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        """Map coefficients `(n, law.size)` to outputs; override where nodal values do not determine the input exactly."""
-        return self._solve(self._inputs(coefficients, grid), grid)
+        """Map coefficients `(n, input_distribution.size)` to outputs `(n, out_channels, *grid)`, in float64.
 
-    @property
-    @abstractmethod
-    def periodic(self) -> bool | tuple[bool, ...]:
-        """Whether the grid's axes are periodic, all or one by one; the others include both end points."""
+        Override where nodal values do not determine inputs, or where coefficients give the solution without interpolation.
+        """
+        return self._solve(self._inputs(coefficients, grid), grid)
 
     @property
     def dimension(self) -> int:
         """Number of axes of the grid."""
-        return self.law.dimension
+        return self.input_distribution.dimension
 
     @property
     def minimum_resolution(self) -> tuple[int, ...]:
         """Fewest points on each axis."""
-        return (self.law.minimum_resolution,) * self.dimension
+        return (self.input_distribution.minimum_resolution,) * self.dimension
 
     def grid(self, resolution: int | Sequence[int]) -> Grid:
         """Return the grid of some resolution.
@@ -113,7 +123,7 @@ class Problem(ABC):
             A uniform grid of the problem's box.
 
         Raises:
-            ResolutionError: If an axis has fewer points than the law needs.
+            ResolutionError: If an axis has fewer points than the distribution needs.
             ShapeError: If a sequence does not name every axis.
             ArgumentError: If a resolution is not an integer.
         """
@@ -130,7 +140,7 @@ class Problem(ABC):
 
     @undisturbed()
     def sample(self, n: int, *, resolution: int | Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> FieldPairs:
-        """Draw inputs from the law and solve for each.
+        """Draw inputs from the distribution and solve for each.
 
         Args:
             n: Number of pairs.
@@ -143,11 +153,11 @@ class Problem(ABC):
 
         Raises:
             ArgumentError: If n is less than 1.
-            ResolutionError: If an axis has fewer points than the law needs.
+            ResolutionError: If an axis has fewer points than the distribution needs.
         """
         _check_dtype(dtype)
         grid = self.grid(resolution)
-        coefficients = self.law.draw(n, seed)
+        coefficients = self.input_distribution.draw(n, seed)
         inputs, outputs = [], []
         for part in coefficients.split(max(1, _CHUNK_ELEMENTS // grid.size)):
             inputs.append(self._inputs(part, grid).to(dtype))
@@ -156,7 +166,7 @@ class Problem(ABC):
 
     @undisturbed()
     def sample_inputs(self, n: int, *, resolution: int | Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> Field:
-        """Draw inputs from the law without solving for any: candidates for simulation.
+        """Draw inputs from the distribution without solving for any: candidates for simulation.
 
         Args:
             n: Number of functions.
@@ -169,11 +179,11 @@ class Problem(ABC):
 
         Raises:
             ArgumentError: If n is less than 1.
-            ResolutionError: If an axis has fewer points than the law needs.
+            ResolutionError: If an axis has fewer points than the distribution needs.
         """
         _check_dtype(dtype)
         grid = self.grid(resolution)
-        parts = self.law.draw(n, seed).split(max(1, _CHUNK_ELEMENTS // grid.size))
+        parts = self.input_distribution.draw(n, seed).split(max(1, _CHUNK_ELEMENTS // grid.size))
         return Field(torch.cat([self._inputs(part, grid).to(dtype) for part in parts]), grid)
 
     @undisturbed()
@@ -181,7 +191,7 @@ class Problem(ABC):
         """Apply the solution operator to inputs of your own, as the grid's interpolant defines them between the points.
 
         Differentiable by autograd with respect to `inputs.values`. Any number of points will do: the least resolution is about
-        the law, not about the operator.
+        the distribution, not about the operator.
 
         Args:
             inputs: `(n, in_channels, *grid)` on a uniform grid of the kind that `grid` returns.
@@ -232,10 +242,10 @@ class Problem(ABC):
     def encode(self, design: Float[Tensor, "*batch d"], *, grid: Grid) -> Field:
         """Map points of the closed unit cube to input functions, differentiably.
 
-        Coordinate i puts the i-th leading coefficient of the law at quantile u_i, see
-        [`quantiles`][probneural.problems.Law.quantiles]; the other coefficients stay at their medians. Uniform designs are
-        thus draws of the leading coefficients (those of Gaussian laws with tails cut at 3.09 standard deviations), and the
-        corners of the cube are finite.
+        Coordinate i puts the i-th leading coefficient of the distribution at quantile u_i, see
+        [`quantiles`][probneural.problems.InputDistribution.quantiles]; the other coefficients stay at their medians. Uniform
+        designs are thus draws of the leading coefficients (those of Gaussian distributions with tails cut at 3.09 standard
+        deviations), and the corners of the cube are finite.
 
         Args:
             design: `(..., design_dim)` in [0, 1], float32 or float64.
@@ -274,29 +284,34 @@ class Problem(ABC):
         self._check_grid(grid)
         self._check_resolution(grid.shape)
         flat = design.reshape(-1, self.design_dim)
-        return Field(self._inputs(self.law.quantiles(flat), grid), grid)
+        return Field(self._inputs(self.input_distribution.quantiles(flat), grid), grid)
 
     def _uniform(self, sizes: tuple[int, ...]) -> Grid:
+        """The grid of the problem's box with this many points per axis; override where axes differ in length."""
         return Grid.uniform(sizes, lengths=self.lengths, origin=self.origin, periodic=self.periodic)
 
     def _check_resolution(self, sizes: Sequence[int]) -> None:
+        """Raise a ResolutionError unless every axis has the points that the distribution needs."""
         least = self.minimum_resolution
         if any(size < needed for size, needed in zip(sizes, least, strict=True)):
             needed = str(least[0]) if len({*least}) == 1 else str(least)
             raise ResolutionError(
-                expected=f"at least {needed} points per axis, which is what the law of the inputs needs",
+                expected=f"at least {needed} points per axis, which is what the distribution of the inputs needs",
                 got=str(tuple(sizes)),
-                remedy="raise the resolution, or give the problem a law of fewer modes",
+                remedy="raise the resolution, or give the problem a distribution of fewer modes",
             )
 
     def _check_grid(self, grid: Grid) -> None:
+        """Raise a GridError unless a grid is one that `grid` could return, at any resolution; inputs of `solve` live on it."""
         check_grid(grid)
         dimension = self.dimension
         if not grid.is_uniform or grid.dimension != dimension or grid != self._uniform(grid.shape):
-            box = "the unit cube" if (self.origin, self.lengths) == (0.0, 1.0) else f"{self.origin:g} + [0, {self.lengths:g}]"
+            axes = self._uniform((3,) * dimension).axes
+            is_unit = all((axis.origin, axis.length) == (0.0, 1.0) for axis in axes)
+            ends = " x ".join(f"[{axis.origin:g}, {axis.origin + axis.length:g}]" for axis in axes)
             raise GridError(
-                expected=f"a uniform grid of {box} in {dimension} dimensions, periodic={self.periodic}; axes that are not "
-                "periodic have both end points",
+                expected=f"a uniform grid of {'the unit cube' if is_unit else ends} in {dimension} dimensions, "
+                f"periodic={self.periodic}; axes that are not periodic have both end points",
                 got=repr(grid),
                 remedy="make it with problem.grid(resolution)",
             )
@@ -324,11 +339,11 @@ def _check_dtype(dtype: torch.dtype) -> None:
         raise ArgumentError(expected="dtype torch.float32 or torch.float64", got=repr(dtype), remedy="the default is float32")
 
 
-def shifted_laws(law: GaussianRandomField, *, amplitude: float) -> dict[str, GaussianRandomField]:
+def shifted_fields(distribution: GaussianRandomField, *, amplitude: float) -> dict[str, GaussianRandomField]:
     """The shifts that problems share: inputs `amplitude` times as large, and inputs with α reduced by a quarter (2 to 1.5).
 
     Examples:
-        >>> {name: other.alpha for name, other in shifted_laws(GaussianRandomField(1, 4), amplitude=2.0).items()}
+        >>> {name: other.alpha for name, other in shifted_fields(GaussianRandomField(1, 4), amplitude=2.0).items()}
         {'amplitude': 2.0, 'roughness': 1.5}
     """
-    return {"amplitude": law.amplified(amplitude), "roughness": law.roughened(4.0 / 3.0)}
+    return {"amplitude": distribution.amplified(amplitude), "roughness": distribution.roughened(4.0 / 3.0)}

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_choice, check_integer, check_positive, check_real
-from probneural.errors import ArgumentError
-from probneural.fields import Field
+from probneural.checks import assign, check_integer, check_interval, check_positive, check_real
 from probneural.grids import Grid
 from probneural.problems.base import Problem
-from probneural.problems.laws import UniformParameters
-
-_GREEKS = ("delta", "gamma", "vega", "theta", "rho")
+from probneural.problems.input_distributions import UniformParameters
 
 
 @dataclass(frozen=True)
@@ -46,8 +41,7 @@ class BlackScholes(Problem):
         maturity: T, in years.
         rate: r, continuously compounded, per year; of either sign.
         strikes: Number of calls m.
-        lowest_strike: Least strike of the law.
-        highest_strike: Largest strike of the law.
+        strike_range: Least and largest strike of the distribution.
         weight: Largest number of calls of one strike, bought or sold.
         design_dim: Coordinates of the design space, at most 2m: first the weights, then the strikes.
 
@@ -58,6 +52,7 @@ class BlackScholes(Problem):
         Black and Scholes (1973), The pricing of options and corporate liabilities, equation (13).
 
     Examples:
+        >>> from probneural.fields import Field
         >>> problem = BlackScholes(0.2)
         >>> grid = problem.grid(101)
         >>> call = Field((grid.points[:, 0] - 1.0).clamp(min=0.0)[None, None], grid)
@@ -66,30 +61,26 @@ class BlackScholes(Problem):
     """
 
     origin: ClassVar[float] = 0.5
+    periodic: ClassVar[bool] = False
+    is_linear: ClassVar[bool] = True
 
     volatility: float = 0.2
     _: KW_ONLY
     maturity: float = 1.0
     rate: float = 0.0
     strikes: int = 4
-    lowest_strike: float = 0.6
-    highest_strike: float = 1.4
+    strike_range: tuple[float, float] = (0.6, 1.4)
     weight: float = 1.0
     design_dim: int = 8
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        for name in ("volatility", "maturity", "lowest_strike", "weight"):
+        for name in ("volatility", "maturity", "weight"):
             check_positive(getattr(self, name), name)
         check_real(self.rate, "rate")
         check_integer(self.strikes, "strikes")
         check_integer(self.design_dim, "design_dim", most=2 * self.strikes)
-        if not self.lowest_strike < self.highest_strike < math.inf:
-            raise ArgumentError(
-                expected="a highest_strike above the lowest_strike",
-                got=f"{self.highest_strike} and {self.lowest_strike}",
-                remedy="give the interval that strikes are drawn from",
-            )
+        assign(self, strike_range=check_interval(self.strike_range, "strike_range"))
 
     @property
     def name(self) -> str:
@@ -97,16 +88,11 @@ class BlackScholes(Problem):
         return f"Black-Scholes, volatility {self.volatility:g}, maturity {self.maturity:g}"
 
     @property
-    def law(self) -> UniformParameters:
+    def input_distribution(self) -> UniformParameters:
         """Independent uniform weights, then strikes."""
-        lower = (-self.weight,) * self.strikes + (self.lowest_strike,) * self.strikes
-        upper = (self.weight,) * self.strikes + (self.highest_strike,) * self.strikes
+        lower = (-self.weight,) * self.strikes + self.strike_range[:1] * self.strikes
+        upper = (self.weight,) * self.strikes + self.strike_range[1:] * self.strikes
         return UniformParameters(lower, upper, minimum_resolution=9)
-
-    @property
-    def periodic(self) -> bool:
-        """False: grids include both ends of the window."""
-        return False
 
     def shifts(self) -> dict[str, Problem]:
         """`"amplitude"`: weights twice as large; `"volatility"`: twice the volatility, so another operator."""
@@ -114,27 +100,6 @@ class BlackScholes(Problem):
             "amplitude": replace(self, weight=2.0 * self.weight),
             "volatility": replace(self, volatility=2.0 * self.volatility),
         }
-
-    def greek(self, inputs: Field, *, of: Literal["delta", "gamma", "vega", "theta", "rho"]) -> Field:
-        """A derivative of the option's value, in closed form.
-
-        Args:
-            inputs: Payoffs, as in `solve`.
-            of: `"delta"` ∂V/∂S, `"gamma"` ∂²V/∂S², `"vega"` ∂V/∂σ, `"theta"` −∂V/∂T, `"rho"` ∂V/∂r.
-
-        Returns:
-            `(n, 1, N)` on the inputs' grid, in their dtype.
-
-        Raises:
-            ArgumentError: If there is no derivative of that name.
-            GridError: If the grid is not of the problem's kind.
-            ShapeError: If there is not one channel.
-            DataError: If a value is not finite.
-        """
-        self._check_field(inputs, "inputs")
-        check_choice(of, _GREEKS, "of")
-        values = self._price(inputs.values.double(), inputs.grid, of)
-        return Field(values.to(inputs.dtype), inputs.grid)
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
         weights, strikes = coefficients.split(self.strikes, dim=1)
@@ -145,50 +110,19 @@ class BlackScholes(Problem):
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
         weights, strikes = coefficients.split(self.strikes, dim=1)
         prices = grid.axes[0].coordinates.to(coefficients)
-        return weights[:, None, :] @ self._call(prices, strikes[..., None], "value")
+        return weights[:, None, :] @ self._call(prices, strikes[..., None])
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
-        return self._price(values, grid, "value")
-
-    def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
-        return self._price(direction, grid, "value")  # linear: the derivative is the map itself, everywhere
-
-    def _price(self, values: Tensor, grid: Grid, of: str) -> Tensor:
-        """Cash, forwards and calls that replicate the piecewise linear payoff, each valued or differentiated."""
+        """Value the cash, the forwards and the calls that replicate the piecewise linear payoff."""
         prices = grid.axes[0].coordinates.to(values)
         slopes = values.diff(dim=-1) / prices.diff()
         cash = values[..., :1] - slopes[..., :1] * prices[0]
-        calls = self._call(prices, prices[1:-1, None], of)
-        bond, forward = self._bond(of), self._forward(prices, of)
-        return cash * bond + slopes[..., :1] * forward + slopes.diff(dim=-1) @ calls
+        calls = self._call(prices, prices[1:-1, None])
+        return cash * math.exp(-self.rate * self.maturity) + slopes[..., :1] * prices + slopes.diff(dim=-1) @ calls
 
-    def _bond(self, of: str) -> float:
-        """The value of one unit of cash at maturity, or its derivative."""
-        value = math.exp(-self.rate * self.maturity)
-        return {"value": value, "theta": self.rate * value, "rho": -self.maturity * value}.get(of, 0.0)
-
-    def _forward(self, prices: Float64[Tensor, " N"], of: str) -> Float64[Tensor, " N"]:
-        """The value of the asset itself, or its derivative."""
-        if of == "value":
-            return prices
-        return torch.ones_like(prices) if of == "delta" else torch.zeros_like(prices)
-
-    def _call(self, prices: Tensor, strikes: Tensor, of: str) -> Tensor:
-        """The value of calls, or its derivative, broadcast over prices and strikes."""
-        root = math.sqrt(self.maturity)
-        spread = self.volatility * root
+    def _call(self, prices: Tensor, strikes: Tensor) -> Tensor:
+        """The value of calls, broadcast over prices and strikes."""
+        spread = self.volatility * math.sqrt(self.maturity)
         upper = (torch.log(prices / strikes) + (self.rate + 0.5 * self.volatility**2) * self.maturity) / spread
-        lower = upper - spread
-        density = torch.exp(-0.5 * upper.square()) / math.sqrt(2.0 * math.pi)
-        owed = strikes * math.exp(-self.rate * self.maturity) * torch.special.ndtr(lower)
-        if of == "value":
-            return prices * torch.special.ndtr(upper) - owed
-        if of == "delta":
-            return torch.special.ndtr(upper)
-        if of == "gamma":
-            return density / (prices * spread)
-        if of == "vega":
-            return prices * density * root
-        if of == "theta":
-            return -prices * density * self.volatility / (2.0 * root) - self.rate * owed
-        return self.maturity * owed
+        owed = strikes * math.exp(-self.rate * self.maturity) * torch.special.ndtr(upper - spread)
+        return prices * torch.special.ndtr(upper) - owed

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
 
-from probneural.checks import check_integer, check_positive
+from probneural.checks import check_positive
 from probneural.errors import DataError
-from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems.base import Problem, shifted_laws
-from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems import _fourier
+from probneural.problems.gaussian_input import GaussianInputProblem
 
 _CHUNK_ELEMENTS = 2**21
 """Weights held at once, fields x grid points x quadrature points (16 MiB in float64)."""
@@ -30,7 +29,7 @@ _MOST_POINTS = 2**16
 
 
 @dataclass(frozen=True)
-class Burgers(Problem):
+class Burgers(GaussianInputProblem):
     """Initial state to state at time t of the viscous Burgers equation ∂u/∂t + u ∂u/∂x = ν ∂²u/∂x², periodic on [0, 1).
 
     With the mean m split off, u(x, t) = m + w(x − mt, t), the solution is an average of the initial state w₀ = u₀ − m,
@@ -53,10 +52,8 @@ class Burgers(Problem):
     Args:
         viscosity: ν, in length squared per time.
         time: t, at which the output is read.
-        modes: Highest wavenumber K of the law of initial states.
-        sigma: Amplitude of the law, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
-        tau: Inverse length scale of the law.
-        alpha: Smoothness of the law.
+        random_field: Distribution of initial states, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
+            by default GRF(25, 5, 2) with 31 modes.
         design_dim: Coordinates of the design space, at most 2K.
 
     Raises:
@@ -66,9 +63,10 @@ class Burgers(Problem):
         Hopf (1950), The partial differential equation u_t + u u_x = μ u_xx; Cole (1951), On a quasi-linear parabolic
         equation. Both have u as a ratio of integrals with (x − y)/t inside; integrated by parts once, that is the average of
         u₀ used here. Accuracy of the rule: Trefethen and Weideman (2014), The exponentially convergent trapezoidal rule,
-        section 3. Law of the inputs: Li et al. (2021), Fourier Neural Operator, section 5.1.
+        section 3. Distribution of the inputs: Li et al. (2021), Fourier Neural Operator, section 5.1.
 
     Examples:
+        >>> from probneural.fields import Field
         >>> problem = Burgers(viscosity=0.01, time=2.0)
         >>> constant = Field(torch.full((1, 1, 64), 3.0), problem.grid(64))
         >>> round(problem.solve(constant).values.mean().item(), 6)
@@ -78,98 +76,53 @@ class Burgers(Problem):
     viscosity: float = 0.1
     _: KW_ONLY
     time: float = 1.0
-    modes: int = 31
-    sigma: float = 25.0
-    tau: float = 5.0
-    alpha: float = 2.0
-    design_dim: int = 8
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
         check_positive(self.viscosity, "viscosity")
         check_positive(self.time, "time")
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        super().__post_init__()
 
     @property
     def name(self) -> str:
         """Name with viscosity."""
         return f"Burgers, viscosity {self.viscosity:g}"
 
-    @property
-    def law(self) -> GaussianRandomField:
-        """The periodic Gaussian random field of initial states; zero mean."""
-        return GaussianRandomField(1, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha)
-
-    def shifts(self) -> dict[str, Problem]:
-        """`"amplitude"`: initial states twice as large; `"roughness"`: α reduced by a quarter at equal mean variance."""
-        laws = shifted_laws(self.law, amplitude=2.0)
-        return {name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()}
-
-    def viscosity_derivative(self, inputs: Field) -> Field:
-        """The derivative ∂u/∂ν of the solution with respect to the viscosity, in closed form.
-
-        It is Cov_p(w₀, ∂_ν log p), with the covariance over y under p(· | x).
-
-        Args:
-            inputs: Initial states, as in `solve`.
-
-        Returns:
-            `(n, 1, N)` on the inputs' grid, in their dtype; units of the state per unit of viscosity.
-
-        Raises:
-            GridError: If the grid is not the problem's kind.
-            ShapeError: If there is not one channel.
-            DataError: If a value is not finite.
-        """
-        self._check_field(inputs, "inputs")
-        _, start = self._moving_frame(_spectrum(inputs.values.double()))
-        heights, potential = self._read_state(start)
-        log_kernel, score = self._kernel(inputs.grid, potential)
-        pieces = []
-        for rows, weights in self._weights(potential, log_kernel):
-            pieces.append(_covariance(weights, heights[rows], score + potential[rows, None, :] / (2.0 * self.viscosity**2)))
-        return Field(torch.cat(pieces)[:, None].to(inputs.dtype), inputs.grid)
-
-    @property
-    def periodic(self) -> bool:
-        """True."""
-        return True
-
-    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        return self.law.evaluate(coefficients, grid)[:, None]
-
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
-        return self._evolve(_spectrum(values), grid)
+        return self._evolve(_fourier.spectrum(values), grid)
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
         # The coarsest grid already determines the input exactly, and then the work grows with the output's resolution only.
-        values = self.law.evaluate(coefficients, self.grid(self.law.minimum_resolution))
-        return self._evolve(_spectrum(values[:, None]), grid)
+        values = self._field.evaluate(coefficients, self.grid(self._field.minimum_resolution))
+        return self._evolve(_fourier.spectrum(values[:, None]), grid)
 
     def _evolve(self, spectrum: Tensor, grid: Grid) -> Tensor:
         mean, start = self._moving_frame(spectrum)
         heights, potential = self._read_state(start)
-        log_kernel, _ = self._kernel(grid, potential)
+        log_kernel = self._kernel(grid, potential)
         pieces = [_average(weights, heights[rows]) for rows, weights in self._weights(potential, log_kernel)]
         return (torch.cat(pieces) + mean)[:, None]
 
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
-        mean, start = self._moving_frame(_spectrum(values))
-        change = _spectrum(direction)[:, 0]
+        mean, start = self._moving_frame(_fourier.spectrum(values))
+        change = _fourier.spectrum(direction)[:, 0]
         mean_change = change[:, :1].real
         # A change dm of the mean moves the frame by t dm, so the frame's initial state changes by -t dm w0' as well.
-        change = _without_mean(self._translate(change, mean) - self.time * mean_change * _frequencies(start) * start)
+        change = _fourier.without_mean(self._translate(change, mean) - self.time * mean_change * _fourier.rates(start) * start)
         heights, potential = self._read_state(start)
         points = potential.shape[-1]
-        height_change, score = _read(change, points), _read(_integrate(change), points) / (-2.0 * self.viscosity)
-        log_kernel, _ = self._kernel(grid, potential)
+        height_change, score = (
+            _fourier.read(change, points),
+            _fourier.read(_fourier.integrate(change), points) / (-2.0 * self.viscosity),
+        )
+        log_kernel = self._kernel(grid, potential)
         pieces = []
         for rows, weights in self._weights(potential, log_kernel):
             pieces.append(_average(weights, height_change[rows]) + _covariance(weights, heights[rows], score[rows, None, :]))
         return (torch.cat(pieces) + mean_change)[:, None]
 
     def _translate(self, spectrum: Tensor, mean: Tensor) -> Tensor:
-        return spectrum * torch.exp(-self.time * mean * _frequencies(spectrum))
+        return spectrum * torch.exp(-self.time * mean * _fourier.rates(spectrum))
 
     def _moving_frame(self, spectrum: Tensor) -> tuple[Tensor, Tensor]:
         """Split `(n, 1, B)` into the mean m, `(n, 1)`, and the spectrum of w₀(· − mt), `(n, B)`.
@@ -177,18 +130,18 @@ class Burgers(Problem):
         w(x − mt, t) started from w₀ is w(x, t) started from w₀(· − mt); moving the start leaves one kernel for all fields.
         """
         mean = spectrum[:, 0, :1].real
-        return mean, _without_mean(self._translate(spectrum[:, 0], mean))
+        return mean, _fourier.without_mean(self._translate(spectrum[:, 0], mean))
 
     def _read_state(self, start: Tensor) -> tuple[Tensor, Tensor]:
         """w₀ and Φ at the quadrature points, `(n, points)` each."""
         points = self._count_points(start)
-        return _read(start, points), _read(_integrate(start), points)
+        return _fourier.read(start, points), _fourier.read(_fourier.integrate(start), points)
 
     def _count_points(self, start: Tensor) -> int:
         """Quadrature points for the narrowest weight in a batch; its data decide, not its gradients."""
         with torch.no_grad():
             nodes = 2 * start.shape[1]
-            steepest = float(_read(_frequencies(start) * start, max(2 * nodes, _LEAST_POINTS)).abs().max())
+            steepest = float(_fourier.read(_fourier.rates(start) * start, max(2 * nodes, _LEAST_POINTS)).abs().max())
             width = (0.5 * steepest / self.viscosity + 0.5 / (self.viscosity * self.time)) ** -0.5
         points = max(_LEAST_POINTS, nodes + math.ceil(_POINTS_PER_WIDTH / width))
         if points > _MOST_POINTS:
@@ -199,24 +152,22 @@ class Burgers(Problem):
             )
         return 32 * math.ceil(points / 32)  # a product of small primes more often than not, for the FFT
 
-    def _kernel(self, grid: Grid, potential: Tensor) -> tuple[Tensor, Tensor]:
-        """Logarithm of the periodic heat kernel at time t, and its derivative in ν: `(N, points)` each.
+    def _kernel(self, grid: Grid, potential: Tensor) -> Tensor:
+        """Logarithm of the periodic heat kernel at time t, `(N, points)`, on the device of the potential.
 
-        Both up to a constant, which cancels in the softmax and in a covariance; on the device of the potential.
+        Up to a constant, which cancels in the softmax.
         """
         points = potential.shape[-1]
         nodes = torch.arange(points, dtype=torch.float64, device=potential.device) / points
         distance = grid.axes[0].coordinates.to(nodes)[:, None] - nodes
         distance = distance - distance.round()
         spread = 4.0 * self.viscosity * self.time
-        mass, moment = torch.ones_like(distance), distance.square()
+        mass = torch.ones_like(distance)
         # Relative to the nearest image no exponent is positive, and the first image left out is below exp(-40).
         for image in range(1, math.ceil(1.0 + math.sqrt(40.0 * spread)) + 1):
             for shift in (-image, image):
-                share = torch.exp(shift * (2.0 * distance + shift) / -spread)
-                mass = mass + share
-                moment = moment + share * (distance + shift).square()
-        return mass.log() - distance.square() / spread, moment / mass / (spread * self.viscosity)
+                mass = mass + torch.exp(shift * (2.0 * distance + shift) / -spread)
+        return mass.log() - distance.square() / spread
 
     def _weights(self, potential: Tensor, log_kernel: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield the weights p(y | x) of a few fields at a time, `(rows, N, points)`, with the rows they belong to."""
@@ -226,44 +177,15 @@ class Burgers(Problem):
             yield rows, torch.softmax(log_kernel - potential[rows, None, :] / (2.0 * self.viscosity), dim=-1)
 
 
-def _spectrum(values: Tensor) -> Tensor:
-    """Fourier coefficients of the trigonometric interpolant, `(..., N // 2 + 1)`: the Nyquist term is a cosine."""
-    spectrum = torch.fft.rfft(values, norm="forward")
-    if values.shape[-1] % 2:
-        return spectrum
-    share = torch.ones(spectrum.shape[-1], dtype=values.dtype, device=values.device)
-    share[-1] = 0.5
-    return spectrum * share
-
-
-def _read(spectrum: Tensor, points: int) -> Tensor:
-    """Values at equispaced points, more of them than the spectrum stands for."""
-    return torch.fft.irfft(spectrum, n=points, norm="forward")
-
-
-def _frequencies(spectrum: Tensor) -> Tensor:
-    """2πik for each coefficient."""
-    return 2j * math.pi * torch.arange(spectrum.shape[-1], dtype=torch.float64, device=spectrum.device)
-
-
-def _without_mean(spectrum: Tensor) -> Tensor:
-    return torch.cat([torch.zeros_like(spectrum[..., :1]), spectrum[..., 1:]], dim=-1)
-
-
-def _integrate(spectrum: Tensor) -> Tensor:
-    """The antiderivative with zero mean; the coefficient of the mean is not read."""
-    return torch.cat([torch.zeros_like(spectrum[..., :1]), spectrum[..., 1:] / _frequencies(spectrum)[1:]], dim=-1)
-
-
 def _average(weights: Tensor, values: Tensor) -> Tensor:
     """Mean of `(rows, points)` under each of the weights `(rows, N, points)`: `(rows, N)`."""
     return (weights @ values[..., None])[..., 0]
 
 
 def _covariance(weights: Tensor, values: Tensor, score: Tensor) -> Tensor:
-    """Covariance of values `(rows, points)` and a score `(rows, N or 1, points)` under each of the weights.
+    """Covariance of values `(rows, points)` and a score `(rows, 1, points)` under each of the weights.
 
-    The score is centred first: it is of order 1/ν², and the difference of two raw moments would lose those digits.
+    The score is centred first: it is of order 1/ν, and the difference of two raw moments would lose those digits.
     """
     centred = score - (weights * score).sum(-1, keepdim=True)
     return _average(weights * centred, values)

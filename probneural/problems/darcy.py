@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_integer
 from probneural.grids import Grid
-from probneural.problems.base import Problem, shifted_laws
-from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.gaussian_input import GaussianInputProblem
 
 _GAUSS_POINTS = 8
 """Gauss-Legendre points per panel."""
 
 _PANELS_PER_WAVE = 4
-"""Least panels per wavelength of the law's highest mode (at K = 31, 63 grid points get two panels a cell)."""
+"""Least panels per wavelength of the distribution's highest mode (at K = 31, 63 grid points get two panels a cell)."""
 
 _MATRIX_ELEMENTS = 2**22
 """Largest part of the interpolation matrix built at once (32 MiB)."""
 
 
 @dataclass(frozen=True)
-class Darcy1D(Problem):
+class Darcy1D(GaussianInputProblem):
     """Log-permeability g to pressure u of −(e^g u′)′ = 1 on [0, 1] with u(0) = u(1) = 0.
 
     Two integrations give, with C fixed by u(1) = 0,
@@ -34,11 +33,11 @@ class Darcy1D(Problem):
         u(x) = C A(x) − B(x),   A(x) = ∫₀ˣ e^−g ds,   B(x) = ∫₀ˣ s e^−g ds,   C = B(1)/A(1).
 
     The map is nonlinear and non-local in g: C couples every point to every other. Grids include both end points, although
-    the default law is periodic. Integrals are composite Gauss-Legendre over the cells of the grid, so the nodal values of u
-    carry no discretisation error beyond rounding.
+    the default distribution is periodic. Integrals are composite Gauss-Legendre over the cells of the grid, so the nodal values
+    of u carry no discretisation error beyond rounding.
 
-    Good values: the default law has a standard deviation of 0.59 in g, a permeability that varies by a factor of 10 or so;
-    the amplitude shift takes it to 1.5, where linearised posteriors are visibly wrong.
+    Good values: the default distribution has a standard deviation of 0.59 in g, a permeability that varies by a factor of 10 or
+    so; the amplitude shift takes it to 1.5, where linearised posteriors are visibly wrong.
 
     Failure modes: `sample` evaluates g from its coefficients and is exact to rounding. `solve` only knows g at the nodes
     and integrates the local interpolant of degree 5: its error falls as h⁶ once the grid resolves g, and a log-permeability
@@ -46,10 +45,8 @@ class Darcy1D(Problem):
     some 2,000 points get slow. Values of |g| beyond 700 overflow.
 
     Args:
-        modes: Highest wavenumber K of the law of g.
-        sigma: Amplitude of the law, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
-        tau: Inverse length scale of the law.
-        alpha: Smoothness of the law.
+        random_field: Distribution of g, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
+            by default GRF(25, 5, 2) with 31 modes.
         design_dim: Coordinates of the design space, at most 2K.
 
     Raises:
@@ -67,39 +64,13 @@ class Darcy1D(Problem):
         0.125
     """
 
-    _: KW_ONLY
-    modes: int = 31
-    sigma: float = 25.0
-    tau: float = 5.0
-    alpha: float = 2.0
-    design_dim: int = 8
-
-    def __post_init__(self) -> None:
-        """Validate the arguments."""
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+    periodic: ClassVar[bool] = False
+    shifted_amplitude: ClassVar[float] = 2.5
 
     @property
     def name(self) -> str:
         """Name."""
         return "Darcy 1-D"
-
-    @property
-    def law(self) -> GaussianRandomField:
-        """The periodic Gaussian random field of log-permeabilities; zero mean."""
-        return GaussianRandomField(1, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha)
-
-    @property
-    def periodic(self) -> bool:
-        """False: the pressure lives between two end points, whatever the law of g."""
-        return False
-
-    def shifts(self) -> dict[str, Problem]:
-        """`"amplitude"`: g 2.5 times as large; `"roughness"`: α reduced by a quarter at equal mean variance."""
-        laws = shifted_laws(self.law, amplitude=2.5)
-        return {name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()}
-
-    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        return self.law.evaluate(coefficients, grid)[:, None]
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         points, weights = self._rule(grid)
@@ -107,7 +78,7 @@ class Darcy1D(Problem):
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
         points, weights = self._rule(grid)
-        return _pressure(self.law.evaluate_on_axes(coefficients, [points])[:, None], points, weights)
+        return _pressure(self._field.evaluate_on_axes(coefficients, [points])[:, None], points, weights)
 
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
         points, weights = self._rule(grid)
@@ -122,7 +93,7 @@ class Darcy1D(Problem):
     def _rule(self, grid: Grid) -> tuple[Float64[Tensor, " points"], Float64[Tensor, " per_cell"]]:
         """Quadrature points, cell by cell, and the weights that all cells share."""
         cells = grid.shape[0] - 1
-        panels = math.ceil(_PANELS_PER_WAVE * self.modes / cells)
+        panels = math.ceil(_PANELS_PER_WAVE * self._field.modes / cells)
         nodes, weights = (torch.from_numpy(part) for part in numpy.polynomial.legendre.leggauss(_GAUSS_POINTS))
         step = 1.0 / (cells * panels)
         points = (torch.arange(cells * panels)[:, None] + (nodes + 1.0) / 2.0) * step

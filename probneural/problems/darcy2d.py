@@ -14,16 +14,17 @@ from probneural.checks import check_integer, check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.problems._modes import divide, eigenvalues
-from probneural.problems.base import Problem, shifted_laws
-from probneural.problems.laws import IndependentLaws, UniformParameters
+from probneural.problems.base import Problem
+from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.input_distributions import IndependentDistributions, UniformParameters
 from probneural.problems.random_fields import GaussianRandomField
 
 _OUTSIDE = 1e-5
-"""Share of a function outside the family that is forgiven: rounding of float32 values."""
+"""Fraction of a function outside the family that is forgiven: rounding of float32 values."""
 
 
 @dataclass(frozen=True)
-class Darcy2D(Problem):
+class Darcy2D(GaussianInputProblem):
     """Permeability a and source f to pressure u of −∇·(a∇u) = f on the unit square, with u = 0 on its boundary.
 
     With a = φ² and u = v/φ the equation becomes −Δv + (Δφ/φ) v = f/φ. Where φ is positive and harmonic that is Poisson's
@@ -34,7 +35,7 @@ class Darcy2D(Problem):
     with (−Δ)⁻¹ exact in sine modes. The map is nonlinear in a, linear in f, non-local in both.
 
     Inputs have two channels: φ, the *square root* of the permeability, and f. It is the root, because admissible roots
-    form a linear space, that of harmonic polynomials up to `degree` D, so that derivatives within it exist. The law is
+    form a linear space, that of harmonic polynomials up to `degree` D, so that derivatives within it exist. The distribution is
 
         φ = 1/(2D + 1) Σ_j w_j F(x; θ_j),   log w_j uniform on (−spread, spread),   f = φ h,
 
@@ -52,10 +53,8 @@ class Darcy2D(Problem):
     Args:
         degree: D, of the harmonic polynomials.
         spread: Largest |log w|, dimensionless; log a stays within ±2 `spread`.
-        modes: Highest wavenumber K per axis of h.
-        sigma: Amplitude of the law of h, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
-        tau: Inverse length scale of h.
-        alpha: Smoothness of h.
+        random_field: Distribution of h, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
+            by default GRF(25, 5, 2) with 15 sine modes per axis.
         design_dim: Coordinates of the design space, dealt to the weights and h in turn.
 
     Raises:
@@ -78,21 +77,17 @@ class Darcy2D(Problem):
     """
 
     in_channels: ClassVar[int] = 2
+    periodic: ClassVar[bool] = False
 
     _: KW_ONLY
     degree: int = 8
     spread: float = 1.0
-    modes: int = 15
-    sigma: float = 25.0
-    tau: float = 5.0
-    alpha: float = 2.0
-    design_dim: int = 8
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
         check_integer(self.degree, "degree")
         check_positive(self.spread, "spread")
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -100,36 +95,27 @@ class Darcy2D(Problem):
         return "Darcy 2-D"
 
     @property
-    def law(self) -> IndependentLaws:
+    def input_distribution(self) -> IndependentDistributions:
         """The logarithms of the weights, uniform, then the random field h."""
         count, field = 2 * self.degree + 1, self._field
         weights = UniformParameters(
             (-self.spread,) * count, (self.spread,) * count, dimension=2, minimum_resolution=field.minimum_resolution
         )
-        return IndependentLaws((weights, field))
+        return IndependentDistributions((weights, field))
 
     @property
-    def _field(self) -> GaussianRandomField:
-        return GaussianRandomField(2, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha, boundary="dirichlet")
-
-    @property
-    def periodic(self) -> bool:
-        """False: the pressure is held at zero on every side."""
-        return False
+    def _default_field(self) -> GaussianRandomField:
+        return GaussianRandomField(2, 15, boundary="dirichlet")
 
     def shifts(self) -> dict[str, Problem]:
         """`"amplitude"`: h twice as large; `"roughness"`: its α reduced by a quarter; `"contrast"`: 1.5 times the spread.
 
         The roughness shift leaves the mean variance of h as it was.
         """
-        laws = shifted_laws(self._field, amplitude=2.0)
-        return {
-            **{name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()},
-            "contrast": replace(self, spread=1.5 * self.spread),
-        }
+        return super().shifts() | {"contrast": replace(self, spread=1.5 * self.spread)}
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        logarithms, source = self.law.split(coefficients)
+        logarithms, source = self.input_distribution.split(coefficients)
         root = (logarithms.exp() @ self._kernels(grid.points).to(logarithms)).unflatten(1, grid.shape)
         return torch.stack([root, root * self._field.evaluate(source, grid)], dim=1)
 
@@ -137,7 +123,7 @@ class Darcy2D(Problem):
         root, source = values[:, :1], values[:, 1:]
         self._check_harmonic(root.detach(), grid, "the first channel, the root of a permeability,")
         _check_positive_root(root.detach())
-        return divide(source / root, grid, eigenvalues(grid).to(values)) / root
+        return divide(source / root, grid, divisor=eigenvalues(grid).to(values)) / root
 
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
         self._check_harmonic(direction[:, :1].detach(), grid, "the first channel of a direction")
@@ -166,7 +152,7 @@ class Darcy2D(Problem):
         if worst > _OUTSIDE:
             raise DataError(
                 expected=f"{what} that is a harmonic polynomial of degree up to {self.degree}",
-                got=f"one of which a share of {worst:.3g} is not",
+                got=f"one of which a fraction of {worst:.3g} is not",
                 remedy="the closed form is for these only; raise the degree, or solve for the pressure numerically",
             )
 

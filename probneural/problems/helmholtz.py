@@ -1,19 +1,21 @@
-"""The Helmholtz equation on a square with reflecting walls, solved mode by mode."""
+"""The Helmholtz equation on a square with reflecting boundaries, solved mode by mode."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from probneural.checks import check_flag, check_integer, check_positive
+from probneural.checks import check_flag, check_positive
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
 from probneural.problems._modes import divide, eigenvalues
-from probneural.problems.base import Problem, shifted_laws
-from probneural.problems.laws import IndependentLaws, Law, UniformParameters
+from probneural.problems.base import Problem
+from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.input_distributions import IndependentDistributions, InputDistribution, UniformParameters
 from probneural.problems.random_fields import GaussianRandomField
 
 _CLOSEST = 1e-9
@@ -21,7 +23,7 @@ _CLOSEST = 1e-9
 
 
 @dataclass(frozen=True)
-class Helmholtz(Problem):
+class Helmholtz(GaussianInputProblem):
     """Source f to solution u of −Δu − k²u = f on the unit square, with u = 0 on its boundary.
 
     The product of sin πix and sin πjy is an eigenfunction of −Δ with eigenvalue λ = π²(i² + j²), and its coefficient is
@@ -43,11 +45,9 @@ class Helmholtz(Problem):
     Args:
         wavenumber: k, in radians per length; its square must not be a resonance.
         vary_wavenumber: Whether k² is a second channel, drawn uniformly.
-        spread: Half-width of that interval as a share of the distance to the nearest resonance, between 0 and 1.
-        modes: Highest wavenumber K per axis of the law of sources.
-        sigma: Amplitude of the law, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
-        tau: Inverse length scale of the law.
-        alpha: Smoothness of the law.
+        spread: Half-width of that interval as a fraction of the distance to the nearest resonance, between 0 and 1.
+        random_field: Distribution of sources, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
+            by default GRF(25, 5, 2) with 15 sine modes per axis.
         design_dim: Coordinates of the design space; with `vary_wavenumber`, the second is the quantile of k².
 
     Raises:
@@ -66,15 +66,12 @@ class Helmholtz(Problem):
         True
     """
 
+    periodic: ClassVar[bool] = False
+
     wavenumber: float = 8.0
     _: KW_ONLY
     vary_wavenumber: bool = False
     spread: float = 0.7
-    modes: int = 15
-    sigma: float = 25.0
-    tau: float = 5.0
-    alpha: float = 2.0
-    design_dim: int = 8
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
@@ -89,7 +86,7 @@ class Helmholtz(Problem):
                 got=repr(self.wavenumber),
                 remedy="move it away; see resonance_distance",
             )
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        super().__post_init__()
 
     @property
     def in_channels(self) -> int:  # type: ignore[override]
@@ -113,24 +110,19 @@ class Helmholtz(Problem):
         return min(levels, key=lambda level: abs(level - self.wavenumber**2))
 
     @property
-    def law(self) -> Law:
-        """The Gaussian random field of sources, which vanish on the boundary, and the law of k² if that varies."""
+    def input_distribution(self) -> InputDistribution:
+        """The Gaussian random field of sources, which vanish on the boundary, and the distribution of k² if that varies."""
         if not self.vary_wavenumber:
             return self._field
         centre, reach = self.wavenumber**2, self.spread * self.resonance_distance
         least = self._field.minimum_resolution
-        return IndependentLaws(
+        return IndependentDistributions(
             (self._field, UniformParameters((centre - reach,), (centre + reach,), dimension=2, minimum_resolution=least))
         )
 
     @property
-    def _field(self) -> GaussianRandomField:
-        return GaussianRandomField(2, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha, boundary="dirichlet")
-
-    @property
-    def periodic(self) -> bool:
-        """False: there is a wall on every side."""
-        return False
+    def _default_field(self) -> GaussianRandomField:
+        return GaussianRandomField(2, 15, boundary="dirichlet")
 
     def shifts(self) -> dict[str, Problem]:
         """`"amplitude"`: sources twice as large; `"roughness"`: α reduced by a quarter; `"resonance"`: k² moved.
@@ -138,16 +130,12 @@ class Helmholtz(Problem):
         The roughness shift leaves the mean variance as it was. The last one brings k², or its interval with
         `vary_wavenumber`, eight times closer to the nearest resonance.
         """
-        laws = shifted_laws(self._field, amplitude=2.0)
         closer = self._nearest_resonance + (self.wavenumber**2 - self._nearest_resonance) / 8.0
-        return {
-            **{name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()},
-            "resonance": replace(self, wavenumber=math.sqrt(closer)),
-        }
+        return super().shifts() | {"resonance": replace(self, wavenumber=math.sqrt(closer))}
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
         if not self.vary_wavenumber:
-            return self._field.evaluate(coefficients, grid)[:, None]
+            return super()._inputs(coefficients, grid)
         source, squares = coefficients[:, :-1], coefficients[:, -1, None, None]
         return torch.stack([self._field.evaluate(source, grid), squares.expand(-1, *grid.shape)], dim=1)
 
@@ -155,7 +143,7 @@ class Helmholtz(Problem):
         squared = self._read_squared_wavenumber(values)
         gap = eigenvalues(grid).to(values) - squared
         _check_resonance(gap.detach(), squared.detach())
-        return divide(values[:, :1], grid, gap)
+        return divide(values[:, :1], grid, divisor=gap)
 
     def _read_squared_wavenumber(self, values: Tensor) -> Tensor:
         """k² of each field, `(n, 1, 1, 1)`, or `(1, 1, 1, 1)` where it is fixed."""

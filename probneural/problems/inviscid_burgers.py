@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
 
-from probneural.checks import check_integer, check_positive
+from probneural.checks import check_positive
 from probneural.errors import UnsupportedError
 from probneural.grids import Grid
 from probneural.problems import _fourier
-from probneural.problems.base import Problem, shifted_laws
-from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.gaussian_input import GaussianInputProblem
 
 _CHUNK_ELEMENTS = 2**21
 """Values of the action held at once (16 MiB in float64)."""
@@ -35,7 +34,7 @@ _TIE = 1e-14
 
 
 @dataclass(frozen=True)
-class InviscidBurgers(Problem):
+class InviscidBurgers(GaussianInputProblem):
     """Initial state to the entropy solution at time t of ∂u/∂t + ∂(u²/2)/∂x = 0, periodic on [0, 1).
 
     With the mean m split off, u(x, t) = m + w(x − mt, t), the Lax-Oleinik formula gives
@@ -56,10 +55,8 @@ class InviscidBurgers(Problem):
 
     Args:
         time: t, at which the output is read.
-        modes: Highest wavenumber K of the law of initial states.
-        sigma: Amplitude of the law, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
-        tau: Inverse length scale of the law.
-        alpha: Smoothness of the law.
+        random_field: Distribution of initial states, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
+            by default GRF(25, 5, 2) with 31 modes.
         design_dim: Coordinates of the design space, at most 2K.
 
     Raises:
@@ -79,39 +76,16 @@ class InviscidBurgers(Problem):
 
     time: float = 1.0
     _: KW_ONLY
-    modes: int = 31
-    sigma: float = 25.0
-    tau: float = 5.0
-    alpha: float = 2.0
-    design_dim: int = 8
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
         check_positive(self.time, "time")
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        super().__post_init__()
 
     @property
     def name(self) -> str:
         """Name with time."""
         return f"Inviscid Burgers, time {self.time:g}"
-
-    @property
-    def law(self) -> GaussianRandomField:
-        """The periodic Gaussian random field of initial states; zero mean."""
-        return GaussianRandomField(1, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha)
-
-    @property
-    def periodic(self) -> bool:
-        """True."""
-        return True
-
-    def shifts(self) -> dict[str, Problem]:
-        """`"amplitude"`: initial states twice as large; `"roughness"`: α reduced by a quarter at equal mean variance."""
-        laws = shifted_laws(self.law, amplitude=2.0)
-        return {name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()}
-
-    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        return self.law.evaluate(coefficients, grid)[:, None]
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         if values.requires_grad:
@@ -119,7 +93,7 @@ class InviscidBurgers(Problem):
         return self._evolve(_fourier.spectrum(values[:, 0]), grid)
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        values = self.law.evaluate(coefficients, self.grid(self.law.minimum_resolution))
+        values = self._field.evaluate(coefficients, self.grid(self._field.minimum_resolution))
         return self._evolve(_fourier.spectrum(values), grid)
 
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
@@ -127,7 +101,7 @@ class InviscidBurgers(Problem):
 
     def _evolve(self, spectrum: Tensor, grid: Grid) -> Tensor:
         mean = spectrum[:, :1].real
-        start = torch.cat([torch.zeros_like(spectrum[:, :1]), spectrum[:, 1:]], dim=1)
+        start = _fourier.without_mean(spectrum)
         targets = grid.axes[0].coordinates.to(mean) - self.time * mean
         count = max(_LEAST_POINTS, _POINTS_PER_FREQUENCY * (start.shape[1] - 1))
         potential = _fourier.integrate(start)
@@ -161,7 +135,7 @@ class InviscidBurgers(Problem):
 
     def _refine(self, start: Tensor, feet: Tensor, targets: Tensor, spacing: float) -> Tensor:
         """Minima of the action next to `feet`, between the neighbouring places, by Newton's method on its derivative."""
-        slope = _fourier.differentiate(start)
+        slope = _fourier.rates(start) * start
         low, high = feet - spacing, feet + spacing
         for _ in range(_STEPS):
             force = _fourier.evaluate(start, feet) - (targets - feet) / self.time

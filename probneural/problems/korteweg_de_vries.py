@@ -9,15 +9,19 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_integer, check_positive
+from probneural.checks import check_instance, check_integer, check_positive
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
 from probneural.problems.base import Problem
-from probneural.problems.laws import UniformParameters
+from probneural.problems.input_distributions import UniformParameters
 from probneural.problems.method_of_lines import MethodOfLines, spectral_derivative
+from probneural.problems.time_integration import TimeIntegrator
 
 _RESOLUTION = 64
 """Least points on the window; twice as many resolve the default solitons to four digits."""
+
+
+_INTEGRATOR = TimeIntegrator()
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,12 @@ class KortewegDeVries(Problem):
     soliton is the case without the third and fourth terms. Where they are far apart, the one behind is at xᵢ + 4κᵢ²t, and the
     one in front is ahead of that by log((κ₂ + κ₁)/(κ₂ − κ₁))/κᵢ.
 
-    `sample` is exact on every grid. The window [−30, 30) counts as periodic; at its ends, solitons of the default law are below
-    1e-12 at time 0, and below 1e-10 at time 3: those of like wavenumbers throw each other far. `solve` and `derivative` take
-    inputs of your own, which have no closed form: they integrate the equation on the periodic window by
+    `sample` is exact on every grid. The window [−30, 30) counts as periodic; at its ends, solitons of the default distribution
+    are below 1e-12 at time 0, and below 1e-10 at time 3: those of like wavenumbers throw each other far. `solve` and
+    `derivative` take inputs of your own, which have no closed form: they integrate the equation on the periodic window by
     [`MethodOfLines`][probneural.problems.MethodOfLines] to tolerance, and the grid has to resolve the solution (a soliton's
-    spectrum falls like e^(−πk/2κ): relative errors of 4e-3 at 128 points, 1e-5 at 192 and 1e-7 at 256 for the default law).
-    They need torchdiffeq.
+    spectrum falls like e^(−πk/2κ): relative errors of 4e-3 at 128 points, 1e-5 at 192 and 1e-7 at 256 for the default
+    distribution). They need torchdiffeq.
 
     Good values: default solitons are level at times from 0.5 to 18, about half of them within the default time.
 
@@ -50,7 +54,7 @@ class KortewegDeVries(Problem):
         solitons: 1 or 2.
         lower: Least κ₁, κ₂, x₁, x₂ (κ₁, x₁ for one soliton), with all κ₁ below all κ₂.
         upper: Largest.
-        rtol: Relative tolerance of `solve`; the absolute one is a hundredth of it.
+        integrator: How `solve` integrates in time, and to which tolerances.
         design_dim: Coordinates of the design space, at most the number of parameters.
 
     Raises:
@@ -74,13 +78,15 @@ class KortewegDeVries(Problem):
     solitons: int = 2
     lower: tuple[float, ...] = (0.7, 1.0, -4.0, -12.0)
     upper: tuple[float, ...] = (0.9, 1.2, 2.0, -6.0)
-    rtol: float = 1e-8
+    integrator: TimeIntegrator = _INTEGRATOR
     design_dim: int = 4
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
         check_positive(self.time, "time")
-        check_positive(self.rtol, "rtol")
+        check_instance(
+            self.integrator, TimeIntegrator, "integrator", remedy="give a TimeIntegrator(rtol=1e-8)", error=ArgumentError
+        )
         check_integer(self.solitons, "solitons", most=2)
         count = 2 * self.solitons
         check_integer(self.design_dim, "design_dim", most=count)
@@ -92,7 +98,7 @@ class KortewegDeVries(Problem):
                 got=f"{self.lower} and {self.upper}",
                 remedy="list the wavenumbers first, then the positions",
             )
-        self._law()
+        self._input_distribution()
 
     @property
     def name(self) -> str:
@@ -100,14 +106,9 @@ class KortewegDeVries(Problem):
         return f"Korteweg-de Vries, {self.solitons} soliton{'s' if self.solitons > 1 else ''}, time {self.time:g}"
 
     @property
-    def law(self) -> UniformParameters:
+    def input_distribution(self) -> UniformParameters:
         """Independent uniform wavenumbers, then positions."""
-        return self._law()
-
-    @property
-    def periodic(self) -> bool:
-        """True: the window is wide enough for the ends to be at rest."""
-        return True
+        return self._input_distribution()
 
     def shifts(self) -> dict[str, Problem]:
         """`"tall"`: wavenumbers larger by a fifth, so solitons are 1.44 times as tall and as fast."""
@@ -145,7 +146,7 @@ class KortewegDeVries(Problem):
         mean = (weights * slopes).sum(1, keepdim=True)
         return 2.0 * (weights * (slopes - mean).square()).sum(1)
 
-    def _law(self) -> UniformParameters:
+    def _input_distribution(self) -> UniformParameters:
         return UniformParameters(self.lower, self.upper, minimum_resolution=_RESOLUTION)
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
@@ -166,10 +167,8 @@ class KortewegDeVries(Problem):
             time=self.time,
             name=self.name,
             linear_symbol=_dispersion,
-            lengths=self.lengths,
-            origin=self.origin,
-            rtol=self.rtol,
-            atol=0.01 * self.rtol,
+            domain=self.grid(_RESOLUTION),
+            integrator=self.integrator,
         )
 
 

@@ -13,18 +13,19 @@ from probneural.checks import check_integer, check_positive
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
 from probneural.problems.base import Problem
-from probneural.problems.laws import Law
+from probneural.problems.input_distributions import InputDistribution
 from probneural.problems.random_fields import CORNER_TAIL
 
 _OUTSIDE = 1e-5
-"""Share of a vorticity off the shell that is forgiven: rounding of float32 values."""
+"""Fraction of a vorticity off the shell that is forgiven: rounding of float32 values."""
 
 
 @dataclass(frozen=True)
-class GaussianShell(Law):
+class GaussianShell(InputDistribution):
     """Independent Gaussian coefficients of the waves √2 cos 2πk·x and √2 sin 2πk·x with |k|² = `shell`, on [0, 1)².
 
-    Of k and −k the lexicographically larger is taken; all coefficients have the same variance, so the law is stationary.
+    Of k and −k the lexicographically larger is taken; all coefficients have the same variance, so the distribution is
+    stationary.
 
     Args:
         shell: |k|², a sum of two squares.
@@ -79,9 +80,9 @@ class GaussianShell(Law):
     def _deviation(self) -> float:
         return self.sigma / math.sqrt(self.size)
 
-    def quantiles(self, shares: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
+    def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
         """Gaussian quantiles with cut tails, the other coefficients zero; see the base class."""
-        leading = self._deviation * torch.special.ndtri(CORNER_TAIL + (1.0 - 2.0 * CORNER_TAIL) * shares)
+        leading = self._deviation * torch.special.ndtri(CORNER_TAIL + (1.0 - 2.0 * CORNER_TAIL) * probabilities)
         return torch.cat([leading, leading.new_zeros(leading.shape[0], self.size - leading.shape[1])], dim=1)
 
     def evaluate(self, coefficients: Float[Tensor, "n size"], grid: Grid) -> Float[Tensor, "n nx ny"]:
@@ -153,7 +154,7 @@ class NavierStokesShell(Problem):
         check_positive(self.time, "time")
         if len(self.drift) != 2 or not all(math.isfinite(speed) for speed in self.drift):
             raise ArgumentError(expected="a drift of two finite speeds", got=repr(self.drift), remedy="give a tuple (0.5, 0.0)")
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.design_dim, "design_dim", most=self.input_distribution.size)
 
     @property
     def name(self) -> str:
@@ -162,14 +163,9 @@ class NavierStokesShell(Problem):
         return f"Navier-Stokes shell {self.shell}, time {self.time:g}, drift ({along:g}, {across:g})"
 
     @property
-    def law(self) -> GaussianShell:
+    def input_distribution(self) -> GaussianShell:
         """Independent Gaussian amplitudes on the shell."""
         return GaussianShell(self.shell, self.sigma)
-
-    @property
-    def periodic(self) -> bool:
-        """True."""
-        return True
 
     def shifts(self) -> dict[str, Problem]:
         """`"amplitude"`: vorticities four times as large; `"drift"`: U + (0.3, 0.1); `"time"`: 2 t."""
@@ -180,7 +176,7 @@ class NavierStokesShell(Problem):
         }
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        return self.law.evaluate(coefficients, grid)[:, None]
+        return self.input_distribution.evaluate(coefficients, grid)[:, None]
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         spectrum, (first, second) = torch.fft.fft2(values), _counts(grid, values.device)
@@ -205,7 +201,7 @@ class NavierStokesShell(Problem):
         if worst > _OUTSIDE:
             raise DataError(
                 expected=f"vorticities whose waves all have |k|² = {self.shell}, and that the grid resolves",
-                got=f"one of which a share of {worst:.3g} has not",
+                got=f"one of which a fraction of {worst:.3g} has not",
                 remedy="the closed form is for one shell; refine the grid, or project the vorticity onto the shell",
             )
 

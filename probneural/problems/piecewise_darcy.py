@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float64
@@ -15,6 +16,7 @@ from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
 from probneural.problems._modes import modes
 from probneural.problems.base import Problem
+from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.random_fields import GaussianRandomField
 
 _TOLERANCE = 1e-15
@@ -28,12 +30,12 @@ _CHUNK_ELEMENTS = 2**20
 
 
 @dataclass(frozen=True)
-class PiecewiseDarcy(Problem):
+class PiecewiseDarcy(GaussianInputProblem):
     """Permeability a to pressure u of −∇·(a∇u) = 1 on the unit square, u = 0 on its boundary, where a has two values.
 
     a is `high` where a Gaussian random field is not negative, and `low` elsewhere. The field is N(0, (−Δ + τ²)^−α) with
     no slope across the boundary (cosines, without the constant one), cut at K modes per axis; its amplitude does not matter.
-    With 12 and 3, τ = 3 and α = 2 that is the law of Li et al. (2021).
+    With 12 and 3, τ = 3 and α = 2 that is the distribution of Li et al. (2021).
 
     There is no closed form. The pressure is that of the five-point finite-volume scheme with *harmonic* means of the
     nodal permeabilities on faces, which keeps fluxes continuous across a jump. The linear system is solved to rounding by
@@ -57,10 +59,9 @@ class PiecewiseDarcy(Problem):
         high: Permeability where the field is not negative, dimensionless.
         low: Permeability elsewhere, below `high`.
         cells: Least cells per axis of the mesh that `sample` solves on; 420 is that of Li et al.
-        modes: Highest wavenumber K per axis of the field.
-        tau: Inverse length scale of the field.
-        alpha: Smoothness of the field.
-        design_dim: Coordinates of the design space, at most the number of the law's coefficients.
+        random_field: Distribution of the field, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
+            by default GRF(1, 3, 2) with 20 cosine modes per axis.
+        design_dim: Coordinates of the design space, at most the number of the distribution's coefficients.
 
     Raises:
         ArgumentError: If an argument is out of range.
@@ -78,14 +79,12 @@ class PiecewiseDarcy(Problem):
         0.0737
     """
 
+    periodic: ClassVar[bool] = False
+
     high: float = 12.0
     low: float = 3.0
     _: KW_ONLY
     cells: int = 168
-    modes: int = 20
-    tau: float = 3.0
-    alpha: float = 2.0
-    design_dim: int = 8
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
@@ -98,7 +97,7 @@ class PiecewiseDarcy(Problem):
                 remedy="the larger permeability comes first",
             )
         check_integer(self.cells, "cells", least=2)
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -106,29 +105,24 @@ class PiecewiseDarcy(Problem):
         return f"Piecewise Darcy, {self.high:g} and {self.low:g}"
 
     @property
-    def law(self) -> GaussianRandomField:
-        """The Gaussian random field whose sign selects the material."""
-        return GaussianRandomField(2, self.modes, sigma=1.0, tau=self.tau, alpha=self.alpha, boundary="neumann")
-
-    @property
-    def periodic(self) -> bool:
-        """False: the pressure is held at zero on every side."""
-        return False
+    def _default_field(self) -> GaussianRandomField:
+        return GaussianRandomField(2, 20, sigma=1.0, tau=3.0, boundary="neumann")
 
     def shifts(self) -> dict[str, Problem]:
         """`"roughness"`: α reduced by a quarter; `"scale"`: τ tripled, so smaller patches; `"contrast"`: `high` doubled."""
+        field = self._field
         return {
-            "roughness": replace(self, alpha=0.75 * self.alpha),
-            "scale": replace(self, tau=3.0 * self.tau),
+            "roughness": replace(self, random_field=replace(field, alpha=0.75 * field.alpha)),
+            "scale": replace(self, random_field=replace(field, tau=3.0 * field.tau)),
             "contrast": replace(self, high=2.0 * self.high),
         }
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        field = self.law.evaluate(coefficients, grid)[:, None]
+        field = super()._inputs(coefficients, grid)
         return torch.where(field >= 0.0, self.high, self.low).to(field)
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
-        return solve_darcy(values, torch.ones_like(values), grid)
+        return solve_darcy(values, torch.ones_like(values), grid=grid)
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
         strides = [math.ceil(self.cells / (size - 1)) for size in grid.shape]
@@ -138,7 +132,7 @@ class PiecewiseDarcy(Problem):
 
 
 def solve_darcy(
-    permeability: Float64[Tensor, "n 1 nx ny"], source: Float64[Tensor, "n 1 nx ny"], grid: Grid
+    permeability: Float64[Tensor, "n 1 nx ny"], source: Float64[Tensor, "n 1 nx ny"], *, grid: Grid
 ) -> Float64[Tensor, "n 1 nx ny"]:
     """Solve the five-point scheme with harmonic means on faces, to rounding and differentiably.
 
@@ -163,15 +157,15 @@ def solve_darcy(
     contraction = float((1.0 / (ratio + (ratio**2 - 1.0).sqrt())).max())
     # Chebyshev's three-term recurrence: the error after k steps is at most 2 contraction^k times the first one.
     target = source[..., 1:-1, 1:-1]
-    share = 1.0 / ratio
+    step = 1.0 / ratio
     change = precondition(target) / centre
     pressure = torch.zeros_like(change)
     for _ in range(math.ceil(math.log(_TOLERANCE / 2.0) / math.log(contraction))):
         pressure = pressure + change
         residual = target - _divergence(pressure, faces, steps)
-        next_share = 1.0 / (2.0 * ratio - share)
-        change = next_share * (share * change + 2.0 / reach * precondition(residual))
-        share = next_share
+        next_step = 1.0 / (2.0 * ratio - step)
+        change = next_step * (step * change + 2.0 / reach * precondition(residual))
+        step = next_step
     return torch.nn.functional.pad(pressure + change, (1, 1, 1, 1))
 
 
@@ -181,9 +175,9 @@ class _PoissonSolver:
     def __init__(self, grid: Grid, device: torch.device) -> None:
         self._waves, levels = [], []
         for axis in grid.axes:
-            waves, angular, shares = modes(axis)
+            waves, angular, weights = modes(axis)
             cells = axis.size - 1
-            self._waves.append((waves[1:-1] * shares.sqrt()).to(device))
+            self._waves.append((waves[1:-1] * weights.sqrt()).to(device))
             levels.append((4.0 * cells**2 * torch.sin(0.5 * angular / cells).square()).to(device))
         self._levels = levels[0][:, None] + levels[1]
 

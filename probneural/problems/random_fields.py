@@ -15,21 +15,24 @@ from torch import Tensor
 from probneural.checks import check_choice, check_integer, check_positive
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, along_axis
-from probneural.problems.laws import Law
+from probneural.problems.input_distributions import InputDistribution
 
 CORNER_TAIL = 1e-3
 """Probability that `quantiles` keeps between 0 or 1 and infinity: coefficients reach ±3.09 standard deviations, and the slope
 of the map stays below 300 there (with 1e-6 it would be 2e5, which ruins gradient-based acquisition)."""
 
+Boundary = Literal["periodic", "dirichlet", "neumann"]
+"""Which eigenfunctions a Gaussian random field has."""
+
 
 @dataclass(frozen=True)
-class GaussianRandomField(Law):
-    """The law N(0, σ²(−Δ + τ²)^−α) on the unit cube [0, 1]^d, cut at K modes per axis.
+class GaussianRandomField(InputDistribution):
+    """The distribution N(0, σ²(−Δ + τ²)^−α) on the unit cube [0, 1]^d, cut at K modes per axis.
 
     A draw is u(x) = Σ_k √λ_k ξ_k e_k(x), with independent ξ_k ~ N(0, 1) and e_k the real orthonormal eigenfunctions of −Δ:
 
     * `"periodic"`: products over the axes of 1, √2 cos 2πkx and √2 sin 2πkx for k ≤ K, without the constant function (so
-      every draw has zero mean), λ_k = σ²((2π)²|k|² + τ²)^−α. The law is stationary.
+      every draw has zero mean), λ_k = σ²((2π)²|k|² + τ²)^−α. The distribution is stationary.
     * `"dirichlet"`: products of √2 sin πkx for 1 ≤ k ≤ K, λ_k = σ²(π²|k|² + τ²)^−α. Draws vanish on the boundary.
     * `"neumann"`: products of 1 and √2 cos πkx for k ≤ K, without the constant function, and the same λ_k. Draws have zero
       mean, and no slope across the boundary.
@@ -37,12 +40,12 @@ class GaussianRandomField(Law):
     Coefficients √λ_k ξ_k are ordered by |k|, the largest eigenvalue first. Everything is dimensionless.
 
     In the limit of many modes this is a Matérn field of smoothness α − d/2 and length √(2α − d)/τ; for α ≤ d/2 that
-    limit is not a function, and the variance of the truncated law grows with `modes`.
+    limit is not a function, and the variance of the truncated distribution grows with `modes`.
 
     Args:
         dimension: Number of space dimensions d.
         modes: Highest wavenumber K on each axis.
-        sigma: Amplitude σ, in units of the field (the law's short name "GRF(25, 5, 2)" lists σ, τ, α).
+        sigma: Amplitude σ, in units of the field (the distribution's short name "GRF(25, 5, 2)" lists σ, τ, α).
         tau: Inverse length scale τ, in angular wavenumbers.
         alpha: Half the rate at which the coefficients' variance decays, larger is smoother.
         boundary: Which eigenfunctions.
@@ -55,9 +58,9 @@ class GaussianRandomField(Law):
         expansions). The default σ, τ, α are those of Li et al. (2021), Fourier Neural Operator, section 5.1.
 
     Examples:
-        >>> law = GaussianRandomField(1, 31)
-        >>> coefficients = law.draw(3, seed=0)
-        >>> coarse, fine = (law.evaluate(coefficients, Grid.uniform((size,))) for size in (64, 128))
+        >>> field = GaussianRandomField(1, 31)
+        >>> coefficients = field.draw(3, seed=0)
+        >>> coarse, fine = (field.evaluate(coefficients, Grid.uniform((size,))) for size in (64, 128))
         >>> bool((coarse - fine[:, ::2]).abs().max() < 1e-14)
         True
     """
@@ -68,7 +71,7 @@ class GaussianRandomField(Law):
     sigma: float = 25.0
     tau: float = 5.0
     alpha: float = 2.0
-    boundary: Literal["periodic", "dirichlet", "neumann"] = "periodic"
+    boundary: Boundary = "periodic"
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
@@ -80,7 +83,7 @@ class GaussianRandomField(Law):
 
     @property
     def minimum_resolution(self) -> int:
-        """Fewest points per axis on which the law is allowed: 2K + 1.
+        """Fewest points per axis on which the distribution is allowed: 2K + 1.
 
         That is what a periodic axis needs to hold K modes. Sine modes would fit on K + 2 points, but products and
         derivatives of the draws would not, so one rule serves all.
@@ -101,7 +104,7 @@ class GaussianRandomField(Law):
 
     @property
     def mean_variance(self) -> float:
-        """The pointwise variance averaged over the domain (its value everywhere for a periodic law), field units squared."""
+        """The pointwise variance averaged over the domain (if periodic, its value everywhere), field units squared."""
         return float(self.eigenvalues.sum())
 
     @cached_property
@@ -126,10 +129,10 @@ class GaussianRandomField(Law):
     def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
         return torch.randn(n, self.size, dtype=torch.float64, generator=generator) * self.eigenvalues.sqrt()
 
-    def quantiles(self, shares: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
+    def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
         """Leading coefficients √λ_i Φ⁻¹(ε + (1 − 2ε) s_i) with ε = 10⁻³, the other ones zero; see the base class."""
-        scores = torch.special.ndtri(CORNER_TAIL + (1.0 - 2.0 * CORNER_TAIL) * shares)
-        leading = scores * self.eigenvalues[: shares.shape[1]].sqrt().to(scores)
+        scores = torch.special.ndtri(CORNER_TAIL + (1.0 - 2.0 * CORNER_TAIL) * probabilities)
+        leading = scores * self.eigenvalues[: probabilities.shape[1]].sqrt().to(scores)
         return torch.cat([leading, leading.new_zeros(leading.shape[0], self.size - leading.shape[1])], dim=1)
 
     def evaluate(
@@ -171,7 +174,7 @@ class GaussianRandomField(Law):
             `(n, *lengths)`, in the coefficients' dtype.
 
         Raises:
-            ShapeError: If the coefficients or the number of axes do not fit the law.
+            ShapeError: If the coefficients or the number of axes do not fit the distribution.
         """
         if coefficients.ndim != 2 or coefficients.shape[1] != self.size:
             raise ShapeError(
@@ -208,14 +211,14 @@ class GaussianRandomField(Law):
         return variance.sqrt()
 
     def amplified(self, factor: float) -> GaussianRandomField:
-        """The law of `factor` times the field."""
+        """The distribution of `factor` times the field."""
         check_positive(factor, "factor")
         return replace(self, sigma=self.sigma * factor)
 
     def roughened(self, factor: float) -> GaussianRandomField:
-        """The law with α divided by `factor`, and σ chosen to leave the mean variance as it was.
+        """The distribution with α divided by `factor`, and σ chosen to leave the mean variance as it was.
 
-        Lowering α alone would also raise the amplitude (threefold from 2 to 1.5 at the default law), and an
+        Lowering α alone would also raise the amplitude (threefold from 2 to 1.5 at the default distribution), and an
         out-of-distribution test could not tell the two apart.
         """
         check_positive(factor, "factor")

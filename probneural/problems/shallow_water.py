@@ -9,15 +9,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from probneural.checks import check_integer, check_positive
+from probneural.checks import check_positive
 from probneural.grids import Grid
-from probneural.problems.base import Problem, shifted_laws
-from probneural.problems.laws import IndependentLaws
+from probneural.problems.base import Problem
+from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField
 
 
 @dataclass(frozen=True)
-class ShallowWater(Problem):
+class ShallowWater(GaussianInputProblem):
     """Initial state to state at time t of the linear rotating shallow water equations, periodic on [0, 1)².
 
     Surface height h (about a mean depth H) and velocities u and v obey
@@ -45,10 +46,8 @@ class ShallowWater(Problem):
         rotation: f, the Coriolis frequency, in radians per time.
         gravity: g, in length per time squared.
         depth: H, in units of length.
-        modes: Highest wavenumber K per axis of the law of initial states.
-        sigma: Amplitude of the law, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
-        tau: Inverse length scale of the law.
-        alpha: Smoothness of the law.
+        random_field: Distribution of h, of u and of v, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
+            by default GRF(25, 5, 2) with 8 modes per axis.
         design_dim: Coordinates of the design space, dealt to h, u and v in turn.
 
     Raises:
@@ -67,23 +66,20 @@ class ShallowWater(Problem):
 
     in_channels: ClassVar[int] = 3
     out_channels: ClassVar[int] = 3
+    is_linear: ClassVar[bool] = True
 
     time: float = 0.5
     _: KW_ONLY
     rotation: float = 1.0
     gravity: float = 1.0
     depth: float = 1.0
-    modes: int = 8
-    sigma: float = 25.0
-    tau: float = 5.0
-    alpha: float = 2.0
     design_dim: int = 9
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
         for name in ("time", "rotation", "gravity", "depth"):
             check_positive(getattr(self, name), name)
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -91,33 +87,26 @@ class ShallowWater(Problem):
         return f"Shallow water, time {self.time:g}, rotation {self.rotation:g}"
 
     @property
-    def law(self) -> IndependentLaws:
+    def input_distribution(self) -> IndependentDistributions:
         """The same periodic Gaussian random field for h, u and v, independently; zero means."""
-        return IndependentLaws((self._field,) * 3)
+        return IndependentDistributions((self._field,) * 3)
 
     @property
-    def _field(self) -> GaussianRandomField:
-        return GaussianRandomField(2, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha)
-
-    @property
-    def periodic(self) -> bool:
-        """True."""
-        return True
+    def _default_field(self) -> GaussianRandomField:
+        return GaussianRandomField(2, 8)
 
     def shifts(self) -> dict[str, Problem]:
         """`"amplitude"`: states twice as large; `"roughness"`: α reduced by a quarter; `"rotation"`: 4 f; `"time"`: 2 t.
 
-        The roughness shift leaves the mean variance as it was. The last two change the operator, not the law.
+        The roughness shift leaves the mean variance as it was. The last two change the operator, not the distribution.
         """
-        laws = shifted_laws(self._field, amplitude=2.0)
-        return {
-            **{name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()},
+        return super().shifts() | {
             "rotation": replace(self, rotation=4.0 * self.rotation),
             "time": replace(self, time=2.0 * self.time),
         }
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        parts = self.law.split(coefficients)
+        parts = self.input_distribution.split(coefficients)
         return torch.stack([self._field.evaluate(part, grid) for part in parts], dim=1)
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
@@ -138,9 +127,6 @@ class ShallowWater(Problem):
         )
         spectrum = torch.stack([h + height, u + along, v + across], dim=1)
         return torch.fft.irfft2(spectrum, s=grid.shape)
-
-    def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
-        return self._solve(direction, grid)  # linear: the derivative is the map itself, everywhere
 
 
 def _wavenumbers(grid: Grid, device: torch.device) -> list[tuple[Tensor, Tensor]]:

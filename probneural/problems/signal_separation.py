@@ -13,12 +13,12 @@ from torch import Tensor
 
 from probneural.checks import check_integer, check_positive
 from probneural.distributions import FeatureRoot, GaussianField, Latent
-from probneural.distributions.latents import digest
+from probneural.distributions.latent import digest
 from probneural.errors import ArgumentError, ResolutionError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.problems.base import Problem
-from probneural.problems.laws import Law
+from probneural.problems.input_distributions import InputDistribution
 from probneural.problems.random_fields import CORNER_TAIL
 
 _FREQUENCIES = (1.0, 3.0, 5.0, 7.0)
@@ -28,7 +28,7 @@ _AMPLITUDE_VARIANCE = 0.5
 
 
 @dataclass(frozen=True)
-class StandardNormals(Law):
+class StandardNormals(InputDistribution):
     """Independent standard normal coefficients.
 
     Args:
@@ -62,9 +62,9 @@ class StandardNormals(Law):
         """Number of coefficients."""
         return self.count
 
-    def quantiles(self, shares: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
+    def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
         """Leading coefficients Φ⁻¹(ε + (1 − 2ε) s_i) with ε = 10⁻³, the other ones zero; see the base class."""
-        scores = torch.special.ndtri(CORNER_TAIL + (1.0 - 2.0 * CORNER_TAIL) * shares)
+        scores = torch.special.ndtri(CORNER_TAIL + (1.0 - 2.0 * CORNER_TAIL) * probabilities)
         return torch.cat([scores, scores.new_zeros(len(scores), self.count - scores.shape[1])], dim=1)
 
     def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
@@ -93,7 +93,7 @@ class SignalSeparation(Problem):
     if they were drawn anew for each sample, the mixture would carry no information beyond its own value.
 
     Args:
-        noise: Standard deviation σ of the noise on each sample.
+        noise: Variance σ² of the noise on each sample, dimensionless.
         target: Frequency of the tone wanted, in hertz.
         design_dim: Coordinates of the design space: the amplitudes (a₁, b₁, a₃, b₃, ...) first, then the noise.
 
@@ -111,6 +111,7 @@ class SignalSeparation(Problem):
     """
 
     lengths: ClassVar[float] = 2.0
+    is_linear: ClassVar[bool] = True
 
     noise: float = 1.0
     _: KW_ONLY
@@ -124,26 +125,21 @@ class SignalSeparation(Problem):
             raise ArgumentError(
                 expected=f"a target among {_FREQUENCIES} Hz", got=repr(self.target), remedy="choose one of the tones"
             )
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        check_integer(self.design_dim, "design_dim", most=self.input_distribution.size)
 
     @property
     def name(self) -> str:
-        """Name with the target and the noise."""
+        """Name with the target and the variance of the noise."""
         return f"Signal separation, {self.target:g} Hz, noise {self.noise:g}"
 
     @property
-    def law(self) -> StandardNormals:
+    def input_distribution(self) -> StandardNormals:
         """Amplitudes and noise in units of their standard deviations."""
         return StandardNormals(_AMPLITUDES + _SAMPLES, _SAMPLES)
 
-    @property
-    def periodic(self) -> bool:
-        """True: every tone has the period 2 s."""
-        return True
-
     def shifts(self) -> dict[str, Problem]:
-        """`"noise"`: twice the noise, of which the best predictor would know."""
-        return {"noise": replace(self, noise=2.0 * self.noise)}
+        """`"noise"`: four times the variance of the noise, of which the best predictor would know."""
+        return {"noise": replace(self, noise=4.0 * self.noise)}
 
     def posterior(self, mixtures: Field) -> GaussianField:
         """The exact distribution of the target tone given whole mixtures.
@@ -165,13 +161,13 @@ class SignalSeparation(Problem):
         self._check_field(mixtures, "mixtures")
         mean = self.solve(mixtures).values
         count, tones = len(mixtures), self._tones(mixtures.grid)
-        own = self._target_rows
-        covariance = torch.linalg.inv(self._precision(tones.mT @ tones))[own, own]
+        target = self._target_rows
+        covariance = torch.linalg.inv(self._precision(tones.mT @ tones))[target, target]
         blocks = torch.zeros(count, 1, 2, count, 2, dtype=torch.float64)
         blocks[torch.arange(count), 0, :, torch.arange(count)] = torch.linalg.cholesky(covariance)
-        features = tones[:, own].expand(count, -1, -1)
+        features = tones[:, target].expand(count, -1, -1)
         root = FeatureRoot(features.to(mean), blocks.flatten(3).to(mean.device))
-        latent = Latent(id=f"{self.name}-{digest(mixtures.values)}", rank=2 * count, is_lasting=False)
+        latent = Latent(id=f"{self.name}-{digest(mixtures.values)}", rank=2 * count, is_shared_across_calls=False)
         return GaussianField(mean, root, latent=latent, grid=mixtures.grid)
 
     def causal_posterior(self, mixtures: Field) -> tuple[Field, Field]:
@@ -194,10 +190,11 @@ class SignalSeparation(Problem):
         self._check_field(mixtures, "mixtures")
         tones = self._tones(mixtures.grid)
         covariances = torch.linalg.inv(self._precision((tones[:, :, None] * tones[:, None, :]).cumsum(0)))
-        own = self._target_rows
-        readers = torch.einsum("if,ifg->ig", tones[:, own], covariances[:, own])  # target at t_i from all amplitudes' scores
-        gains = torch.tril(readers @ tones.mT) / self.noise**2
-        variance = torch.einsum("ig,ig->i", readers[:, own], tones[:, own])
+        target = self._target_rows
+        # The target at t_i from the scores of all amplitudes.
+        readers = torch.einsum("if,ifg->ig", tones[:, target], covariances[:, target])
+        gains = torch.tril(readers @ tones.mT) / self.noise
+        variance = torch.einsum("ig,ig->i", readers[:, target], tones[:, target])
         mean = mixtures.values.double() @ gains.mT.to(mixtures.device)
         spread = variance.to(mixtures.values).expand_as(mixtures.values).clone()
         return Field(mean.to(mixtures.dtype), mixtures.grid), Field(spread, mixtures.grid)
@@ -205,8 +202,8 @@ class SignalSeparation(Problem):
     @property
     def _target_rows(self) -> slice:
         """Where the target's two amplitudes are among the eight."""
-        place = 2 * _FREQUENCIES.index(self.target)
-        return slice(place, place + 2)
+        first = 2 * _FREQUENCIES.index(self.target)
+        return slice(first, first + 2)
 
     def _tones(self, grid: Grid) -> Tensor:
         """Cosine and sine of each frequency at the samples, `(200, 8)`."""
@@ -216,26 +213,23 @@ class SignalSeparation(Problem):
 
     def _precision(self, gram: Tensor) -> Tensor:
         """Posterior precision of the amplitudes, `(..., 8, 8)`, from the tones' Gram matrix."""
-        return gram / self.noise**2 + torch.eye(_AMPLITUDES, dtype=torch.float64) / _AMPLITUDE_VARIANCE
+        return gram / self.noise + torch.eye(_AMPLITUDES, dtype=torch.float64) / _AMPLITUDE_VARIANCE
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
         amplitudes, noise = coefficients.split([_AMPLITUDES, _SAMPLES], dim=1)
         clean = math.sqrt(_AMPLITUDE_VARIANCE) * amplitudes @ self._tones(grid).mT.to(coefficients)
-        return (clean + self.noise * noise)[:, None]
+        return (clean + math.sqrt(self.noise) * noise)[:, None]
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        own = self._target_rows
-        tone = coefficients[:, own] @ self._tones(grid)[:, own].mT
+        target = self._target_rows
+        tone = coefficients[:, target] @ self._tones(grid)[:, target].mT
         return math.sqrt(_AMPLITUDE_VARIANCE) * tone[:, None]
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         tones = self._tones(grid)
-        gains = torch.linalg.solve(self._precision(tones.mT @ tones), tones.mT / self.noise**2)
-        own = self._target_rows
-        return values @ (tones[:, own] @ gains[own]).mT.to(values)
-
-    def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
-        return self._solve(direction, grid)  # linear: the derivative is the map itself, everywhere
+        gains = torch.linalg.solve(self._precision(tones.mT @ tones), tones.mT / self.noise)
+        target = self._target_rows
+        return values @ (tones[:, target] @ gains[target]).mT.to(values)
 
     def _check_resolution(self, sizes: Sequence[int]) -> None:
         # What lies less than 1 away is no integer, and is refused where the grid is made.

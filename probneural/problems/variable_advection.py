@@ -8,26 +8,29 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from probneural.checks import check_integer, check_positive
+from probneural.checks import check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.problems import _fourier
-from probneural.problems.base import Problem, shifted_laws
-from probneural.problems.laws import IndependentLaws
+from probneural.problems.base import Problem, shifted_fields
+from probneural.problems.gaussian_input import GaussianInputProblem, check_random_field
+from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField
 
 _FLOOR = 0.1
-"""Least slowness of the law, so speeds stay below 10."""
+"""Least slowness of the distribution, so speeds stay below 10."""
 
 _MOST_STEPS = 80
 """Newton steps with a bisection where Newton leaves its bracket; 54 bisections alone reach rounding."""
+
+_SLOWNESS_FIELD = GaussianRandomField(1, 15, sigma=8.0)
 
 _CHECKS = 4
 """Points per nodal value at which the interpolated slowness is seen to be positive."""
 
 
 @dataclass(frozen=True)
-class VariableSpeedAdvection(Problem):
+class VariableSpeedAdvection(GaussianInputProblem):
     """Slowness b and initial state u₀ to the state at time t of ∂u/∂t + a(x) ∂u/∂x = 0 with a = 1/b, periodic on [0, 1).
 
     A characteristic takes the time X(x) = ∫₀ˣ b from 0 to x, and X(x + 1) = X(x) + X(1), so
@@ -38,24 +41,21 @@ class VariableSpeedAdvection(Problem):
     and nonlinear in b, hyperbolic, and smooth.
 
     Inputs have two channels: the slowness b and the state u₀. It is the slowness, not the speed, because b is a trigonometric
-    polynomial under the law, which its nodal values determine exactly; 1/b is not. The law is b = 0.1 + 0.9 (1 + g)² with g a
-    Gaussian random field: positive whatever g is, with twice its modes. u₀ is another, independent, field.
+    polynomial under the distribution, which its nodal values determine exactly; 1/b is not. The distribution is b = 0.1 + 0.9
+    (1 + g)² with g a Gaussian random field: positive whatever g is, with twice its modes. u₀ is another, independent, field.
 
     Good values: the default g has a standard deviation of 0.19, so speeds mostly lie between 0.5 and 2; states travel half
     the circle. At time X(1), one round trip, the solution is u₀ again.
 
-    Failure modes: own slownesses must be positive between the nodes as well, which is checked at four points per node. Newton's
-    method costs grid points times frequencies, and is slow on more than 2,000 points. Gradients are exact to second order;
-    the root is treated by the implicit function theorem, not by unrolling.
+    Failure modes: slownesses that you give must be positive between the nodes as well, which is checked at four points per
+    node. Newton's method costs grid points times frequencies, and is slow on more than 2,000 points. Gradients are exact to
+    second order; the root is treated by the implicit function theorem, not by unrolling.
 
     Args:
         time: t, at which the output is read.
-        modes: Highest wavenumber K of the law of initial states.
-        sigma: Amplitude of that law, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
-        tau: Inverse length scale of both random fields.
-        alpha: Smoothness of both random fields.
-        slowness_modes: Highest wavenumber of g; b has twice that.
-        slowness_sigma: Amplitude of g.
+        slowness_field: Distribution of g; b has twice its modes.
+        random_field: Distribution of initial states, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
+            by default GRF(25, 5, 2) with 31 modes.
         design_dim: Coordinates of the design space, dealt to g and u₀ in turn.
 
     Raises:
@@ -78,20 +78,13 @@ class VariableSpeedAdvection(Problem):
 
     time: float = 0.5
     _: KW_ONLY
-    modes: int = 31
-    sigma: float = 25.0
-    tau: float = 5.0
-    alpha: float = 2.0
-    slowness_modes: int = 15
-    slowness_sigma: float = 8.0
-    design_dim: int = 8
+    slowness_field: GaussianRandomField = _SLOWNESS_FIELD
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
         check_positive(self.time, "time")
-        check_integer(self.slowness_modes, "slowness_modes")
-        check_positive(self.slowness_sigma, "slowness_sigma")
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        check_random_field(self.slowness_field, "slowness_field", like=_SLOWNESS_FIELD)
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -99,44 +92,30 @@ class VariableSpeedAdvection(Problem):
         return f"Variable-speed advection, time {self.time:g}"
 
     @property
-    def law(self) -> IndependentLaws:
+    def input_distribution(self) -> IndependentDistributions:
         """The random field g behind the slowness, then that of the initial state."""
-        return IndependentLaws(self._fields)
-
-    @property
-    def _fields(self) -> tuple[GaussianRandomField, GaussianRandomField]:
-        return (
-            GaussianRandomField(1, self.slowness_modes, sigma=self.slowness_sigma, tau=self.tau, alpha=self.alpha),
-            GaussianRandomField(1, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha),
-        )
+        return IndependentDistributions((self.slowness_field, self._field))
 
     @property
     def minimum_resolution(self) -> tuple[int, ...]:
         """Points that hold both channels: 2 max(K, 2 K_g) + 1."""
-        return (2 * max(self.modes, 2 * self.slowness_modes) + 1,)
-
-    @property
-    def periodic(self) -> bool:
-        """True."""
-        return True
+        return (2 * max(self._field.modes, 2 * self.slowness_field.modes) + 1,)
 
     def shifts(self) -> dict[str, Problem]:
         """`"amplitude"`: states twice as large; `"roughness"`: α reduced by a quarter; `"contrast"`: g 1.5 times as large.
 
         The roughness shift concerns both random fields and leaves their mean variances as they were.
         """
-        slowness, state = self._fields
-        laws = shifted_laws(state, amplitude=2.0)
-        rough = shifted_laws(slowness, amplitude=2.0)["roughness"]
-        return {
-            "amplitude": replace(self, sigma=laws["amplitude"].sigma),
-            "roughness": replace(self, sigma=laws["roughness"].sigma, alpha=rough.alpha, slowness_sigma=rough.sigma),
-            "contrast": replace(self, slowness_sigma=1.5 * self.slowness_sigma),
+        fields = shifted_fields(self.slowness_field, amplitude=1.5)
+        rough = shifted_fields(self._field, amplitude=self.shifted_amplitude)["roughness"]
+        return super().shifts() | {
+            "roughness": replace(self, random_field=rough, slowness_field=fields["roughness"]),
+            "contrast": replace(self, slowness_field=fields["amplitude"]),
         }
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        parts = self.law.split(coefficients)
-        field, state = (part.evaluate(own, grid) for part, own in zip(self._fields, parts, strict=True))
+        parts = self.input_distribution.split(coefficients)
+        field, state = self.slowness_field.evaluate(parts[0], grid), self._field.evaluate(parts[1], grid)
         return torch.stack([_FLOOR + (1.0 - _FLOOR) * (1.0 + field).square(), state], dim=1)
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -13,28 +13,28 @@ from torch import Tensor
 from probneural.checks import check_choice, check_integer, check_positive
 from probneural.fields import Field
 from probneural.grids import Grid, along_axis
-from probneural.problems.base import Problem, shifted_laws
-from probneural.problems.laws import IndependentLaws
+from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField
 
 
 @dataclass(frozen=True)
-class Wave(Problem):
+class Wave(GaussianInputProblem):
     """Displacement and velocity at time 0 to both at time t, for ∂²u/∂t² = c² Δu on the unit cube [0, 1]^d.
 
     Two channels, u and v = ∂u/∂t. Each mode of angular wavenumber κ is an oscillator of frequency ω = c|κ|,
 
         u(t) = cos(ωt) u₀ + sin(ωt)/ω v₀,   v(t) = −ω sin(ωt) u₀ + cos(ωt) v₀,
 
-    with κ = 2πk on periodic axes and κ = πk between walls held at zero. The energy ∫ (v² + c²|∇u|²)/2 is conserved, and the
-    map of time −t is the inverse.
+    with κ = 2πk on periodic axes and κ = πk between boundaries held at zero. The energy ∫ (v² + c²|∇u|²)/2 is conserved, and
+    the map of time −t is the inverse.
 
-    Good values: the default law draws u₀ from the problem's Gaussian random field and v₀ from the same field scaled by
+    Good values: the default distribution draws u₀ from the problem's Gaussian random field and v₀ from the same field scaled by
     `velocity_scale`. Nothing decays, so errors in phase never fade: the longer the time, the harder. In one dimension all is
-    periodic in time, with period 1/c (periodic) or 2/c (walls): other times are more telling.
+    periodic in time, with period 1/c (periodic) or 2/c (boundaries): other times are more telling.
 
-    Failure modes: the map is linear, so a linear regression learns it to rounding from enough pairs. Between walls, values on
-    the boundary are not read. The velocity amplifies high frequencies of u by ω.
+    Failure modes: the map is linear, so a linear regression learns it to rounding from enough pairs. Between boundaries, values
+    on the boundary are not read. The velocity amplifies high frequencies of u by ω.
 
     Args:
         speed: c, in length per time.
@@ -42,12 +42,10 @@ class Wave(Problem):
         dimension: Number of space dimensions d, from 1 to 3.
         boundary: `"periodic"`, or `"dirichlet"` for zero values on the boundary (grids then include both end points).
         velocity_scale: Initial velocities over initial displacements, in 1/time.
-        modes: Highest wavenumber K per axis of the laws.
-        sigma: Amplitude of the law of displacements, see [`GaussianRandomField`][probneural.problems.GaussianRandomField].
-        tau: Inverse length scale of the laws.
-        alpha: Smoothness of the laws.
-        design_dim: Coordinates of the design space, at most the number of the law's coefficients; they are dealt out to
-            displacements and velocities in turn.
+        random_field: Distribution of displacements, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
+            by default GRF(25, 5, 2) with 12 modes per axis.
+        design_dim: Coordinates of the design space, at most the number of the distribution's coefficients; they are dealt out
+            to displacements and velocities in turn.
 
     Raises:
         ArgumentError: If an argument is out of range.
@@ -64,6 +62,7 @@ class Wave(Problem):
 
     in_channels: ClassVar[int] = 2
     out_channels: ClassVar[int] = 2
+    is_linear: ClassVar[bool] = True
 
     speed: float = 1.0
     _: KW_ONLY
@@ -71,11 +70,6 @@ class Wave(Problem):
     dimension: int = 1
     boundary: Literal["periodic", "dirichlet"] = "periodic"
     velocity_scale: float = 5.0
-    modes: int = 12
-    sigma: float = 25.0
-    tau: float = 5.0
-    alpha: float = 2.0
-    design_dim: int = 8
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
@@ -84,29 +78,27 @@ class Wave(Problem):
         check_positive(self.velocity_scale, "velocity_scale")
         check_integer(self.dimension, "dimension", most=3)
         check_choice(self.boundary, ("periodic", "dirichlet"), "boundary")
-        check_integer(self.design_dim, "design_dim", most=self.law.size)
+        super().__post_init__()
 
     @property
     def name(self) -> str:
         """Name with dimension and speed, and the boundary if there is one."""
-        walls = ", fixed ends" if self.boundary == "dirichlet" else ""
-        return f"Wave {self.dimension}-D, speed {self.speed:g}{walls}"
+        ends = ", fixed ends" if self.boundary == "dirichlet" else ""
+        return f"Wave {self.dimension}-D, speed {self.speed:g}{ends}"
 
     @property
-    def law(self) -> IndependentLaws:
+    def input_distribution(self) -> IndependentDistributions:
         """The Gaussian random fields of displacements and of velocities, independent of each other."""
-        field = self._field()
-        return IndependentLaws((field, field.amplified(self.velocity_scale)))
+        return IndependentDistributions((self._field, self._field.amplified(self.velocity_scale)))
 
     @property
-    def periodic(self) -> bool:
+    def _default_field(self) -> GaussianRandomField:
+        return GaussianRandomField(self.dimension, 12, boundary=self.boundary)
+
+    @property
+    def periodic(self) -> bool:  # type: ignore[override]
         """Whether the boundary is periodic; otherwise grids include both end points."""
         return self.boundary == "periodic"
-
-    def shifts(self) -> dict[str, Problem]:
-        """`"amplitude"`: initial states twice as large; `"roughness"`: α reduced by a quarter at equal mean variance."""
-        laws = shifted_laws(self._field(), amplitude=2.0)
-        return {name: replace(self, sigma=law.sigma, alpha=law.alpha) for name, law in laws.items()}
 
     def energy(self, states: Field) -> Float[Tensor, " n"]:
         """The energy ∫ (v² + c²|∇u|²)/2 of states, by Parseval's identity, exact for what the grid resolves.
@@ -131,14 +123,9 @@ class Wave(Problem):
         total: Tensor = 0.5 * density.flatten(1).sum(1)
         return total.to(states.dtype)
 
-    def _field(self) -> GaussianRandomField:
-        return GaussianRandomField(
-            self.dimension, self.modes, sigma=self.sigma, tau=self.tau, alpha=self.alpha, boundary=self.boundary
-        )
-
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        parts = zip(self.law.parts, self.law.split(coefficients), strict=True)
-        return torch.stack([self._field().evaluate(part, grid) for _, part in parts], dim=1)
+        parts = self.input_distribution.split(coefficients)
+        return torch.stack([self._field.evaluate(part, grid) for part in parts], dim=1)
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         coefficients, frequencies = self._analyse(values, grid)
@@ -154,9 +141,6 @@ class Wave(Problem):
             dim=1,
         )
         return self._synthesise(moved, grid)
-
-    def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
-        return self._solve(direction, grid)  # linear: the derivative is the map itself, everywhere
 
     def _analyse(self, values: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Orthonormal coefficients of the modes, and the modes' angular frequencies ω."""

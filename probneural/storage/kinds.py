@@ -12,26 +12,27 @@ from typing import Any, get_type_hints
 from jaxtyping import Float64
 from torch import Size, Tensor
 
+from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.scale import ScaledPredictor
 from probneural.calibration.stationary_process import StationaryProcess
-from probneural.curvature.iterative_weights import IterativeWeights
-from probneural.curvature.jacobian_root import Effort
-from probneural.curvature.kronecker_factors import KroneckerWeights
+from probneural.curvature.jacobian_root import VarianceEstimation
+from probneural.curvature.kfac.factors import KroneckerWeights
 from probneural.curvature.parameters import ParameterVector
-from probneural.curvature.weight_roots import DenseWeights, DiagonalWeights, LowRankWeights
+from probneural.curvature.weights.iterative import IterativeWeights
+from probneural.curvature.weights.roots import DenseWeights, DiagonalWeights, LowRankWeights
 from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.errors import FileError, GridError, ProbneuralError, ShapeError
 from probneural.grids import Axis, Grid
-from probneural.heads.kernel import KernelPaths, KernelPredictor
-from probneural.heads.laplace import LaplacePredictor
-from probneural.heads.last_layer import LastLayerPredictor
-from probneural.heads.last_layer_predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
-from probneural.heads.principal import PrincipalComponents
-from probneural.heads.processes import Covariance, Process
-from probneural.heads.readout import Readout
-from probneural.heads.sampled import WeightSampledPredictor
-from probneural.heads.weights import Hyperparameters
-from probneural.operators import FNO, DeepONet, LinearRegression, Operator, PODDeepONet
+from probneural.heads.kernel.gaussian_processes import Covariance, Process
+from probneural.heads.kernel.kernel_operator import KernelPaths, KernelPredictor
+from probneural.heads.kernel.principal_components import PrincipalComponents
+from probneural.heads.laplace.laplace import LaplacePredictor
+from probneural.heads.last_layer.laplace import LastLayerPredictor
+from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
+from probneural.heads.last_layer.readout import Readout
+from probneural.heads.weight_posterior import Hyperparameters
+from probneural.heads.weight_samples import WeightSampledPredictor
+from probneural.operators import FNO, DeepONet, HiddenLayers, LinearRegression, Operator, PODDeepONet
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Kind:
         """What it is built from, by name, with annotations that are evaluated."""
         make = self.cls if self.build is None else self.build
         hints = get_type_hints(self.build or self.cls.__init__)  # type: ignore[misc]
-        found = inspect.signature(make).parameters
-        return {name: parameter.replace(annotation=hints[name]) for name, parameter in found.items()}
+        arguments = inspect.signature(make).parameters
+        return {name: parameter.replace(annotation=hints[name]) for name, parameter in arguments.items()}
 
     def taken_apart(self, thing: object) -> Mapping[str, Any]:
         """The parts of an instance."""
@@ -76,10 +77,10 @@ class Kind:
             FileError: If the class refuses their values.
         """
         try:
-            found = (self.cls if self.build is None else self.build)(**parts)
-            if isinstance(found, Predictor):
-                _check_inputs(found)
-            return found
+            built = (self.cls if self.build is None else self.build)(**parts)
+            if isinstance(built, Predictor):
+                _check_inputs(built)
+            return built
         except FileError:
             raise
         except ProbneuralError as error:
@@ -146,16 +147,14 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(SampledLastLayerPredictor, on_cpu=("prior_factors", "prior_precision", "effective_observations")),
     Kind(VariationalLastLayerPredictor, on_cpu=("history",)),
     Kind(WeightSampledPredictor),
-    Kind(
-        ScaledPredictor,
-        on_cpu=("scale", "noise_scale", "root_fraction", "white_fraction", "discrepancy_variance", "calibrated_on"),
-    ),
+    Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on")),
+    Kind(Decomposition),
     Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
     Kind(FunctionDraw),
     Kind(Readout),
     Kind(Hyperparameters, on_cpu=("prior_precision", "effective_observations")),
     Kind(ParameterVector, build=_layout),
-    Kind(Effort),
+    Kind(VarianceEstimation),
     Kind(DenseWeights),
     Kind(DiagonalWeights),
     Kind(LowRankWeights),
@@ -163,5 +162,6 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(IterativeWeights, parts=IterativeWeights.tensors),  # which says why not
     Kind(Grid, build=_grid, on_cpu=("_points", "_weights")),
     Kind(Axis),
+    Kind(HiddenLayers),
 )
 """Predictors and what they are made of."""

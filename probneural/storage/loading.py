@@ -48,10 +48,10 @@ def load(
     """
     if operator is not None:
         check_module(operator, "operator")
-    place = resolve_device(device, nn.Identity())
+    target = resolve_device(device, nn.Identity())
     tensors, metadata = files.read(check_path(path, "path"))
-    found: nn.Module | Predictor = Reader(tensors, operator=operator).plan(metadata)(place)
-    return found
+    loaded: nn.Module | Predictor = Reader(tensors, operator=operator).plan(metadata)(target)
+    return loaded
 
 
 class Reader:
@@ -80,10 +80,10 @@ class Reader:
         if kind not in known:
             shown = f"{kind}" if isinstance(kind, str | None) else type(kind).__name__
             raise FileError(expected="an operator or a predictor", got=shown[:80], remedy="is this a fit's checkpoint?")
-        found = self._instance(metadata, nn.Module | Predictor, "")
+        loaded = self._instance(metadata, nn.Module | Predictor, "")
         if self._unused:
-            schema.refuse("no tensors but those that it describes", sorted(self._unused)[:5], "the file")
-        return found
+            schema.refuse("no tensors but those that it describes", sorted(self._unused)[:5], where="the file")
+        return loaded
 
     def _value(self, described: Any, wanted: Any, name: str) -> Plan:
         """Plan what stands under a name, of an annotated type."""
@@ -91,7 +91,7 @@ class Reader:
         if origin in (Union, types.UnionType):
             return self._one_of(described, inner, name)
         if origin in (tuple, list, Sequence):
-            entries = schema.instance(described, list, name)
+            entries = schema.instance(described, list, where=name)
             plans = [self._value(entry, inner[0], f"{name}.{number}") for number, entry in enumerate(entries)]
             return lambda device: tuple(plan(device) for plan in plans)
         if origin in (dict, Mapping):
@@ -114,9 +114,9 @@ class Reader:
         raise last
 
     def _mapping(self, described: Any, wanted: Any, name: str) -> Plan:
-        outer = schema.instance(described, dict, name)
+        outer = schema.instance(described, dict, where=name)
         schema.check_names(outer, ["mapping"], where=f"a mapping as {name}")
-        plans = self._all(schema.instance(outer["mapping"], dict, name), lambda _: wanted, f"{name}.")
+        plans = self._all(schema.instance(outer["mapping"], dict, where=name), lambda _: wanted, f"{name}.")
         return lambda device: {key: plan(device) for key, plan in plans.items()}
 
     def _all(self, described: Mapping[str, Any], wanted: Callable[[str], Any], prefix: str) -> dict[str, Plan]:
@@ -124,10 +124,10 @@ class Reader:
 
     def _tensor(self, described: Any, wanted: Any, name: str) -> Plan:
         if described != {"tensor": name}:
-            schema.refuse(f"a tensor named {name}", described, name)
+            schema.refuse(f"a tensor named {name}", described, where=name)
         tensor = self._unused.pop(name, None)
         if tensor is None:
-            schema.refuse("a tensor", tensor, name)
+            schema.refuse("a tensor", tensor, where=name)
         self._claims.append((name, tensor, wanted))
         return tensor.to
 
@@ -137,13 +137,13 @@ class Reader:
             kind = KINDS[named]
             schema.check_names(described, ["kind", "parts"], where=f"a {named}")
             prefix = f"{name}." if name else ""
-            plans = self._parts(schema.instance(described["parts"], dict, f"{prefix}parts"), kind, prefix)
+            plans = self._parts(schema.instance(described["parts"], dict, where=f"{prefix}parts"), kind, prefix)
             return lambda device: kind.put_together(
                 {part: plan(_CPU if part in kind.on_cpu else device) for part, plan in plans.items()}
             )
         if isinstance(named, str) and named in (*OPERATORS, FOREIGN) and issubclass(nn.Module, wanted):
             return self._module(described, name)
-        schema.refuse(f"a {getattr(wanted, '__name__', wanted)}", named, name)
+        schema.refuse(f"a {getattr(wanted, '__name__', wanted)}", named, where=name)
 
     def _parts(self, described: dict[str, Any], kind: Kind, prefix: str) -> dict[str, Plan]:
         """Plan a constructor's arguments; in their annotations, sizes of equal name are equal."""
@@ -161,14 +161,14 @@ class Reader:
         self._claims = outer
         for name, tensor, wanted in misfits:
             expected = f"a tensor {wanted.__name__}, sizes of equal name being equal,"
-            schema.refuse(expected, f"{tensor.dtype} {tuple(tensor.shape)}", name)
+            schema.refuse(expected, f"{tensor.dtype} {tuple(tensor.shape)}", where=name)
         return plans
 
     def _module(self, described: dict[str, Any], name: str) -> Plan:
         prefix = f"{name}." if name else ""
         saved = SavedModule.of(described, prefix)
         if saved.kind is not None:
-            configuration = schema.instance(described[CONFIGURATION], dict, f"{prefix}{CONFIGURATION}")
+            configuration = schema.instance(described[CONFIGURATION], dict, where=f"{prefix}{CONFIGURATION}")
             plans = self._parts(configuration, saved.kind, f"{prefix}{CONFIGURATION}.")
         state = {key.removeprefix(prefix): self._unused.pop(key) for key in list(self._unused) if key.startswith(prefix)}
         given = self._operator

@@ -47,11 +47,11 @@ class SavedModule:
             FileError: If it is another.
         """
         kind = OPERATORS.get(described["kind"])
-        own = "class" if kind is None else CONFIGURATION
+        maker = "class" if kind is None else CONFIGURATION
         where = f"a {described['kind']}"
-        schema.check_names(described, ["kind", own, "prefix", "parameters"], where=where)
+        schema.check_names(described, ["kind", maker, "prefix", "parameters"], where=where)
         if described["prefix"] != prefix:
-            schema.refuse(repr(prefix), described["prefix"], f"{prefix}prefix")
+            schema.refuse(repr(prefix), described["prefix"], where=f"{prefix}prefix")
         schema.check(described["parameters"], Mapping[str, bool], where=f"{prefix}parameters")
         if kind is None:
             schema.check(described["class"], str, where=f"{prefix}class")
@@ -67,9 +67,9 @@ class SavedModule:
         with torch.device("meta"), _Bounded(self.kind.name, state):
             operator: nn.Module = self.kind.put_together(arguments)
         if self.kind.taken_apart(operator) != arguments:
-            schema.refuse("the configuration that an operator gives", arguments, f"the configuration of {self.kind.name}")
-        own = operator.state_dict()
-        misfits = {name for name in {*state, *own} if not _fits(state.get(name), own.get(name))}
+            schema.refuse("the configuration that an operator gives", arguments, where=f"the configuration of {self.kind.name}")
+        current = operator.state_dict()
+        misfits = {name for name in {*state, *current} if not _fits(state.get(name), current.get(name))}
         misfits |= self._misfits(operator)
         if misfits:
             raise FileError(expected=f"a state that fits {self.kind.name}", got=_differences(misfits), remedy=_REMEDY)
@@ -89,27 +89,27 @@ class SavedModule:
                 got="None",
                 remedy="build it as for training; the file holds its state only",
             )
-        own = copy.deepcopy(given)
-        now = {name: value for name, value in own.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+        copied = copy.deepcopy(given)
+        now = {name: value for name, value in copied.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
         same = {name for name in {*state, *now} if _fits(state.get(name), now.get(name), dtype=True)}
-        misfits = {*state, *now} - same | self._misfits(own)
+        misfits = {*state, *now} - same | self._misfits(copied)
         if misfits:
             raise ArgumentError(
-                expected=f"a state that fits {type(own).__name__}",
+                expected=f"a state that fits {type(copied).__name__}",
                 got=_differences(misfits),
                 remedy="give operator= in the architecture and dtype of the saved one",
             )
         for name, tensor in now.items():
             tensor.data = state[name]  # as `Module.to` does it: what is tied stays tied
-        own.load_state_dict({**own.state_dict(), **state})  # for modules with a say of their own
-        self._set_trained(own)
-        return own
+        copied.load_state_dict({**copied.state_dict(), **state})  # for modules with a say of their own
+        self._set_trained(copied)
+        return copied
 
     def _misfits(self, module: nn.Module) -> set[str]:
         """Parameters of one and not the other, for example tied in one only, and those that cannot be trained."""
-        own = dict(module.named_parameters())
-        fixed = {name for name, parameter in own.items() if not (parameter.is_floating_point() or parameter.is_complex())}
-        return {*self.trained} ^ {*own} | {name for name in fixed if self.trained.get(name, False)}
+        present = dict(module.named_parameters())
+        fixed = {name for name, parameter in present.items() if not (parameter.is_floating_point() or parameter.is_complex())}
+        return {*self.trained} ^ {*present} | {name for name in fixed if self.trained.get(name, False)}
 
     def _set_trained(self, module: nn.Module) -> None:
         for name, parameter in module.named_parameters():
@@ -142,24 +142,24 @@ class _Bounded(TorchFunctionMode):
         if getattr(function, "__module__", None) == nn.init.__name__:
             return settings["tensor"] if "tensor" in settings else arguments[0]
         try:
-            found = function(*arguments, **settings)
+            result = function(*arguments, **settings)
         except (RuntimeError, TypeError) as error:  # sizes that no tensor can have
             raise self._too_large(str(error).partition("\n")[0]) from error
-        if self.calls < 0 or (isinstance(found, Tensor) and found.numel() > self.elements):
+        if self.calls < 0 or (isinstance(result, Tensor) and result.numel() > self.elements):
             raise self._too_large("one that is larger")
-        return found
+        return result
 
     def _too_large(self, got: str) -> FileError:
         return FileError(expected=f"arguments of a {self.name} as large as the file's tensors", got=got, remedy=_REMEDY)
 
 
-def _fits(saved: Tensor | None, own: Tensor | None, *, dtype: bool = False) -> bool:
+def _fits(saved: Tensor | None, current: Tensor | None, *, dtype: bool = False) -> bool:
     """Whether shapes are equal, and dtypes, or else their kinds where the precision is the file's choice."""
-    if saved is None or own is None or saved.shape != own.shape:
+    if saved is None or current is None or saved.shape != current.shape:
         return False
     if dtype:
-        return saved.dtype == own.dtype
-    return (saved.is_floating_point(), saved.is_complex()) == (own.is_floating_point(), own.is_complex())
+        return saved.dtype == current.dtype
+    return (saved.is_floating_point(), saved.is_complex()) == (current.is_floating_point(), current.is_complex())
 
 
 def _differences(names: set[str]) -> str:

@@ -42,7 +42,7 @@ def save(thing: nn.Module | Predictor, path: str | os.PathLike[str]) -> None:
     tensors: dict[str, Tensor] = {}
     metadata = _described(thing, "", tensors)
     _check(tensors, metadata)
-    files.write(path, tensors, metadata)
+    files.write(path, tensors, metadata=metadata)
     target = os.path.realpath(path)
     atomic.remove_abandoned(os.path.dirname(target), name=os.path.basename(target))
 

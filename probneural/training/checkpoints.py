@@ -16,7 +16,7 @@ _STEPS = ("last_epoch", "_step_count", "_last_lr")
 
 
 class _Checkpoint(TypedDict):
-    """What a checkpoint holds beside weights and moments."""
+    """What a checkpoint holds besides weights and moments."""
 
     kind: Literal["checkpoint"]
     fingerprint: str
@@ -52,12 +52,12 @@ def progress(
     if not (is_alike and lengths and reached and count <= epochs):
         raise _other("the state of this run's optimiser, and numbers for each epoch")
     rates = [{name: group[name] for name in _RATES} for group in metadata["groups"]]
-    groups = [{**own, **rate} for own, rate in zip(ours["groups"], rates, strict=True)]
+    groups = [{**group, **rate} for group, rate in zip(ours["groups"], rates, strict=True)]
     return groups, {name: now[name] for name in _STEPS}
 
 
 def sorted_tensors(
-    tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], parameters: Sequence[Tensor]
+    tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], *, parameters: Sequence[Tensor]
 ) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
     """Sort a checkpoint's tensors into weights by name and moments by the parameter's number and name.
 
@@ -72,17 +72,17 @@ def sorted_tensors(
     weights: dict[str, Tensor] = {}
     moments: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        owner, _, own = name.partition(".")
-        number, _, moment = own.partition(".")
+        owner, _, inner_name = name.partition(".")
+        number, _, moment = inner_name.partition(".")
         if owner == "model":
-            weights[own] = tensor
+            weights[inner_name] = tensor
         elif owner == "optimizer" and number in map(str, range(len(parameters))):
             if tuple(tensor.shape) not in ((), tuple(parameters[int(number)].shape)):
                 raise _other(f"moments of this run's parameters, not {name} of shape {tuple(tensor.shape)}")
             moments.setdefault(int(number), {})[moment] = tensor
         else:
             raise _other(f"weights and moments, not {name[:80]}")
-    forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in found.items()} for found in (weights, state)]
+    forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in side.items()} for side in (weights, state)]
     if forms[0] != forms[1]:
         raise _other("weights of the operator's names, shapes and dtypes")
     return weights, moments

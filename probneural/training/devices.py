@@ -21,7 +21,7 @@ def resolve_device(device: str | torch.device | None, operator: nn.Module) -> to
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if device is None:
         return next((parameter.device for parameter in operator.parameters()), torch.device("cpu"))
-    found = check_device(device)
-    if found.type == "meta":
+    chosen = check_device(device)
+    if chosen.type == "meta":
         raise ArgumentError(expected="a device that holds values", got=repr(device), remedy='give e.g. "cpu" or "auto"')
-    return found
+    return chosen

@@ -35,7 +35,7 @@ class _Content(TypedDict):
     orders: dict[str, list[int]]
 
 
-def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, metadata: Mapping[str, Any]) -> None:
     """Write tensors and JSON metadata, atomically and durably: see [`write`][probneural.training.atomic.write].
 
     Complex tensors of any precision are held as real pairs.
@@ -106,12 +106,12 @@ def _restored(tensors: Mapping[str, Tensor], content: _Content) -> dict[str, Ten
     """The tensors as they were: complex again, and with their axes in the order they had."""
     names = content["complex"]
     if len({*names}) < len(names) or any(not _holds_pairs(tensors.get(name)) for name in names):
-        schema.refuse("names of tensors that hold real pairs", names, "complex")
-    found = {name: torch.view_as_complex(tensor.clone()) if name in {*names} else tensor for name, tensor in tensors.items()}
+        schema.refuse("names of tensors that hold real pairs", names, where="complex")
+    restored = {name: torch.view_as_complex(tensor.clone()) if name in {*names} else tensor for name, tensor in tensors.items()}
     for name, order in content["orders"].items():
-        if name not in found or sorted(order) != list(range(found[name].ndim)):
-            schema.refuse("an order of a tensor's axes", order, f"orders.{name[:80]}")
-    return {name: _laid_out(tensor, content["orders"].get(name)) for name, tensor in found.items()}
+        if name not in restored or sorted(order) != list(range(restored[name].ndim)):
+            schema.refuse("an order of a tensor's axes", order, where=f"orders.{name[:80]}")
+    return {name: _laid_out(tensor, content["orders"].get(name)) for name, tensor in restored.items()}
 
 
 def _holds_pairs(tensor: Tensor | None) -> bool:

@@ -42,11 +42,11 @@ def relative_l2(
             got=str(tuple(predicted.shape)),
             remedy="check the operator's out_channels; shapes are not broadcast",
         )
-    share = (grid.weights / grid.volume).to(target)
+    mean_weights = grid.mean_weights.to(target)
     largest = target.detach().abs().flatten(2).amax(2)
     unit = power_of_two(torch.where(largest > 0, largest, largest.amax(0, keepdim=True)))[..., None]
-    error = (((predicted - target).flatten(2) / unit).square() @ share).clamp_min(torch.finfo(target.dtype).tiny).sqrt()
-    norm = ((target.flatten(2) / unit).square() @ share).sqrt()
+    error = (((predicted - target).flatten(2) / unit).square() @ mean_weights).clamp_min(torch.finfo(target.dtype).tiny).sqrt()
+    norm = ((target.flatten(2) / unit).square() @ mean_weights).sqrt()
     fallback = (norm * unit[..., 0]).mean(0, keepdim=True) / unit[..., 0]
     fallback = torch.where(fallback > 0, fallback, torch.ones_like(fallback))
     return error / torch.where(norm > 0, norm, fallback)

@@ -30,12 +30,12 @@ def parsed(text: str) -> Any:
         ValueError: If it is none, is nested more deeply than `DEEPEST`, or an object names a key twice.
     """
     try:
-        found = json.loads(text, object_pairs_hook=_object)
+        content = json.loads(text, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError(f"more than {DEEPEST} levels") from None
-    if is_too_deep(found):
+    if is_too_deep(content):
         raise ValueError(f"more than {DEEPEST} levels")
-    return found
+    return content
 
 
 def is_too_deep(value: object) -> bool:
@@ -77,25 +77,25 @@ def check(value: object, wanted: Any, *, where: str) -> None:
         _check_union(value, inner, where)
     elif origin is Literal:
         if not any(type(value) is type(word) and value == word for word in inner):
-            refuse(f"one of {', '.join(map(repr, inner))}", value, where)
+            refuse(f"one of {', '.join(map(repr, inner))}", value, where=where)
     elif origin in (Sequence, list):
-        for number, entry in enumerate(instance(value, list, where)):
+        for number, entry in enumerate(instance(value, list, where=where)):
             check(entry, inner[0], where=f"{where}.{number}")
     elif origin in (Mapping, dict):
-        for key, entry in instance(value, dict, where).items():
+        for key, entry in instance(value, dict, where=where).items():
             check(entry, inner[1], where=f"{where}.{key[:_SHOWN]}")
     else:
         _check_plain(value, wanted, where)
 
 
-def instance(value: object, kind: type, where: str) -> Any:
+def instance(value: object, kind: type, *, where: str) -> Any:
     """Return a value that is of a type, a dict or a list, or raise a FileError."""
     if not isinstance(value, kind):
-        refuse("an object" if kind is dict else "a list", value, where)
+        refuse("an object" if kind is dict else "a list", value, where=where)
     return value
 
 
-def refuse(expected: str, value: object, where: str) -> NoReturn:
+def refuse(expected: str, value: object, *, where: str) -> NoReturn:
     """Raise a FileError about a value."""
     got = repr(value)
     raise FileError(
@@ -124,19 +124,19 @@ def _check_plain(value: object, wanted: Any, where: str) -> None:
     else:
         fits, expected = False, f"a {getattr(wanted, '__name__', wanted)}"
     if not fits:
-        refuse(expected, value, where)
+        refuse(expected, value, where=where)
 
 
 def _check_keys(value: object, wanted: Any, where: str) -> None:
-    found, hints = instance(value, dict, where), get_type_hints(wanted)
-    check_names(found, hints, where=where)
+    entries, hints = instance(value, dict, where=where), get_type_hints(wanted)
+    check_names(entries, hints, where=where)
     for key, hint in hints.items():
-        check(found[key], hint, where=f"{where}.{key}")
+        check(entries[key], hint, where=f"{where}.{key}")
 
 
-def check_names(found: Iterable[str], wanted: Iterable[str], *, where: str, optional: Iterable[str] = ()) -> None:
+def check_names(names: Iterable[str], wanted: Iterable[str], *, where: str, optional: Iterable[str] = ()) -> None:
     """Raise a FileError unless names are those that are wanted, whatever their order."""
-    missing, others = {*wanted} - {*found} - {*optional}, {*found} - {*wanted}
+    missing, others = {*wanted} - {*names} - {*optional}, {*names} - {*wanted}
     if missing or others:
         lacks = f"no {', '.join(sorted(missing))}" if missing else ""
         extra = f"{', '.join(name[:_SHOWN] for name in sorted(others)[:5])} beside it" if others else ""
@@ -157,10 +157,10 @@ def _check_union(value: object, wanted: tuple[Any, ...], where: str) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a key that is there twice")
-    return found
+    return entries
 
 
 def _parts(value: object) -> Iterable[object]:

@@ -11,7 +11,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -125,11 +125,13 @@ def fit(  # noqa: PLR0913 (eleven keyword-only settings, each with a default tha
         train=first,
         validation=second,
         loss=_relative_l2 if loss is None else check_callable(loss, "loss", remedy="leave it out for the relative L2 error"),
-        epochs=epochs,
-        batch_size=min(check_integer(batch_size, "batch_size"), len(first)),
-        seed=seed,
-        learning_rate=check_positive(learning_rate, "learning_rate"),
-        weight_decay=check_real(weight_decay, "weight_decay", least=0.0),
+        settings=_Settings(
+            epochs=epochs,
+            batch_size=min(check_integer(batch_size, "batch_size"), len(first)),
+            seed=seed,
+            learning_rate=check_positive(learning_rate, "learning_rate"),
+            weight_decay=check_real(weight_decay, "weight_decay", least=0.0),
+        ),
     )
     modes = {module: module.training for module in operator.modules()}
     path = None if checkpoint is None else check_path(checkpoint, "checkpoint")
@@ -160,7 +162,18 @@ def _relative_l2(predicted: Tensor, target: Tensor, grid: Grid) -> Tensor:
     return relative_l2(predicted, target, grid=grid).mean()
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """How a run goes; a checkpoint belongs to one set of them."""
+
+    epochs: int
+    batch_size: int
+    seed: int
+    learning_rate: float
+    weight_decay: float
+
+
+@dataclass(kw_only=True)
 class _Run:
     """The state of one training run: everything a checkpoint must hold, and how an epoch goes."""
 
@@ -168,18 +181,14 @@ class _Run:
     train: FieldPairs
     validation: FieldPairs | None
     loss: Loss
-    epochs: int
-    batch_size: int
-    seed: int
-    learning_rate: float
-    weight_decay: float
-    begin: float | None = None
-    losses: list[float] = field(default_factory=list)
-    watched: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
+    settings: _Settings
 
     def __post_init__(self) -> None:
-        self.steps = -(-len(self.train) // self.batch_size)
+        self.begin: float | None = None
+        self.losses: list[float] = []
+        self.watched: list[float] = []
+        self.seconds: list[float] = []
+        self.steps = -(-len(self.train) // self.settings.batch_size)
         parameters = [parameter for parameter in self.operator.parameters() if parameter.requires_grad]
         if not parameters:
             raise ArgumentError(expected="an operator with parameters to train", got="none", remedy="unfreeze some")
@@ -189,9 +198,9 @@ class _Run:
                 got="one that was made in torch.inference_mode",
                 remedy="build it outside, or under torch.no_grad",
             )
-        self.optimizer = torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
+        self.optimizer = torch.optim.AdamW(parameters, lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimizer, self.learning_rate, total_steps=max(self.epochs * self.steps, 2)
+            self.optimizer, self.settings.learning_rate, total_steps=max(self.settings.epochs * self.steps, 2)
         )
 
     def epoch(self) -> None:
@@ -199,8 +208,10 @@ class _Run:
         start = time.perf_counter()
         number = len(self.losses)
         before = copy.deepcopy(self.operator.state_dict())
-        with seeded(self.seed, "training", number, devices=[self.train.inputs.device]):
-            total = self._pass(torch.randperm(len(self.train), generator=stream(self.seed, "batches", number), device="cpu"))
+        with seeded(self.settings.seed, "training", number, devices=[self.train.inputs.device]):
+            total = self._pass(
+                torch.randperm(len(self.train), generator=stream(self.settings.seed, "batches", number), device="cpu")
+            )
             mean = float(total) / len(self.train)
             self._check(before, mean)
             watched = None if self.validation is None else self._watch(self.validation)
@@ -213,7 +224,7 @@ class _Run:
         """Train on every pair once, in this order; returns the sum of the losses, float64, on the CPU."""
         self.operator.train()
         total = torch.zeros((), dtype=torch.float64, device="cpu")
-        for rows in order.split(self.batch_size):
+        for rows in order.split(self.settings.batch_size):
             batch = self.train[rows.to(self.train.inputs.device)]
             self.optimizer.zero_grad(set_to_none=True)
             value = self._loss(batch)
@@ -242,8 +253,8 @@ class _Run:
     def _watch(self, pairs: FieldPairs) -> float:
         self.operator.eval()
         total = 0.0
-        for start in range(0, len(pairs), self.batch_size):
-            batch = pairs[start : start + self.batch_size]
+        for start in range(0, len(pairs), self.settings.batch_size):
+            batch = pairs[start : start + self.settings.batch_size]
             total += float(self._loss(batch)) * len(batch)
         return total / len(pairs)
 
@@ -280,8 +291,7 @@ class _Run:
     @cached_property
     def fingerprint(self) -> str:
         """What must agree for a checkpoint to be resumed: data and settings."""
-        settings = [self.epochs, self.batch_size, self.seed, self.learning_rate, self.weight_decay]
-        total = hashlib.sha256(json.dumps(settings).encode())
+        total = hashlib.sha256(json.dumps(astuple(self.settings)).encode())
         for pairs in (self.train, self.validation):
             for side in () if pairs is None else (pairs.inputs, pairs.outputs):
                 total.update(repr(side).encode())
@@ -311,7 +321,7 @@ class _Run:
             "watched": self.watched,
             "seconds": self.seconds,
         }
-        files.write(path, tensors, metadata)
+        files.write(path, tensors, metadata=metadata)
 
     def _optimization(self) -> dict[str, Any]:
         """Settings of the optimiser and state of the schedule, in types that JSON knows."""
@@ -334,9 +344,13 @@ class _Run:
                 remedy="build the operator with the same arguments and freeze the same parameters, or name another file",
             )
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        weights, moments = checkpoints.sorted_tensors(tensors, self.operator.state_dict(), parameters)
+        weights, moments = checkpoints.sorted_tensors(tensors, self.operator.state_dict(), parameters=parameters)
         groups, schedule = checkpoints.progress(
-            metadata, self._optimization(), epochs=self.epochs, steps=self.steps, has_validation=self.validation is not None
+            metadata,
+            self._optimization(),
+            epochs=self.settings.epochs,
+            steps=self.steps,
+            has_validation=self.validation is not None,
         )
         self.operator.load_state_dict(weights)
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
@@ -366,14 +380,14 @@ def _is_json(value: object) -> bool:
     return isinstance(value, (bool, int, float, str, list))
 
 
-def _split(train: FieldPairs, share: float, seed: int) -> tuple[FieldPairs, FieldPairs | None]:
-    count = round(share * len(train))
+def _split(train: FieldPairs, fraction: float, seed: int) -> tuple[FieldPairs, FieldPairs | None]:
+    count = round(fraction * len(train))
     if count == 0:
         return train, None
     if count == len(train):
         raise ArgumentError(
-            expected="a validation share that leaves pairs to train on",
-            got=f"validation={share} of {len(train)} pairs",
+            expected="a validation fraction that leaves pairs to train on",
+            got=f"validation={fraction} of {len(train)} pairs",
             remedy="lower it, or give more data",
         )
     second, first = train.split(count, seed=stream_seed(seed, "validation"))

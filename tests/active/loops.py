@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probneural.active import ActiveLearner, Request, Selector, StochasticSelection
+from probneural.active import (
+    ActiveLearner,
+    LearningPlan,
+    OperatorTraining,
+    Request,
+    Selector,
+    SimulationOptions,
+    StochasticSelection,
+)
 from probneural.active.simulation.result_files import function_key
 from probneural.active.simulation.store_files import RESULTS, SUFFIX
 from probneural.distributions import DenseRoot, GaussianField, Predictor
@@ -138,21 +146,28 @@ SELECTOR: Selector = StochasticSelection()
 
 
 def learner(store: Path, simulator: Any = square, **changes: Any) -> ActiveLearner:
-    """A loop of 6 random functions, 4 for calibration and batches of 4."""
+    """A loop of 6 random functions, 4 for calibration and batches of 4; changes go by the names of all its options."""
     settings: dict[str, Any] = {
         "head": NearestHead(),
         "acquisition": SELECTOR,
+        "pool": POOL,
         "operator": convolution(),
         "train": kneaded,
-        "pool": POOL,
         "initial": 6,
         "batch": 4,
         "calibration": 4,
         "test": TEST,
         "executor": Here(),
-        "progress": False,
+        "show_progress": False,
     } | changes
-    return ActiveLearner(simulator, settings.pop("head"), settings.pop("acquisition"), store=store, **settings)
+    made = {
+        name: kind(**{option: settings.pop(option) for option in OPTIONS[kind] if option in settings})
+        for name, kind in (("training", OperatorTraining), ("plan", LearningPlan), ("simulation", SimulationOptions))
+    }
+    return ActiveLearner(simulator, settings.pop("head"), store=store, **settings, **made)
+
+
+OPTIONS = {kind: [field.name for field in fields(kind)] for kind in (OperatorTraining, LearningPlan, SimulationOptions)}
 
 
 def same_pairs(first: FieldPairs, second: FieldPairs) -> bool:
@@ -164,8 +179,8 @@ def same_pairs(first: FieldPairs, second: FieldPairs) -> bool:
     return all(torch.equal(one, other) for one, other in sides)
 
 
-def chosen(found: ActiveLearner) -> list[tuple[int, ...]]:
-    return [entry.chosen for entry in found.history.rounds]
+def chosen(loop: ActiveLearner) -> list[tuple[int, ...]]:
+    return [entry.chosen for entry in loop.history.rounds]
 
 
 def same(first: ActiveLearner, second: ActiveLearner) -> bool:
@@ -190,9 +205,9 @@ class Spy(Selector):
     def __repr__(self) -> str:
         return "Spy()"
 
-    def _choose(self, asked: Request) -> torch.Tensor:
-        self.calls.append(asked)
-        return torch.arange(len(asked.pool) - 1, len(asked.pool) - 1 - asked.count, -1)
+    def _choose(self, request: Request) -> torch.Tensor:
+        self.calls.append(request)
+        return torch.arange(len(request.pool) - 1, len(request.pool) - 1 - request.count, -1)
 
 
 class Killed(BaseException):

@@ -107,11 +107,11 @@ def kernel(out_channels: int = 1) -> Predictor:
 
 
 def single_call_root(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
-    """The same joint law within a call, driven by another latent in every call, as processes have it."""
+    """The same joint distribution within a call, driven by another latent in every call, as processes have it."""
     matrix = features[:, None] @ factor(mean.shape[1]).to(features)
     direction = matrix.detach()[0, 0, 0]
     turned, _ = torch.linalg.qr(torch.eye(RANK).to(matrix) + direction.outer(matrix.detach().mean((0, 1, 2))))
-    named = Latent(id=f"weights of {float(features.detach().sum())}", rank=RANK, is_lasting=False)
+    named = Latent(id=f"weights of {float(features.detach().sum())}", rank=RANK, is_shared_across_calls=False)
     return GaussianField(mean, DenseRoot(matrix @ turned), latent=named, grid=grid)
 
 

@@ -182,7 +182,7 @@ def test_noisy_improvement_is_that_of_coherent_draws() -> None:
     sampler = get_sampler(model.posterior(X), torch.Size([64]), seed=0)
     sampler.register_buffer("base_samples", base)
     score = qLogNoisyExpectedImprovement(model, BASELINE, sampler=sampler, prune_baseline=False, cache_root=False, fat=False)
-    field = model.predict(encode(torch.cat([BASELINE, X[:, 0]]))).apply(model.functional)
+    field = model.predictor(encode(torch.cat([BASELINE, X[:, 0]]))).apply(model.functional)
     draws = field.rsample((64,), base_samples=base)[:, :, 0, 0]
     gain = (draws[:, 5:] - draws[:, :5].amax(1, keepdim=True)).relu().mean(0)
     assert gain.max() > 0.05

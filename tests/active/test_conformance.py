@@ -34,12 +34,12 @@ from botorch.sampling.normal import SobolQMCNormalSampler
 from botorch.utils.multi_objective.box_decompositions.non_dominated import FastNondominatedPartitioning
 from torch import Tensor
 
-from probneural.active import ModeCoefficients, OperatorModel
+from probneural.active import OperatorDraws, OperatorModel
 from probneural.distributions import Predictor
 from probneural.errors import UnsupportedError
 from probneural.fields import Field
-from probneural.functionals import Functional
-from probneural.heads import Laplace, LastLayerLaplace
+from probneural.functionals import Functional, sensors
+from probneural.heads import Laplace, LastLayerLaplace, LowRank
 from probneural.operators import FNO
 from tests.active.predictors import (
     INPUT_GRID,
@@ -63,10 +63,6 @@ def designs(*shape: int, dimension: int = 2, seed: int = 41) -> Tensor:
 def encode_with_fidelity(X: Tensor) -> Field:
     """Designs of three numbers: a lower fidelity sees less of the input."""
     return encode(X[:, :2] * (0.5 + 0.5 * X[:, 2:]))
-
-
-def modes() -> ModeCoefficients:
-    return ModeCoefficients.principal(fields(INPUT_GRID, 12, 1, seed=3), size=4)
 
 
 def sampler(model: OperatorModel) -> object:
@@ -116,13 +112,12 @@ def constrained(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
     )
 
 
-def decoded(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
+def whole_field(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
     """How near the whole field comes to a target."""
-    functional = modes()
-    model, target = of(functional), torch.sin(2 * torch.pi * INPUT_GRID.points[:, 0])
+    model, target = of(sensors(INPUT_GRID, INPUT_GRID.points)), torch.sin(2 * torch.pi * INPUT_GRID.points[:, 0])
 
     def nearness(Y: Tensor, X: Tensor | None = None) -> Tensor:
-        return -((functional.decode(Y) - target).square() @ INPUT_GRID.weights).sum(-1)
+        return -((Y - target).square() @ INPUT_GRID.weights)
 
     return qLogExpectedImprovement(model, best_f=-2.0, sampler=sampler(model), objective=GenericMCObjective(nearness))
 
@@ -148,7 +143,7 @@ def composite_thompson(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
 
 
 def one_path(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
-    return PosteriorMean(of(one_number()).draw_paths(seed=4))
+    return PosteriorMean(OperatorDraws(of(one_number()), seed=4))
 
 
 def knowledge_gradient(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
@@ -196,7 +191,7 @@ CASES: dict[str, Make] = {
     "qUCB": confidence_bound,
     "composite qLogEI": composite,
     "constrained qLogNEI": constrained,
-    "decoded fields": decoded,
+    "whole fields": whole_field,
     "qLogEHVI": hypervolume,
     "Thompson": thompson,
     "composite Thompson": composite_thompson,
@@ -212,7 +207,7 @@ LOOK_AHEAD: dict[str, Make] = {
 }
 
 
-HEADS = {"last layer": LastLayerLaplace(noise=0.02), "low rank": Laplace(structure="low_rank", rank=12, noise=0.02)}
+HEADS = {"last layer": LastLayerLaplace(noise=0.02), "low rank": Laplace(LowRank(rank=12), noise=0.02)}
 
 
 @cache
@@ -240,8 +235,8 @@ GAUSSIAN = ["features", "last layer", LOW_RANK, "kernel", "matched members"]
 
 def score_of(make: Make, kind: str) -> AcquisitionFunction:
     def of(functional: Functional, encode: Callable[[Tensor], Field] = encode) -> OperatorModel:
-        predict = PREDICTORS[kind]()
-        return OperatorModel(predict, encode=encode, functional=functional, moment_matched=kind.startswith("matched"))
+        predictor = PREDICTORS[kind]()
+        return OperatorModel(predictor, encode=encode, functional=functional, moment_matched=kind.startswith("matched"))
 
     return make(of)
 
@@ -320,7 +315,7 @@ class Dense:
         self.model, self.noise = model, model.noise
 
     def joint(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        field = self.model.predict(encode(X)).apply(self.model.functional)
+        field = self.model.predictor(encode(X)).apply(self.model.functional)
         root = field.root.dense().flatten(0, 2)
         return field.mean.flatten(), root @ root.mT
 
@@ -387,8 +382,8 @@ def test_designs_on_a_gpu_score_as_on_the_cpu(name: str, where: str, monkeypatch
     make = {**CASES, **LOOK_AHEAD}[name]
     expected = score_of(make, "last layer")
     if where == "predictor and designs":
-        predict = head_of("last layer", torch.device("cuda"))
-        monkeypatch.setitem(PREDICTORS, "last layer", lambda: predict)
+        predictor = head_of("last layer", torch.device("cuda"))
+        monkeypatch.setitem(PREDICTORS, "last layer", lambda: predictor)
     size = getattr(expected, "get_augmented_q_batch_size", lambda q: q)(1)
     X = designs(3, size, seed=49)
     found = score_of(make, "last layer").to("cuda")(X.cuda().requires_grad_())

@@ -17,6 +17,7 @@ from probneural.grids import Grid
 from tests.bad_input.world import (
     GRID,
     Good,
+    build_predictor,
     burgers,
     designs,
     empirical,
@@ -28,7 +29,6 @@ from tests.bad_input.world import (
     model,
     normal,
     pairs,
-    predictor,
     probe,
     select,
     trained,
@@ -71,13 +71,11 @@ def deviation(head: Any, data: FieldPairs | None = None) -> Tensor:
 
 HEADS: dict[str, Callable[[], Any]] = {
     "LastLayerLaplace": pn.heads.LastLayerLaplace,
-    "Laplace": lambda: pn.heads.Laplace(parameters=["readout"]),
+    "Laplace": lambda: pn.heads.Laplace("full", parameters=["readout"]),
     "diagonal Laplace": lambda: pn.heads.Laplace("diagonal"),
     "KernelOperator": lambda: pn.heads.KernelOperator(iterations=1),
-    "DeepEnsemble": lambda: pn.heads.DeepEnsemble(2, train=halve, execution="loop", prediction="loop", progress=False),
-    "AnchoredEnsemble": lambda: pn.heads.AnchoredEnsemble(
-        2, prior_precision=1.0, noise=0.1, parameters=["readout"], execution="loop", prediction="loop"
-    ),
+    "DeepEnsemble": lambda: pn.heads.DeepEnsemble(2, train=halve, show_progress=False),
+    "AnchoredEnsemble": lambda: pn.heads.AnchoredEnsemble(2, prior_precision=1.0, noise=0.1, parameters=["readout"]),
 }
 CONTEXTS: dict[str, Callable[[], Any]] = {
     "no_grad": torch.no_grad,
@@ -145,7 +143,7 @@ IN_CONTEXTS = [
 
 def scaled(data: FieldPairs) -> Tensor:
     """Scales of a calibrated predictor."""
-    found = pn.calibration.VarianceScale().fit(predictor(), data)
+    found = pn.calibration.VarianceScale().fit(build_predictor(), data)
     assert isinstance(found, pn.calibration.ScaledPredictor)
     return found.scale
 
@@ -250,11 +248,15 @@ SCALARS = [
     Good(
         "viscosity",
         lambda: (
-            pn.problems.Burgers(np.float64(0.25), modes=np.int64(4))
+            pn.problems.Burgers(np.float64(0.25), random_field=pn.problems.GaussianRandomField(1, np.int64(4)))
             .sample(np.int64(2), resolution=np.int64(16), seed=0)
             .outputs.values
         ),
-        lambda: pn.problems.Burgers(0.25, modes=4).sample(2, resolution=16, seed=0).outputs.values,
+        lambda: (
+            pn.problems.Burgers(0.25, random_field=pn.problems.GaussianRandomField(1, 4))
+            .sample(2, resolution=16, seed=0)
+            .outputs.values
+        ),
     ),
     Good(
         "count", lambda: select(active.RandomSelection(), count=np.int64(2)), lambda: select(active.RandomSelection(), count=2)
@@ -294,9 +296,7 @@ def saved(operator: torch.nn.Module) -> Tensor:
 
 def ensemble_of(members: Any, *, seed: Any = 0) -> Tensor:
     """Means of an ensemble."""
-    return deviation(
-        pn.heads.DeepEnsemble(members, train=halve, seed=seed, execution="loop", prediction="loop", progress=False)
-    )
+    return deviation(pn.heads.DeepEnsemble(members, train=halve, seed=seed, show_progress=False))
 
 
 CASES = [*IN_CONTEXTS, *ARRAYS, *SCALARS]

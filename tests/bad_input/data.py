@@ -227,14 +227,36 @@ FUNCTIONALS = [
         ShapeError,
         "numbers",
     ),
-    Case("matrix of other columns", lambda: pn.functionals.Readings(GRID, torch.zeros(1, 3).double()), ShapeError, "matrix"),
+    Case(
+        "matrix of other columns",
+        lambda: pn.functionals.MatrixFunctional(GRID, torch.zeros(1, 3).double()),
+        ShapeError,
+        "matrix",
+    ),
 ]
 
 PROBLEMS = [
     *refused("viscosity", pn.problems.Burgers, NOT_POSITIVE, ArgumentError, "viscosity"),
-    *refused("modes", lambda v: pn.problems.Burgers(modes=v), NO_COUNT, ArgumentError, "modes"),
     *refused(
-        "design_dim", lambda v: pn.problems.Burgers(modes=3, design_dim=v), (0, 7, 1.5, True), ArgumentError, "design_dim"
+        "modes",
+        lambda v: pn.problems.Burgers(random_field=pn.problems.GaussianRandomField(1, v)),
+        NO_COUNT,
+        ArgumentError,
+        "modes",
+    ),
+    *refused(
+        "random_field",
+        lambda v: pn.problems.Heat(random_field=v),
+        (3, "GRF", pn.problems.GaussianRandomField(1, 3), pn.problems.GaussianRandomField(2, 3, boundary="dirichlet")),
+        ArgumentError,
+        "random_field",
+    ),
+    *refused(
+        "design_dim",
+        lambda v: pn.problems.Burgers(random_field=pn.problems.GaussianRandomField(1, 3), design_dim=v),
+        (0, 7, 1.5, True),
+        ArgumentError,
+        "design_dim",
     ),
     *refused("Heat dimension", lambda v: pn.problems.Heat(dimension=v), (0, 4, "2", True), ArgumentError, "dimension"),
     *refused("boundary", lambda v: pn.problems.Heat(boundary=v), ("open", None, 3), ArgumentError, "boundary"),
@@ -259,9 +281,7 @@ PROBLEMS = [
         "lower|bounds",
     ),
     *refused("right_hand_side", pn.problems.MethodOfLines, (None, 3), ArgumentError, "right_hand_side"),
-    *refused(
-        "method", lambda v: pn.problems.MethodOfLines(lambda t, u, g: -u, method=v), ("euler2", None), ArgumentError, "method"
-    ),
+    *refused("method", lambda v: pn.problems.TimeIntegrator(method=v), ("euler2", None), ArgumentError, "method"),
     *refused("n", lambda v: burgers().sample(v, resolution=16, seed=0), NO_COUNT, ArgumentError, "n"),
     *refused("resolution", lambda v: burgers().sample(2, resolution=v, seed=0), (2.5, None, True), ArgumentError, "resolution"),
     *refused("resolution", lambda v: burgers().sample(2, resolution=v, seed=0), (0, 4, -1), ResolutionError, "points per axis"),

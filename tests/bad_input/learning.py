@@ -15,6 +15,7 @@ from tests.bad_input.data import INF, NAN, NO_COUNT, NO_FLAG
 from tests.bad_input.world import (
     GRID,
     Case,
+    build_predictor,
     burgers,
     designs,
     encode,
@@ -24,7 +25,6 @@ from tests.bad_input.world import (
     model,
     normal,
     pairs,
-    predictor,
     probe,
     refused,
     select,
@@ -39,47 +39,49 @@ def store() -> active.ResultStore:
 def learner(**changes: Any) -> object:
     """A loop over twelve functions."""
     settings: dict[str, Any] = {
-        "operator": torch.nn.Conv1d(1, 1, 1),
         "pool": pairs().inputs,
-        "train": halve,
-        "initial": 4,
-        "batch": 2,
-        "progress": False,
+        "training": active.OperatorTraining(torch.nn.Conv1d(1, 1, 1), halve),
+        "plan": active.LearningPlan(initial=4, batch=2),
+        "simulation": active.SimulationOptions(show_progress=False),
         "simulator": burgers(),
         "head": pn.heads.LastLayerLaplace(),
         "acquisition": active.RandomSelection(),
     } | changes
-    parts = [settings.pop(name) for name in ("simulator", "head", "acquisition")]
+    parts = [settings.pop(name) for name in ("simulator", "head")]
     return active.ActiveLearner(*parts, store=settings.pop("store", store()), **settings)
 
 
 def simulated(**changes: Any) -> object:
     """Simulate two functions in this process."""
-    settings: dict[str, Any] = {"store": store(), "progress": False} | changes
+    settings: dict[str, Any] = {"store": store(), "show_progress": False} | changes
     return active.simulate(settings.pop("simulator", burgers().solve), settings.pop("inputs", pairs().inputs[:2]), **settings)
 
 
 MODELS = [
     *refused(
-        "predict",
+        "predictor",
         lambda v: active.OperatorModel(v, encode=encode, functional=probe()),
         (None, gaussian()),
         DataError,
         "Predictor",
     ),
     *refused(
-        "encode", lambda v: active.OperatorModel(predictor(), encode=v, functional=probe()), (None, 3), ArgumentError, "encode"
+        "encode",
+        lambda v: active.OperatorModel(build_predictor(), encode=v, functional=probe()),
+        (None, 3),
+        ArgumentError,
+        "encode",
     ),
     *refused(
         "functional",
-        lambda v: active.OperatorModel(predictor(), encode=encode, functional=v),
+        lambda v: active.OperatorModel(build_predictor(), encode=encode, functional=v),
         (None, torch.mean, normal(2, 16)),
         DataError,
         "Functional",
     ),
     *refused(
         "noise",
-        lambda v: active.OperatorModel(predictor(), encode=encode, functional=probe(), noise=v),
+        lambda v: active.OperatorModel(build_predictor(), encode=encode, functional=probe(), noise=v),
         (-1.0, NAN, "1", True, 1j),
         ArgumentError,
         "noise",
@@ -143,8 +145,8 @@ MODELS = [
         "noise",
     ),
     *refused("sampler", lambda v: model().fantasize(designs(3), v), (None, 64), ArgumentError, "sampler"),
-    *refused("draw_paths", lambda v: model().draw_paths(v), (0, 1.5, True, "3"), ArgumentError, "draws"),
-    *refused("draw_paths seed", lambda v: model().draw_paths(seed=v), (0.5, "0", True), ArgumentError, "seed"),
+    *refused("count of draws", lambda v: active.OperatorDraws(model(), v), (0, 1.5, True, "3"), ArgumentError, "draws"),
+    *refused("seed of draws", lambda v: active.OperatorDraws(model(), seed=v), (0.5, "0", True), ArgumentError, "seed"),
     Case(
         "ensemble conditioned",
         lambda: active.OperatorModel(ensemble(), encode=encode, functional=probe()).condition_on_observations(
@@ -153,10 +155,16 @@ MODELS = [
         UnsupportedError,
         "ensemble|Gaussian",
     ),
-    *refused("reading_noise", lambda v: active.reading_noise(predictor(), v), (None, torch.mean), DataError, "Functional"),
+    *refused(
+        "observation_variance",
+        lambda v: active.observation_variance(build_predictor(), v),
+        (None, torch.mean),
+        DataError,
+        "Functional",
+    ),
     *refused(
         "observation_weights",
-        lambda v: active.observation_weights(predictor(), GRID, noise=v),
+        lambda v: active.observation_weights(build_predictor(), GRID, noise=v),
         (0.0, -1.0, NAN, "1", True, 1j),
         ArgumentError,
         "noise",
@@ -179,30 +187,6 @@ MODELS = [
         "weight",
     ),
     *refused("grid", lambda v: active.FieldInformationGain(model(), grid=v), (16, "fine"), GridError, "Grid"),
-    *refused(
-        "fidelity costs",
-        lambda v: active.Fidelity((GRID.resized((8,)), GRID), v, (0.1, 0.0)),
-        ((0.0, 1.0), (NAN, 1.0), ("a", 1.0)),
-        ArgumentError,
-        "costs",
-    ),
-    *refused(
-        "fidelity costs", lambda v: active.Fidelity((GRID.resized((8,)), GRID), v, (0.1, 0.0)), ((1.0,),), ShapeError, "cost"
-    ),
-    *refused(
-        "fidelity variances",
-        lambda v: active.Fidelity((GRID.resized((8,)), GRID), (1.0, 2.0), v),
-        ((-0.1, 0.0), (0.1, 0.1), (NAN, 0.0)),
-        ArgumentError,
-        "variance",
-    ),
-    *refused(
-        "fidelity grids",
-        lambda v: active.Fidelity(v, (1.0, 2.0), (0.1, 0.0)),
-        ((GRID, GRID), (), (8, 16), None),
-        GridError,
-        "grids",
-    ),
 ]
 
 SELECTION = [
@@ -224,7 +208,7 @@ SELECTION = [
         "channels",
     ),
     Case("fully labelled", lambda: select(active.RandomSelection(), labelled=pairs().inputs), DataError, "fully labelled"),
-    *refused("predict", lambda v: select(active.TopKSelection(), predict=v), (None, gaussian()), DataError, "Predictor"),
+    *refused("predictor", lambda v: select(active.TopKSelection(), predictor=v), (None, gaussian()), DataError, "Predictor"),
     *refused("query", lambda v: select(active.TopKSelection(), query=v), (16, "fine"), GridError, "Grid"),
     *refused("power", active.StochasticSelection, (-1.0, NAN, INF, "1", None, True), ArgumentError, "power"),
     *refused(
@@ -289,12 +273,15 @@ LOOP = [
     *refused("learner head", lambda v: learner(head=v), (None, 3), ArgumentError, "head"),
     *refused("learner acquisition", lambda v: learner(acquisition=v), (None, 3), ArgumentError, "Selector"),
     *refused("learner pool", lambda v: learner(pool=v), (None, normal(12, 1, 16)), ArgumentError, "pool"),
-    *refused("learner initial", lambda v: learner(initial=v), (1, 4.0, True, "4", None), ArgumentError, "initial"),
-    *refused("learner batch", lambda v: learner(batch=v), (0, 1.5, "2", True, None), ArgumentError, "batch"),
-    *refused("learner seed", lambda v: learner(seed=v), (-1, 0.5, True, "0", None), ArgumentError, "seed"),
-    *refused("learner attempts", lambda v: learner(attempts=v), (0, 1.5, True, None), ArgumentError, "attempts"),
-    *refused("learner timeout", lambda v: learner(timeout=v), (0.0, NAN, "1"), ArgumentError, "timeout"),
-    *refused("learner warm_start", lambda v: learner(warm_start=v), NO_FLAG, ArgumentError, "warm_start"),
+    *refused("learner training", lambda v: learner(training=v), (3, halve), ArgumentError, "OperatorTraining"),
+    *refused("learner plan", lambda v: learner(plan=v), (16, {"initial": 4}), ArgumentError, "LearningPlan"),
+    *refused("learner simulation", lambda v: learner(simulation=v), (3, "dask"), ArgumentError, "SimulationOptions"),
+    *refused("plan initial", lambda v: active.LearningPlan(initial=v), (1, 4.0, True, "4", None), ArgumentError, "initial"),
+    *refused("plan batch", lambda v: active.LearningPlan(batch=v), (0, 1.5, "2", True, None), ArgumentError, "batch"),
+    *refused("plan seed", lambda v: active.LearningPlan(seed=v), (-1, 0.5, True, "0", None), ArgumentError, "seed"),
+    *refused("attempts", lambda v: active.SimulationOptions(attempts=v), (0, 1.5, True, None), ArgumentError, "attempts"),
+    *refused("time limit", lambda v: active.SimulationOptions(timeout=v), (0.0, NAN, "1"), ArgumentError, "timeout"),
+    *refused("warm_start", lambda v: active.OperatorTraining(warm_start=v), NO_FLAG, ArgumentError, "warm_start"),
     *refused("learner store", lambda v: learner(store=v), (3, None), ArgumentError, "store|path"),
 ]
 

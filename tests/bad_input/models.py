@@ -46,12 +46,12 @@ def last_layer(**settings: Any) -> object:
 
 def laplace(**settings: Any) -> object:
     """Fit the read-out's weights."""
-    return pn.heads.Laplace(**({"parameters": ["readout"]} | settings)).fit(trained(), pairs())
+    return pn.heads.Laplace(**({"structure": "full", "parameters": ["readout"]} | settings)).fit(trained(), pairs())
 
 
 def deeponet(**changes: Any) -> object:
     """A small DeepONet."""
-    settings: dict[str, Any] = {"sensors": GRID, "basis": 2, "width": 4, "depth": 1} | changes
+    settings: dict[str, Any] = {"sensors": GRID, "basis": 2, "layers": pn.operators.HiddenLayers(width=4, depth=1)} | changes
     return pn.operators.DeepONet(1, 1, **settings)
 
 
@@ -95,7 +95,10 @@ OPERATORS = [
     *refused("sensors", lambda v: deeponet(sensors=v), (None, 16), GridError, "Grid"),
     *refused("domain", lambda v: deeponet(domain=v), (16, SCATTERED), GridError, "[Gg]rid|domain"),
     *refused("basis", lambda v: deeponet(basis=v), (0, 1.5, True), ArgumentError, "basis"),
-    *refused("activation", lambda v: deeponet(activation=v), ("swish2", None, nn.ReLU), ArgumentError, "activation"),
+    *refused(
+        "activation", lambda v: pn.operators.HiddenLayers(activation=v), ("swish2", None, nn.ReLU), ArgumentError, "activation"
+    ),
+    *refused("layers", lambda v: deeponet(layers=v), (64, None, (64, 64)), ArgumentError, "layers"),
     *refused("coupling", lambda v: deeponet(coupling=v), ("loose", None, ["independent"]), ArgumentError, "coupling"),
     *refused("branching", lambda v: deeponet(branching=v), ("wild", None), ArgumentError, "branching"),
     *refused(
@@ -269,12 +272,26 @@ HEADS = [
         ShapeError,
         "prior_precision",
     ),
-    *refused("per_layer", lambda v: pn.heads.Laplace(per_layer=v), NO_FLAG, ArgumentError, "per_layer"),
-    *refused("rank", lambda v: pn.heads.Laplace("low_rank", rank=v), (0, -1, 1.5, True, "3"), ArgumentError, "rank"),
-    *refused("probes", lambda v: pn.heads.Laplace("kronecker", probes=v), (0, 1.5, True), ArgumentError, "probes"),
-    *refused("corrected", lambda v: pn.heads.Laplace("kronecker", corrected=v), ("no", 1, None), ArgumentError, "corrected"),
-    *refused("effort", lambda v: pn.heads.Laplace(effort=v), (3, "much", None), ArgumentError, "effort"),
-    *refused("exact_passes", lambda v: pn.curvature.Effort(exact_passes=v), (-1, 1.5, "3"), ArgumentError, "exact_passes"),
+    *refused("show_progress", lambda v: pn.heads.Laplace(show_progress=v), NO_FLAG, ArgumentError, "show_progress"),
+    *refused("rank", lambda v: pn.heads.LowRank(rank=v), (0, -1, 1.5, True, "3"), ArgumentError, "rank"),
+    *refused("probes", lambda v: pn.heads.Kronecker(probes=v), (0, 1.5, True), ArgumentError, "probes"),
+    *refused(
+        "eigenvalue_correction",
+        lambda v: pn.heads.Kronecker(eigenvalue_correction=v),
+        ("no", 1, None),
+        ArgumentError,
+        "eigenvalue_correction",
+    ),
+    *refused(
+        "variance_estimation",
+        lambda v: pn.heads.Laplace(variance_estimation=v),
+        (3, "much", None),
+        ArgumentError,
+        "variance_estimation",
+    ),
+    *refused(
+        "exact_passes", lambda v: pn.curvature.VarianceEstimation(exact_passes=v), (-1, 1.5, "3"), ArgumentError, "exact_passes"
+    ),
     *refused("kernel", pn.heads.KernelOperator, ("fast", None, 3, ["rbf"]), ArgumentError, "rbf"),
     *[
         case
@@ -288,8 +305,16 @@ HEADS = [
     ),
     Case("two pairs", lambda: pn.heads.KernelOperator().fit(None, pairs()[:2]), DataError, "three"),
     *refused("members", lambda v: pn.heads.DeepEnsemble(v, train=halve), NO_COUNT, ArgumentError, "members"),
-    *refused("recipe", lambda v: pn.heads.DeepEnsemble(2, train=v), (None, 3, "fit"), ArgumentError, "recipe"),
-    *refused("reset", lambda v: pn.heads.DeepEnsemble(2, train=halve, reset=v), (3, "xavier"), ArgumentError, "reset"),
+    *refused(
+        "train", lambda v: pn.heads.DeepEnsemble(2, train=v), (None, 3, "fit"), ArgumentError, "train=, a training function"
+    ),
+    *refused(
+        "reinitialise",
+        lambda v: pn.heads.DeepEnsemble(2, train=halve, reinitialise=v),
+        (3, "xavier"),
+        ArgumentError,
+        "reinitialise",
+    ),
     *refused(
         "keeps_operator",
         lambda v: pn.heads.DeepEnsemble(2, train=halve, keeps_operator=v),
@@ -298,24 +323,18 @@ HEADS = [
         "keeps_operator",
     ),
     *refused(
-        "execution",
-        lambda v: pn.heads.DeepEnsemble(2, train=halve, execution=v),
-        ("fast", None, 3, ["auto"]),
-        ArgumentError,
-        "execution",
-    ),
-    *refused(
         "workers", lambda v: pn.heads.DeepEnsemble(2, train=halve, workers=v), (0, 1.5, True, "2"), ArgumentError, "workers"
     ),
     *refused(
-        "prediction", lambda v: pn.heads.DeepEnsemble(2, train=halve, prediction=v), ("fast", None), ArgumentError, "prediction"
+        "show_progress",
+        lambda v: pn.heads.DeepEnsemble(2, train=halve, show_progress=v),
+        NO_FLAG,
+        ArgumentError,
+        "show_progress",
     ),
-    *refused("progress", lambda v: pn.heads.DeepEnsemble(2, train=halve, progress=v), NO_FLAG, ArgumentError, "progress"),
     Case(
-        "recipe that fails",
-        lambda: pn.heads.DeepEnsemble(2, train=functools.partial(pn.fit, epoch=1), execution="loop", progress=False).fit(
-            fno(), pairs()
-        ),
+        "training function that fails",
+        lambda: pn.heads.DeepEnsemble(2, train=functools.partial(pn.fit, epoch=1), show_progress=False).fit(fno(), pairs()),
         ProbneuralError,
         "member 0",
     ),
@@ -328,14 +347,14 @@ HEADS = [
     ),
     *refused(
         "max_iterations",
-        lambda v: pn.heads.AnchoredEnsemble(2, prior_precision=1.0, noise=1.0, max_iterations=v),
+        lambda v: pn.heads.LevenbergMarquardt(max_iterations=v),
         (0, 1.5, "9", True),
         ArgumentError,
         "max_iterations",
     ),
     *refused(
         "tolerance",
-        lambda v: pn.heads.AnchoredEnsemble(2, prior_precision=1.0, noise=1.0, tolerance=v),
+        lambda v: pn.heads.LevenbergMarquardt(tolerance=v),
         (0.0, 1.0, NAN, "0", None),
         ArgumentError,
         "tolerance",
@@ -347,15 +366,15 @@ HEADS = [
         (UnsupportedError, ArgumentError),
         "method",
     ),
-    *refused("samples", lambda v: pn.heads.BayesianLastLayer(samples=v), (3, 10.5, True), ArgumentError, "samples"),
+    *refused("samples", lambda v: pn.heads.NUTS(samples=v), (3, 10.5, True), ArgumentError, "samples"),
     *refused(
         "infer_hyperparameters",
-        lambda v: pn.heads.BayesianLastLayer(infer_hyperparameters=v),
+        lambda v: pn.heads.NUTS(infer_hyperparameters=v),
         NO_FLAG,
         ArgumentError,
         "infer_hyperparameters",
     ),
-    Case("steps of a chain", lambda: pn.heads.BayesianLastLayer(steps=10), ArgumentError, "steps"),
+    *refused("steps", lambda v: pn.heads.VariationalInference(steps=v), (0, 1.5, True), ArgumentError, "steps"),
 ]
 
 CASES = [*OPERATORS, *TRAINING, *HEADS]

@@ -27,6 +27,7 @@ from tests.bad_input.world import (
     PLANE,
     Case,
     band,
+    build_predictor,
     comparison,
     empirical,
     ensemble,
@@ -35,7 +36,6 @@ from tests.bad_input.world import (
     laplace,
     normal,
     pairs,
-    predictor,
     probe,
     refused,
     rescaled,
@@ -66,7 +66,7 @@ NO_VARIANCE = (-1.0, NAN, INF, "1", None, 1j, True, torch.tensor(-1.0), torch.ze
 PREDICTORS = [
     *[
         case
-        for name, made in (("last layer", predictor), ("Laplace", laplace), ("kernel", kernel), ("ensemble", ensemble))
+        for name, made in (("last layer", build_predictor), ("Laplace", laplace), ("kernel", kernel), ("ensemble", ensemble))
         for case in (
             *refused(
                 f"{name} inputs",
@@ -95,9 +95,9 @@ PREDICTORS = [
     ],
     *refused("sampled", lambda v: laplace().sampled(v, seed=0), (0, -1, 1.5, "3", True), ArgumentError, "members"),
     *refused("kernel sampled", lambda v: kernel().sampled(v, seed=0), (0, 1.5, True), ArgumentError, "members"),
-    *refused("update", lambda v: predictor().update(v), (None, pairs().inputs, normal(3)), DataError, "FieldPairs"),
-    Case("update, other channels", lambda: predictor().update(pairs(channels=2)), ShapeError, "channels"),
-    Case("a converted draw", lambda: predictor().draw(0).double(), UnsupportedError, "dtype"),
+    *refused("update", lambda v: build_predictor().update(v), (None, pairs().inputs, normal(3)), DataError, "FieldPairs"),
+    Case("update, other channels", lambda: build_predictor().update(pairs(channels=2)), ShapeError, "channels"),
+    Case("a converted draw", lambda: build_predictor().draw(0).double(), UnsupportedError, "dtype"),
     Case("bounds of a full structure", lambda: laplace().variance_bounds(pairs().inputs), UnsupportedError, "low-rank"),
 ]
 
@@ -293,7 +293,7 @@ CALIBRATION = [
     ),
     *refused(
         "scale data",
-        lambda v: pn.calibration.VarianceScale().fit(predictor(), v),
+        lambda v: pn.calibration.VarianceScale().fit(build_predictor(), v),
         (None, pairs().inputs, normal(3)),
         DataError,
         "FieldPairs",
@@ -301,13 +301,13 @@ CALIBRATION = [
     *refused("separate", lambda v: pn.calibration.VarianceScale(separate=v), NO_FLAG, ArgumentError, "separate"),
     Case(
         "one calibration field",
-        lambda: pn.calibration.VarianceScale().fit(predictor(), pairs()[:1]),
+        lambda: pn.calibration.VarianceScale().fit(build_predictor(), pairs()[:1]),
         CalibrationError,
         "2 calibration",
     ),
     Case(
         "scale, other channels",
-        lambda: pn.calibration.VarianceScale().fit(predictor(), pairs(channels=2)),
+        lambda: pn.calibration.VarianceScale().fit(build_predictor(), pairs(channels=2)),
         ShapeError,
         "channels",
     ),
@@ -321,20 +321,20 @@ CALIBRATION = [
     *refused(
         "modulation",
         lambda v: pn.calibration.SimultaneousBand(modulation=v),
-        ("wild", None, ["deviation"]),
+        ("wild", None, ["std"]),
         ArgumentError,
         "modulation",
     ),
     *refused("floor", lambda v: pn.calibration.SimultaneousBand(floor=v), (-0.1, 1.1, NAN, "0", None), ArgumentError, "floor"),
     Case(
         "too few fields",
-        lambda: pn.calibration.SimultaneousBand(0.99).fit(predictor(), pairs()),
+        lambda: pn.calibration.SimultaneousBand(0.99).fit(build_predictor(), pairs()),
         CalibrationError,
         "99 calibration",
     ),
     *refused(
         "band data",
-        lambda v: pn.calibration.SimultaneousBand(0.5).fit(predictor(), v),
+        lambda v: pn.calibration.SimultaneousBand(0.5).fit(build_predictor(), v),
         (None, pairs().inputs),
         DataError,
         "FieldPairs",
@@ -437,8 +437,8 @@ FILES = [
     *refused(
         "save", lambda v: pn.save(v, "/tmp/never-written"), (None, {}, "a", pairs(), gaussian()), UnsupportedError, "nn.Module"
     ),
-    *refused("save path", lambda v: pn.save(predictor(), v), (None, 3, 1.5, ["a"]), ArgumentError, "path"),
-    Case("save to no folder", lambda: pn.save(predictor(), "/nowhere/at/all"), FileError, "folder"),
+    *refused("save path", lambda v: pn.save(build_predictor(), v), (None, 3, 1.5, ["a"]), ArgumentError, "path"),
+    Case("save to no folder", lambda: pn.save(build_predictor(), "/nowhere/at/all"), FileError, "folder"),
     *refused("load path", pn.load, (None, 3, 1.5), ArgumentError, "path"),
     *refused("load", pn.load, ("/nowhere/at/all", "/"), FileError, "file"),
     *refused("load device", lambda v: pn.load("/nowhere", device=v), ("toaster", 1.5), ArgumentError, "device"),

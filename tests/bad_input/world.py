@@ -15,6 +15,7 @@ from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, P
 from probneural.fields import Field, FieldPairs
 from probneural.functionals import Functional
 from probneural.grids import Grid
+from tests import helpers
 
 GRID = Grid.uniform((16,))
 PLANE = Grid.uniform((4, 6))
@@ -52,8 +53,8 @@ class Good(NamedTuple):
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal numbers."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    """Standard normal numbers in single precision."""
+    return helpers.normal(*shape, seed=seed, dtype=torch.float32)
 
 
 @cache
@@ -82,7 +83,7 @@ def trained() -> pn.operators.FNO:
 
 
 @cache
-def predictor() -> Predictor:
+def build_predictor() -> Predictor:
     """A last-layer predictor of `trained`."""
     return pn.heads.LastLayerLaplace().fit(trained(), pairs())
 
@@ -90,7 +91,7 @@ def predictor() -> Predictor:
 @cache
 def laplace() -> Predictor:
     """A full Laplace predictor of the read-out's weights."""
-    return pn.heads.Laplace(parameters=["readout"]).fit(trained(), pairs())
+    return pn.heads.Laplace("full", parameters=["readout"]).fit(trained(), pairs())
 
 
 @cache
@@ -108,7 +109,7 @@ def halve(operator: torch.nn.Module, data: FieldPairs, *, seed: int) -> None:
 @cache
 def ensemble() -> Predictor:
     """A predictor of two members."""
-    return pn.heads.DeepEnsemble(2, train=halve, progress=False).fit(trained(), pairs())
+    return pn.heads.DeepEnsemble(2, train=halve, show_progress=False).fit(trained(), pairs())
 
 
 @cache
@@ -144,13 +145,13 @@ def comparison() -> pn.metrics.Comparison:
 @cache
 def band() -> pn.calibration.Band:
     """A calibrated band."""
-    return pn.calibration.SimultaneousBand(level=0.5).fit(predictor(), pairs(10, seed=3))
+    return pn.calibration.SimultaneousBand(level=0.5).fit(build_predictor(), pairs(10, seed=3))
 
 
 @cache
 def burgers() -> pn.problems.Burgers:
     """A problem of few modes."""
-    return pn.problems.Burgers(modes=3, design_dim=2)
+    return pn.problems.Burgers(random_field=pn.problems.GaussianRandomField(1, 3), design_dim=2)
 
 
 def encode(design: Tensor) -> Field:
@@ -161,7 +162,7 @@ def encode(design: Tensor) -> Field:
 @cache
 def model() -> Any:
     """The predictor as a BoTorch model."""
-    return pn.active.OperatorModel(predictor(), encode=encode, functional=probe())
+    return pn.active.OperatorModel(build_predictor(), encode=encode, functional=probe())
 
 
 def designs(*shape: int) -> Tensor:
@@ -172,7 +173,7 @@ def designs(*shape: int) -> Tensor:
 def select(selector: Any, **changes: Any) -> object:
     """Let a selector choose two of twelve functions."""
     settings: dict[str, Any] = {"count": 2, "seed": 0} | changes
-    chosen_by = settings.pop("predict", predictor())
+    chosen_by = settings.pop("predictor", build_predictor())
     return selector.select(chosen_by, settings.pop("pool", pairs().inputs), settings.pop("count"), **settings)
 
 
@@ -189,7 +190,7 @@ def _shown(value: object) -> str:
 
 @cache
 def scaled() -> pn.calibration.ScaledPredictor:
-    return pn.calibration.VarianceScale().fit(predictor(), pairs(10, seed=3))
+    return pn.calibration.VarianceScale().fit(build_predictor(), pairs(10, seed=3))
 
 
 def rescaled(scale: Any) -> pn.calibration.ScaledPredictor:

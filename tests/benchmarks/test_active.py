@@ -86,7 +86,7 @@ def test_parameters_are_independent_of_the_functions() -> None:
     assert correlation(shares[:, 0], normal) > 0.999999  # what a shared stream looks like
     for seed in (0, 9000):
         drawn = source.draw(count, seed=seed)
-        normal = drawn.coefficients / source.problem.law.eigenvalues.sqrt()
+        normal = drawn.coefficients / source.problem.input_distribution.eigenvalues.sqrt()
         assert abs(correlation(drawn.shares[:, 0], normal)) < 4 / math.sqrt(count / 2)
         ranks = [float(stats.spearmanr(drawn.shares[:, 0], column).statistic) for column in normal.T]
         assert max(map(abs, ranks)) < math.sqrt(2 * math.log(2 * len(ranks)) / count) * 1.5
@@ -113,7 +113,7 @@ def test_an_amplitude_reaches_only_the_field_behind_the_slowness() -> None:
 
 def unit(folder: Path, head: str | None, selector: pn.active.Selector, *, commit: str = "0123456789ab") -> Unit:
     """A tiny unit on Burgers."""
-    recipe = active_runs.Recipe((3,), width=4, depth=1, projection=4, steps=16, batch_size=4)
+    recipe = active_runs.FNOTraining((3,), width=4, depth=1, projection=4, steps=16, batch_size=4)
     protocol = active_runs.Protocol(rounds=(4, 8, 16), pool=40, tests=10)
     return Unit(SOURCES["Burgers"], recipe, head, selector, 0, protocol, commit, folder)
 
@@ -141,13 +141,13 @@ def test_all_selectors_begin_alike(done: list[dict[str, Any]]) -> None:
 
 def test_operators_of_the_first_round_are_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[int] = []
-    train = active_runs.Recipe.train
+    train = active_runs.FNOTraining.train
 
-    def counted(recipe: active_runs.Recipe, pairs: pn.FieldPairs, *, seed: int) -> pn.operators.FNO:
+    def counted(recipe: active_runs.FNOTraining, pairs: pn.FieldPairs, *, seed: int) -> pn.operators.FNO:
         trained.append(len(pairs))
         return train(recipe, pairs, seed=seed)
 
-    monkeypatch.setattr(active_runs.Recipe, "train", counted)
+    monkeypatch.setattr(active_runs.FNOTraining, "train", counted)
     baseline = active_runs.run(unit(tmp_path, None, pn.active.RandomSelection()))
     assert trained == [4] * 3 + [8] * 3 + [16] * 3
     trained.clear()
@@ -167,20 +167,20 @@ def test_labels_are_bought_once(done: list[dict[str, Any]]) -> None:
 def test_scores_are_what_they_say(done: list[dict[str, Any]]) -> None:
     source = SOURCES["Burgers"]
     pairs, test = source.draw(12, seed=0).label(range(12)), source.draw(30, seed=1).label(range(30))
-    operator = active_runs.Recipe((3,), width=4, depth=1, projection=4, steps=16).train(pairs, seed=0)
-    predict = active_runs.fitted(LAST_LAYER, [operator], pairs)
-    found = active_runs.scores(predict, test)
-    errors = (predict(test.inputs).mean - test.outputs.values).numpy()[:, 0] / test.outputs.values.numpy().std(ddof=1)
+    operator = active_runs.FNOTraining((3,), width=4, depth=1, projection=4, steps=16).train(pairs, seed=0)
+    predictor = active_runs.fitted(LAST_LAYER, [operator], pairs)
+    found = active_runs.scores(predictor, test)
+    errors = (predictor(test.inputs).mean - test.outputs.values).numpy()[:, 0] / test.outputs.values.numpy().std(ddof=1)
     each = numpy.sqrt((errors.astype(float) ** 2).mean(1))
     assert found["rmse"] == pytest.approx(numpy.sqrt((each**2).mean()), rel=1e-5)
     assert found["q95"] == pytest.approx(numpy.quantile(each, 0.95), rel=1e-5)
-    spread = predict(test.inputs).variance.numpy()[:, 0].mean(1)
+    spread = predictor(test.inputs).variance.numpy()[:, 0].mean(1)
     assert found["ranks"] == pytest.approx(stats.spearmanr(spread, each).statistic, abs=1e-3)
 
 
 def test_an_ensembles_first_member_is_the_single_operator() -> None:
     pairs = SOURCES["Burgers"].draw(8, seed=0).label(range(8))
-    recipe = active_runs.Recipe((3,), width=4, depth=1, projection=4, steps=16)
+    recipe = active_runs.FNOTraining((3,), width=4, depth=1, projection=4, steps=16)
     operators = [recipe.train(pairs, seed=seed) for seed in range(3)]
     samples = active_runs.fitted(ENSEMBLE, operators, pairs)(pairs.inputs).samples  # type: ignore[attr-defined]
     for operator, sample in zip(operators, samples, strict=True):
@@ -206,7 +206,7 @@ def test_steps_do_not_depend_on_the_number_of_labels(count: int, monkeypatch: py
 
     monkeypatch.setattr(pn, "fit", fit)
     pairs = SOURCES["advection-diffusion"].draw(count, seed=0).label(range(count))
-    active_runs.Recipe((3,), steps=800).train(pairs, seed=0)
+    active_runs.FNOTraining((3,), steps=800).train(pairs, seed=0)
     assert steps[0] == pytest.approx(800, rel=0.02)
 
 

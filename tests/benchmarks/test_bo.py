@@ -74,13 +74,13 @@ def test_losses_keep_batches_and_refuse_other_shapes() -> None:
     for name in bo_problems.names():
         problem = bo_problems.make(name, seed=0)
         designs = torch.rand(6, problem.dimension, dtype=torch.double, generator=torch.Generator().manual_seed(0))
-        readings = problem.read(problem.simulate(designs).outputs)
-        assert readings.shape == (6, math.prod(problem.shape))
-        flat = problem.loss(readings)
-        torch.testing.assert_close(problem.loss(readings.reshape(2, 3, -1)), flat.reshape(2, 3), rtol=1e-12, atol=0)
+        observations = problem.read(problem.simulate(designs).outputs)
+        assert observations.shape == (6, math.prod(problem.shape))
+        flat = problem.loss(observations)
+        torch.testing.assert_close(problem.loss(observations.reshape(2, 3, -1)), flat.reshape(2, 3), rtol=1e-12, atol=0)
         if "target" in name:
             with pytest.raises(ValueError, match="against a target"):
-                problem.loss(readings[..., None])
+                problem.loss(observations[..., None])
 
 
 def test_functionals_of_the_flow() -> None:
@@ -108,7 +108,7 @@ def test_the_reference_is_better_than_random_designs() -> None:
 def test_every_method_begins_alike_and_chooses_in_the_cube(method: str) -> None:
     problem = bo_problems.make("environmental model", seed=0)
     before = torch.random.get_rng_state()
-    result = bo_methods.run(method, problem, seed=4, effort=bo_methods.SMALL, evaluations=1)
+    result = bo_methods.run(method, problem, seed=4, budget=bo_methods.SMALL, evaluations=1)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert len(result["losses"]) == 6
     designs = torch.rand(5, 4, generator=stream(4, "initial designs"), dtype=torch.double)
@@ -118,12 +118,12 @@ def test_every_method_begins_alike_and_chooses_in_the_cube(method: str) -> None:
 
 def test_networks_learn_on_grids() -> None:
     problem = bo_problems.make("darcy target field", seed=0)
-    result = bo_methods.run("network, last-layer Laplace", problem, seed=0, effort=bo_methods.SMALL, evaluations=2)
+    result = bo_methods.run("network, last-layer Laplace", problem, seed=0, budget=bo_methods.SMALL, evaluations=2)
     assert len(result["losses"]) == 12
 
 
 def test_the_logarithm_orders_losses_of_either_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bo_methods, "_fitted", lambda model, effort: model)
+    monkeypatch.setattr(bo_methods, "_fitted", lambda model, budget: model)
     for name in ("environmental model", "burgers dissipation"):
         problem = bo_problems.make(name, seed=0)
         designs = torch.rand(8, problem.dimension, dtype=torch.double, generator=torch.Generator().manual_seed(0))
@@ -131,13 +131,13 @@ def test_the_logarithm_orders_losses_of_either_sign(monkeypatch: pytest.MonkeyPa
         history = bo_methods.History(designs, pairs, problem.read(pairs.outputs), 0)
         model, _, best = bo_methods._scalar(problem, history, bo_methods.SMALL, logarithmic=True)
         values = model.outcome_transform.untransform(model.train_targets[:, None])[0].flatten()
-        assert torch.equal(values.argsort(), (-problem.loss(history.readings)).argsort())
+        assert torch.equal(values.argsort(), (-problem.loss(history.observations)).argsort())
         assert best == pytest.approx(float(values.max()))
 
 
 def test_no_run_ends_early() -> None:
-    problem = replace(bo_problems.make("environmental model", seed=0), loss=lambda readings: 0.0 * readings.sum(-1))
-    assert bo_methods.run("random", problem, seed=0, effort=bo_methods.SMALL)["losses"] == [0.0] * 35
+    problem = replace(bo_problems.make("environmental model", seed=0), loss=lambda observations: 0.0 * observations.sum(-1))
+    assert bo_methods.run("random", problem, seed=0, budget=bo_methods.SMALL)["losses"] == [0.0] * 35
 
 
 def test_curves_fall() -> None:
@@ -161,23 +161,25 @@ def test_fixed_noise_is_the_least_noise() -> None:
     history = _history(problem, 9)
     with warnings.catch_warnings():
         warnings.simplefilter("error", NumericalWarning)  # GPyTorch's, where it raises noise
-        model, _, _ = bo_methods._processes(problem, history, bo_methods.Effort(), learns_noise=False)
+        model, _, _ = bo_methods._processes(problem, history, bo_methods.Budget(), learns_noise=False)
     kernels = _covariance(history.designs, history.designs, model.covar_module.lengthscale.detach())
-    scale = history.readings.std(0)
-    standardised = ((history.readings - history.readings.mean(0)) / scale - model.mean_module.constant[:, None].mT.detach()).mT
+    scale = history.observations.std(0)
+    standardised = (
+        (history.observations - history.observations.mean(0)) / scale - model.mean_module.constant[:, None].mT.detach()
+    ).mT
     weights = torch.linalg.solve(kernels + bo_methods.MIN_NOISE * torch.eye(9, dtype=torch.double), standardised[..., None])
     with torch.no_grad():
-        left = (history.readings - model.posterior(history.designs).mean) / scale
+        left = (history.observations - model.posterior(history.designs).mean) / scale
     torch.testing.assert_close(left.mT, bo_methods.MIN_NOISE * weights[..., 0], rtol=1e-4, atol=1e-12)
 
 
 def test_learned_noise_falls_to_the_least_noise() -> None:
-    """Of exact readings along a line, which a smooth process explains, no more than the bound is noise."""
+    """Of exact observations along a line, which a smooth process explains, no more than the bound is noise."""
     problem = bo_problems.make("environmental model", seed=0)
     designs = torch.linspace(0.1, 0.9, 16, dtype=torch.double)[:, None].expand(-1, 4).contiguous()
     pairs = problem.simulate(designs)
     history = bo_methods.History(designs, pairs, problem.read(pairs.outputs), 0)
-    model, _, _ = bo_methods._processes(problem, history, bo_methods.Effort(), learns_noise=True)
+    model, _, _ = bo_methods._processes(problem, history, bo_methods.Budget(), learns_noise=True)
     noise = model.likelihood.noise.detach()
     assert float(noise.min()) == pytest.approx(bo_methods.MIN_NOISE)
     assert float(noise.median()) < 2.0 * bo_methods.MIN_NOISE
@@ -205,7 +207,7 @@ def test_every_learned_noise_has_the_same_bound(method: str, has_prior: bool, mo
 def test_the_kernel_operator_has_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = bo_problems.make("burgers target field", seed=0)
     heads = []
-    monkeypatch.setattr(bo_methods, "_operator_model", lambda predict, *known: heads.append(predict))
+    monkeypatch.setattr(bo_methods, "_operator_model", lambda predictor, *known: heads.append(predictor))
     bo_methods._kernel(problem, _history(problem, 25), bo_methods.SMALL, kernel=None)
     shares = [process.nugget / process.covariance.diagonal(process.points).mean().item() for process in heads[0].processes]
     assert min(shares) == pytest.approx(bo_methods.MIN_NOISE, rel=1e-9)
@@ -218,7 +220,7 @@ def test_higher_order_posteriors_are_exact(name: str) -> None:
     history = _history(problem, 6)
     torch.manual_seed(0)
     outcomes = FlattenedStandardize(torch.Size(problem.shape))
-    model = HigherOrderGP(history.designs, history.readings.unflatten(1, problem.shape), outcome_transform=outcomes).eval()
+    model = HigherOrderGP(history.designs, history.observations.unflatten(1, problem.shape), outcome_transform=outcomes).eval()
     designs = torch.rand(3, 1, problem.dimension, dtype=torch.double)
     closed = SingleDesignHigherOrderGP(model).posterior(designs)
     with torch.no_grad():
@@ -372,7 +374,7 @@ def test_only_warnings_that_say_nothing_are_hidden(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(bo_methods._BUILDERS, "GP on the objective", build)
     problem = bo_problems.make("environmental model", seed=0)
     with pytest.warns(OptimizationWarning, match="Optimization failed") as heard:
-        bo_methods.run("GP on the objective", problem, seed=0, effort=bo_methods.SMALL, evaluations=1)
+        bo_methods.run("GP on the objective", problem, seed=0, budget=bo_methods.SMALL, evaluations=1)
     assert not [one for one in heard if "Sparse" in str(one.message)]
 
 
@@ -407,7 +409,7 @@ def test_problems_are_chosen_by_how_their_names_begin() -> None:
 
 
 def test_notes_state_the_cap_of_fits_and_the_least_noise() -> None:
-    assert f"at most {bo_methods.Effort().fit_iterations} iterations" in " ".join(bo.NOTES)
+    assert f"at most {bo_methods.Budget().fit_iterations} iterations" in " ".join(bo.NOTES)
     assert "no process has less than 1e-08 of its prior variance" in " ".join(bo.NOTES)
 
 

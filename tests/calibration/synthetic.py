@@ -7,16 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from probneural.calibration import ScaledPredictor
+from probneural.calibration import Decomposition, ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
+from tests.helpers import normal
 
 GRID = Grid.uniform((16,))
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def basis(grid: Grid) -> Tensor:
@@ -71,16 +68,14 @@ def pairs(n: int, *, channels: int = 1, errors: float = 0.5, seed: int = 0, grid
     return FieldPairs(inputs, Field(weights @ basis(grid).mT + drawn + spread, grid))
 
 
-def scaled_by(factor: float, predict: Predictor) -> ScaledPredictor:
+def scaled_by(factor: float, predictor: Predictor) -> ScaledPredictor:
     """A scaled predictor with one factor for everything, and no discrepancy."""
-    ones = torch.ones(predict.out_channels, dtype=torch.float64)
+    ones = torch.ones(predictor.out_channels, dtype=torch.float64)
     return ScaledPredictor(
-        predict,
+        predictor,
         factor * ones,
         noise_scale=factor * ones,
-        root_fraction=ones,
-        white_fraction=ones,
-        noise=factor * predict.noise,
-        discrepancy_variance=0.0 * ones,
+        decomposition=Decomposition(process=None, root_fraction=ones, white_fraction=ones, variance=0.0 * ones),
+        noise=factor * predictor.noise,
         calibrated_on=torch.zeros(0, dtype=torch.int64),
     )

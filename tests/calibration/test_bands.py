@@ -14,13 +14,13 @@ from tests.calibration.synthetic import GRID, Members, Synthetic, pairs
 
 
 @pytest.mark.parametrize("kind", [Synthetic, Members])
-@pytest.mark.parametrize("modulation", ["deviation", "constant"])
+@pytest.mark.parametrize("modulation", ["std", "constant"])
 def test_a_band_is_mean_and_quantile_times_scale(kind: type[Synthetic], modulation: str) -> None:
-    predict, data, new = kind(channels=2), pairs(40, channels=2), pairs(7, channels=2, seed=50)
-    band = SimultaneousBand(0.8, modulation=modulation, floor=0.0).fit(predict, data)
+    predictor, data, new = kind(channels=2), pairs(40, channels=2), pairs(7, channels=2, seed=50)
+    band = SimultaneousBand(0.8, modulation=modulation, floor=0.0).fit(predictor, data)
     found = band(new.inputs)
-    u = predict(new.inputs)
-    scale = (u.variance + 0.1).sqrt() if modulation == "deviation" else torch.full_like(u.variance, math.sqrt(0.1))
+    u = predictor(new.inputs)
+    scale = (u.variance + 0.1).sqrt() if modulation == "std" else torch.full_like(u.variance, math.sqrt(0.1))
     torch.testing.assert_close(found.mean, u.mean)
     torch.testing.assert_close(found.upper, u.mean + band.quantile * scale)
     torch.testing.assert_close(found.lower, u.mean - band.quantile * scale)
@@ -33,7 +33,7 @@ def test_a_band_is_mean_and_quantile_times_scale(kind: type[Synthetic], modulati
     assert "7 x 2" in repr(found)
 
 
-@pytest.mark.parametrize("modulation", ["deviation", "constant"])
+@pytest.mark.parametrize("modulation", ["std", "constant"])
 def test_coverage_holds_for_whole_functions_and_a_wrong_predictor(modulation: str) -> None:
     """Pointwise intervals at the same level cover far fewer whole functions."""
     data, new = pairs(999, channels=2), pairs(3000, channels=2, seed=50)
@@ -48,7 +48,7 @@ def test_a_local_scale_is_narrower_where_sizes_differ() -> None:
     data, new = pairs(200), pairs(50, seed=50)
     local, constant = (
         SimultaneousBand(0.9, modulation=modulation).fit(Synthetic(), data)(new.inputs).width().mean()
-        for modulation in ("deviation", "constant")
+        for modulation in ("std", "constant")
     )
     assert local < 0.85 * constant
 
@@ -85,33 +85,33 @@ def test_why_they_are_refused() -> None:
 
 
 def test_the_floor_keeps_certain_points_from_deciding_the_width() -> None:
-    predict, data = Synthetic(noise=0.0), pairs(30)  # stated deviation 0 at the left end, and errors there
-    bare = SimultaneousBand(floor=0.1).fit(predict, data)(data.inputs)
-    low = SimultaneousBand(floor=0.001).fit(predict, data)(data.inputs)
+    predictor, data = Synthetic(noise=0.0), pairs(30)  # stated deviation 0 at the left end, and errors there
+    bare = SimultaneousBand(floor=0.1).fit(predictor, data)(data.inputs)
+    low = SimultaneousBand(floor=0.001).fit(predictor, data)(data.inputs)
     assert (bare.half_width > 0).all()
     assert bare.width().mean() < 0.1 * low.width().mean()
     with pytest.raises(CalibrationError, match="infinite scores"):
-        SimultaneousBand(floor=0.0).fit(predict, data)
+        SimultaneousBand(floor=0.0).fit(predictor, data)
 
 
 def test_outputs_and_queries_on_other_grids() -> None:
     fine = GRID.resized((48,))
-    predict, data = Synthetic(), pairs(30, grid=fine)
-    band = SimultaneousBand().fit(predict, data)
-    assert predict.calls[-1] == (30, fine)
+    predictor, data = Synthetic(), pairs(30, grid=fine)
+    band = SimultaneousBand().fit(predictor, data)
+    assert predictor.calls[-1] == (30, fine)
     on_fine, on_coarse = band(data.inputs, fine), band(data.inputs)
     assert on_fine.grid == fine
     assert on_coarse.grid == GRID
     torch.testing.assert_close(on_fine.mean[..., ::3], on_coarse.mean)
     torch.testing.assert_close(on_fine.half_width[..., ::3], on_coarse.half_width)
     loose = Grid.scattered(fine.points[5:20], torch.linspace(0.0, 1.0, 15))
-    found = SimultaneousBand().fit(predict, pairs(30, grid=loose))(data.inputs, loose)
+    found = SimultaneousBand().fit(predictor, pairs(30, grid=loose))(data.inputs, loose)
     torch.testing.assert_close(found.width(), 2 * found.half_width @ torch.linspace(0.0, 1.0, 15).double() / 7.5)
 
 
 def test_float32_predictions_give_float64_bands() -> None:
-    predict, data = Synthetic(dtype=torch.float32), pairs(30).to(torch.float32)
-    band = SimultaneousBand().fit(predict, data)
+    predictor, data = Synthetic(dtype=torch.float32), pairs(30).to(torch.float32)
+    band = SimultaneousBand().fit(predictor, data)
     found = band(data.inputs)
     assert found.half_width.dtype == found.mean.dtype == torch.float64
     reference = SimultaneousBand().fit(Synthetic(), pairs(30))

@@ -21,9 +21,9 @@ def scores_of(values: torch.Tensor) -> ConformalScores:
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("floor", [0.0, 0.4])
 def test_scores_are_suprema_of_standardised_errors(channels: int, floor: float) -> None:
-    predict, data = Synthetic(channels=channels), pairs(6, channels=channels)
-    found = conformal_scores(predict, data, floor=floor)
-    u = predict(data.inputs)
+    predictor, data = Synthetic(channels=channels), pairs(6, channels=channels)
+    found = conformal_scores(predictor, data, floor=floor)
+    u = predictor(data.inputs)
     for field in range(6):
         worst, widths = 0.0, []
         for channel in range(channels):
@@ -40,9 +40,9 @@ def test_constant_scores_are_errors_in_units_of_the_noise() -> None:
     data = pairs(6)
     error = (data.outputs.values - data.inputs.values).abs().flatten(1).amax(-1)
     torch.testing.assert_close(conformal_scores(Synthetic(noise=0.0), data, modulation="constant").values, error)
-    predict, data = Synthetic(noise=torch.tensor([0.04, 0.25]), channels=2), pairs(6, channels=2)
+    predictor, data = Synthetic(noise=torch.tensor([0.04, 0.25]), channels=2), pairs(6, channels=2)
     error = (data.outputs.values - data.inputs.values).abs().amax(-1) / torch.tensor([0.2, 0.5]).double()
-    found = conformal_scores(predict, data, modulation="constant")
+    found = conformal_scores(predictor, data, modulation="constant")
     torch.testing.assert_close(found.values, error.amax(-1))
     torch.testing.assert_close(found.scale, torch.tensor([0.2, 0.5]).double().expand(6, 2))
 
@@ -62,7 +62,7 @@ def test_the_quantile_has_the_rank_of_the_definition(n: int, percent: int) -> No
 
 
 @pytest.mark.parametrize(("n", "level"), [(12, 0.8), (19, 0.9), (9, 0.5), (30, 0.93)])
-@pytest.mark.parametrize("modulation", ["deviation", "constant"])
+@pytest.mark.parametrize("modulation", ["std", "constant"])
 def test_coverage_of_a_new_function_is_what_finite_samples_promise(n: int, level: float, modulation: str) -> None:
     """4000 calibration sets of n fields, each with a new field, for a predictor that is wrong in size and in shape."""
     count = 4000
@@ -80,12 +80,12 @@ def test_coverage_of_a_new_function_is_what_finite_samples_promise(n: int, level
 
 
 def test_resplitting_scores_is_the_same_as_predicting_again() -> None:
-    predict, data = Synthetic(channels=2), pairs(40, channels=2)
-    scores = conformal_scores(predict, data)
+    predictor, data = Synthetic(channels=2), pairs(40, channels=2)
+    scores = conformal_scores(predictor, data)
     for seed in range(5):
         order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
         first, second = order[:25], order[25:]
-        band = SimultaneousBand(0.8).fit(predict, data[first])
+        band = SimultaneousBand(0.8).fit(predictor, data[first])
         assert scores[first].quantile(0.8) == pytest.approx(band.quantile, rel=1e-12)
         inside = scores[second].values <= band.quantile
         assert band.coverage(data[second]) == inside.double().mean().item()
@@ -97,11 +97,11 @@ def test_chunks_do_not_change_the_scores(kind: type[Synthetic], monkeypatch: pyt
     data = pairs(11)
     whole = conformal_scores(kind(), data)
     monkeypatch.setattr(chunks, "CHUNK_VALUES", 16 * 3)
-    predict = kind()
-    parts = conformal_scores(predict, data)
+    predictor = kind()
+    parts = conformal_scores(predictor, data)
     torch.testing.assert_close(parts.values, whole.values)
     torch.testing.assert_close(parts.scale, whole.scale)
-    assert [count for count, _ in predict.calls] == [3, 3, 3, 2]
+    assert [count for count, _ in predictor.calls] == [3, 3, 3, 2]
 
 
 def test_selection_takes_slices_and_lists() -> None:
@@ -129,7 +129,7 @@ def test_errors() -> None:
         conformal_scores(Synthetic(channels=2, noise=0.0), pairs(3, channels=2), modulation="constant")
     with pytest.raises(CalibrationError, match="at least one pair"):
         conformal_scores(Synthetic(), data[:0])
-    with pytest.raises(ArgumentError, match="modulation among deviation, constant"):
+    with pytest.raises(ArgumentError, match="modulation among std, constant"):
         conformal_scores(Synthetic(), data, modulation="local")
     for floor in (-0.1, 1.1, math.nan):
         with pytest.raises(ArgumentError, match="at least 0 and at most 1 as floor"):

@@ -9,34 +9,35 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from probneural import functionals, metrics
-from probneural.calibration import SimultaneousBand, VarianceScale, chunks
-from probneural.calibration.scale import SHARES
+from probneural.calibration import Decomposition, SimultaneousBand, VarianceScale, chunks
+from probneural.calibration.scale import FRACTIONS
 from probneural.distributions import EmpiricalField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
-from tests.calibration.synthetic import GRID, Members, Synthetic, normal, pairs
+from tests.calibration.synthetic import GRID, Members, Synthetic, pairs
+from tests.helpers import normal
 
 
-def chi2(predict: Predictor, data: FieldPairs) -> Tensor:
+def chi2(predictor: Predictor, data: FieldPairs) -> Tensor:
     """Per channel, by the scores' own route."""
-    u = predict(data.inputs, data.outputs.grid)
-    return metrics.chi2(metrics.compare(u, data.outputs, noise=predict.noise)).mean(0)
+    u = predictor(data.inputs, data.outputs.grid)
+    return metrics.chi2(metrics.compare(u, data.outputs, noise=predictor.noise)).mean(0)
 
 
 @pytest.mark.parametrize("kind", [Synthetic, Members])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_chi2_on_the_calibration_fields_is_one_in_every_channel(kind: type[Synthetic], channels: int) -> None:
-    predict, data = kind(channels=channels), pairs(30, channels=channels)
-    before = chi2(predict, data)
-    found = VarianceScale(separate=False).fit(predict, data)
+    predictor, data = kind(channels=channels), pairs(30, channels=channels)
+    before = chi2(predictor, data)
+    found = VarianceScale(separate=False).fit(predictor, data)
     torch.testing.assert_close(found.scale, before)
     torch.testing.assert_close(chi2(found, data), torch.ones(channels, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
 def test_in_float32_to_rounding() -> None:
-    predict, data = Synthetic(dtype=torch.float32), pairs(30)
-    found = VarianceScale(separate=False).fit(predict, data.to(torch.float32))
+    predictor, data = Synthetic(dtype=torch.float32), pairs(30)
+    found = VarianceScale(separate=False).fit(predictor, data.to(torch.float32))
     assert found.noise.dtype == found(data.inputs).mean.dtype == torch.float32
     assert chi2(found, data.to(torch.float32)).item() == pytest.approx(1.0, rel=1e-5)
 
@@ -60,8 +61,8 @@ def test_it_maximises_the_marginal_likelihood() -> None:
     found = VarianceScale(separate=False).fit(Synthetic(), data)
 
     def nll(scale: Tensor) -> float:
-        predict = replace(found, scale=scale, noise_scale=scale)
-        return metrics.nll(metrics.compare(predict(data.inputs), data.outputs, noise=predict.noise)).mean().item()
+        predictor = replace(found, scale=scale, noise_scale=scale)
+        return metrics.nll(metrics.compare(predictor(data.inputs), data.outputs, noise=predictor.noise)).mean().item()
 
     assert nll(found.scale) < min(nll(found.scale * 0.99), nll(found.scale * 1.01))
 
@@ -74,7 +75,7 @@ def test_the_result_is_a_predictor_with_the_same_mean_and_coherent_draws() -> No
     u, v = inner(data.inputs), found(data.inputs)
     assert torch.equal(u.mean, v.mean)
     torch.testing.assert_close(v.variance + found.noise[:, None], (u.variance + inner.noise[:, None]) * found.scale[:, None])
-    torch.testing.assert_close(found.residual_variance, found.noise + found.discrepancy_variance)
+    torch.testing.assert_close(found.residual_variance, found.noise + found.decomposition.variance)
     fine = GRID.resized((32,))
     drawn = found.draw(4)(data.inputs.values)
     torch.testing.assert_close(found.draw(4)(data.inputs.values[2:3]), drawn[2:3])
@@ -91,7 +92,7 @@ def test_the_result_is_a_predictor_with_the_same_mean_and_coherent_draws() -> No
 def test_calibrating_anew_replaces_the_scales(separate: bool) -> None:
     first, second = pairs(10), pairs(12, errors=2.0, seed=7)
     once = VarianceScale(separate=separate).fit(Synthetic(), first)
-    again, fresh = (VarianceScale(separate=separate).fit(predict, second) for predict in (once, Synthetic()))
+    again, fresh = (VarianceScale(separate=separate).fit(predictor, second) for predictor in (once, Synthetic()))
     assert torch.equal(again.scale, fresh.scale)
     assert torch.equal(again.calibrated_on, fresh.calibrated_on)
     assert again(second.inputs).latent.id == fresh(second.inputs).latent.id != once(second.inputs).latent.id
@@ -103,19 +104,19 @@ LOOSE = Grid.scattered(FINE.points[3:30], torch.linspace(0.0, 1.0, 27))
 
 @pytest.mark.parametrize("grid", [FINE, LOOSE], ids=["finer", "scattered"])
 def test_outputs_may_live_on_another_grid(grid: Grid) -> None:
-    predict, data = Synthetic(), pairs(12, grid=grid)
-    found = VarianceScale(separate=False).fit(predict, data)
+    predictor, data = Synthetic(), pairs(12, grid=grid)
+    found = VarianceScale(separate=False).fit(predictor, data)
     assert chi2(found, data).item() == pytest.approx(1.0, rel=1e-12)
-    assert predict.calls[-1] == (12, grid)
+    assert predictor.calls[-1] == (12, grid)
 
 
 def test_fields_are_predicted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pairs(23, channels=2)
     whole = VarianceScale(separate=False).fit(Synthetic(channels=2), data)
     monkeypatch.setattr(chunks, "CHUNK_VALUES", 2 * 16 * 5 + 3)
-    predict = Synthetic(channels=2)
-    torch.testing.assert_close(VarianceScale(separate=False).fit(predict, data).scale, whole.scale)
-    assert [count for count, _ in predict.calls] == [5, 5, 5, 5, 3] + 23 * [1]  # once for the errors, once for correlations
+    predictor = Synthetic(channels=2)
+    torch.testing.assert_close(VarianceScale(separate=False).fit(predictor, data).scale, whole.scale)
+    assert [count for count, _ in predictor.calls] == [5, 5, 5, 5, 3] + 23 * [1]  # once for the errors, once for correlations
 
 
 def test_values_known_exactly_and_predicted_right_count_nothing() -> None:
@@ -143,7 +144,9 @@ class TestSeparateScales:
         found = VarianceScale().fit(wrong, noisy_pairs)
         assert found.scale.item() == pytest.approx(4.0, rel=0.05)  # 1 % steps of the share, and 12,000 directions
         assert found.noise_scale.item() * 8.0 == pytest.approx(1.025, rel=0.05)
-        assert found.root_fraction.item() == found.white_fraction.item() == 1.0  # as the data were made
+        assert (
+            found.decomposition.root_fraction.item() == found.decomposition.white_fraction.item() == 1.0
+        )  # as the data were made
         assert found.noise.item() == 0.0  # the field holds what is not said to be measurement noise
         told = VarianceScale(noise=1.0).fit(wrong, noisy_pairs)
         assert told.noise.item() == 1.0
@@ -153,8 +156,8 @@ class TestSeparateScales:
     def test_is_at_least_as_likely_as_a_common_scale(self) -> None:
         data = pairs(20)
 
-        def nll(predict: Predictor) -> float:
-            return metrics.nll(metrics.compare(predict(data.inputs), data.outputs, noise=predict.noise)).mean().item()
+        def nll(predictor: Predictor) -> float:
+            return metrics.nll(metrics.compare(predictor(data.inputs), data.outputs, noise=predictor.noise)).mean().item()
 
         wrong = Synthetic(noise=10.0)
         assert nll(VarianceScale().fit(wrong, data)) < nll(VarianceScale(separate=False).fit(wrong, data)) - 0.1
@@ -165,7 +168,7 @@ class TestSeparateScales:
             found = VarianceScale().fit(Synthetic(noise=noise), data)
             total = found(data.inputs).variance.mean().item() + found.noise.item()
             share = (found.noise_scale * noise).item() / total
-            assert SHARES[0] - 1e-9 <= share <= SHARES[1] + 1e-9
+            assert FRACTIONS[0] - 1e-9 <= share <= FRACTIONS[1] + 1e-9
 
     def test_a_part_that_is_zero_leaves_one_scale(self) -> None:
         data = pairs(10)
@@ -197,7 +200,13 @@ def test_errors() -> None:
             replace(VarianceScale().fit(Synthetic(), data), scale=scale.double())
     for fraction in (torch.tensor([-0.1]), torch.tensor([1.1]), torch.ones(2)):
         with pytest.raises(ArgumentError, match="fractions between 0 and 1"):
-            replace(VarianceScale().fit(Synthetic(), data), white_fraction=fraction.double())
+            replace(VarianceScale().fit(Synthetic(), data).decomposition, white_fraction=fraction.double())
+    two = torch.ones(2, dtype=torch.float64)
+    with pytest.raises(ShapeError, match="a decomposition of 1 channels"):
+        replace(
+            VarianceScale().fit(Synthetic(), data),
+            decomposition=Decomposition(process=None, root_fraction=two, white_fraction=two, variance=two),
+        )
 
 
 @pytest.mark.bad_input

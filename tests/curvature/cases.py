@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from probneural.curvature.likelihood import QuadratureGaussian
-from probneural.curvature.linear_operators import EmpiricalFisher, GaussNewton, Hessian
 from probneural.curvature.parameters import ParameterVector
-from probneural.curvature.problem import CurvatureProblem
+from probneural.curvature.problem import CurvatureProblem, Minibatches
+from probneural.curvature.products.linear_operators import EmpiricalFisher, GaussNewton, Hessian
 from probneural.fields import Field
 from probneural.grids import Grid
 from tests.curvature.reference import dense_fisher, dense_gauss_newton, dense_hessian, dense_jacobian
@@ -97,7 +97,7 @@ def problem_for(
     channels: int = 1,
     query: Grid | None = None,
     chosen: list[str] | None = None,
-    **settings,
+    chunk: int = 3,
 ) -> CurvatureProblem:
     data = data_for(operator.eval(), fields(grid, 5, channels, seed=1, waves=2), query=query, noise=0.5)
     precision = torch.linspace(2.0, 3.0, data.outputs.channels, dtype=F64)
@@ -108,7 +108,7 @@ def problem_for(
         likelihood=QuadratureGaussian.of(data.outputs.grid, precision),
         targets=data.outputs,
         grid=query,
-        **{"batch": 2, "chunk": 3, **settings},
+        batches=Minibatches(size=2, chunk=chunk),
     )
 
 
@@ -143,8 +143,10 @@ def tiny() -> ProductCase:
 
 
 def changed(case: ProductCase, **settings) -> CurvatureProblem:
-    """The same problem with other settings."""
-    return replace(case.problem, **settings)
+    """The same problem with other settings, or other minibatches."""
+    names = {"batch": "size", "chunk": "chunk", "is_sharded": "is_sharded", "group": "group"}
+    streamed = {names[name]: settings.pop(name) for name in names if name in settings}
+    return replace(case.problem, batches=replace(case.problem.batches, **streamed), **settings)
 
 
 def in_single(problem: CurvatureProblem) -> CurvatureProblem:

@@ -18,9 +18,11 @@ import sys
 from dataclasses import replace
 import torch
 import torch.distributed as dist
-from probneural.curvature.functions import FisherProduct, GaussNewtonProduct, HessianProduct, TransposedJacobianProduct
-from probneural.curvature.functions import JacobianProduct
-from probneural.curvature.linear_operators import GaussNewton
+from probneural.curvature import Minibatches
+from probneural.curvature.products.functions import fisher_vector_product, gauss_newton_vector_product
+from probneural.curvature.products.functions import hessian_vector_product, vector_jacobian_product
+from probneural.curvature.products.functions import jacobian_vector_product
+from probneural.curvature.products.linear_operators import GaussNewton
 from tests.curvature.cases import product_case
 
 torch.set_num_threads(1)
@@ -29,7 +31,7 @@ dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[2]}", ra
 case = product_case("conv")
 whole = case.problem
 own = [0, 1, 2] if rank == 0 else [3, 4]
-shard = replace(whole, inputs=whole.inputs[own], targets=whole.targets[own], is_sharded=True)
+shard = replace(whole, inputs=whole.inputs[own], targets=whole.targets[own], batches=Minibatches(is_sharded=True))
 theta, vectors, cotangents = case.parameters, case.vectors(5), case.cotangents(5)
 
 
@@ -40,29 +42,30 @@ def compare(name, actual, expected):
 
 def derivatives(function, problem, block):
     leaves = theta.clone().requires_grad_(True), block.clone().requires_grad_(True)
-    result = function.of(problem, *leaves)
+    result = function(problem, *leaves)
     first = torch.autograd.grad(result.square().sum(), leaves, create_graph=True)
     second = torch.autograd.grad(sum(part.sum() for part in first), leaves[0])
     return result.detach(), *(part.detach() for part in first), *second
 
 
-for function in (HessianProduct, GaussNewtonProduct, FisherProduct):
+for function in (hessian_vector_product, gauss_newton_vector_product, fisher_vector_product):
     for place, pair in enumerate(zip(derivatives(function, shard, vectors), derivatives(function, whole, vectors))):
         compare(f"{function.__name__} {place}", *pair)
-pulled = TransposedJacobianProduct.of(shard, theta, cotangents[:, own])
-compare("pulled", pulled, TransposedJacobianProduct.of(whole, theta, cotangents))
-compare("pushed", JacobianProduct.of(shard, theta, vectors), JacobianProduct.of(whole, theta, vectors)[:, own])
+pulled = vector_jacobian_product(shard, theta, cotangents[:, own])
+compare("pulled", pulled, vector_jacobian_product(whole, theta, cotangents))
+compare("pushed", jacobian_vector_product(shard, theta, vectors), jacobian_vector_product(whole, theta, vectors)[:, own])
 for function, mine, all_of_them in (
-    (TransposedJacobianProduct, cotangents[:, own], cotangents),
-    (JacobianProduct, vectors, vectors),
+    (vector_jacobian_product, cotangents[:, own], cotangents),
+    (jacobian_vector_product, vectors, vectors),
 ):
     def gradient(problem, block):
         leaf = theta.clone().requires_grad_(True)
-        return torch.autograd.grad(function.of(problem, leaf, block).square().sum(), leaf)[0]
+        return torch.autograd.grad(function(problem, leaf, block).square().sum(), leaf)[0]
     compare(function.__name__, gradient(shard, mine), gradient(whole, all_of_them))
 compare("matrix", GaussNewton(theta, shard) @ vectors.mT, GaussNewton(theta, whole) @ vectors.mT)
-unaware = GaussNewtonProduct.of(replace(shard, is_sharded=False), theta, vectors)
-assert (unaware - GaussNewtonProduct.of(shard, theta, vectors)).abs().max() > 1e-3, "an initialised group alone changed a sum"
+unaware = gauss_newton_vector_product(replace(shard, batches=Minibatches()), theta, vectors)
+summed = gauss_newton_vector_product(shard, theta, vectors)
+assert (unaware - summed).abs().max() > 1e-3, "an initialised group alone changed a sum"
 dist.destroy_process_group()
 """
 

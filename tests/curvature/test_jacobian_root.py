@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 
 from probneural.curvature import ParameterVector
-from probneural.curvature.jacobian_root import Effort, JacobianRoot
-from probneural.curvature.weight_roots import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
+from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
+from probneural.curvature.weights.roots import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField
-from probneural.distributions.linear_algebra import Shrink
+from probneural.distributions.conditioning import LowRankUpdate
+from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import GridError, UnsupportedError
 from probneural.fields import Field
-from probneural.functionals import Readings, integral
+from probneural.functionals import MatrixFunctional, integral
 from probneural.grids import Grid
 from tests.curvature.reference import dense_jacobian
-from tests.functions import normal
 from tests.heads.cases import fields, operator_case
+from tests.helpers import normal
 
 CASES = ["fno-1d", "fno-outputs", "fno-2d", "complex"]
 WEIGHTS = ["dense", "diagonal", "low-rank"]
@@ -38,7 +39,9 @@ def weights_of(kind: str, size: int) -> WeightRoot:
     return LowRankWeights(normal(size, seed=2).abs(), directions, torch.linspace(0.1, 1.0, 5, dtype=torch.float64))
 
 
-def built(operator: str, kind: str = "low-rank", *, query: Grid | None = None, **effort: int) -> tuple[JacobianRoot, Tensor]:
+def built(
+    operator: str, kind: str = "low-rank", *, query: Grid | None = None, **variance_estimation: int
+) -> tuple[JacobianRoot, Tensor]:
     """The lazy root and the dense one, `(n, c, p, k)`."""
     case = operator_case(operator)
     module = copy.deepcopy(case.operator).eval().requires_grad_(False)
@@ -47,7 +50,16 @@ def built(operator: str, kind: str = "low-rank", *, query: Grid | None = None, *
     weights = weights_of(kind, layout.size)
     vector = layout.flatten(dict(module.named_parameters()))
     rows = dense_jacobian(module, inputs, query)
-    root = JacobianRoot(module, layout, vector, inputs, query, channels=rows.shape[1], weights=weights, effort=Effort(**effort))
+    root = JacobianRoot(
+        module,
+        layout,
+        vector,
+        inputs,
+        query,
+        weights=weights,
+        recorded=RecordedMaps(torch.ones(rows.shape[1]).double()),
+        variance_estimation=VarianceEstimation(**variance_estimation),
+    )
     return root, rows @ weights.dense()
 
 
@@ -90,20 +102,22 @@ def test_on_another_grid(operator: str) -> None:
 
 @EVERY
 @KIND
-def test_functionals_shrinks_and_scales_are_applied_in_order(operator: str, kind: str) -> None:
+def test_functionals_transforms_and_scales_are_applied_in_order(operator: str, kind: str) -> None:
     root, dense = built(operator, kind)
     grid = root.grid
-    functional = Readings(grid, normal(5, grid.size, seed=7))
+    functional = MatrixFunctional(grid, normal(5, grid.size, seed=7))
     channels, rank = root.shape[1], root.shape[3]
-    common = Shrink(torch.linalg.qr(normal(rank, 2, seed=8)).Q.mT, torch.tensor([0.0, 0.5], dtype=torch.float64))
-    own = Shrink(torch.linalg.qr(normal(3, rank, 2, seed=9)).Q.mT, torch.tensor([0.3, 0.7], dtype=torch.float64).expand(3, 2))
+    common = LowRankUpdate(torch.linalg.qr(normal(rank, 2, seed=8)).Q.mT, torch.tensor([0.0, 0.5], dtype=torch.float64))
+    own = LowRankUpdate(
+        torch.linalg.qr(normal(3, rank, 2, seed=9)).Q.mT, torch.tensor([0.3, 0.7], dtype=torch.float64).expand(3, 2)
+    )
     factors = torch.linspace(0.5, 2.0, channels, dtype=torch.float64)
     lazy = root.compose(common).scale(factors).push(functional).compose(own)
     plain = DenseRoot(dense).compose(common).scale(factors).push(functional).compose(own)
     same(lazy, plain.dense())
     index = torch.tensor([2, 0])
     same(lazy.select(index), plain.select(index).dense())
-    again = Readings(Grid.scattered(torch.arange(5.0)[:, None], torch.ones(5)), normal(2, 5, seed=1))
+    again = MatrixFunctional(Grid.scattered(torch.arange(5.0)[:, None], torch.ones(5)), normal(2, 5, seed=1))
     same(lazy.push(again).scale(factors), plain.push(again).scale(factors).dense())
 
 
@@ -140,7 +154,7 @@ def test_differentiable_in_the_inputs() -> None:
 
     def total(inputs: Tensor) -> tuple[Tensor, ...]:
         moved = JacobianRoot(
-            root.operator, root.layout, root.vector, Field(inputs, root.inputs.grid), None, channels=1, weights=root.weights
+            root.operator, root.layout, root.vector, Field(inputs, root.inputs.grid), None, root.weights, root.recorded
         )
         return moved.product(latents).sum(), moved.pull(cotangents).square().sum(), moved.row_squares().sum()
 
@@ -151,12 +165,12 @@ def test_gaussian_fields_work_on_it() -> None:
     """Constrain and condition through the lazy root equal those through the dense one."""
     root, dense = built("fno-outputs")
     grid, shape = root.grid, (*root.shape[:2], *root.grid.shape)
-    mean, law = normal(*shape, seed=1), integral(root.grid)
-    probe = Readings(grid, normal(2, grid.size, seed=2))
+    mean, constraint = normal(*shape, seed=1), integral(root.grid)
+    probe = MatrixFunctional(grid, normal(2, grid.size, seed=2))
     lazy, plain = (GaussianField(mean, kind, latent="xi", grid=grid) for kind in (root, DenseRoot(dense)))
     wanted, seen = normal(3, 2, 1, seed=3), normal(3, 2, 2, seed=4)
     pairs = [
-        (lazy.constrain(law, wanted), plain.constrain(law, wanted)),
+        (lazy.constrain(constraint, wanted), plain.constrain(constraint, wanted)),
         (lazy.condition(probe, seen, noise=0.1), plain.condition(probe, seen, noise=0.1)),
         (lazy.apply(probe), plain.apply(probe)),
         (lazy[1:], plain[1:]),
@@ -167,7 +181,7 @@ def test_gaussian_fields_work_on_it() -> None:
         close(one.rsample((3,), seed=0), other.rsample((3,), seed=0))
         values = other.mean + 0.1
         close(one.log_prob(values, noise=0.5), other.log_prob(values, noise=0.5))
-    assert float((law(pairs[0][0].rsample((50,), seed=1)) - wanted).abs().max()) <= 1e-10
+    assert float((constraint(pairs[0][0].rsample((50,), seed=1)) - wanted).abs().max()) <= 1e-10
 
 
 @pytest.mark.parametrize("operator", ["fno-outputs", "complex"])

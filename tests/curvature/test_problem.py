@@ -12,6 +12,7 @@ from probneural.curvature.distributed import sum_over_processes
 from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.likelihood import QuadratureGaussian
 from probneural.curvature.parameters import ParameterVector
+from probneural.curvature.problem import Minibatches
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -77,10 +78,10 @@ def test_refuses_what_does_not_fit() -> None:
     partly.norm.train()
     with pytest.raises(ArgumentError, match="evaluation mode"):
         changed(case, operator=partly, layout=ParameterVector.of(partly))
-    for name in ("batch", "chunk"):
+    for name in ("size", "chunk"):
         for wrong in (0, -1, 1.5, True):
             with pytest.raises(ArgumentError, match=f"an integer of at least 1 as {name}"):
-                changed(case, **{name: wrong})
+                Minibatches(**{name: wrong})
     with pytest.raises(ArgumentError, match="a layout of this operator's parameters"):
         changed(case, layout=ParameterVector.of(torch.nn.Linear(1, 1)))
     with pytest.raises(DataError, match="of one dtype"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,19 +10,17 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Root
-from probneural.distributions.linear_algebra import Shrink
-from probneural.functionals import Functional, Readings, derivative, integral, sensors, stack
+from probneural.distributions.conditioning import LowRankUpdate
+from probneural.functionals import Functional, MatrixFunctional, derivative, integral, sensors, stack
 from probneural.grids import Grid
+from tests import helpers
 from tests.distributions.reference import Dense
-
-
-def generator(name: str) -> torch.Generator:
-    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+from tests.helpers import generator
 
 
 def normal(name: str, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Normal numbers that follow from their name."""
-    return torch.randn(*shape, generator=generator(name), dtype=dtype)
+    return helpers.normal(*shape, seed=name, dtype=dtype)
 
 
 GRIDS = {
@@ -37,15 +34,15 @@ GRIDS = {
 
 def functionals(grid: Grid) -> list[Functional]:
     """Functionals to push a distribution through."""
-    readings = Readings(grid, normal("readings", 2, grid.size))
+    observations = MatrixFunctional(grid, normal("observations", 2, grid.size))
     if not grid.is_uniform:
-        return [integral(grid), stack([readings, 2.0 * integral(grid)])]
-    return [integral(grid), derivative(grid, axis=grid.dimension - 1), stack([readings, sensors(grid, grid.points[1:2])])]
+        return [integral(grid), stack([observations, 2.0 * integral(grid)])]
+    return [integral(grid), derivative(grid, axis=grid.dimension - 1), stack([observations, sensors(grid, grid.points[1:2])])]
 
 
 def observed(grid: Grid, count: int, name: str = "observed") -> Functional:
-    """A functional of some independent readings, the integral among them."""
-    return Readings(grid, torch.cat([grid.weights[None], normal(name, count - 1, grid.size)]))
+    """A functional of some independent observations, the integral among them."""
+    return MatrixFunctional(grid, torch.cat([grid.weights[None], normal(name, count - 1, grid.size)]))
 
 
 @dataclass(frozen=True)
@@ -127,22 +124,22 @@ def feature_root(
     return FeatureRoot(features, factor), torch.einsum("npf,ncfk->ncpk", features.double(), expanded)
 
 
-def shrink(name: str, *shape: int) -> tuple[Shrink, Tensor]:
+def transform(name: str, *shape: int) -> tuple[LowRankUpdate, Tensor]:
     """A map of shape `(..., r, k)` and, made without it, its matrix."""
     basis = torch.linalg.qr(normal(name, *shape[:-2], shape[-1], shape[-1]))[0]
     factors = torch.cat([torch.zeros(1, dtype=torch.float64), torch.linspace(0.3, 2.0, shape[-2] - 1, dtype=torch.float64)])
     scales = torch.cat([factors, torch.ones(shape[-1] - shape[-2], dtype=torch.float64)])
     directions = basis[..., : shape[-2]].mT.contiguous()
-    return Shrink(directions, factors.expand(*shape[:-2], -1)), basis @ (scales[:, None] * basis.mT)
+    return LowRankUpdate(directions, factors.expand(*shape[:-2], -1)), basis @ (scales[:, None] * basis.mT)
 
 
 def composed_with_one(root: Root, matrix: Tensor) -> tuple[Root, Tensor]:
-    right, dense = shrink("composed", 3, matrix.shape[-1])
+    right, dense = transform("composed", 3, matrix.shape[-1])
     return root.compose(right), torch.einsum("ncpk,kl->ncpl", matrix, dense)
 
 
 def composed_with_own(root: Root, matrix: Tensor) -> tuple[Root, Tensor]:
-    right, dense = shrink("composed", matrix.shape[0], 2, matrix.shape[-1])
+    right, dense = transform("composed", matrix.shape[0], 2, matrix.shape[-1])
     return root.compose(right), torch.einsum("ncpk,nkl->ncpl", matrix, dense)
 
 

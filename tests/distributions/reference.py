@@ -87,7 +87,7 @@ class Dense:
         return A @ self.matrix @ A.mT + variance.diag()
 
     def constrain(self, functional: Functional, values: Tensor) -> Dense:
-        """The law of u + K (values - A u) with one gain K per function, from that function's own covariance."""
+        """The distribution of u + K (values - A u) with one gain K per function, from that function's own covariance."""
         A, gain = self.observing(functional), torch.zeros(self.size, values.numel(), dtype=torch.float64)
         per_field, observed = self.size // len(self.mean), values[0].numel()
         for i in range(len(self.mean)):
@@ -105,7 +105,7 @@ class Dense:
 
 
 def joined(*parts: tuple[Tensor, Tensor]) -> Dense:
-    """The joint law of several Gaussian fields driven by one latent, from their means and roots, as one long function."""
+    """The joint distribution of Gaussian fields driven by one latent, from means and roots, as one long function."""
     means = torch.cat([mean.double().reshape(-1) for mean, _ in parts])
     roots = torch.cat([root.double().reshape(-1, root.shape[-1]) for _, root in parts])
     return Dense.gaussian(means[None, None], roots[None, None])

@@ -46,19 +46,22 @@ def test_gaussian_fields(case: GaussianCase) -> None:
     here, there, tolerance = case.field, on_cuda(case.field), 100 * case.tolerance
     functional = observed(here.grid, 2)
     values = functional(here.rsample(seed=2))
-    laws = [lambda u: u, *(lambda u, f=f: u.apply(f) for f in functionals(here.grid))]
-    laws += [lambda u: u.constrain(functional, values), lambda u: u.condition(functional, values, noise=0.1)]
-    laws += [
+    constraints = [lambda u: u, *(lambda u, f=f: u.apply(f) for f in functionals(here.grid))]
+    constraints += [lambda u: u.constrain(functional, values), lambda u: u.condition(functional, values, noise=0.1)]
+    constraints += [
         lambda u: u[:1].condition(functional, values[:1]),
         lambda u: u[[-1, 0]],
         lambda u: u.scale(torch.ones(values.shape[1])),
     ]
     learned = here.condition(functional, values, noise=0.1).latent
-    laws += [lambda u: u.under(learned), lambda u: u.under(u.under(learned).condition(functional, values, noise=0.2).latent)]
-    for law in laws:
-        check(law(there).mean, law(here).mean, tolerance)
-        check(law(there).variance, law(here).variance, tolerance)
-        check(law(there).rsample((3,), seed=0), law(here).rsample((3,), seed=0), tolerance)
+    constraints += [
+        lambda u: u.under(learned),
+        lambda u: u.under(u.under(learned).condition(functional, values, noise=0.2).latent),
+    ]
+    for constraint in constraints:
+        check(constraint(there).mean, constraint(here).mean, tolerance)
+        check(constraint(there).variance, constraint(here).variance, tolerance)
+        check(constraint(there).rsample((3,), seed=0), constraint(here).rsample((3,), seed=0), tolerance)
     draw = here.rsample(seed=5)
     for options in ({"noise": 0.3}, {"noise": torch.full(draw.shape, 0.3)}, {"noise": 0.1, "joint": False}):
         check(there.log_prob(draw, **options), here.log_prob(draw, **options), tolerance)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, ModulatedRoot, Root
-from probneural.distributions.root_sums import CorrectedRoot, SideBySideRoot
+from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
 from probneural.errors import ConstraintError, ShapeError
 from probneural.functionals import integral, sensors, stack
 from probneural.grids import Grid
-from tests.distributions.cases import assert_close, normal, shrink
+from tests.distributions.cases import assert_close, normal, transform
 
 GRID = Grid.uniform(6)
 INPUTS, CHANNELS, RANK, OWN = 3, 2, 4, 5
@@ -31,7 +31,7 @@ def field() -> GaussianField:
 
 
 def dense() -> GaussianField:
-    """The same law with one latent vector (xi, zeta_1, ..., zeta_n)."""
+    """The same distribution with one latent vector (xi, zeta_1, ..., zeta_n)."""
     shared, own = (root.dense() for root in roots())
     joint = torch.zeros(INPUTS, CHANNELS, GRID.size, RANK + INPUTS * OWN, dtype=torch.float64)
     joint[..., :RANK] = shared
@@ -57,7 +57,7 @@ PROBE = stack([integral(GRID), sensors(GRID, [[0.3]])])
 DATA = normal("data", INPUTS, CHANNELS, PROBE.size)
 
 
-def test_the_law_is_the_dense_one() -> None:
+def test_the_distribution_is_the_dense_one() -> None:
     u, v = field(), dense()
     assert_same(u, v)
     assert u.base_shape == v.base_shape
@@ -67,7 +67,7 @@ def test_the_law_is_the_dense_one() -> None:
     factors = torch.tensor([2.0, 0.5], dtype=torch.float64)
     assert_same(u.scale(factors), v.scale(factors))
     assert_same(u[[2, 0]], v[[2, 0]])
-    assert_close(u.alone(1).variance, v[1].variance, TOLERANCE)
+    assert_close(u.marginal(1).variance, v[1].variance, TOLERANCE)
     assert_close(u.covariance.to_dense(), v.covariance.to_dense(), TOLERANCE)
 
 
@@ -110,10 +110,10 @@ def test_constraints() -> None:
     assert_close(PROBE(u.rsample((5,), seed=0)), DATA.expand(5, -1, -1, -1), TOLERANCE)
     assert u.apply(PROBE).variance.max() < 1e-24
 
-    def law(values: Tensor) -> Tensor:
+    def constraint(values: Tensor) -> Tensor:
         return (values.square().sum((1, 2)) - 8.0)[:, None]
 
-    bent, reference = field().constrain_residual(law), dense().constrain_residual(law)
+    bent, reference = field().constrain_residual(constraint), dense().constrain_residual(constraint)
     assert_close(bent.mean, reference.mean, 1e-9)
     assert_close(bent.variance, reference.variance, 1e-9)
 
@@ -156,14 +156,14 @@ def test_roots_stand_for_their_tensors(make: object, monkeypatch: pytest.MonkeyP
     each = values.movedim(0, 1)
     assert_close(root.pull(each), torch.einsum("ncpk,nmcp->nmk", formed, each), TOLERANCE)
     assert_close(root.row_squares(), formed.square().sum(-1), TOLERANCE)
-    monkeypatch.setattr("probneural.distributions.root_sums._DENSE_ELEMENTS", 1)
+    monkeypatch.setattr("probneural.distributions.roots.sums._DENSE_ELEMENTS", 1)
     assert_close(root.row_squares(), formed.square().sum(-1), TOLERANCE)
     assert_close(root.gram(), (formed.flatten(1, 2) @ formed.flatten(1, 2).mT), TOLERANCE)
     assert_close(root.push(PROBE).dense(), PROBE(formed.movedim(-1, 0)).movedim(0, -1), TOLERANCE)
     assert_close(root.scale(torch.tensor([2.0, 3.0])).dense()[:, 1], 3.0 * formed[:, 1], TOLERANCE)
     assert_close(root.select(torch.tensor([2, 0])).dense(), formed[[2, 0]], TOLERANCE)
-    assert_close(root.alone(1).dense(), formed[1:2], TOLERANCE)
-    for one, _ in (shrink("map", 2, rank), shrink("map", INPUTS, 2, rank)):
+    assert_close(root.marginal(1).dense(), formed[1:2], TOLERANCE)
+    for one, _ in (transform("map", 2, rank), transform("map", INPUTS, 2, rank)):
         assert_close(root.compose(one).dense(), one.product(formed), TOLERANCE)
         twice = root.compose(one).compose(one)
         assert_close(twice.dense(), one.product(one.product(formed)), TOLERANCE)
@@ -179,6 +179,6 @@ def test_roots_that_do_not_fit_together() -> None:
     with pytest.raises(ShapeError, match="standard deviations"):
         ModulatedRoot(normal("std", 3, 2, 6), normal("modes", 1, 6, 2))
     with pytest.raises(ShapeError, match="a map of 9 latent dimensions"):
-        SideBySideRoot(shared, own).compose(shrink("map", 2, RANK)[0])
+        SideBySideRoot(shared, own).compose(transform("map", 2, RANK)[0])
     with pytest.raises(ShapeError, match="the same functions"):
         GaussianField(field().mean, shared, latent="a", grid=GRID, discrepancy=own.select(slice(0, 2)))

@@ -1,4 +1,4 @@
-"""Gaussian fields against dense Gaussian algebra: laws, data, densities and coherence."""
+"""Gaussian fields against dense Gaussian algebra: constraints, data, densities and coherence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, Latent, Root
 from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, LatentError, ShapeError
-from probneural.functionals import Readings, integral, sensors, stack
+from probneural.functionals import MatrixFunctional, integral, sensors, stack
 from probneural.grids import Grid, resample
 from tests.distributions.cases import (
     GRIDS,
@@ -20,12 +20,12 @@ from tests.distributions.cases import (
     assert_close,
     check_type,
     functionals,
-    generator,
     normal,
     observed,
     on_every_gaussian,
 )
 from tests.distributions.reference import Dense, joined, matrix_of
+from tests.helpers import generator
 
 LINE = GRIDS["1-D"]
 
@@ -36,7 +36,7 @@ def joint_covariance(field: GaussianField) -> Tensor:
     return root @ root.mT
 
 
-def assert_law(field: GaussianField, expected: Dense, tolerance: float) -> None:
+def assert_distribution(field: GaussianField, expected: Dense, tolerance: float) -> None:
     assert_close(field.mean.flatten(2), expected.mean, tolerance)
     assert_close(joint_covariance(field), expected.matrix, tolerance)
 
@@ -80,16 +80,16 @@ class TestCovariance:
 class TestConstrain:
     COUNT = 2
 
-    def constrained(self, case: GaussianCase) -> tuple[GaussianField, Readings, Tensor]:
+    def constrained(self, case: GaussianCase) -> tuple[GaussianField, MatrixFunctional, Tensor]:
         functional, values = observed(case.field.grid, self.COUNT), measured(case, self.COUNT)
         return case.field.constrain(functional, values), functional, values
 
     def test_is_the_projection_of_each_function(self, case: GaussianCase) -> None:
         field, functional, values = self.constrained(case)
         check_type(field, case)
-        assert_law(field, case.dense.constrain(functional, values), 20 * case.tolerance)
+        assert_distribution(field, case.dense.constrain(functional, values), 20 * case.tolerance)
 
-    def test_mean_and_draws_obey_the_law(self, case: GaussianCase) -> None:
+    def test_mean_and_draws_obey_the_constraint(self, case: GaussianCase) -> None:
         field, functional, values = self.constrained(case)
         draws = field.rsample((100,), seed=0)
         assert_close(functional(field.mean), values, case.tolerance)
@@ -114,14 +114,14 @@ class TestConstrain:
         assert_close(again.mean, field.mean, 10 * case.tolerance)
         assert_close(joint_covariance(again), joint_covariance(field), 10 * case.tolerance)
 
-    def test_one_law_after_the_other_is_both(self, case: GaussianCase) -> None:
+    def test_one_constraint_after_the_other_is_both(self, case: GaussianCase) -> None:
         field, functional, values = self.constrained(case)
-        first, second = (Readings(case.field.grid, row[None]) for row in functional.matrix)
+        first, second = (MatrixFunctional(case.field.grid, row[None]) for row in functional.matrix)
         stepwise = case.field.constrain(first, values[..., :1]).constrain(second, values[..., 1:])
         assert_close(stepwise.mean, field.mean, 50 * case.tolerance)
         assert_close(stepwise.variance, field.variance, 50 * case.tolerance)
 
-    def test_repeated_laws_count_once(self, case: GaussianCase) -> None:
+    def test_repeated_constraints_count_once(self, case: GaussianCase) -> None:
         field, functional, values = self.constrained(case)
         repeated = stack([functional, functional, -1.0 * functional])
         again = case.field.constrain(repeated, torch.cat([values, values, -values], dim=-1))
@@ -148,7 +148,7 @@ NOISES = {
 class TestCondition:
     COUNT = 2
 
-    def observation(self, case: GaussianCase) -> tuple[Readings, Tensor]:
+    def observation(self, case: GaussianCase) -> tuple[MatrixFunctional, Tensor]:
         return observed(case.field.grid, self.COUNT), measured(case, self.COUNT)
 
     @pytest.mark.parametrize("kind", NOISES)
@@ -159,14 +159,14 @@ class TestCondition:
         variance = torch.as_tensor(per_value, dtype=torch.float64).expand(values.shape).reshape(-1)
         field, A = case.field.condition(functional, values, noise=noise), dense.observing(functional)
         check_type(field, case)
-        assert_law(field, dense.condition(A, values, variance), 20 * case.tolerance)
+        assert_distribution(field, dense.condition(A, values, variance), 20 * case.tolerance)
         assert field.latent.chi2 == pytest.approx(dense.chi2(A, values, variance), rel=20 * case.tolerance)
 
     def test_exact_observations_are_met(self, case: GaussianCase) -> None:
         functional, values = self.observation(case)
         first, dense = case.field[:1], case.dense.select([0])
         field, A = first.condition(functional, values[:1]), dense.observing(functional)
-        assert_law(field, dense.condition(A, values[:1]), 50 * case.tolerance)
+        assert_distribution(field, dense.condition(A, values[:1]), 50 * case.tolerance)
         assert_close(functional(field.rsample((20,), seed=0)), values[:1].expand(20, -1, -1, -1), 20 * case.tolerance)
         assert field.latent.chi2 == pytest.approx(dense.chi2(A, values[:1]), rel=100 * case.tolerance)
 
@@ -215,14 +215,14 @@ class TestCondition:
 
     def test_leaves_constraints_in_force(self, case: GaussianCase) -> None:
         functional, values = self.observation(case)
-        law = Readings(case.field.grid, functional.matrix[:1])
-        bound = case.field.constrain(law, values[..., :1])
+        constraint = MatrixFunctional(case.field.grid, functional.matrix[:1])
+        bound = case.field.constrain(constraint, values[..., :1])
         for field in (
             bound.condition(functional, values, noise=0.3),
-            case.field.condition(functional, values, noise=0.3).constrain(law, values[..., :1]),
+            case.field.condition(functional, values, noise=0.3).constrain(constraint, values[..., :1]),
         ):
             draws = field.rsample((20,), seed=1)
-            assert_close(law(draws), values[..., :1].expand(20, -1, -1, -1), 20 * case.tolerance)
+            assert_close(constraint(draws), values[..., :1].expand(20, -1, -1, -1), 20 * case.tolerance)
 
     def test_a_field_under_its_own_latent_is_itself(self, case: GaussianCase) -> None:
         assert case.field.under(case.field.latent) is case.field
@@ -385,8 +385,8 @@ class TestLogDensity:
         assert (density.shape, density.dtype) == ((len(case.field),), torch.float64)
         for index, residual in enumerate((values.double().flatten(2) - case.mean).flatten(1)):
             covariance = case.dense.select([index]).matrix + spread[index].diag()
-            law = torch.distributions.MultivariateNormal(torch.zeros_like(residual), covariance)
-            assert_close(density[index], law.log_prob(residual), 10 * case.tolerance)
+            normal = torch.distributions.MultivariateNormal(torch.zeros_like(residual), covariance)
+            assert_close(density[index], normal.log_prob(residual), 10 * case.tolerance)
             if index == 0:
                 expected = scipy.stats.multivariate_normal(cov=covariance.numpy()).logpdf(residual.numpy())
                 assert density[0].item() == pytest.approx(expected, rel=10 * case.tolerance)
@@ -410,8 +410,8 @@ class TestLogDensity:
         values = case.field.rsample(seed=5)
         for noise in (0.0, 0.3):
             density = case.field.log_prob(values, noise=noise, joint=False)
-            law = scipy.stats.norm(case.mean.numpy(), (case.dense.variance + noise).sqrt().numpy())
-            expected = torch.from_numpy(law.logpdf(values.double().flatten(2).numpy()))
+            normal = scipy.stats.norm(case.mean.numpy(), (case.dense.variance + noise).sqrt().numpy())
+            expected = torch.from_numpy(normal.logpdf(values.double().flatten(2).numpy()))
             assert density.dtype == torch.float64
             assert_close(density.flatten(2), expected, 10 * case.tolerance)
 
@@ -424,10 +424,10 @@ class TestLogDensity:
         partly = pushed.log_prob(values, noise=half.expand(values.shape))
         for index, residual in enumerate((values.double() - dense.mean).flatten(1)):
             for actual, noise in ((density, torch.zeros_like(residual)), (partly, half.flatten())):
-                law = torch.distributions.MultivariateNormal(
+                normal = torch.distributions.MultivariateNormal(
                     torch.zeros_like(residual), dense.select([index]).matrix + noise.diag()
                 )
-                assert_close(actual[index], law.log_prob(residual), 100 * case.tolerance)
+                assert_close(actual[index], normal.log_prob(residual), 100 * case.tolerance)
 
     @pytest.mark.bad_input
     def test_does_not_exist_without_noise_on_fewer_dimensions(self, case: GaussianCase) -> None:
@@ -472,7 +472,7 @@ class TestManyLatentDimensions:
         assert (again.variance <= learned.variance * (1 + 1e-5)).all()
         assert again.apply(functional).variance.max() <= 0.1
 
-    def test_nonlinear_law(self, field: GaussianField) -> None:
+    def test_nonlinear_constraint(self, field: GaussianField) -> None:
         wanted = field.mean.square().mean(-1) + 5.0
         moved = field.constrain_residual(lambda u: u.square().mean(-1) - wanted)
         assert (moved.mean.square().mean(-1) - wanted).abs().max() <= 1e-3
@@ -486,8 +486,8 @@ class TestManyLatentDimensions:
         for one, values in ((field, draw), (wide, draw.reshape(1, 2, 48))):
             rows = one.root.dense().double().flatten(1, 2)
             covariance = rows @ rows.mT + 0.1 * torch.eye(rows.shape[1])
-            law = torch.distributions.MultivariateNormal(one.mean.double().flatten(1), covariance)
-            assert_close(one.log_prob(values, noise=0.1), law.log_prob(values.double().flatten(1)), 1e-9)
+            normal = torch.distributions.MultivariateNormal(one.mean.double().flatten(1), covariance)
+            assert_close(one.log_prob(values, noise=0.1), normal.log_prob(values.double().flatten(1)), 1e-9)
 
 
 class TestDifferentiability:

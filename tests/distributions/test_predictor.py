@@ -77,30 +77,30 @@ INPUTS = cosine_inputs(DOMAIN)
 @pytest.mark.parametrize("make", PREDICTORS)
 class TestCalling:
     def test_predicts_on_the_inputs_grid_or_at_the_query(self, make: Callable[..., Predictor]) -> None:
-        predict, query = make(), Grid.scattered([[0.1], [0.6]], [0.5, 0.5])
-        assert predict(INPUTS).mean.shape == (2, 2, 8)
-        assert predict(INPUTS, query).mean.shape == (2, 2, 2)
-        assert predict(INPUTS, query).grid == query
+        predictor, query = make(), Grid.scattered([[0.1], [0.6]], [0.5, 0.5])
+        assert predictor(INPUTS).mean.shape == (2, 2, 8)
+        assert predictor(INPUTS, query).mean.shape == (2, 2, 2)
+        assert predictor(INPUTS, query).grid == query
 
     @pytest.mark.parametrize("of_operator", [torch.float32, torch.float64])
     @pytest.mark.parametrize("of_inputs", [torch.float32, torch.float64])
     def test_computes_in_the_operators_dtype(
         self, make: Callable[..., Predictor], of_operator: torch.dtype, of_inputs: torch.dtype
     ) -> None:
-        predict, inputs = make(dtype=of_operator), cosine_inputs(DOMAIN, dtype=of_inputs)
-        field = predict(inputs)
-        assert predict.seen is not None  # type: ignore[attr-defined]
-        assert predict.seen.dtype == of_operator  # type: ignore[attr-defined]
+        predictor, inputs = make(dtype=of_operator), cosine_inputs(DOMAIN, dtype=of_inputs)
+        field = predictor(inputs)
+        assert predictor.seen is not None  # type: ignore[attr-defined]
+        assert predictor.seen.dtype == of_operator  # type: ignore[attr-defined]
         assert field.mean.dtype == field.variance.dtype == field.rsample().dtype == of_operator
-        assert predict.draw(0)(inputs.values).dtype == of_operator
+        assert predictor.draw(0)(inputs.values).dtype == of_operator
         assert inputs.dtype == of_inputs
 
     def test_is_differentiable_in_the_inputs(self, make: Callable[..., Predictor]) -> None:
-        predict = make()
+        predictor = make()
 
         def outputs(values: Tensor) -> list[Tensor]:
-            field = predict(Field(values, DOMAIN))
-            return [field.mean, field.variance, field.rsample((2,), seed=1), predict.draw(3)(values)]
+            field = predictor(Field(values, DOMAIN))
+            return [field.mean, field.variance, field.rsample((2,), seed=1), predictor.draw(3)(values)]
 
         assert torch.autograd.gradcheck(outputs, INPUTS.values.clone().requires_grad_())
 
@@ -115,17 +115,17 @@ class TestDraws:
         assert torch.equal(evaluate(draw, INPUTS), draw(INPUTS.values))
 
     def test_are_equal_across_calls_and_predictors(self, make: Callable[..., Predictor]) -> None:
-        predict = make()
-        first, again, other = predict.draw(4), make().draw(4), predict.draw(5)
+        predictor = make()
+        first, again, other = predictor.draw(4), make().draw(4), predictor.draw(5)
         assert torch.equal(first(INPUTS.values), first(INPUTS.values))
         assert torch.equal(first(INPUTS.values), again(INPUTS.values))
-        assert len({float(predict.draw(seed)(INPUTS.values).sum()) for seed in range(30)}) >= 3
+        assert len({float(predictor.draw(seed)(INPUTS.values).sum()) for seed in range(30)}) >= 3
         assert other.seed == 5
 
     def test_are_the_fields_own_draws(self, make: Callable[..., Predictor]) -> None:
-        predict = make()
+        predictor = make()
         for seed in range(10):
-            assert torch.equal(predict.draw(seed)(INPUTS.values), predict(INPUTS).rsample(seed=seed))
+            assert torch.equal(predictor.draw(seed)(INPUTS.values), predictor(INPUTS).rsample(seed=seed))
 
     def test_are_one_function_at_every_grid_and_query(self, make: Callable[..., Predictor]) -> None:
         draw, fine = make().draw(4), Grid.uniform(21)
@@ -141,9 +141,9 @@ class TestDraws:
         assert (draw(INPUTS.values[1:]) - draw(INPUTS.values)[1:]).abs().max() <= 1e-14
 
     def test_have_the_moments_of_the_field(self, make: Callable[..., Predictor]) -> None:
-        predict, count = make(), 400
-        draws = torch.stack([predict.draw(seed)(INPUTS.values) for seed in range(count)])
-        field = predict(INPUTS)
+        predictor, count = make(), 400
+        draws = torch.stack([predictor.draw(seed)(INPUTS.values) for seed in range(count)])
+        field = predictor(INPUTS)
         assert ((draws.mean(0) - field.mean).abs() <= 6 * field.standard_deviation / count**0.5 + 1e-12).all()
         assert ((draws.var(0) / field.variance - 1).abs() <= 6 * (3 / count) ** 0.5).all()
 
@@ -206,10 +206,10 @@ class TestBadInput:
 
 
 def test_is_frozen_and_says_what_it_is() -> None:
-    predict = WeightSpace()
+    predictor = WeightSpace()
     with pytest.raises(AttributeError, match="WeightSpace is frozen: noise"):
-        predict.noise = torch.ones(2)
-    assert repr(predict).startswith("WeightSpace(1 -> 2 channels on Grid.uniform((8,)")
+        predictor.noise = torch.ones(2)
+    assert repr(predictor).startswith("WeightSpace(1 -> 2 channels on Grid.uniform((8,)")
 
 
 @pytest.mark.bad_input

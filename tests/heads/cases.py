@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from functools import cache
 
 import torch
@@ -11,12 +12,19 @@ from torch import Tensor, nn
 
 from probneural.fields import Field, FieldPairs, evaluate
 from probneural.grids import Grid
-from probneural.heads import AnchoredEnsemble, DeepEnsemble, Laplace, LastLayerLaplace
-from probneural.operators import FNO, DeepONet, LinearRegression, PODDeepONet
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from probneural.heads import (
+    AnchoredEnsemble,
+    DeepEnsemble,
+    Iterative,
+    Kronecker,
+    Laplace,
+    LastLayerLaplace,
+    LevenbergMarquardt,
+    LowRank,
+)
+from probneural.heads.laplace.structures import STRUCTURES, Structure
+from probneural.operators import FNO, DeepONet, HiddenLayers, LinearRegression, PODDeepONet
+from tests.helpers import generator
 
 
 def fields(grid: Grid, count: int, channels: int, *, seed: int, waves: int = 3) -> Field:
@@ -158,11 +166,11 @@ def small_fno(out_channels: int = 1, *, in_channels: int = 1, **settings: object
 
 
 def small_deeponet() -> nn.Module:
-    return DeepONet(1, 2, sensors=PERIODIC.resized(7), basis=3, width=4, depth=1, coupling="split_trunk")
+    return DeepONet(1, 2, sensors=PERIODIC.resized(7), basis=3, layers=HiddenLayers(width=4, depth=1), coupling="split_trunk")
 
 
 def small_pod_deeponet() -> nn.Module:
-    operator = PODDeepONet(1, 1, sensors=PERIODIC.resized(7), out_grid=PERIODIC, basis=3, width=4, depth=1)
+    operator = PODDeepONet(1, 1, sensors=PERIODIC.resized(7), out_grid=PERIODIC, basis=3, layers=HiddenLayers(width=4, depth=1))
     operator.fit_normalizers(FieldPairs(fields(PERIODIC, 8, 1, seed=4), fields(PERIODIC, 8, 1, seed=5)))
     return operator
 
@@ -191,22 +199,29 @@ def operator_cases() -> tuple[OperatorCase, ...]:
     )
 
 
+def structured(name: str, *, rank: int | None = None, probes: int | None = None) -> Structure:
+    """A structure by name, with the settings that it has."""
+    wanted = {"rank": rank, "probes": probes}
+    known = {each.name for each in fields_of(STRUCTURES[name])}
+    return STRUCTURES[name](**{setting: value for setting, value in wanted.items() if setting in known})
+
+
 HEADS = {
     "last-layer": LastLayerLaplace(),
     "last-layer-given": LastLayerLaplace(noise=0.01, prior_precision=2.0, effective_observations=5.0),
-    "full": Laplace(),
-    "full-given": Laplace(noise=0.01, prior_precision=2.0, effective_observations=5.0),
-    "low-rank": Laplace(structure="low_rank", rank=40),
-    "low-rank-grown": Laplace(structure="low_rank", noise=0.01, prior_precision=2.0, effective_observations=5.0),
-    "kronecker": Laplace(structure="kronecker"),
-    "kronecker-corrected": Laplace(structure="kronecker", corrected=True, noise=0.01, prior_precision=2.0),
-    "diagonal": Laplace(structure="diagonal"),
-    "iterative": Laplace(structure="iterative", rank=40, noise=0.01, prior_precision=2.0),
+    "full": Laplace("full"),
+    "full-given": Laplace("full", noise=0.01, prior_precision=2.0, effective_observations=5.0),
+    "low-rank": Laplace(LowRank(rank=40)),
+    "low-rank-grown": Laplace("low_rank", noise=0.01, prior_precision=2.0, effective_observations=5.0),
+    "kronecker": Laplace("kronecker"),
+    "kronecker-corrected": Laplace(Kronecker(eigenvalue_correction=True), noise=0.01, prior_precision=2.0),
+    "diagonal": Laplace("diagonal"),
+    "iterative": Laplace(Iterative(rank=40), noise=0.01, prior_precision=2.0),
 }
 
 
 def briefly(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
-    """Three steps of a recipe that leaves the mode alone: enough to move weights, dropout and running statistics included."""
+    """Three training steps that leave the mode alone: enough to move weights, dropout and running statistics included."""
     optimizer = torch.optim.Adam([value for value in operator.parameters() if value.requires_grad], lr=1e-2)
     order = torch.randperm(len(data), generator=generator(seed))
     query = None if data.outputs.grid == data.inputs.grid else data.outputs.grid
@@ -216,15 +231,17 @@ def briefly(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
         optimizer.step()
 
 
-def redraw(operator: nn.Module) -> None:
+def reinitialise(operator: nn.Module) -> None:
     """For modules that own parameters and have no `reset_parameters`."""
     for parameter in operator.parameters():
         parameter.copy_(0.5 * torch.randn_like(parameter))
 
 
 ENSEMBLES = {
-    "deep-ensemble": DeepEnsemble(4, train=briefly, reset=redraw, execution="loop", progress=False),
-    "anchored": AnchoredEnsemble(4, noise=0.01, prior_precision=2.0, effective_observations=5.0, max_iterations=2),
+    "deep-ensemble": DeepEnsemble(4, train=briefly, reinitialise=reinitialise, show_progress=False),
+    "anchored": AnchoredEnsemble(
+        4, noise=0.01, prior_precision=2.0, effective_observations=5.0, optimizer=LevenbergMarquardt(max_iterations=2)
+    ),
 }
 """Heads that predict empirical fields."""
 
@@ -240,6 +257,8 @@ _SLOW = {"low-rank", "low-rank-grown", "kronecker-corrected", "iterative"}
 _FEW = ("fno-1d", "complex")
 PAIRS = [(head, operator) for head in HEADS for operator in OPERATORS if head not in _SLOW or operator in _FEW]
 """What contracts run on: every head on every operator, but for heads that repeat others slowly."""
+EVIDENCE_PAIRS = [(head, operator) for head, operator in PAIRS if hasattr(HEADS[head], "effective_observations")]
+"""What contracts run on that ask for noise and prior from an evidence."""
 ALL_HEADS = HEADS | ENSEMBLES
 ALL_PAIRS = [*PAIRS, *((head, operator) for head in ENSEMBLES for operator in ("fno-1d", "fno-ends", "conv", "complex"))]
 """What contracts run on that ask for no Gaussian field."""

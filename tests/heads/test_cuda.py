@@ -16,10 +16,10 @@ from tests.heads.cases import HEADS, OPERATORS, fitted, operator_case
 @pytest.mark.parametrize("data_device", ["cpu", "cuda"])
 def test_agrees_with_the_cpu(head: str, operator: str, data_device: str) -> None:
     case = operator_case(operator)
-    predict = HEADS[head].fit(copy.deepcopy(case.operator).cuda(), case.data.to(data_device))
-    field, expected = predict(case.inputs.to(data_device)), fitted(head, operator)(case.inputs)
-    assert predict.device.type == field.mean.device.type == field.variance.device.type == "cuda"
+    predictor = HEADS[head].fit(copy.deepcopy(case.operator).cuda(), case.data.to(data_device))
+    field, expected = predictor(case.inputs.to(data_device)), fitted(head, operator)(case.inputs)
+    assert predictor.device.type == field.mean.device.type == field.variance.device.type == "cuda"
     torch.testing.assert_close(field.mean.cpu(), expected.mean, rtol=1e-8, atol=1e-10 * float(expected.mean.abs().max()))
     torch.testing.assert_close(field.variance.cpu(), expected.variance, rtol=1e-5, atol=0)
-    assert predict.log_evidence == pytest.approx(fitted(head, operator).log_evidence, rel=1e-7)
-    assert predict.draw(1)(case.inputs.values.cuda()).device.type == "cuda"
+    assert predictor.log_evidence == pytest.approx(fitted(head, operator).log_evidence, rel=1e-7)
+    assert predictor.draw(1)(case.inputs.values.cuda()).device.type == "cuda"

@@ -28,7 +28,7 @@ def evidence_at(design: Tensor, targets: Tensor, weights: Tensor) -> Evidence:
     return Evidence(
         eigenvalues=torch.linalg.eigvalsh(design.mT @ design).clamp_min(0.0),
         observations=float(len(targets)),
-        energy=float((targets - design @ weights).square().sum()),
+        residual_sum_of_squares=float((targets - design @ weights).square().sum()),
         squared_norm=float(weights.square().sum()),
     )
 
@@ -82,7 +82,9 @@ def test_maximum_is_what_a_search_finds(noise: float | None, prior: float | None
 
 
 def test_both_given_stay() -> None:
-    empty = Evidence(eigenvalues=torch.zeros(2, dtype=torch.float64), observations=3.0, energy=0.0, squared_norm=0.0)
+    empty = Evidence(
+        eigenvalues=torch.zeros(2, dtype=torch.float64), observations=3.0, residual_sum_of_squares=0.0, squared_norm=0.0
+    )
     assert empty.maximise(noise=0.5, prior=7.0) == (0.5, 7.0)
 
 
@@ -96,7 +98,7 @@ def test_maximum_follows_the_units(outputs: float, features: float, which: str, 
     scaled = Evidence(
         eigenvalues=evidence.eigenvalues * features**2,
         observations=evidence.observations,
-        energy=evidence.energy * outputs**2,
+        residual_sum_of_squares=evidence.residual_sum_of_squares * outputs**2,
         squared_norm=evidence.squared_norm * (outputs / features) ** 2,
     )
     noise = 0.3 if which == "prior" else None
@@ -113,7 +115,9 @@ def test_maximum_follows_the_units(outputs: float, features: float, which: str, 
 def test_maximum_is_no_lower_than_its_neighbours(energy: float, norm: float, observations: float, count: int) -> None:
     """Over any mixture of scales: either a maximum or the named error."""
     eigenvalues = torch.logspace(-6, 2, count, dtype=torch.float64)
-    evidence = Evidence(eigenvalues=eigenvalues, observations=observations, energy=10**energy, squared_norm=10**norm)
+    evidence = Evidence(
+        eigenvalues=eigenvalues, observations=observations, residual_sum_of_squares=10**energy, squared_norm=10**norm
+    )
     for given_noise, given_prior in ((None, None), (1.0, None), (None, 1.0)):
         try:
             noise, prior = evidence.maximise(noise=given_noise, prior=given_prior)
@@ -129,8 +133,8 @@ def test_maximum_is_no_lower_than_its_neighbours(energy: float, norm: float, obs
 @pytest.mark.parametrize(
     ("changes", "settings", "message"),
     [
-        ({"energy": 0.0}, {}, "residuals that are not all zero.*give noise="),
-        ({"energy": 0.0}, {"prior": 1.0}, "residuals that are not all zero"),
+        ({"residual_sum_of_squares": 0.0}, {}, "residuals that are not all zero.*give noise="),
+        ({"residual_sum_of_squares": 0.0}, {"prior": 1.0}, "residuals that are not all zero"),
         ({"squared_norm": 0.0}, {}, "weights that are not all zero.*prior_precision="),
         ({"squared_norm": 0.0}, {"noise": 1.0}, "weights that are not all zero"),
         ({"eigenvalues": torch.zeros(5, dtype=torch.float64)}, {}, "curvature that is not zero"),
@@ -141,7 +145,9 @@ def test_maximum_is_no_lower_than_its_neighbours(energy: float, norm: float, obs
 @pytest.mark.bad_input
 def test_no_maximum(changes: dict, settings: dict, message: str) -> None:
     evidence = least_squares()
-    arguments = {name: getattr(evidence, name) for name in ("eigenvalues", "observations", "energy", "squared_norm")}
+    arguments = {
+        name: getattr(evidence, name) for name in ("eigenvalues", "observations", "residual_sum_of_squares", "squared_norm")
+    }
     with pytest.raises(EvidenceError, match=message):
         Evidence(**{**arguments, **changes}).maximise(**settings)
 
@@ -156,7 +162,9 @@ def test_no_maximum_within_reach(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_operator_that_interpolates_has_a_maximum_far_down() -> None:
     """Energies near rounding: the ratio of E and W, not the curvature, sets the scale."""
     evidence = least_squares()
-    tiny = Evidence(eigenvalues=evidence.eigenvalues, observations=40.0, energy=1e-40, squared_norm=evidence.squared_norm)
+    tiny = Evidence(
+        eigenvalues=evidence.eigenvalues, observations=40.0, residual_sum_of_squares=1e-40, squared_norm=evidence.squared_norm
+    )
     noise, prior = tiny.maximise()
     assert noise == pytest.approx(1e-40 / (40 - 5), rel=1e-5)  # N - k degrees of freedom are left
     assert prior == pytest.approx(5 / evidence.squared_norm, rel=1e-5)

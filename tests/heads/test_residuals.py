@@ -8,17 +8,14 @@ import torch
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.heads.residuals import effective_observations, given_per_channel, output_units
+from probneural.heads.residuals import estimate_effective_observations, given_per_channel, output_units
 from tests.heads.cases import fields
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.helpers import normal
 
 
 @pytest.mark.parametrize("shape", [(32,), (4, 8)])
 def test_white_noise_has_as_many_as_points(shape: tuple[int, ...]) -> None:
-    count = effective_observations(normal(2000, 1, *shape), grid=Grid.uniform(shape))
+    count = estimate_effective_observations(normal(2000, 1, *shape), grid=Grid.uniform(shape))
     assert float(count) == pytest.approx(32, rel=0.02)
 
 
@@ -27,12 +24,14 @@ def test_white_noise_has_as_many_as_points(shape: tuple[int, ...]) -> None:
 def test_fields_of_equal_directions_have_their_number(rank: int, scale: float) -> None:
     basis = torch.linalg.qr(normal(64, rank, seed=1)).Q
     residuals = scale * (normal(4000, rank) @ basis.mT)[:, None]
-    assert float(effective_observations(residuals, grid=Grid.uniform(64))) == pytest.approx(rank, rel=0.02)
+    assert float(estimate_effective_observations(residuals, grid=Grid.uniform(64))) == pytest.approx(rank, rel=0.02)
 
 
 def test_few_fields_are_not_few_observations() -> None:
     """The plain ratio of the empirical covariance cannot exceed n; pairs of different fields are unbiased, in both traces."""
-    counts = torch.stack([effective_observations(normal(4, 1, 32, seed=seed), grid=Grid.uniform(32))[0] for seed in range(200)])
+    counts = torch.stack(
+        [estimate_effective_observations(normal(4, 1, 32, seed=seed), grid=Grid.uniform(32))[0] for seed in range(200)]
+    )
     assert float(1.0 / (1.0 / counts).mean()) == pytest.approx(32, rel=0.2)
 
 
@@ -47,14 +46,14 @@ def test_large_samples_give_the_participation_ratio_of_the_covariance(grid: Grid
     eigenvalues = torch.linalg.eigvalsh(root.mT @ root)
     expected = float(eigenvalues.sum().square() / eigenvalues.square().sum())
     residuals = (normal(6000, 12) @ basis).unflatten(-1, grid.shape)[:, None]
-    assert float(effective_observations(residuals, grid=grid)) == pytest.approx(expected, rel=0.03)
+    assert float(estimate_effective_observations(residuals, grid=grid)) == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.parametrize("periodic", [True, False])
 def test_smooth_residuals_count_the_same_on_every_grid(periodic: bool) -> None:
     coarse, fine = ((32, 64) if periodic else (33, 65)), 512
     counts = [
-        effective_observations(
+        estimate_effective_observations(
             fields(Grid.uniform(size, periodic=periodic), 10, 2, seed=5).values, grid=Grid.uniform(size, periodic=periodic)
         )
         for size in (*coarse, fine + (not periodic))
@@ -65,17 +64,17 @@ def test_smooth_residuals_count_the_same_on_every_grid(periodic: bool) -> None:
 
 def test_channels_count_by_themselves() -> None:
     residuals = torch.cat([normal(1000, 1, 16), normal(1000, 1, 1, seed=1).expand(-1, -1, 16)], dim=1)
-    counts = effective_observations(residuals, grid=Grid.uniform(16))
+    counts = estimate_effective_observations(residuals, grid=Grid.uniform(16))
     assert counts.tolist() == pytest.approx([16, 1], rel=0.05)
 
 
 def test_limits() -> None:
     grid = Grid.uniform(8)
-    assert effective_observations(normal(1, 2, 8), grid=grid).tolist() == [1.0, 1.0]
-    assert effective_observations(torch.zeros(3, 1, 8, dtype=torch.float64), grid=grid).tolist() == [1.0]
+    assert estimate_effective_observations(normal(1, 2, 8), grid=grid).tolist() == [1.0, 1.0]
+    assert estimate_effective_observations(torch.zeros(3, 1, 8, dtype=torch.float64), grid=grid).tolist() == [1.0]
     apart = torch.eye(8, dtype=torch.float64)[:3, None]  # nothing in common: as many as there can be
-    assert effective_observations(apart, grid=grid).tolist() == [8.0]
-    assert effective_observations(normal(1, 1, 8).expand(5, -1, -1), grid=grid).tolist() == pytest.approx([1.0])
+    assert estimate_effective_observations(apart, grid=grid).tolist() == [8.0]
+    assert estimate_effective_observations(normal(1, 1, 8).expand(5, -1, -1), grid=grid).tolist() == pytest.approx([1.0])
 
 
 def test_output_units_by_quadrature() -> None:

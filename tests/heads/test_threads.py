@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probneural.curvature import CurvatureProblem, GaussNewtonProduct, ParameterVector, QuadratureGaussian
-from probneural.curvature.linearisation import Linearisation, gauss_newton_term
+from probneural.curvature import CurvatureProblem, ParameterVector, QuadratureGaussian, gauss_newton_vector_product
+from probneural.curvature.products.linearisation import Linearisation, gauss_newton_term
 from probneural.distributions import Predictor
 from probneural.errors import UnsupportedError
 from probneural.fields import Field, FieldPairs
-from probneural.heads import BayesianLastLayer, KernelOperator
-from probneural.heads.processes import KERNELS, Covariance
+from probneural.heads import NUTS, BayesianLastLayer, KernelOperator, VariationalInference
+from probneural.heads.kernel.gaussian_processes import KERNELS, Covariance
 from probneural.storage import load, save
 from probneural.training import fit as train
 from tests.heads.cases import ALL_HEADS, PERIODIC, _built, data_for, fields
@@ -56,8 +56,8 @@ class Interrupted(nn.Module):
 _REPEATED = ("last-layer-given", "full-given", "low-rank-grown", "kronecker-corrected")  # other settings of the same evaluation
 HEADS = {name: head for name, head in ALL_HEADS.items() if name not in _REPEATED} | {
     "kernel": KernelOperator("rational_quadratic", input_components=3, output_components=2, groups=1, iterations=2),
-    "mean-field": BayesianLastLayer(method="mean_field", steps=20, progress=False),
-    "nuts": BayesianLastLayer(samples=4, warmup=4, chains=1, progress=False),
+    "mean-field": BayesianLastLayer(method=VariationalInference("mean_field", steps=20), show_progress=False),
+    "nuts": BayesianLastLayer(method=NUTS(samples=4, warmup=4, chains=1), show_progress=False),
 }
 HEAD = pytest.mark.parametrize("head", HEADS)
 pytestmark = pytest.mark.filterwarnings("ignore:(nuts|mean_field) has not converged")
@@ -93,8 +93,8 @@ def fit(head: str, pairs: FieldPairs) -> Predictor:
     return HEADS[head].fit(operator(), pairs)
 
 
-def prediction(predict: Predictor, inputs: Field) -> tuple[Tensor, ...]:
-    field = predict(inputs)
+def prediction(predictor: Predictor, inputs: Field) -> tuple[Tensor, ...]:
+    field = predictor(inputs)
     return field.mean, field.variance, field.rsample((2,), seed=1)
 
 
@@ -132,9 +132,9 @@ def check(works: list[Work], *, repetitions: int = 1) -> None:
 
 @HEAD
 def test_threads_share_a_predictor(head: str) -> None:
-    predict = fitted(head)
+    predictor = fitted(head)
     inputs = [fields(PERIODIC, count, 1, seed=90 + count) for count in (1, 2, 2)]
-    check([lambda own=own: prediction(predict, own) for own in inputs], repetitions=2)
+    check([lambda own=own: prediction(predictor, own) for own in inputs], repetitions=2)
 
 
 @HEAD
@@ -142,8 +142,8 @@ def test_threads_fit_the_same_operator(head: str) -> None:
     query = fields(PERIODIC, 2, 1, seed=99)
 
     def work(seed: int) -> tuple[Tensor, ...]:
-        predict = fit(head, data(seed))
-        return predict.noise, *prediction(predict, query)[:2]
+        predictor = fit(head, data(seed))
+        return predictor.noise, *prediction(predictor, query)[:2]
 
     fitted(head)
     check([lambda: work(0), lambda: work(1)])
@@ -152,24 +152,24 @@ def test_threads_fit_the_same_operator(head: str) -> None:
 
 @HEAD
 def test_copies_and_files_while_another_thread_predicts(head: str, tmp_path: Path) -> None:
-    predict, query = fitted(head), fields(PERIODIC, 2, 1, seed=99)
-    expected = prediction(predict, query)
+    predictor, query = fitted(head), fields(PERIODIC, 2, 1, seed=99)
+    expected = prediction(predictor, query)
     done, path = threading.Event(), tmp_path / "predictor.safetensors"
 
     def keep_predicting() -> tuple[Tensor, ...]:
         while not done.is_set():
-            prediction(predict, query)
+            prediction(predictor, query)
         return ()
 
     def keep_copying() -> tuple[Tensor, ...]:
         try:
-            made = [copy.deepcopy(predict), copy.deepcopy(predict)]
+            made = [copy.deepcopy(predictor), copy.deepcopy(predictor)]
             if head == "iterative":  # which holds functions and its training data
                 with pytest.raises(UnsupportedError, match="which needs its data"):
-                    save(predict, path)
+                    save(predictor, path)
             else:
-                made.append(pickle.loads(pickle.dumps(predict)))  # noqa: S301 (our own)
-                save(predict, path)
+                made.append(pickle.loads(pickle.dumps(predictor)))  # noqa: S301 (our own)
+                save(predictor, path)
                 made.append(load(path, operator=operator()))
             return tuple(part for copied in made for part in prediction(copied, query))
         finally:
@@ -214,6 +214,6 @@ def test_threads_trace_products() -> None:
     products = together([lambda own=own: (own.product(vectors),) for own in made])
     for problem, own, (product,) in zip(problems, made, products, strict=True):
         assert own.is_traced
-        expected = GaussNewtonProduct.of(problem, problem.parameters, vectors)
+        expected = gauss_newton_vector_product(problem, problem.parameters, vectors)
         torch.testing.assert_close(product, expected, rtol=1e-10, atol=1e-10)
     assert nn.Module.__call__ is call

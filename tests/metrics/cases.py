@@ -10,11 +10,7 @@ from torch import Tensor
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
 from probneural.fields import Field
 from probneural.grids import Grid
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
+from tests.helpers import normal
 
 GRIDS = {
     "periodic": Grid.uniform((12,)),

@@ -9,7 +9,8 @@ from probneural.errors import DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import relative_l2, rmse
-from tests.metrics.cases import GRIDS, normal, shares
+from tests.helpers import normal
+from tests.metrics.cases import GRIDS, shares
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)

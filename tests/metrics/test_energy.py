@@ -13,7 +13,8 @@ from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, energy_score
-from tests.metrics.cases import GRIDS, empirical, gaussian, normal, shares, truth_for
+from tests.helpers import normal
+from tests.metrics.cases import GRIDS, empirical, gaussian, shares, truth_for
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)

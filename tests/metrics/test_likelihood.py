@@ -10,7 +10,8 @@ from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, gaussian_nll, joint_nll, nll
-from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, normal, shares, truth_for
+from tests.helpers import normal
+from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, shares, truth_for
 
 NOISE = torch.tensor([0.3, 1.7], dtype=torch.float64)
 
@@ -33,8 +34,8 @@ def test_joint_agrees_with_scipy(grid: Grid) -> None:
     for index in range(len(u)):
         root = u.root.dense()[index].flatten(0, 1)
         covariance = root @ root.mT + torch.diag(NOISE.repeat_interleave(grid.size))
-        law = stats.multivariate_normal(u.mean[index].flatten().numpy(), covariance.numpy())
-        expected = -law.logpdf(truth.values[index].flatten().numpy()) / (2 * grid.size)
+        distribution = stats.multivariate_normal(u.mean[index].flatten().numpy(), covariance.numpy())
+        expected = -distribution.logpdf(truth.values[index].flatten().numpy()) / (2 * grid.size)
         assert found[index].item() == pytest.approx(expected, rel=1e-9)
 
 
@@ -46,8 +47,8 @@ def test_joint_of_an_ensemble_takes_its_covariance() -> None:
     for index in range(len(u)):
         members = u.samples[:, index].flatten(1)
         covariance = torch.cov(members.mT, aweights=u.weights, correction=0) + 0.4 * torch.eye(18).double()
-        law = torch.distributions.MultivariateNormal(u.weights @ members, covariance)
-        torch.testing.assert_close(found[index], -law.log_prob(truth.values[index].flatten()) / 18)
+        distribution = torch.distributions.MultivariateNormal(u.weights @ members, covariance)
+        torch.testing.assert_close(found[index], -distribution.log_prob(truth.values[index].flatten()) / 18)
 
 
 def test_joint_equals_marginal_without_correlation() -> None:

@@ -15,7 +15,8 @@ from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, crps, gaussian_crps, mixture_crps, ranked_probability
-from tests.metrics.cases import GRIDS, empirical, gaussian, normal, shares, truth_for
+from tests.helpers import normal
+from tests.metrics.cases import GRIDS, empirical, gaussian, shares, truth_for
 
 MEMBERS, TRUTH = normal(7, 30, seed=1), normal(30, seed=2)
 WEIGHTS = normal(7, seed=3).abs() / normal(7, seed=3).abs().sum()

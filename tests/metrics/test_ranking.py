@@ -11,7 +11,8 @@ from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, rank_correlation
-from tests.metrics.cases import GRIDS, gaussian, normal, truth_for
+from tests.helpers import normal
+from tests.metrics.cases import GRIDS, gaussian, truth_for
 
 LINE = Grid.uniform((40,))
 

@@ -20,7 +20,8 @@ from probneural.metrics import (
     reliability,
     simultaneous_coverage,
 )
-from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, normal, shares, truth_for
+from tests.helpers import normal
+from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, shares, truth_for
 
 GRID = Grid.uniform((16,))
 NOISE = torch.tensor([0.3, 1.7], dtype=torch.float64)
@@ -56,7 +57,7 @@ def test_moments_enter_as_the_formulas_say(grid: Grid, make: Maker) -> None:
     torch.testing.assert_close(calibration_error(comparison), shortfall.abs().mean(0), rtol=1e-6, atol=1e-9)
 
 
-def test_a_true_law_is_found_reliable() -> None:
+def test_a_true_distribution_is_found_reliable() -> None:
     u, truth = own_draws(2000)
     comparison = compare(u, truth, noise=0.5)
     assert chi2(comparison).mean().item() == pytest.approx(1.0, abs=0.03)
@@ -68,7 +69,7 @@ def test_a_true_law_is_found_reliable() -> None:
     assert stats.kstest(thinned.numpy(), "uniform").pvalue > 0.01
 
 
-def test_an_overconfident_law_is_found_out() -> None:
+def test_an_overconfident_distribution_is_found_out() -> None:
     u, truth = own_draws(500, claim=0.4)
     comparison = compare(u, truth, noise=0.05)
     assert chi2(comparison).mean().item() > 4.0

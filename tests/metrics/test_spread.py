@@ -14,7 +14,8 @@ from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare
-from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, normal, shares, truth_for
+from tests.helpers import normal, uniform
+from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, shares, truth_for
 
 
 def members(count: int, n: int, *, seed: int, grid: Grid = GRIDS["periodic"]) -> EmpiricalField:
@@ -104,8 +105,20 @@ class TestMerci:
             assert metrics.n_merci(known(scale * sd, self.errors), level=0.9).item() == pytest.approx(float(expected))
 
     def test_points_are_weighted(self) -> None:
-        u = gaussian(GRIDS["scattered"])
-        assert torch.isfinite(metrics.n_merci(compare(u, truth_for(u), noise=0.1))).all()
+        """A weight of two is a point that is there twice; weights of zero are points that are not there."""
+        points, weights = uniform(6, 1), torch.tensor([2.0, 1.0, 0.0, 1.0, 1.0, 1.0])
+        rows = torch.tensor([0, 0, 1, 3, 4, 5])
+        mean, root = normal(1, 1, 6, seed=0), normal(1, 1, 6, 2, seed=1)
+        once = GaussianField(mean, DenseRoot(root), latent="xi", grid=Grid.scattered(points, weights))
+        twice = GaussianField(
+            mean[..., rows], DenseRoot(root[:, :, rows]), latent="xi", grid=Grid.scattered(points[rows], torch.ones(6))
+        )
+        truth = normal(1, 1, 6, seed=9)
+        found, expected = (
+            metrics.n_merci(compare(u, Field(values, u.grid), noise=0.1))
+            for u, values in ((once, truth), (twice, truth[..., rows]))
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
     def test_a_wrong_certainty_is_infinite(self) -> None:
         sd = torch.ones_like(self.errors)

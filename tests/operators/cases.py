@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +13,8 @@ from torch import Tensor
 
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
-from probneural.operators import FNO, DeepONet, LinearRegression, Operator, PODDeepONet
-
-
-def generator(name: str) -> torch.Generator:
-    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+from probneural.operators import FNO, DeepONet, HiddenLayers, LinearRegression, Operator, PODDeepONet
+from tests.helpers import generator
 
 
 def smooth(grid: Grid, *, count: int = 2, channels: int = 1, name: str = "smooth") -> Tensor:
@@ -47,6 +43,7 @@ class Case:
         difference: Bound on the relative change of the output between inputs on `resolved` and on finer grids. Where every
             axis is periodic it stands for the frequencies that the activations add beyond `resolved`; an axis with ends has
             second order, because hidden states have a slope there, and their even continuation a kink.
+        equivariant: Whether the operator commutes with translations.
     """
 
     name: str
@@ -54,6 +51,7 @@ class Case:
     grid: Grid
     resolved: Grid
     difference: float
+    equivariant: bool = False
 
     def operator(self, dtype: torch.dtype = torch.float64) -> Operator:
         return self.build().to(dtype)
@@ -61,11 +59,6 @@ class Case:
     def values(self, grid: Grid | None = None, *, count: int = 2, name: str = "smooth", **options: torch.dtype) -> Tensor:
         channels = self.build().in_channels
         return smooth(self.grid if grid is None else grid, count=count, channels=channels, name=name).to(**options)
-
-    @property
-    def is_translation_equivariant(self) -> bool:
-        operator = self.build()
-        return isinstance(operator, FNO) and all(operator.periodic) and not operator.embeds_position
 
 
 def fno(*modes: int, channels: tuple[int, int] = (1, 1), **options: bool | tuple[bool, ...]) -> Callable[[], Operator]:
@@ -81,13 +74,18 @@ def regression(in_grid: Grid, out_grid: Grid, *, channels: tuple[int, int], comp
     return build
 
 
-def deeponet(sensors: Grid, *, channels: tuple[int, int] = (1, 1), **options: Any) -> Callable[[], Operator]:
-    return lambda: DeepONet(*channels, sensors=sensors, basis=3, width=5, depth=2, **options)
+def deeponet(
+    sensors: Grid, *, channels: tuple[int, int] = (1, 1), activation: str = "gelu", **options: Any
+) -> Callable[[], Operator]:
+    layers = HiddenLayers(width=5, depth=2, activation=activation)
+    return lambda: DeepONet(*channels, sensors=sensors, basis=3, layers=layers, **options)
 
 
 def pod_deeponet(sensors: Grid, out_grid: Grid, *, channels: tuple[int, int], **options: Any) -> Callable[[], Operator]:
     def build() -> Operator:
-        operator = PODDeepONet(*channels, sensors=sensors, out_grid=out_grid, basis=3, width=5, depth=2, **options)
+        operator = PODDeepONet(
+            *channels, sensors=sensors, out_grid=out_grid, basis=3, layers=HiddenLayers(width=5, depth=2), **options
+        )
         inputs = Field(smooth(sensors, count=8, channels=channels[0], name="inputs"), sensors)
         outputs = Field(smooth(out_grid, count=8, channels=channels[1], name="outputs"), out_grid)
         operator.double().fit_normalizers(FieldPairs(inputs, outputs))
@@ -100,12 +98,12 @@ LINE, PLANE = Grid.uniform(9, lengths=2.0), Grid.uniform((6, 7), lengths=(1.0, 3
 ENDS = Grid.uniform(8, periodic=False)
 MIXED = Grid.uniform((6, 5), lengths=(2.0, 1.0), periodic=(True, False))
 CASES = [
-    Case("FNO-1-D", fno(3), LINE, Grid.uniform(64, lengths=2.0), 1e-9),
-    Case("FNO-1-D-channels", fno(4, channels=(2, 3)), LINE, Grid.uniform(63, lengths=2.0), 1e-13),
+    Case("FNO-1-D", fno(3), LINE, Grid.uniform(64, lengths=2.0), 1e-9, equivariant=True),
+    Case("FNO-1-D-channels", fno(4, channels=(2, 3)), LINE, Grid.uniform(63, lengths=2.0), 1e-13, equivariant=True),
     Case("FNO-1-D-ends", fno(3, periodic=False), ENDS, Grid.uniform(65, periodic=False), 1e-3),
     Case("FNO-1-D-ends-embedded", fno(3, periodic=False, embeds_position=True), ENDS, Grid.uniform(65, periodic=False), 1e-3),
     Case("FNO-1-D-embedded", fno(3, embeds_position=True), LINE, Grid.uniform(64, lengths=2.0), 1e-13),
-    Case("FNO-2-D", fno(2, 3), PLANE, PLANE.resized((32, 32)), 1e-6),
+    Case("FNO-2-D", fno(2, 3), PLANE, PLANE.resized((32, 32)), 1e-6, equivariant=True),
     Case("FNO-2-D-channels-embedded", fno(3, 2, channels=(3, 2), embeds_position=True), PLANE, PLANE.resized((32, 32)), 1e-8),
     Case(
         "FNO-2-D-mixed",
@@ -114,7 +112,7 @@ CASES = [
         Grid.uniform((32, 65), periodic=(True, False)),
         1e-3,
     ),
-    Case("FNO-3-D", fno(2, 2, 2), Grid.uniform((4, 3, 5)), Grid.uniform((16, 16, 16)), 1e-4),
+    Case("FNO-3-D", fno(2, 2, 2), Grid.uniform((4, 3, 5)), Grid.uniform((16, 16, 16)), 1e-4, equivariant=True),
     Case("regression-1-D", regression(LINE, LINE, channels=(1, 1), components=4), LINE, LINE.resized(16), 1e-12),
     Case(
         "regression-2-D-channels",

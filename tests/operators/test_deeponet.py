@@ -14,7 +14,7 @@ from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, FieldPairs, evaluate
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
-from probneural.operators import DeepONet, LinearRegression
+from probneural.operators import DeepONet, HiddenLayers, LinearRegression
 from probneural.operators.layers.branch import SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import MLP
@@ -22,7 +22,8 @@ from probneural.problems import Burgers
 from probneural.storage import load, save
 from probneural.training import fit
 from probneural.training.losses import relative_l2
-from tests.operators.cases import generator, smooth
+from tests.helpers import generator
+from tests.operators.cases import smooth
 
 COUPLINGS = ["independent", "split_branch", "split_trunk", "split_both"]
 SENSORS = Grid.uniform(7, lengths=2.0)
@@ -32,7 +33,8 @@ POINTS = Grid.scattered(2.0 * torch.rand(5, 1, generator=generator("points"), dt
 def built(**options: Any) -> DeepONet:
     """Two channels in, three out, every weight at random and units of its own."""
     torch.manual_seed(0)
-    settings = {"sensors": SENSORS, "basis": 4, "width": 5, "depth": 2, "activation": "gelu", "frequencies": 1, **options}
+    layers = HiddenLayers(width=5, depth=2)
+    settings = {"sensors": SENSORS, "basis": 4, "layers": layers, "frequencies": 1, **options}
     operator = DeepONet(2, 3, **settings).double()
     with torch.no_grad():
         for parameter in operator.readout.parameters():
@@ -107,7 +109,7 @@ def test_channels_share_what_the_coupling_says(coupling: str) -> None:
 
 
 def test_begins_as_the_plain_sum() -> None:
-    operator = DeepONet(1, 2, sensors=SENSORS, basis=3, width=4)
+    operator = DeepONet(1, 2, sensors=SENSORS, basis=3, layers=HiddenLayers(width=4))
     assert bool((operator.readout.weight == 1).all())
     assert not operator.readout.bias.any()
     caught: list[Tensor] = []
@@ -141,7 +143,7 @@ def scattered_sensors(domain: Grid, count: int = 11) -> Grid:
 def test_scattered_sensors_read_the_function(domain: Grid) -> None:
     """The input's interpolant is the input where the grid resolves it; at the sensors it is then what a formula says."""
     sensors = scattered_sensors(domain)
-    operator = DeepONet(1, 1, sensors=sensors, domain=domain, basis=4, width=6).double()
+    operator = DeepONet(1, 1, sensors=sensors, domain=domain, basis=4, layers=HiddenLayers(width=6)).double()
     wave = torch.tensor([1.0, 2.0][: domain.dimension], dtype=torch.float64) / torch.tensor(domain.lengths, dtype=torch.float64)
 
     def function(points: Tensor) -> Tensor:
@@ -161,7 +163,7 @@ def test_periodic_axes_close_up_and_others_do_not() -> None:
     low = Grid.scattered([[0.3, 0.1], [0.0, 0.6]], [1.0, 1.0])
     turned = Grid.scattered([[2.3, 0.1], [2.0, 0.6]], [1.0, 1.0])
     domain = Grid.uniform((4, 4), lengths=(2.0, 1.0), periodic=(True, False))
-    operator = DeepONet(1, 1, sensors=domain, basis=4, width=6, frequencies=2).double()
+    operator = DeepONet(1, 1, sensors=domain, basis=4, layers=HiddenLayers(width=6), frequencies=2).double()
     values = smooth(domain)
     torch.testing.assert_close(operator(values, query=low), operator(values, query=turned), atol=1e-14, rtol=0)
     ends = Grid.scattered([[0.3, 0.0], [0.3, 1.0]], [1.0, 1.0])
@@ -173,8 +175,8 @@ def test_position_is_relative_to_the_domain() -> None:
     """The same networks on a domain twice as long and elsewhere: the same values at corresponding points."""
     here = Grid.uniform((5, 6), periodic=(True, False))
     there = Grid.uniform((5, 6), lengths=(2.0, 3.0), origin=(1.0, -4.0), periodic=(True, False))
-    operator = DeepONet(1, 1, sensors=here, basis=4, width=6).double()
-    other = DeepONet(1, 1, sensors=there, basis=4, width=6).double()
+    operator = DeepONet(1, 1, sensors=here, basis=4, layers=HiddenLayers(width=6)).double()
+    other = DeepONet(1, 1, sensors=there, basis=4, layers=HiddenLayers(width=6)).double()
     other.load_state_dict(operator.state_dict())
     values = smooth(here)
     torch.testing.assert_close(other(values, grid=there), operator(values, grid=here), atol=1e-13, rtol=0)
@@ -182,7 +184,7 @@ def test_position_is_relative_to_the_domain() -> None:
 
 def test_position_depends_on_every_axis_and_frequency() -> None:
     domain = Grid.uniform((5, 6), lengths=(2.0, 3.0), periodic=(True, False), origin=(0.5, 1.0))
-    operator = DeepONet(1, 1, sensors=domain, basis=1, width=2, frequencies=3)
+    operator = DeepONet(1, 1, sensors=domain, basis=1, layers=HiddenLayers(width=2), frequencies=3)
     seen: list[Tensor] = []
     operator.trunk[0].register_forward_hook(lambda module, arguments, output: seen.append(arguments[0]))
     operator(torch.zeros(1, 1, 5, 6), query=Grid.scattered([[1.0, 1.0], [2.4, 4.0]], [1.0, 1.0]))
@@ -194,7 +196,7 @@ def test_position_depends_on_every_axis_and_frequency() -> None:
 def test_outputs_in_another_dimension() -> None:
     """An initial state on the line to a space-time field, on a uniform grid and at its points."""
     domain = Grid.uniform((8, 5), lengths=(1.0, 0.5), periodic=(True, False))
-    operator = DeepONet(1, 2, sensors=Grid.uniform(16), domain=domain, basis=4, width=6).double()
+    operator = DeepONet(1, 2, sensors=Grid.uniform(16), domain=domain, basis=4, layers=HiddenLayers(width=6)).double()
     values = smooth(Grid.uniform(16))
     query = domain.resized((6, 7))
     on_grid = operator(values, query=query)
@@ -227,12 +229,19 @@ def heat_pairs(count: int, *, seed: int) -> FieldPairs:
 def test_learns_a_map_into_space_time() -> None:
     train, test = heat_pairs(60, seed=0), heat_pairs(20, seed=1)
     torch.manual_seed(0)
-    operator = DeepONet(1, 1, sensors=train.inputs.grid, domain=train.outputs.grid, basis=16, width=64, depth=2, frequencies=2)
+    operator = DeepONet(
+        1,
+        1,
+        sensors=train.inputs.grid,
+        domain=train.outputs.grid,
+        basis=16,
+        layers=HiddenLayers(width=64, depth=2),
+        frequencies=2,
+    )
     fit(operator, train, epochs=40, batch_size=10, learning_rate=1e-2, show_progress=False, validation=0.0)
     with torch.no_grad():
         error = evaluate(operator, test.inputs, test.outputs.grid) - test.outputs.values
     relative = float(error.norm() / test.outputs.values.norm())
-    print(f"relative error {relative:.4f}")
     assert relative < 0.12
 
 
@@ -249,7 +258,6 @@ def test_learns_burgers_better_than_the_published_figure() -> None:
         with torch.no_grad():
             values = evaluate(model, test.inputs)
         errors.append(float(relative_l2(values, test.outputs.values, grid=test.outputs.grid).mean()))
-    print(f"relative errors {errors}")
     assert errors[0] < 0.0215
     assert errors[1] > 0.05  # so that the figure is no proof of linearity
 
@@ -258,7 +266,7 @@ def test_learns_burgers_better_than_the_published_figure() -> None:
 
 
 def test_an_infinite_prior_keeps_features_of_other_channels_out() -> None:
-    operator = DeepONet(1, 2, sensors=Grid.uniform(8), basis=2, width=4).double()
+    operator = DeepONet(1, 2, sensors=Grid.uniform(8), basis=2, layers=HiddenLayers(width=4)).double()
     grid = Grid.uniform(8)
     inputs = Field(smooth(grid, count=6), grid)
     with torch.no_grad():
@@ -266,13 +274,13 @@ def test_an_infinite_prior_keeps_features_of_other_channels_out() -> None:
     data = FieldPairs(inputs, Field(outputs + 0.1 * smooth(grid, count=6, channels=2, name="noise"), grid))
     prior = torch.full((2, 5), 2.0)
     prior[0, 2:4] = prior[1, :2] = torch.inf
-    predict = LastLayerLaplace(prior_precision=prior, noise=0.01).fit(operator, data)
+    predictor = LastLayerLaplace(prior_precision=prior, noise=0.01).fit(operator, data)
     off = torch.zeros(2, 5, dtype=torch.bool)
     off[0, 2:4] = off[1, :2] = True
-    weight = predict.readout.weight
+    weight = predictor.readout.weight
     assert bool((weight[off] == 0).all())
     assert torch.equal(weight[:, :4], torch.block_diag(torch.ones(1, 2), torch.ones(1, 2)).double())
-    deviations = predict.weight_covariance.diagonal().reshape(2, 5)
+    deviations = predictor.weight_covariance.diagonal().reshape(2, 5)
     assert bool((deviations[off] == 0).all())
     assert bool((deviations[~off] > 0).all())
 
@@ -314,7 +322,9 @@ def test_reset_draws_every_weight_and_keeps_units(coupling: str) -> None:
 
 
 def test_units_come_from_training_data() -> None:
-    operator = DeepONet(1, 1, sensors=Grid.uniform(8), domain=Grid.uniform((10, 6), periodic=(True, False)), width=4)
+    operator = DeepONet(
+        1, 1, sensors=Grid.uniform(8), domain=Grid.uniform((10, 6), periodic=(True, False)), layers=HiddenLayers(width=4)
+    )
     assert not operator.has_units
     train = heat_pairs(6, seed=0)
     operator.fit_normalizers(train)
@@ -339,7 +349,7 @@ def test_compiles_as_one_graph() -> None:
 @pytest.mark.parametrize("activation", ["gelu", "relu", "silu", "tanh"])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_mlp_is_layers_with_activations_between(activation: str, depth: int) -> None:
-    mlp = MLP(3, 2, width=4, depth=depth, activation=activation).double()
+    mlp = MLP(3, 2, layers=HiddenLayers(width=4, depth=depth, activation=activation)).double()
     kind = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}[activation]
     stages = [stage for layer in mlp.layers for stage in (layer, kind())]
     assert [tuple(layer.weight.shape) for layer in mlp.layers] == [(4, 3), *[(4, 4)] * (depth - 1), (2, 4)]
@@ -363,7 +373,7 @@ def test_grouped_linear_is_a_block_diagonal_matrix() -> None:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("name", ["in_channels", "out_channels", "basis", "width", "depth", "frequencies"])
+@pytest.mark.parametrize("name", ["in_channels", "out_channels", "basis", "frequencies"])
 @pytest.mark.parametrize("size", [0, -1, 2.0, "4"])
 def test_refuses_sizes(name: str, size: object) -> None:
     arguments: dict[str, Any] = {"in_channels": 1, "out_channels": 1, "sensors": SENSORS, name: size}
@@ -372,11 +382,21 @@ def test_refuses_sizes(name: str, size: object) -> None:
 
 
 @pytest.mark.bad_input
+def test_refuses_other_layers() -> None:
+    for name in ("width", "depth"):
+        for size in (0, -1, 2.0, "4"):
+            with pytest.raises(ArgumentError, match=f"expected an integer of at least 1 as {name}; got {size!r}"):
+                HiddenLayers(**{name: size})
+    with pytest.raises(ArgumentError, match="activation among gelu, relu, silu, tanh; got 'sine'"):
+        HiddenLayers(activation="sine")
+
+
+@pytest.mark.bad_input
 def test_refuses_other_words() -> None:
     for name, message in [
         ("coupling", "coupling among independent, split_branch, split_trunk, split_both; got 'split'"),
         ("branching", "branching among joint, product; got 'split'"),
-        ("activation", "activation among gelu, relu, silu, tanh; got 'split'"),
+        ("layers", "a HiddenLayers as layers; got"),
     ]:
         options: dict[str, Any] = {name: "split"}
         with pytest.raises(ArgumentError, match=message):
@@ -388,18 +408,18 @@ def test_refuses_sensors_and_domains_that_are_none() -> None:
     with pytest.raises(GridError, match="a Grid as sensors; got int 7"):
         DeepONet(1, 1, sensors=7)  # type: ignore[arg-type]
     with pytest.raises(GridError, match="a Grid as sensors"):
-        SensorBranch(1, sensors=None, groups=1, basis=1, width=1, depth=1)  # type: ignore[arg-type]
+        SensorBranch(1, sensors=None, groups=1, basis=1, layers=HiddenLayers(width=1, depth=1))  # type: ignore[arg-type]
     with pytest.raises(GridError, match="uniform grid as domain; got Grid.scattered.*scattered sensors do not say"):
         DeepONet(1, 1, sensors=POINTS)
     for domain in (POINTS, 7):
         with pytest.raises(GridError, match="uniform grid as domain"):
             DeepONet(1, 1, sensors=SENSORS, domain=domain)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="an integer of at least 1 as groups"):
-        SensorBranch(1, sensors=SENSORS, groups=0, basis=1, width=1, depth=1)
+        SensorBranch(1, sensors=SENSORS, groups=0, basis=1, layers=HiddenLayers(width=1, depth=1))
     with pytest.raises(ArgumentError, match="an integer of at least 1 as features"):
         GroupedLinear(2, 0)
     with pytest.raises(ArgumentError, match="an integer of at least 1 as out_features"):
-        MLP(2, 0, width=1, depth=1)
+        MLP(2, 0, layers=HiddenLayers(width=1, depth=1))
 
 
 @pytest.mark.bad_input
@@ -415,7 +435,7 @@ def test_refuses_sensors_and_domains_that_are_none() -> None:
     ids=repr,
 )
 def test_refuses_queries_elsewhere(query: Grid) -> None:
-    operator = DeepONet(1, 1, sensors=SENSORS, width=2)
+    operator = DeepONet(1, 1, sensors=SENSORS, layers=HiddenLayers(width=2))
     with pytest.raises(GridError, match=r"query in the outputs' domain, that of Grid.uniform\(\(7,\)"):
         operator(torch.zeros(1, 1, 7), query=query)
 
@@ -423,7 +443,7 @@ def test_refuses_queries_elsewhere(query: Grid) -> None:
 @pytest.mark.bad_input
 @pytest.mark.parametrize("point", [-0.1, 1.1, -1e-7])
 def test_refuses_points_beyond_an_end(point: float) -> None:
-    operator = DeepONet(1, 1, sensors=Grid.uniform(7, periodic=False), width=2)
+    operator = DeepONet(1, 1, sensors=Grid.uniform(7, periodic=False), layers=HiddenLayers(width=2))
     assert operator(torch.zeros(1, 1, 7), query=Grid.scattered([[0.0], [1.0], [1.0 + 1e-12]], [1.0] * 3)).shape == (1, 1, 3)
     with pytest.raises(GridError, match="query in the outputs' domain"):
         operator(torch.zeros(1, 1, 7), query=Grid.scattered([[0.5], [point]], [1.0, 1.0]))
@@ -431,22 +451,24 @@ def test_refuses_points_beyond_an_end(point: float) -> None:
 
 @pytest.mark.bad_input
 def test_needs_a_query_where_outputs_live_elsewhere() -> None:
-    operator = DeepONet(1, 1, sensors=SENSORS, domain=Grid.uniform((3, 3)), width=2)
+    operator = DeepONet(1, 1, sensors=SENSORS, domain=Grid.uniform((3, 3)), layers=HiddenLayers(width=2))
     with pytest.raises(GridError, match="query in the outputs' domain.*give query= there"):
         operator(torch.zeros(1, 1, 7))
 
 
 @pytest.mark.bad_input
 def test_refuses_inputs_that_do_not_reach_the_sensors() -> None:
-    operator = DeepONet(1, 1, sensors=scattered_sensors(Grid.uniform(5, lengths=2.0)), domain=SENSORS, width=2)
+    operator = DeepONet(
+        1, 1, sensors=scattered_sensors(Grid.uniform(5, lengths=2.0)), domain=SENSORS, layers=HiddenLayers(width=2)
+    )
     with pytest.raises(GridError, match=r"points in \[0, 1\] along axis 0"):
         operator(torch.zeros(1, 1, 9), grid=Grid.uniform(9, periodic=False), query=SENSORS)
     with pytest.raises(ShapeError, match=r"end in the grid's shape \(11,\)"):
         operator(torch.zeros(1, 1, 9), query=SENSORS)
     with pytest.raises(GridError, match="source's domain"):
-        DeepONet(1, 1, sensors=SENSORS, width=2)(torch.zeros(1, 1, 9), grid=Grid.uniform(9), query=SENSORS)
+        DeepONet(1, 1, sensors=SENSORS, layers=HiddenLayers(width=2))(torch.zeros(1, 1, 9), grid=Grid.uniform(9), query=SENSORS)
     with pytest.raises(GridError, match="uniform grid to interpolate from"):
-        DeepONet(1, 1, sensors=SENSORS, width=2)(torch.zeros(1, 1, 5), grid=POINTS)
+        DeepONet(1, 1, sensors=SENSORS, layers=HiddenLayers(width=2))(torch.zeros(1, 1, 5), grid=POINTS)
 
 
 @pytest.mark.bad_input

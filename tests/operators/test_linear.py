@@ -9,18 +9,14 @@ from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
 from probneural.operators import LinearRegression
-from probneural.problems import Heat
-from tests.operators.cases import generator
-
-
-def noise(name: str, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=generator(name), dtype=torch.float64)
+from probneural.problems import GaussianRandomField, Heat
+from tests.helpers import normal
 
 
 def random_pairs(count: int = 6, in_size: int = 8, out_shape: tuple[int, ...] = (7,)) -> FieldPairs:
     """Fewer pairs than input values, so that many maps fit."""
-    inputs = Field(noise("inputs", count, 2, in_size), Grid.uniform(in_size))
-    outputs = Field(noise("outputs", count, 3, *out_shape), Grid.uniform(out_shape))
+    inputs = Field(normal(count, 2, in_size, seed="inputs"), Grid.uniform(in_size))
+    outputs = Field(normal(count, 3, *out_shape, seed="outputs"), Grid.uniform(out_shape))
     return FieldPairs(inputs, outputs)
 
 
@@ -36,7 +32,7 @@ def test_learns_the_heat_map(boundary: str) -> None:
 
 
 def test_learns_the_heat_map_on_every_grid() -> None:
-    problem = Heat(0.005, dimension=1, modes=6)
+    problem = Heat(0.005, dimension=1, random_field=GaussianRandomField(1, 6))
     operator = LinearRegression.fitted(problem.sample(40, resolution=16, seed=0, dtype=torch.float64))
     for resolution in (13, 32, 45):
         test = problem.sample(10, resolution=resolution, seed=1, dtype=torch.float64)
@@ -63,7 +59,7 @@ def test_repeated_pairs_change_nothing() -> None:
 
 def test_is_least_squares_where_the_data_contradict() -> None:
     count = 50
-    inputs, outputs = noise("x", count, 1, 4), noise("y", count, 1, 5)
+    inputs, outputs = normal(count, 1, 4, seed="x"), normal(count, 1, 5, seed="y")
     operator = LinearRegression.fitted(FieldPairs(Field(inputs, Grid.uniform(4)), Field(outputs, Grid.uniform(5))))
     design = torch.cat([inputs[:, 0], torch.ones(count, 1, dtype=torch.float64)], dim=1)
     solution = torch.linalg.lstsq(design, outputs[:, 0]).solution
@@ -76,7 +72,7 @@ def test_rounding_about_a_large_mean_is_not_fitted(dtype: torch.dtype) -> None:
     """Degrees Kelvin: two directions vary by 0.1 about 300, and the others are rounding."""
     grid = Grid.uniform(16)
     waves = torch.cos(2 * torch.pi * torch.arange(1, 3).double()[:, None] * grid.points[:, 0])
-    weights = noise("weights", 60, 2)
+    weights = normal(60, 2, seed="weights")
     inputs = 300.0 + 0.1 * (weights @ waves)[:, None]
     outputs = (weights[:, :1] @ waves[1:])[:, None]
     pairs = FieldPairs(Field(inputs, grid), Field(outputs, grid)).to(dtype)
@@ -90,10 +86,10 @@ def test_rounding_about_a_large_mean_is_not_fitted(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("components", [1, 3, 100])
 def test_readout_adds_up_to_the_matrix(components: int) -> None:
     train = random_pairs(out_shape=(4, 5))
-    train = FieldPairs(Field(noise("in", 6, 2, 3, 4), Grid.uniform((3, 4))), train.outputs)
+    train = FieldPairs(Field(normal(6, 2, 3, 4, seed="in"), Grid.uniform((3, 4))), train.outputs)
     operator = LinearRegression.fitted(train, components=components)
     assert operator.components == min(components, 6)
-    values = noise("new", 5, 2, 3, 4)
+    values = normal(5, 2, 3, 4, seed="new")
     expected = (values.flatten(1) @ operator.matrix + operator.offset).reshape(5, 3, 4, 5)
     got = operator(values, grid=train.inputs.grid, query=train.outputs.grid)
     torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)

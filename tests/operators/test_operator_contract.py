@@ -16,7 +16,8 @@ from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression, Operator
 from probneural.operators.layers import ChannelNormalizer
 from probneural.storage import load, save
-from tests.operators.cases import CASES, Case, cases, dtypes, generator, smooth
+from tests.helpers import generator
+from tests.operators.cases import CASES, Case, cases, dtypes, smooth
 
 
 def relative(error: Tensor, reference: Tensor) -> float:
@@ -105,7 +106,6 @@ def test_resolution_is_consistent(case: Case, finer: str) -> None:
     carried = operator(case.values(grid), grid=grid, query=target)
     computed = operator(case.values(target), grid=target)
     error = relative(carried - computed, computed)
-    print(f"{case.name} {finer}: {error:.1e}")
     assert error < case.difference
 
 
@@ -121,7 +121,6 @@ def test_error_of_the_resolution_falls_at_the_documented_rate(periodic: bool, en
         finer = scaled(grid, 2)
         computed = operator(smooth(finer), grid=finer)
         errors.append(relative(operator(smooth(grid), grid=grid, query=finer) - computed, computed))
-    print(f"periodic={periodic}, endpoint={endpoint}: {errors[0]:.1e}, {errors[1]:.1e}")
     assert errors[0] < 0.1
     assert errors[0] / errors[1] > gain
 
@@ -133,7 +132,7 @@ def test_commutes_with_translations(case: Case) -> None:
     shifts = tuple(range(1, 1 + len(axes)))
     moved = operator(values.roll(shifts, axes), grid=case.grid)
     expected = operator(values, grid=case.grid).roll(shifts, axes)
-    if case.is_translation_equivariant:
+    if case.equivariant:
         torch.testing.assert_close(moved, expected, atol=1e-14, rtol=1e-13)
     else:
         assert relative(moved - expected, expected) > 1e-3
@@ -255,6 +254,21 @@ def test_configuration_rebuilds(case: Case) -> None:
     assert torch.equal(twin(case.values()), operator(case.values()))
 
 
+@cases
+def test_a_seed_names_the_initial_weights(case: Case) -> None:
+    """They are what `reset_parameters` draws from no other stream; torch's global generator stays where it is."""
+    kind, settings = type(case.operator()), case.operator().configuration()
+    if kind is LinearRegression:
+        pytest.skip("linear regression has no initial weights to draw")
+    before = torch.random.get_rng_state()
+    first, again, other = (kind(**settings, seed=seed).state_dict() for seed in (3, 3, 2**40))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+    with pytest.raises(ArgumentError, match="seed"):
+        kind(**settings, seed=-1)
+
+
 def pairs(case: Case, dtype: torch.dtype = torch.float64) -> FieldPairs:
     """Training pairs on the case's grid, in units of their own."""
     channels = case.build().out_channels
@@ -274,15 +288,15 @@ def test_units_do_not_matter(case: Case) -> None:
         Field(train.inputs.values * 1e-3 + 5.0, case.grid), Field(train.outputs.values * gain + offset, case.grid)
     )
 
-    def predict(train: FieldPairs, values: Tensor) -> Tensor:
+    def predictor(train: FieldPairs, values: Tensor) -> Tensor:
         if isinstance(operator, LinearRegression):
             return LinearRegression.fitted(train, components=3)(values, grid=case.grid)
         operator.fit_normalizers(train)
         return operator(values, grid=case.grid)
 
     operator = case.operator()
-    expected = predict(train, train.inputs.values) * gain + offset
-    torch.testing.assert_close(predict(other, other.inputs.values), expected, atol=0, rtol=1e-8)
+    expected = predictor(train, train.inputs.values) * gain + offset
+    torch.testing.assert_close(predictor(other, other.inputs.values), expected, atol=0, rtol=1e-8)
 
 
 @pytest.mark.parametrize("constant", [0.1, 1.0 / 3.0, 1e6 + 0.7, -2.0, 0.0])

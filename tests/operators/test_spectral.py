@@ -12,7 +12,7 @@ from torch import Tensor
 from probneural.errors import ArgumentError, ResolutionError, ShapeError
 from probneural.grids import Grid, resample
 from probneural.operators import PointwiseLinear, SpectralConv
-from tests.operators.cases import generator
+from tests.helpers import normal
 
 
 def layer(*modes: int, channels: tuple[int, int] = (2, 3), periodic: bool | tuple[bool, ...] = True) -> SpectralConv:
@@ -20,7 +20,7 @@ def layer(*modes: int, channels: tuple[int, int] = (2, 3), periodic: bool | tupl
 
 
 def noise(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator(f"noise{shape}"), dtype=torch.float64)
+    return normal(*shape, seed=f"noise{shape}")
 
 
 def kernel(conv: SpectralConv, frequency: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Constant-speed advection against shapes in closed form, an upwind scheme, the statistics of its laws, and invariances."""
+"""Constant-speed advection against shapes in closed form, an upwind scheme, the statistics of its inputs, and invariances."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems import Advection, VariableSpeedAdvection
+from probneural.problems import Advection, GaussianRandomField, VariableSpeedAdvection
 
 KINDS = ["smooth", "sign", "square", "square_and_bump"]
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -32,7 +32,7 @@ def shape(kind: str, parameters: list[float], x: float) -> float:
 def test_shapes_are_the_published_formulas(kind: str) -> None:
     problem = Advection(0.8, time=0.45, initial=kind)
     pairs = problem.sample(20, resolution=97, seed=0, dtype=torch.float64)
-    for number, parameters in enumerate(problem.law.draw(20, 0).tolist()):
+    for number, parameters in enumerate(problem.input_distribution.draw(20, 0).tolist()):
         inputs = [shape(kind, parameters, j / 97) for j in range(97)]
         outputs = [shape(kind, parameters, (j / 97 - 0.36) % 1.0) for j in range(97)]
         torch.testing.assert_close(pairs.inputs.values[number, 0], torch.tensor(inputs).double(), atol=1e-6, rtol=0)
@@ -74,7 +74,7 @@ def test_solve_on_space_time_reads_the_start_only() -> None:
 
 def test_smooth_states_against_an_upwind_scheme() -> None:
     # First order: the error halves with the spacing, and Richardson's extrapolation is of second order.
-    problem = Advection(1.1, time=0.3, modes=3)
+    problem = Advection(1.1, time=0.3, random_field=GaussianRandomField(1, 3))
 
     def upwind(size: int) -> torch.Tensor:
         state = problem.sample(2, resolution=size, seed=0, dtype=torch.float64).inputs.values
@@ -116,7 +116,7 @@ def test_nodes_on_jumps() -> None:
         assert torch.equal(encoded.values[0, 0], expected.double())
         moved = problem._solve_coefficients(torch.tensor([[1.5, 0.45, 0.5]], dtype=torch.float64), problem.grid(size))
         assert torch.equal(moved[0, 0], expected.double().roll(size * 3 // 10))
-    sign = Advection(initial="sign", modes=3)
+    sign = Advection(initial="sign", random_field=GaussianRandomField(1, 3))
     single_sine = torch.tensor([[0.0, 0.3, 0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)  # vanishes at 0 and .5: both count as +1
     assert sign._inputs(single_sine, sign.grid(8))[0, 0].tolist() == [1, 1, 1, 1, 1, -1, -1, -1]
 
@@ -139,13 +139,13 @@ def test_statistics_of_the_bumps() -> None:
 
 
 def test_statistics_of_signs() -> None:
-    problem = Advection(initial="sign", tau=3.0, modes=20)
+    problem = Advection(initial="sign", random_field=GaussianRandomField(1, 20, tau=3.0))
     inputs = problem.sample(20_000, resolution=41, seed=0, dtype=torch.float64).inputs.values[:, 0]
     assert set(inputs.unique().tolist()) == {-1.0, 1.0}
     assert inputs.mean(0).abs().max() < 0.03
     k = torch.arange(1, 21, dtype=torch.float64)
     weights = ((2 * math.pi * k) ** 2 + 9.0) ** -2
-    for places in (1, 3, 10):  # the arcsine law of the signs of two Gaussian variables
+    for places in (1, 3, 10):  # the arcsine distribution of the signs of two Gaussian variables
         correlation = (weights * torch.cos(2 * math.pi * k * places / 41)).sum() / weights.sum()
         agreement = (inputs * inputs.roll(places, dims=-1)).mean().item()
         assert agreement == pytest.approx(2 / math.pi * math.asin(correlation), abs=0.02)
@@ -180,7 +180,8 @@ def test_gradients_of_shapes_are_finite_at_jumps_and_edges(kind: str) -> None:
         ({"initial": "square", "widths": (0.2, 0.1)}, "widths"),
         ({"initial": "square", "widths": (0.2,)}, "widths"),
         ({"initial": "square", "design_dim": 4}, "from 1 to 3 as design_dim"),
-        ({"modes": 0}, "modes"),
+        ({"random_field": 3}, "random_field"),
+        ({"initial": "square", "random_field": GaussianRandomField(1, 3)}, "no random_field"),
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from probneural.errors import ArgumentError
 from probneural.fields import Field
-from probneural.problems import AdvectionDiffusion, Heat, MethodOfLines, Problem, spectral_derivative
+from probneural.problems import AdvectionDiffusion, GaussianRandomField, Heat, MethodOfLines, Problem, spectral_derivative
 
 
 def noise(problem: Problem, *shape: int) -> Field:
@@ -22,7 +22,7 @@ def noise(problem: Problem, *shape: int) -> Field:
 
 @pytest.mark.parametrize("shape", [(9,), (8,), (8, 9), (5, 6, 4)])
 def test_without_flow_and_decay_it_is_heat(shape: tuple[int, ...]) -> None:
-    settings = {"dimension": len(shape), "modes": 2, "time": 0.3, "design_dim": 1}
+    settings = {"dimension": len(shape), "random_field": GaussianRandomField(len(shape), 2), "time": 0.3, "design_dim": 1}
     inputs = noise(Heat(**settings), *shape)
     expected = Heat(0.02, **settings).solve(inputs).values
     solved = AdvectionDiffusion(0.0, diffusivity=0.02, **settings).solve(inputs).values
@@ -31,16 +31,20 @@ def test_without_flow_and_decay_it_is_heat(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("size", [8, 9])
 def test_flow_moves_the_heat(size: int) -> None:
-    heat = Heat(0.01, dimension=2, modes=2)
+    heat = Heat(0.01, dimension=2, random_field=GaussianRandomField(2, 2))
     inputs = noise(heat, size, size)
-    problem = AdvectionDiffusion((0.25, -0.5), diffusivity=0.01, dimension=2, modes=2, time=1.0, decay=0.7)
+    problem = AdvectionDiffusion(
+        (0.25, -0.5), diffusivity=0.01, dimension=2, random_field=GaussianRandomField(2, 2), time=1.0, decay=0.7
+    )
     finer = Field(inputs.values, inputs.grid).resample(inputs.grid.resized(4 * size))
     moved = torch.roll(heat.solve(finer).values, (size, -2 * size), dims=(-2, -1))[..., ::4, ::4]
     torch.testing.assert_close(problem.solve(inputs).values, math.exp(-0.7) * moved, atol=1e-13, rtol=0)
 
 
 def test_a_packet_travels_and_spreads() -> None:
-    problem = AdvectionDiffusion(0.8, diffusivity=0.002, decay=0.3, time=0.5, modes=2, design_dim=1)
+    problem = AdvectionDiffusion(
+        0.8, diffusivity=0.002, decay=0.3, time=0.5, random_field=GaussianRandomField(1, 2), design_dim=1
+    )
     grid = problem.grid(128)
 
     def packet(centre: float, variance: float) -> torch.Tensor:
@@ -52,7 +56,9 @@ def test_a_packet_travels_and_spreads() -> None:
 
 
 def test_against_the_method_of_lines() -> None:
-    problem = AdvectionDiffusion((0.6, -1.1), diffusivity=0.02, decay=0.4, time=0.3, dimension=2, modes=2, design_dim=1)
+    problem = AdvectionDiffusion(
+        (0.6, -1.1), diffusivity=0.02, decay=0.4, time=0.3, dimension=2, random_field=GaussianRandomField(2, 2), design_dim=1
+    )
 
     def rate(time: torch.Tensor, u: torch.Tensor, grid: object) -> torch.Tensor:
         slopes = [spectral_derivative(u, grid, axis=axis) for axis in (0, 1)]
@@ -60,14 +66,14 @@ def test_against_the_method_of_lines() -> None:
         return -0.6 * slopes[0] + 1.1 * slopes[1] + 0.02 * curvature - 0.4 * u
 
     pairs = problem.sample(2, resolution=(7, 8), seed=0, dtype=torch.float64)
-    stepped = MethodOfLines(rate, law=problem.law, time=0.3).solve(pairs.inputs).values
+    stepped = MethodOfLines(rate, input_distribution=problem.input_distribution, time=0.3).solve(pairs.inputs).values
     torch.testing.assert_close(stepped, pairs.outputs.values, atol=1e-8, rtol=0)
 
 
 @given(first=st.floats(0.01, 2.0), second=st.floats(0.01, 2.0))
 def test_times_add_up(first: float, second: float) -> None:
     def flow(time: float) -> AdvectionDiffusion:
-        return AdvectionDiffusion((0.4, -0.3), decay=0.1, time=time, dimension=2, modes=3)
+        return AdvectionDiffusion((0.4, -0.3), decay=0.1, time=time, dimension=2, random_field=GaussianRandomField(2, 3))
 
     inputs = flow(1.0).sample(2, resolution=(7, 9), seed=0, dtype=torch.float64).inputs
     in_two_steps = flow(second).solve(flow(first).solve(inputs))
@@ -76,7 +82,7 @@ def test_times_add_up(first: float, second: float) -> None:
 
 def test_names_and_shifts() -> None:
     assert AdvectionDiffusion(1.5).name == "Advection-diffusion 1-D, velocity 1.5, diffusivity 0.01"
-    named = AdvectionDiffusion((1.0, 2.0), dimension=2, modes=4, decay=0.2).name
+    named = AdvectionDiffusion((1.0, 2.0), dimension=2, random_field=GaussianRandomField(2, 4), decay=0.2).name
     assert named == "Advection-diffusion 2-D, velocity 1, 2, diffusivity 0.01, decay 0.2"
     assert AdvectionDiffusion().shifts()["peclet"] == AdvectionDiffusion(diffusivity=0.0025)
 

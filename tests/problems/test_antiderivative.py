@@ -11,7 +11,7 @@ from scipy.integrate import solve_ivp
 
 from probneural.errors import ArgumentError
 from probneural.fields import Field
-from probneural.problems import Antiderivative
+from probneural.problems import Antiderivative, GaussianRandomField
 
 EQUATIONS = {
     "linear": (numpy.ones_like, -0.4),
@@ -24,9 +24,9 @@ EQUATIONS = {
 @pytest.mark.parametrize("sigma", [25.0, 200.0])
 def test_against_an_ode_solver(equation: str, sigma: float) -> None:
     rate, start = EQUATIONS[equation]
-    problem = Antiderivative(equation, start=start, sigma=sigma, modes=7, design_dim=1)
+    problem = Antiderivative(equation, start=start, random_field=GaussianRandomField(1, 7, sigma=sigma), design_dim=1)
     pairs = problem.sample(1, resolution=33, seed=0, dtype=torch.float64)
-    coefficients = problem.law.draw(1, 0)[0].numpy()
+    coefficients = problem.input_distribution.draw(1, 0)[0].numpy()
     k = 2 * math.pi * numpy.arange(1, 8)
 
     def right_hand_side(x: float, s: numpy.ndarray) -> numpy.ndarray:
@@ -49,7 +49,7 @@ def test_polynomials_to_degree_five_are_integrated_exactly(degree: int) -> None:
 
 
 def test_solve_converges_with_order_six() -> None:
-    problem = Antiderivative(modes=6, design_dim=1)
+    problem = Antiderivative(random_field=GaussianRandomField(1, 6), design_dim=1)
     errors = []
     for size in (65, 129, 257):
         pairs = problem.sample(4, resolution=size, seed=0, dtype=torch.float64)
@@ -91,7 +91,7 @@ def test_the_map_is_causal() -> None:
 
 
 def test_variance_of_the_antiderivative() -> None:
-    problem = Antiderivative(modes=5, design_dim=1)
+    problem = Antiderivative(random_field=GaussianRandomField(1, 5), design_dim=1)
     states = problem.sample(20_000, resolution=11, seed=0, dtype=torch.float64).outputs.values[:, 0]
     x, angular = problem.grid(11).points[:, 0], 2 * math.pi * torch.arange(1, 6, dtype=torch.float64)
     rates = 625 * (angular**2 + 25) ** -2 / angular**2
@@ -121,7 +121,7 @@ def test_starts_that_never_move(equation: str, start: float) -> None:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("arguments", [{"equation": "cubic"}, {"modes": 0}, {"design_dim": 63}], ids=str)
+@pytest.mark.parametrize("arguments", [{"equation": "cubic"}, {"random_field": 3}, {"design_dim": 63}], ids=str)
 def test_bad_arguments(arguments: dict[str, object]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(arguments))):
         Antiderivative(**arguments)

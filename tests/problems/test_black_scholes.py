@@ -34,7 +34,7 @@ def on_nodes(problem: BlackScholes, values: torch.Tensor) -> Field:
 def test_sample_is_the_lognormal_expectation(problem: BlackScholes) -> None:
     pairs = problem.sample(4, resolution=33, seed=0, dtype=torch.float64)
     prices = pairs.inputs.grid.points[:, 0]
-    for row, coefficients in enumerate(problem.law.draw(4, 0)):
+    for row, coefficients in enumerate(problem.input_distribution.draw(4, 0)):
         weights, strikes = coefficients.split(problem.strikes)
         assert bool((weights.abs() <= 1.0).all() and (strikes >= 0.6).all() and (strikes <= 1.4).all())
         expected = sum(w * expectation(problem, prices, float(K)) for w, K in zip(weights, strikes, strict=True))
@@ -46,7 +46,7 @@ def test_sample_is_the_lognormal_expectation(problem: BlackScholes) -> None:
 def test_a_published_price() -> None:
     # Hull, Options, Futures, and Other Derivatives, example 15.6: S = 42, K = 40, r = .1, sigma = .2, T = .5 give 4.76 and .81.
     problem = BlackScholes(0.2, maturity=0.5, rate=0.1)
-    calls = problem._call(torch.tensor([1.05], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64), "value")
+    calls = problem._call(torch.tensor([1.05], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64))
     assert 40.0 * calls.item() == pytest.approx(4.76, abs=5e-3)
     prices = problem.grid(201).points[:, 0]
     put = problem.solve(on_nodes(problem, (1.0 - prices).clamp(min=0.0))).values[0, 0, 110]
@@ -85,35 +85,9 @@ def test_other_kinks_cost_second_order() -> None:
     assert all(1.9 < order < 2.1 for order in orders)
 
 
-def test_the_greeks_satisfy_the_equation() -> None:
-    problem = BlackScholes(0.25, maturity=0.8, rate=0.06)
-    inputs = problem.sample(3, resolution=31, seed=0, dtype=torch.float64).inputs
-    prices = inputs.grid.points[:, 0]
-    greeks = {name: problem.greek(inputs, of=name).values for name in ("delta", "gamma", "theta")}
-    value = problem.solve(inputs).values
-    rest = 0.5 * 0.0625 * prices.square() * greeks["gamma"] + 0.06 * (prices * greeks["delta"] - value)
-    torch.testing.assert_close(-greeks["theta"], rest, atol=1e-12, rtol=0)
-    assert greeks["theta"].abs().max() > 1e-2
-
-
-@pytest.mark.parametrize(
-    ("name", "argument", "sign"), [("vega", "volatility", 1), ("rho", "rate", 1), ("theta", "maturity", -1)]
-)
-def test_greeks_are_limits_of_differences(name: str, argument: str, sign: int) -> None:
-    arguments = {"volatility": 0.25, "rate": 0.06, "maturity": 0.8}
-    base = BlackScholes(**arguments)
-    inputs = base.sample(3, resolution=31, seed=0, dtype=torch.float64).inputs
-    raised = Field(inputs.values + 0.4 - 0.7 * inputs.grid.points[:, 0], inputs.grid)  # cash and forwards too
-    ahead, behind = (BlackScholes(**(arguments | {argument: arguments[argument] + step})) for step in (1e-4, -1e-4))
-    difference = (ahead.solve(raised).values - behind.solve(raised).values) / 2e-4
-    torch.testing.assert_close(base.greek(raised, of=name).values, sign * difference, atol=1e-6, rtol=0)
-    assert difference.abs().max() > 1e-2
-    assert base.greek(raised.to(torch.float32), of=name).dtype == torch.float32
-
-
 def test_names_and_shifts() -> None:
     assert BlackScholes(0.3).name == "Black-Scholes, volatility 0.3, maturity 1"
-    assert BlackScholes().shifts()["amplitude"].law.upper[:4] == (2.0,) * 4
+    assert BlackScholes().shifts()["amplitude"].input_distribution.upper[:4] == (2.0,) * 4
 
 
 @pytest.mark.bad_input
@@ -124,8 +98,9 @@ def test_names_and_shifts() -> None:
         {"maturity": -1.0},
         {"rate": math.inf},
         {"strikes": 0},
-        {"lowest_strike": 0.0},
-        {"highest_strike": 0.5},
+        {"strike_range": (0.0, 1.0)},
+        {"strike_range": (0.6, 0.5)},
+        {"strike_range": (0.6,)},
         {"weight": 0.0},
         {"design_dim": 9},
     ],
@@ -134,10 +109,3 @@ def test_names_and_shifts() -> None:
 def test_bad_arguments(arguments: dict[str, object]) -> None:
     with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
         BlackScholes(**arguments)
-
-
-@pytest.mark.bad_input
-def test_no_such_greek() -> None:
-    problem = BlackScholes()
-    with pytest.raises(ArgumentError, match="delta, gamma"):
-        problem.greek(Field(torch.zeros(1, 1, 9), problem.grid(9)), of="charm")

@@ -144,7 +144,9 @@ def test_translations_and_reflections_commute_with_the_solution() -> None:
 
 @given(first=st.floats(0.05, 1.0), second=st.floats(0.05, 1.0), mean=st.floats(-2.0, 2.0))
 def test_times_add_up(first: float, second: float, mean: float) -> None:
-    initial = Burgers(0.05, modes=12).sample(2, resolution=128, seed=0, dtype=torch.float64).inputs
+    initial = (
+        Burgers(0.05, random_field=GaussianRandomField(1, 12)).sample(2, resolution=128, seed=0, dtype=torch.float64).inputs
+    )
     initial = Field(initial.values + mean, initial.grid)
     in_two_steps = Burgers(0.05, time=second).solve(Burgers(0.05, time=first).solve(initial))
     # 128 points hold the state in between to rounding: its coefficients decay at least like e^(-k²/40).
@@ -180,29 +182,13 @@ def test_chunks_of_weights_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     direction = Field(inputs.values.flip(0), inputs.grid)
 
     def everything() -> list[torch.Tensor]:
-        fields = (problem.solve(inputs), problem.derivative(inputs, direction), problem.viscosity_derivative(inputs))
+        fields = (problem.solve(inputs), problem.derivative(inputs, direction))
         return [field.values for field in fields]
 
     whole = everything()
     monkeypatch.setattr("probneural.problems.burgers._CHUNK_ELEMENTS", 2 * 64 * 512)
     for one, other in zip(whole, everything(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
-
-
-@pytest.mark.parametrize("viscosity", [0.1, 0.01, 0.002])
-def test_viscosity_derivative_is_the_limit_of_differences(viscosity: float) -> None:
-    inputs = Burgers(viscosity).sample(3, resolution=64, seed=0, dtype=torch.float64).inputs
-    inputs = Field(inputs.values + 0.4, inputs.grid)
-    exact = Burgers(viscosity).viscosity_derivative(inputs)
-    assert exact.grid == inputs.grid
-
-    def difference(step: float) -> torch.Tensor:
-        ahead, behind = (Burgers(viscosity + sign * step).solve(inputs).values for sign in (1, -1))
-        return (ahead - behind) / (2 * step)
-
-    limit = (4 * difference(5e-4 * viscosity) - difference(1e-3 * viscosity)) / 3
-    assert (limit - exact.values).abs().max() < 1e-8 * exact.values.abs().max()
-    assert Burgers(viscosity).viscosity_derivative(inputs.to(torch.float32)).dtype == torch.float32
 
 
 def test_the_output_grid_need_not_hold_the_front() -> None:
@@ -219,11 +205,11 @@ def test_tiny_grids(size: int) -> None:
     assert torch.equal(Burgers().solve(constant).values, constant.values)
 
 
-def test_law_and_name() -> None:
+def test_distribution_and_name() -> None:
     problem = Burgers(0.01)
-    assert problem.law == GaussianRandomField(1, 31, sigma=25.0, tau=5.0, alpha=2.0)
+    assert problem.input_distribution == GaussianRandomField(1, 31, sigma=25.0, tau=5.0, alpha=2.0)
     assert problem.name == "Burgers, viscosity 0.01"
-    assert problem.shifts()["roughness"].law.alpha == pytest.approx(1.5)
+    assert problem.shifts()["roughness"].input_distribution.alpha == pytest.approx(1.5)
 
 
 @pytest.mark.bad_input
@@ -241,4 +227,4 @@ def test_states_too_steep_to_resolve() -> None:
     with pytest.raises(DataError, match="raise the viscosity"):
         Burgers(0.001).solve(steep)
     with pytest.raises(DataError, match="finite inputs"):
-        Burgers().viscosity_derivative(Field(torch.full((1, 1, 8), math.nan), Grid.uniform((8,))))
+        Burgers().solve(Field(torch.full((1, 1, 8), math.nan), Grid.uniform((8,))))

@@ -12,7 +12,7 @@ from scipy.integrate import solve_bvp
 
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems import Darcy1D
+from probneural.problems import Darcy1D, GaussianRandomField
 
 
 def points(size: int) -> torch.Tensor:
@@ -22,14 +22,14 @@ def points(size: int) -> torch.Tensor:
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("shift", [None, "amplitude"])
 def test_against_collocation(seed: int, shift: str | None) -> None:
-    problem = Darcy1D(modes=5, design_dim=2)
+    problem = Darcy1D(random_field=GaussianRandomField(1, 5), design_dim=2)
     problem = problem.shifts()[shift] if shift else problem
     assert isinstance(problem, Darcy1D)
     pairs = problem.sample(1, resolution=41, seed=seed, dtype=torch.float64)
-    coefficients = problem.law.draw(1, seed)
+    coefficients = problem.input_distribution.draw(1, seed)
 
     def right_hand_side(x: numpy.ndarray, state: numpy.ndarray) -> numpy.ndarray:
-        g = problem.law.evaluate_on_axes(coefficients, [torch.from_numpy(x)])[0].numpy()
+        g = problem.input_distribution.evaluate_on_axes(coefficients, [torch.from_numpy(x)])[0].numpy()
         return numpy.stack([numpy.exp(-g) * state[1], -numpy.ones_like(x)])  # (u, e^g u')
 
     mesh = numpy.linspace(0, 1, 201)
@@ -58,7 +58,7 @@ def test_linear_log_permeability_has_a_closed_form_at_any_resolution(size: int) 
 
 
 def test_a_constant_factor_of_the_permeability_divides_the_pressure() -> None:
-    problem = Darcy1D(modes=6)
+    problem = Darcy1D(random_field=GaussianRandomField(1, 6))
     pairs = problem.sample(3, resolution=65, seed=0, dtype=torch.float64)
     raised = problem.solve(Field(pairs.inputs.values + 2.0, pairs.inputs.grid)).values
     expected = math.exp(-2.0) * problem.solve(pairs.inputs).values
@@ -101,12 +101,12 @@ def test_a_wall_of_low_permeability_is_felt_everywhere() -> None:
     assert response[..., 10].abs() > 1e-3
 
 
-def test_deviation_of_the_shifted_law() -> None:
+def test_deviation_of_the_shifted_distribution() -> None:
     # PROBLEMS.md, P10, asks for sd(g) from .5 or so to 1.5.
     grid = Grid.uniform((65,), periodic=False)
     base, shifted = Darcy1D(), Darcy1D().shifts()["amplitude"]
-    assert base.law.standard_deviation(grid)[0].item() == pytest.approx(0.59, abs=0.005)
-    assert shifted.law.standard_deviation(grid)[0].item() == pytest.approx(1.475, abs=0.01)
+    assert base.input_distribution.standard_deviation(grid)[0].item() == pytest.approx(0.59, abs=0.005)
+    assert shifted.input_distribution.standard_deviation(grid)[0].item() == pytest.approx(1.475, abs=0.01)
 
 
 def test_name() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems import Darcy2D
+from probneural.problems import Darcy2D, GaussianRandomField
 
 
 def difference_solution(problem: Darcy2D, coefficients: torch.Tensor, cells: int) -> torch.Tensor:
@@ -40,9 +40,9 @@ def difference_solution(problem: Darcy2D, coefficients: torch.Tensor, cells: int
 
 @pytest.mark.parametrize(("seed", "spread"), [(0, 1.0), (1, 1.5)])
 def test_against_finite_differences_extrapolated(seed: int, spread: float) -> None:
-    problem = Darcy2D(degree=4, spread=spread, modes=3, design_dim=1)
+    problem = Darcy2D(degree=4, spread=spread, random_field=GaussianRandomField(2, 3, boundary="dirichlet"), design_dim=1)
     exact = problem.sample(1, resolution=9, seed=seed, dtype=torch.float64).outputs.values[0, 0]
-    coefficients = problem.law.draw(1, seed)
+    coefficients = problem.input_distribution.draw(1, seed)
     coarse, middle, fine = (
         difference_solution(problem, coefficients, cells)[:: cells // 8, :: cells // 8] for cells in (32, 64, 128)
     )
@@ -55,7 +55,10 @@ def test_against_finite_differences_extrapolated(seed: int, spread: float) -> No
 
 def test_the_equation_holds_for_a_root_written_by_hand() -> None:
     # φ = 2 + xy + x² - y² and v = sin πx sin 2πy: f by automatic differentiation of −∇·(φ²∇(v/φ)).
-    problem, grid = Darcy2D(degree=2, modes=2, design_dim=1), Grid.uniform((9, 12), periodic=False)
+    problem, grid = (
+        Darcy2D(degree=2, random_field=GaussianRandomField(2, 2, boundary="dirichlet"), design_dim=1),
+        Grid.uniform((9, 12), periodic=False),
+    )
 
     def root(point: torch.Tensor) -> torch.Tensor:
         x, y = point
@@ -79,9 +82,9 @@ def test_the_equation_holds_for_a_root_written_by_hand() -> None:
 
 @given(degree=st.integers(1, 10), spread=st.floats(0.01, 4.0), seed=st.integers(0, 10**6))
 def test_roots_are_averages_of_the_weights(degree: int, spread: float, seed: int) -> None:
-    problem = Darcy2D(degree=degree, spread=spread, modes=2, design_dim=1)
-    coefficients = problem.law.draw(3, seed)
-    weights = problem.law.split(coefficients)[0].exp()
+    problem = Darcy2D(degree=degree, spread=spread, random_field=GaussianRandomField(2, 2, boundary="dirichlet"), design_dim=1)
+    coefficients = problem.input_distribution.draw(3, seed)
+    weights = problem.input_distribution.split(coefficients)[0].exp()
     root = problem._inputs(coefficients, problem.grid((21, 11)))[:, 0].flatten(1)
     assert bool((root.amin(1) >= weights.amin(1) * (1 - 1e-12)).all())
     assert bool((root.amax(1) <= weights.amax(1) * (1 + 1e-12)).all())
@@ -90,14 +93,14 @@ def test_roots_are_averages_of_the_weights(degree: int, spread: float, seed: int
 
 
 def test_the_mean_of_a_root_over_the_circle_is_its_value_at_the_centre() -> None:
-    problem = Darcy2D(modes=2, design_dim=1)
-    coefficients = problem.law.draw(5, 0)
-    weights = problem.law.split(coefficients)[0].exp()
+    problem = Darcy2D(random_field=GaussianRandomField(2, 2, boundary="dirichlet"), design_dim=1)
+    coefficients = problem.input_distribution.draw(5, 0)
+    weights = problem.input_distribution.split(coefficients)[0].exp()
     centre = problem._inputs(coefficients, problem.grid(5))[:, 0, 2, 2]
     torch.testing.assert_close(centre, weights.mean(1), atol=1e-14, rtol=0)
 
 
-def test_contrast_of_the_law_and_its_shift() -> None:
+def test_contrast_of_the_distribution_and_its_shift() -> None:
     contrasts = []
     for problem in (Darcy2D(), Darcy2D().shifts()["contrast"]):
         root = problem.sample(200, resolution=31, seed=0, dtype=torch.float64).inputs.values[:, 0]
@@ -107,7 +110,7 @@ def test_contrast_of_the_law_and_its_shift() -> None:
 
 
 def test_a_constant_factor_of_the_permeability_divides_the_pressure() -> None:
-    problem = Darcy2D(modes=4)
+    problem = Darcy2D(random_field=GaussianRandomField(2, 4, boundary="dirichlet"))
     pairs = problem.sample(2, resolution=12, seed=0, dtype=torch.float64)
     raised = pairs.inputs.values.clone()
     raised[:, 0] *= math.sqrt(3.0)
@@ -122,7 +125,7 @@ def test_name() -> None:
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    "arguments", [{"degree": 0}, {"spread": 0.0}, {"modes": 0}, {"sigma": -1.0}, {"design_dim": 10**4}], ids=str
+    "arguments", [{"degree": 0}, {"spread": 0.0}, {"random_field": GaussianRandomField(2, 3)}, {"design_dim": 10**4}], ids=str
 )
 def test_bad_arguments(arguments: dict[str, float]) -> None:
     with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
@@ -131,7 +134,7 @@ def test_bad_arguments(arguments: dict[str, float]) -> None:
 
 @pytest.mark.bad_input
 def test_permeabilities_outside_the_family() -> None:
-    problem = Darcy2D(degree=3, modes=4)
+    problem = Darcy2D(degree=3, random_field=GaussianRandomField(2, 4, boundary="dirichlet"))
     inputs = problem.sample(2, resolution=12, seed=0, dtype=torch.float64).inputs
     x, y = inputs.grid.points.T.reshape(2, 12, 12)
     for bump in (x**2 + y**2, ((x + 1j * y) ** 4).real):
@@ -141,7 +144,12 @@ def test_permeabilities_outside_the_family() -> None:
             problem.solve(Field(values, inputs.grid))
         with pytest.raises(DataError, match="direction that is a harmonic"):
             problem.derivative(inputs, Field(values, inputs.grid))
-    assert Darcy2D(degree=4, modes=4).solve(Field(values, inputs.grid)).values.isfinite().all()
+    assert (
+        Darcy2D(degree=4, random_field=GaussianRandomField(2, 4, boundary="dirichlet"))
+        .solve(Field(values, inputs.grid))
+        .values.isfinite()
+        .all()
+    )
     values = inputs.values.clone()
     values[0, 0] -= 10.0
     with pytest.raises(DataError, match="positive first channel"):

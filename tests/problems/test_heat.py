@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from probneural.errors import ArgumentError
 from probneural.fields import Field
-from probneural.functionals import derivative
 from probneural.grids import Grid, along_axis
-from probneural.problems import Heat
+from probneural.problems import GaussianRandomField, Heat
 
 
 def gaussian(distance: torch.Tensor, spread: float) -> torch.Tensor:
@@ -43,7 +42,14 @@ def gauss_legendre(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(("dimension", "modes"), [(1, 20), (2, 6), (3, 3)])
 @pytest.mark.parametrize("boundary", ["periodic", "dirichlet"])
 def test_against_kernel_quadrature(dimension: int, modes: int, boundary: str) -> None:
-    problem = Heat(0.02, time=0.3, dimension=dimension, boundary=boundary, modes=modes, design_dim=1)
+    problem = Heat(
+        0.02,
+        time=0.3,
+        dimension=dimension,
+        boundary=boundary,
+        random_field=GaussianRandomField(dimension, modes, boundary=boundary),
+        design_dim=1,
+    )
     pairs = problem.sample(2, resolution=2 * modes + 3, seed=0, dtype=torch.float64)
     x = pairs.outputs.grid.axes[0].coordinates
     if boundary == "periodic":  # the trapezoidal rule is spectrally accurate: width √(2νt) = .11, 100 points suffice
@@ -52,7 +58,7 @@ def test_against_kernel_quadrature(dimension: int, modes: int, boundary: str) ->
     else:
         y, weights = gauss_legendre(90)
         kernel = reflected_kernel(x, y, problem.diffusivity * problem.time) * weights
-    expected = problem.law.evaluate_on_axes(problem.law.draw(2, 0), [y] * dimension)
+    expected = problem.input_distribution.evaluate_on_axes(problem.input_distribution.draw(2, 0), [y] * dimension)
     for axis in range(dimension):
         expected = along_axis(expected, kernel, axis - dimension)
     # Rounding of values of order 1, in as many products as there are axes.
@@ -62,7 +68,7 @@ def test_against_kernel_quadrature(dimension: int, modes: int, boundary: str) ->
 
 @pytest.mark.parametrize("size", [16, 17])
 def test_every_resolved_wave_decays_at_its_rate(size: int) -> None:
-    problem = Heat(0.003, time=0.7, dimension=1, modes=2, design_dim=1)
+    problem = Heat(0.003, time=0.7, dimension=1, random_field=GaussianRandomField(1, 2), design_dim=1)
     grid = problem.grid(size)
     wavenumbers = torch.arange(size // 2 + 1, dtype=torch.float64)
     waves = torch.cos(2 * math.pi * wavenumbers[:, None] * grid.points[:, 0])
@@ -72,7 +78,9 @@ def test_every_resolved_wave_decays_at_its_rate(size: int) -> None:
 
 
 def test_every_sine_between_walls_decays_at_its_rate() -> None:
-    problem = Heat(0.01, dimension=1, boundary="dirichlet", modes=2, design_dim=1)
+    problem = Heat(
+        0.01, dimension=1, boundary="dirichlet", random_field=GaussianRandomField(1, 2, boundary="dirichlet"), design_dim=1
+    )
     grid = problem.grid(12)
     wavenumbers = torch.arange(1, 11, dtype=torch.float64)
     waves = torch.sin(math.pi * wavenumbers[:, None] * grid.points[:, 0])
@@ -91,7 +99,7 @@ def test_values_on_the_walls_are_not_read() -> None:
 
 
 def test_axes_of_unequal_resolution() -> None:
-    problem = Heat(modes=3)
+    problem = Heat(random_field=GaussianRandomField(2, 3))
     wide = problem.sample(2, resolution=(7, 21), seed=0, dtype=torch.float64)
     square = problem.sample(2, resolution=7, seed=0, dtype=torch.float64)
     assert wide.outputs.values.shape == (2, 1, 7, 21)
@@ -101,7 +109,7 @@ def test_axes_of_unequal_resolution() -> None:
 @given(first=st.floats(0.01, 2.0), second=st.floats(0.01, 2.0), boundary=st.sampled_from(["periodic", "dirichlet"]))
 def test_times_add_up(first: float, second: float, boundary: str) -> None:
     def heat(time: float) -> Heat:
-        return Heat(time=time, boundary=boundary, modes=4)
+        return Heat(time=time, boundary=boundary, random_field=GaussianRandomField(2, 4, boundary=boundary))
 
     inputs = heat(1.0).sample(2, resolution=10, seed=0, dtype=torch.float64).inputs
     in_two_steps = heat(second).solve(heat(first).solve(inputs))
@@ -110,7 +118,7 @@ def test_times_add_up(first: float, second: float, boundary: str) -> None:
 
 @given(a=st.floats(-3, 3), b=st.floats(-3, 3))
 def test_linear(a: float, b: float) -> None:
-    problem = Heat(modes=4)
+    problem = Heat(random_field=GaussianRandomField(2, 4))
     pairs = problem.sample(2, resolution=10, seed=0, dtype=torch.float64)
     mixed = Field(a * pairs.inputs.values[:1] + b * pairs.inputs.values[1:], pairs.inputs.grid)
     expected = a * pairs.outputs.values[:1] + b * pairs.outputs.values[1:]
@@ -118,36 +126,11 @@ def test_linear(a: float, b: float) -> None:
 
 
 def test_the_mean_is_conserved() -> None:
-    problem = Heat(0.5, modes=4)
+    problem = Heat(0.5, random_field=GaussianRandomField(2, 4))
     inputs = problem.sample(2, resolution=10, seed=0, dtype=torch.float64).inputs
     raised = Field(inputs.values + 2.0, inputs.grid)
     means = problem.solve(raised).values.flatten(2) @ inputs.grid.weights
     torch.testing.assert_close(means, torch.full_like(means, 2.0), atol=1e-14, rtol=0)
-
-
-@pytest.mark.parametrize("boundary", ["periodic", "dirichlet"])
-@pytest.mark.parametrize("dimension", [1, 2, 3])
-def test_diffusivity_derivative_is_the_limit_of_differences(dimension: int, boundary: str) -> None:
-    def heat(diffusivity: float) -> Heat:
-        return Heat(diffusivity, time=0.4, dimension=dimension, boundary=boundary, modes=3, design_dim=1)
-
-    inputs = heat(0.02).sample(2, resolution=9, seed=0, dtype=torch.float64).inputs
-    step = 2e-5
-    difference = (heat(0.02 + step).solve(inputs).values - heat(0.02 - step).solve(inputs).values) / (2 * step)
-    exact = heat(0.02).diffusivity_derivative(inputs)
-    assert exact.grid == inputs.grid
-    # Error step² (κ²t)³ / 6 with κ² up to 3 (6π)² and damping e^(-νκ²t); below 1e-5 relative.
-    assert (difference - exact.values).abs().max() < 1e-5 * exact.values.abs().max()
-
-
-def test_diffusivity_derivative_is_time_times_the_laplacian() -> None:
-    problem = Heat(0.02, time=0.4, modes=4)
-    pairs = problem.sample(2, resolution=15, seed=0, dtype=torch.float64)
-    grid = pairs.outputs.grid
-    laplacian = derivative(grid, axis=0, order=2) + derivative(grid, axis=1, order=2)
-    expected = problem.time * laplacian(pairs.outputs.values).unflatten(-1, grid.shape)
-    torch.testing.assert_close(problem.diffusivity_derivative(pairs.inputs).values, expected, atol=1e-11, rtol=0)
-    assert problem.diffusivity_derivative(pairs.inputs.to(torch.float32)).dtype == torch.float32
 
 
 def test_name() -> None:
@@ -166,7 +149,7 @@ def test_bad_arguments(arguments: dict[str, object]) -> None:
 
 
 @pytest.mark.bad_input
-def test_bad_inputs_of_the_parameter_derivative() -> None:
-    problem = Heat(modes=4)
+def test_fields_of_another_dimension() -> None:
+    problem = Heat(random_field=GaussianRandomField(2, 4))
     with pytest.raises(ValueError, match="uniform grid"):
-        problem.diffusivity_derivative(Field(torch.zeros(1, 1, 9), Grid.uniform((9,))))
+        problem.solve(Field(torch.zeros(1, 1, 9), Grid.uniform((9,))))

@@ -11,7 +11,7 @@ import torch
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems import Heat, Helmholtz
+from probneural.problems import GaussianRandomField, Heat, Helmholtz
 
 
 def difference_solution(problem: Helmholtz, coefficients: torch.Tensor, cells: int) -> torch.Tensor:
@@ -26,9 +26,9 @@ def difference_solution(problem: Helmholtz, coefficients: torch.Tensor, cells: i
 
 @pytest.mark.parametrize(("wavenumber", "seed"), [(8.0, 0), (6.0, 1), (0.5, 2)])
 def test_against_finite_differences_extrapolated(wavenumber: float, seed: int) -> None:
-    problem = Helmholtz(wavenumber, modes=4, design_dim=1)
+    problem = Helmholtz(wavenumber, random_field=GaussianRandomField(2, 4, boundary="dirichlet"), design_dim=1)
     exact = problem.sample(1, resolution=9, seed=seed, dtype=torch.float64).outputs.values[0, 0]
-    coefficients = problem.law.draw(1, seed)
+    coefficients = problem.input_distribution.draw(1, seed)
     coarse, middle, fine = (
         difference_solution(problem, coefficients, cells)[:: cells // 8, :: cells // 8] for cells in (64, 128, 256)
     )
@@ -50,7 +50,9 @@ def test_modes_on_both_sides_of_the_wavenumber_respond_with_opposite_signs() -> 
 
 @pytest.mark.parametrize("share", [0.1, -0.3])
 def test_the_response_near_a_resonance_is_one_mode(share: float) -> None:
-    problem = Helmholtz(math.sqrt(5 * math.pi**2 + share * 1e-4), modes=4, design_dim=1)
+    problem = Helmholtz(
+        math.sqrt(5 * math.pi**2 + share * 1e-4), random_field=GaussianRandomField(2, 4, boundary="dirichlet"), design_dim=1
+    )
     assert problem.resonance_distance == pytest.approx(abs(share) * 1e-4, rel=1e-6)
     output = problem.sample(1, resolution=17, seed=0, dtype=torch.float64).outputs.values[0, 0]
     x = math.pi * torch.arange(17, dtype=torch.float64) / 16
@@ -62,17 +64,17 @@ def test_the_response_near_a_resonance_is_one_mode(share: float) -> None:
 
 
 def test_a_varied_wavenumber_agrees_with_a_fixed_one() -> None:
-    varied = Helmholtz(8.0, vary_wavenumber=True, modes=4)
+    varied = Helmholtz(8.0, vary_wavenumber=True, random_field=GaussianRandomField(2, 4, boundary="dirichlet"))
     pairs = varied.sample(4, resolution=11, seed=0, dtype=torch.float64)
     squares = pairs.inputs.values[:, 1, 0, 0]
     assert squares.std() > 1.0
     for source, squared, output in zip(pairs.inputs.values[:, :1], squares, pairs.outputs.values, strict=True):
-        fixed = Helmholtz(squared.sqrt().item(), modes=4)
+        fixed = Helmholtz(squared.sqrt().item(), random_field=GaussianRandomField(2, 4, boundary="dirichlet"))
         torch.testing.assert_close(fixed.solve(Field(source[None], pairs.inputs.grid)).values[0], output, atol=1e-14, rtol=1e-9)
 
 
 def test_the_interval_of_wavenumbers_leaves_the_resonance_out_and_the_shift_moves_towards_it() -> None:
-    problem = Helmholtz(8.0, vary_wavenumber=True, modes=2, design_dim=2)
+    problem = Helmholtz(8.0, vary_wavenumber=True, random_field=GaussianRandomField(2, 2, boundary="dirichlet"), design_dim=2)
     assert problem.resonance_distance == pytest.approx(64 - 5 * math.pi**2)
     squares = problem.sample(2000, resolution=5, seed=0, dtype=torch.float64).inputs.values[:, 1, 0, 0]
     reach = 0.7 * problem.resonance_distance
@@ -91,14 +93,16 @@ def test_the_interval_of_wavenumbers_leaves_the_resonance_out_and_the_shift_move
 
 def test_a_heat_source_in_the_limit_of_slow_waves_is_poisson() -> None:
     # ∫ e^(Δt) f dt over all times solves Poisson's equation; the heat equation is another problem of this package.
-    problem = Helmholtz(1e-6, modes=3, design_dim=1)
+    problem = Helmholtz(1e-6, random_field=GaussianRandomField(2, 3, boundary="dirichlet"), design_dim=1)
     pairs = problem.sample(2, resolution=7, seed=0, dtype=torch.float64)
     nodes, weights = numpy.polynomial.legendre.leggauss(30)
     total = torch.zeros_like(pairs.outputs.values)
     for lower, upper in [(0.0, 0.02), (0.02, 0.1), (0.1, 0.5), (0.5, 2.5)]:
         for node, weight in zip(nodes, weights, strict=True):
             time = lower + (upper - lower) * (node + 1) / 2
-            heat = Heat(1.0, time=time, boundary="dirichlet", modes=3, design_dim=1)
+            heat = Heat(
+                1.0, time=time, boundary="dirichlet", random_field=GaussianRandomField(2, 3, boundary="dirichlet"), design_dim=1
+            )
             total += weight * (upper - lower) / 2 * heat.solve(pairs.inputs).values
     torch.testing.assert_close(pairs.outputs.values, total, atol=1e-13, rtol=0)
 
@@ -111,7 +115,7 @@ def test_a_heat_source_in_the_limit_of_slow_waves_is_poisson() -> None:
         {"wavenumber": math.sqrt(2.0) * math.pi},
         {"spread": 1.0},
         {"spread": 0.0},
-        {"modes": 0},
+        {"random_field": 3},
         {"design_dim": 0},
     ],
     ids=str,
@@ -123,7 +127,7 @@ def test_bad_arguments(arguments: dict[str, float]) -> None:
 
 @pytest.mark.bad_input
 def test_wavenumbers_that_vary_in_space_or_resonate() -> None:
-    problem = Helmholtz(8.0, vary_wavenumber=True, modes=4)
+    problem = Helmholtz(8.0, vary_wavenumber=True, random_field=GaussianRandomField(2, 4, boundary="dirichlet"))
     values = problem.sample(2, resolution=11, seed=0, dtype=torch.float64).inputs.values
     values[1, 1, 3, 3] += 1e-3
     with pytest.raises(DataError, match="constant in space"):

@@ -1,4 +1,4 @@
-"""The inviscid Burgers equation against characteristics, closed forms, its viscous limit, and conservation laws."""
+"""The inviscid Burgers equation against characteristics, closed forms, its viscous limit, and conservation distributions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems import Burgers, InviscidBurgers
+from probneural.problems import Burgers, GaussianRandomField, InviscidBurgers
 
 
 def test_before_the_first_shock_states_travel_along_characteristics() -> None:
@@ -34,10 +34,10 @@ def test_before_the_first_shock_states_travel_along_characteristics() -> None:
 def test_implicit_equation_and_slopes_after_shocks() -> None:
     problem = InviscidBurgers()
     pairs = problem.sample(50, resolution=128, seed=0, dtype=torch.float64)
-    coefficients = problem.law.draw(50, 0)
+    coefficients = problem.input_distribution.draw(50, 0)
     x, u = pairs.outputs.grid.points[:, 0], pairs.outputs.values[:, 0]
     for row in range(50):
-        at_foot = problem.law.evaluate_on_axes(coefficients[row : row + 1], [x - problem.time * u[row]])[0]
+        at_foot = problem.input_distribution.evaluate_on_axes(coefficients[row : row + 1], [x - problem.time * u[row]])[0]
         torch.testing.assert_close(u[row], at_foot, atol=1e-11, rtol=0)
     # Oleinik's condition, exact on any grid: u(x + h) - u(x) <= h/t. Jumps only go down.
     rises = u.roll(-1, dims=-1) - u
@@ -46,9 +46,9 @@ def test_implicit_equation_and_slopes_after_shocks() -> None:
 
 
 def test_minimum_is_global_by_brute_force() -> None:
-    problem = InviscidBurgers(modes=12)
+    problem = InviscidBurgers(random_field=GaussianRandomField(1, 12))
     pairs = problem.sample(20, resolution=40, seed=1, dtype=torch.float64)
-    coefficients = problem.law.draw(20, 1)
+    coefficients = problem.input_distribution.draw(20, 1)
     fine = torch.arange(-20_000, 30_000, dtype=torch.float64) / 10_000
     cosines, sines = coefficients.unflatten(1, (12, 2)).unbind(2)
     angular = 2 * math.pi * torch.arange(1, 13, dtype=torch.float64)
@@ -115,7 +115,11 @@ def test_mean_is_conserved_and_energy_falls() -> None:
 
 
 def test_times_add_up_before_the_shock() -> None:
-    initial = InviscidBurgers(modes=3, design_dim=1).sample(2, resolution=256, seed=0, dtype=torch.float64).inputs
+    initial = (
+        InviscidBurgers(random_field=GaussianRandomField(1, 3), design_dim=1)
+        .sample(2, resolution=256, seed=0, dtype=torch.float64)
+        .inputs
+    )
     small = Field(0.1 * initial.values + 0.3, initial.grid)
     twice = InviscidBurgers(0.15).solve(InviscidBurgers(0.1).solve(small)).values
     torch.testing.assert_close(twice, InviscidBurgers(0.25).solve(small).values, atol=1e-11, rtol=0)
@@ -155,7 +159,7 @@ def test_no_gradients() -> None:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("arguments", [{"time": 0.0}, {"modes": 0}, {"design_dim": 63}], ids=str)
+@pytest.mark.parametrize("arguments", [{"time": 0.0}, {"random_field": 3}, {"design_dim": 63}], ids=str)
 def test_bad_arguments(arguments: dict[str, float]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(arguments))):
         InviscidBurgers(**arguments)

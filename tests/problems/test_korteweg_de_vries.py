@@ -1,4 +1,4 @@
-"""Solitons against the equation, each other, conservation laws and a pseudo-spectral solver."""
+"""Solitons against the equation, each other, conservation distributions and a pseudo-spectral solver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.problems import KortewegDeVries
 
-DRAWN = KortewegDeVries().law.draw(4, 0)
+DRAWN = KortewegDeVries().input_distribution.draw(4, 0)
 
 
 @pytest.mark.parametrize("solitons", [1, 2])
@@ -64,7 +64,7 @@ def test_mass_momentum_and_the_ends_of_the_window() -> None:
     # One soliton has mass 4κ and momentum ∫u² = 16κ³/3; both add up, also while they collide.
     problem = KortewegDeVries(3.0)
     pairs = problem.sample(40, resolution=256, seed=0, dtype=torch.float64)
-    wavenumbers = problem.law.draw(40, 0)[:, :2]
+    wavenumbers = problem.input_distribution.draw(40, 0)[:, :2]
     for field in (pairs.inputs, pairs.outputs):
         # Tails fall as exp(-2κd); wavenumbers .11 apart move a soliton of κ = .89 by 3.2, to d = 15 from the right end.
         assert field.values[..., [0, -1]].abs().max() < (1e-12 if field is pairs.inputs else 1e-11)
@@ -109,7 +109,7 @@ def test_a_collision() -> None:
 def test_names_and_shifts() -> None:
     assert KortewegDeVries(2.0).name == "Korteweg-de Vries, 2 solitons, time 2"
     tall = KortewegDeVries().shifts()["tall"]
-    assert tall.law.upper == pytest.approx((1.08, 1.44, 2.0, -6.0))
+    assert tall.input_distribution.upper == pytest.approx((1.08, 1.44, 2.0, -6.0))
 
 
 @pytest.mark.bad_input
@@ -117,7 +117,7 @@ def test_names_and_shifts() -> None:
     "arguments",
     [
         {"time": 0.0},
-        {"rtol": -1.0},
+        {"integrator": 1e-8},
         {"solitons": 3},
         {"lower": (0.7, 1.0)},
         {"lower": (0.0, 1.0, -4.0, -12.0)},

@@ -16,15 +16,17 @@ from probneural.problems import (
     Burgers,
     GaussianRandomField,
     Heat,
-    IndependentLaws,
+    IndependentDistributions,
     MethodOfLines,
+    StateDistribution,
+    TimeIntegrator,
     UniformParameters,
     dealias,
     spectral_derivative,
 )
-from probneural.problems import method_of_lines as module
+from probneural.problems import time_integration as module
 
-LAW = GaussianRandomField(1, 3)
+INPUTS = GaussianRandomField(1, 3)
 
 
 def steepening(time: torch.Tensor, u: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -51,18 +53,32 @@ def nothing(time: torch.Tensor, u: torch.Tensor, grid: Grid) -> torch.Tensor:
     return torch.zeros_like(u)
 
 
-EXACT = Burgers(0.05, modes=3, time=0.2, design_dim=1)
+EXACT = Burgers(0.05, random_field=GaussianRandomField(1, 3), time=0.2, design_dim=1)
 PAIRS = EXACT.sample(2, resolution=40, seed=0, dtype=torch.float64)
 DIRECTION = Field(EXACT.sample(2, resolution=40, seed=1, dtype=torch.float64).inputs.values + 0.3, PAIRS.inputs.grid)
 
 
-def solver(**settings: object) -> MethodOfLines:
-    return MethodOfLines(steepening, linear_symbol=viscosity, law=EXACT.law, time=0.2, design_dim=1, **settings)
+def solver(rtol: float = 1e-8, atol: float = 1e-10, **settings: object) -> MethodOfLines:
+    return MethodOfLines(
+        steepening,
+        linear_symbol=viscosity,
+        input_distribution=EXACT.input_distribution,
+        time=0.2,
+        integrator=TimeIntegrator(rtol=rtol, atol=atol),
+        design_dim=1,
+        **settings,
+    )
 
 
 @pytest.mark.parametrize("method", ["dopri5", "dopri8", "bosh3", "BDF", "Radau", "LSODA"])
 def test_every_method_solves_burgers(method: str) -> None:
-    problem = MethodOfLines(burgers, law=EXACT.law, time=0.2, method=method, rtol=1e-5, atol=1e-7, design_dim=1)
+    problem = MethodOfLines(
+        burgers,
+        input_distribution=EXACT.input_distribution,
+        time=0.2,
+        integrator=TimeIntegrator(method=method, rtol=1e-5, atol=1e-7),
+        design_dim=1,
+    )
     error = problem.solve(PAIRS.inputs[:1]).values - PAIRS.outputs.values[:1]
     assert error.abs().max() < 1e-4
     if method not in ("dopri5", "BDF"):  # one of each family; tangents are dear
@@ -104,10 +120,12 @@ def test_rough_directions_are_under_control() -> None:
     grid = Heat(dimension=1).grid(33)
     noise = torch.randn(2, 1, 33, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     state = Field(torch.cos(2 * math.pi * grid.points[:, 0]).expand(2, 1, -1), grid)
-    problem = MethodOfLines(burgers, law=LAW, time=0.05, rtol=1e-6, atol=1e-8, design_dim=1)
+    problem = MethodOfLines(
+        burgers, input_distribution=INPUTS, time=0.05, integrator=TimeIntegrator(rtol=1e-6, atol=1e-8), design_dim=1
+    )
     expected = Burgers(0.05, time=0.05).derivative(state, Field(noise, grid)).values
     # Products of noise alias on 33 points, so the equation is compared with itself in other arithmetic.
-    reference = MethodOfLines(steepening, linear_symbol=viscosity, law=LAW, time=0.05, design_dim=1)
+    reference = MethodOfLines(steepening, linear_symbol=viscosity, input_distribution=INPUTS, time=0.05, design_dim=1)
     exact = reference.derivative(state, Field(noise, grid)).values
     torch.testing.assert_close(problem.derivative(state, Field(noise, grid)).values, exact, atol=1e-4, rtol=0)
     assert (exact - expected).abs().max() < 0.1
@@ -119,17 +137,22 @@ def test_a_linear_symbol_alone_is_exact(shape: tuple[int, ...]) -> None:
         return -0.02 * sum(along**2 for along in wavenumbers)
 
     dimension = len(shape)
-    heat = Heat(0.02, dimension=dimension, modes=1, time=5.0, design_dim=1)
+    heat = Heat(0.02, dimension=dimension, random_field=GaussianRandomField(dimension, 1), time=5.0, design_dim=1)
     noise = torch.randn(2, 1, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     inputs = Field(noise, Grid.uniform(shape))
-    problem = MethodOfLines(nothing, law=heat.law, time=5.0, linear_symbol=symbol, design_dim=1)
+    problem = MethodOfLines(nothing, input_distribution=heat.input_distribution, time=5.0, linear_symbol=symbol, design_dim=1)
     torch.testing.assert_close(problem.solve(inputs).values, heat.solve(inputs).values, atol=1e-13, rtol=0)
 
 
 def test_symbols_of_odd_order_move_waves() -> None:
     # u_t = u_xxx on [-1, 1): cos(kx) moves at speed k².
     problem = MethodOfLines(
-        nothing, law=LAW, time=0.01, linear_symbol=lambda k: -1j * k**3, lengths=2.0, origin=-1.0, design_dim=1
+        nothing,
+        input_distribution=INPUTS,
+        time=0.01,
+        linear_symbol=lambda k: -1j * k**3,
+        domain=Grid.uniform(8, lengths=2.0, origin=-1.0),
+        design_dim=1,
     )
     grid = problem.grid(16)
     waves = torch.stack([torch.cos(math.pi * k * grid.points[:, 0]) for k in (1, 2, 5)])[:, None]
@@ -140,7 +163,12 @@ def test_symbols_of_odd_order_move_waves() -> None:
 def test_stiff_symbols_span_by_span(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_GROWTH", 20.0)  # nine spans
     # Kuramoto-Sivashinsky at 32 points: rates to 500.
-    settings = {"law": GaussianRandomField(1, 4, sigma=200.0), "lengths": 22.0, "time": 0.4, "rtol": 1e-6, "atol": 1e-8}
+    settings = {
+        "input_distribution": GaussianRandomField(1, 4, sigma=200.0),
+        "domain": Grid.uniform(8, lengths=22.0),
+        "time": 0.4,
+        "integrator": TimeIntegrator(rtol=1e-6, atol=1e-8),
+    }
 
     def symbol(k: torch.Tensor) -> torch.Tensor:
         return k**2 - k**4
@@ -151,7 +179,7 @@ def test_stiff_symbols_span_by_span(monkeypatch: pytest.MonkeyPatch) -> None:
 
     split = MethodOfLines(steepening, linear_symbol=symbol, **settings)
     inputs = split.sample(2, resolution=32, seed=0, dtype=torch.float64).inputs
-    stiff = MethodOfLines(whole, method="LSODA", **(settings | {"rtol": 1e-8, "atol": 1e-9}))
+    stiff = MethodOfLines(whole, **(settings | {"integrator": TimeIntegrator(method="LSODA", atol=1e-9)}))
     torch.testing.assert_close(split.solve(inputs).values, stiff.solve(inputs).values, atol=1e-4, rtol=0)
     counted = []
 
@@ -165,7 +193,14 @@ def test_stiff_symbols_span_by_span(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_walls_are_the_business_of_the_right_hand_side() -> None:
-    heat = Heat(0.05, dimension=1, boundary="dirichlet", modes=2, time=0.2, design_dim=1)
+    heat = Heat(
+        0.05,
+        dimension=1,
+        boundary="dirichlet",
+        random_field=GaussianRandomField(1, 2, boundary="dirichlet"),
+        time=0.2,
+        design_dim=1,
+    )
     inputs = heat.sample(2, resolution=33, seed=0, dtype=torch.float64).inputs
     curvature = derivative(inputs.grid, axis=0, order=2)
     inside = torch.ones(33, dtype=torch.float64)
@@ -174,7 +209,9 @@ def test_walls_are_the_business_of_the_right_hand_side() -> None:
     def rate(time: torch.Tensor, u: torch.Tensor, grid: Grid) -> torch.Tensor:
         return 0.05 * inside * curvature(u)
 
-    problem = MethodOfLines(rate, law=heat.law, periodic=False, time=0.2, design_dim=1)
+    problem = MethodOfLines(
+        rate, input_distribution=heat.input_distribution, domain=Grid.uniform(8, periodic=False), time=0.2, design_dim=1
+    )
     assert problem.sample(1, resolution=33, seed=0).inputs.grid == inputs.grid
     torch.testing.assert_close(problem.solve(inputs).values, heat.solve(inputs).values, atol=1e-4, rtol=0)
 
@@ -183,8 +220,8 @@ def test_time_is_passed_on() -> None:
     def rate(time: torch.Tensor, u: torch.Tensor, grid: Grid) -> torch.Tensor:
         return 2.0 * time * torch.ones_like(u)
 
-    for settings in ({}, {"method": "LSODA"}, {"linear_symbol": lambda k: 0.0 * k}):
-        problem = MethodOfLines(rate, law=LAW, time=1.5, **settings, design_dim=1)
+    for settings in ({}, {"integrator": TimeIntegrator(method="LSODA")}, {"linear_symbol": lambda k: 0.0 * k}):
+        problem = MethodOfLines(rate, input_distribution=INPUTS, time=1.5, **settings, design_dim=1)
         inputs = problem.sample(2, resolution=9, seed=0, dtype=torch.float64).inputs
         torch.testing.assert_close(problem.solve(inputs).values, inputs.values + 2.25, atol=1e-7, rtol=0)
 
@@ -196,12 +233,12 @@ def test_fields_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         batches.append(len(u))
         return -u
 
-    problem = MethodOfLines(rate, law=LAW, design_dim=1)
+    problem = MethodOfLines(rate, input_distribution=INPUTS, design_dim=1)
     inputs = problem.sample(5, resolution=9, seed=0, dtype=torch.float64).inputs
     whole = problem.solve(inputs).values
     assert set(batches) == {5}
     batches.clear()
-    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", 20)
+    monkeypatch.setattr("probneural.problems.method_of_lines._CHUNK_ELEMENTS", 20)
     torch.testing.assert_close(problem.solve(inputs).values, whole, atol=1e-8, rtol=0)
     assert set(batches) == {1, 2}
     torch.testing.assert_close(problem.derivative(inputs, inputs).values, whole, atol=1e-8, rtol=0)
@@ -212,8 +249,8 @@ def test_states_from_coefficients() -> None:
         height, width = coefficients[:, :1, None], coefficients[:, 1:, None]
         return height * torch.exp(-(((grid.points[:, 0] - 0.5) / width) ** 2)).to(coefficients)
 
-    law = UniformParameters((1.0, 0.05), (2.0, 0.1), minimum_resolution=32)
-    problem = MethodOfLines(decay, law=law, initial_state=state, design_dim=2, name="Bumps")
+    distribution = UniformParameters((1.0, 0.05), (2.0, 0.1), minimum_resolution=32)
+    problem = MethodOfLines(decay, input_distribution=StateDistribution(distribution, state), design_dim=2, name="Bumps")
     pairs = problem.sample(3, resolution=33, seed=0, dtype=torch.float64)
     torch.testing.assert_close(pairs.outputs.values, math.exp(-1) * pairs.inputs.values, atol=1e-7, rtol=0)
     assert problem.encode(torch.ones(1, 2), grid=problem.grid(32)).values.max() == pytest.approx(2.0)
@@ -223,14 +260,16 @@ def test_states_from_coefficients() -> None:
 
 def test_channels_are_fields_of_their_own() -> None:
     parts = (GaussianRandomField(1, 2), GaussianRandomField(1, 3, sigma=5.0))
-    problem = MethodOfLines(decay, law=IndependentLaws(parts), channels=2, lengths=3.0, origin=1.0)
+    problem = MethodOfLines(
+        decay, input_distribution=IndependentDistributions(parts), domain=Grid.uniform(8, lengths=3.0, origin=1.0)
+    )
     inputs = problem.sample(2, resolution=9, seed=0, dtype=torch.float64).inputs
     places = torch.arange(9, dtype=torch.float64) / 9
-    for channel, coefficients in enumerate(problem.law.split(problem.law.draw(2, 0))):
+    for channel, coefficients in enumerate(problem.input_distribution.split(problem.input_distribution.draw(2, 0))):
         expected = parts[channel].evaluate_on_axes(coefficients, [places])
         torch.testing.assert_close(inputs.values[:, channel], expected, atol=1e-14, rtol=0)
     rough = problem.shifts()["roughness"]
-    assert [part.alpha for part in rough.law.parts] == [1.5, 1.5]
+    assert [part.alpha for part in rough.input_distribution.parts] == [1.5, 1.5]
 
 
 @pytest.mark.parametrize("shape", [(8, 9), (9, 8)])
@@ -263,13 +302,13 @@ def test_dealiased_products_are_projections_of_products(size: int) -> None:
 def test_solutions_that_cease_to_exist() -> None:
     grid = Grid.uniform((9,))
     large = Field(torch.full((1, 1, 9), 3.0, dtype=torch.float64), grid)
-    for settings in ({}, {"linear_symbol": lambda k: -(k**2)}, {"method": "BDF"}):
+    for settings in ({}, {"linear_symbol": lambda k: -(k**2)}, {"integrator": TimeIntegrator(method="BDF")}):
         with pytest.raises(DataError, match="exists until time 1.*linear_symbol"):
-            MethodOfLines(growth, law=LAW, **settings, design_dim=1).solve(large)
+            MethodOfLines(growth, input_distribution=INPUTS, **settings, design_dim=1).solve(large)
     with pytest.raises(DataError, match="max_num_steps.*raise max_steps"):
-        MethodOfLines(decay, law=LAW, max_steps=3, design_dim=1).solve(large)
+        MethodOfLines(decay, input_distribution=INPUTS, integrator=TimeIntegrator(max_steps=3), design_dim=1).solve(large)
     with pytest.raises(DataError, match="exists until time"):
-        MethodOfLines(lambda t, u, grid: u / 0.0 * 0.0, law=LAW, design_dim=1).solve(large)
+        MethodOfLines(lambda t, u, grid: u / 0.0 * 0.0, input_distribution=INPUTS, design_dim=1).solve(large)
 
 
 @pytest.mark.bad_input
@@ -278,18 +317,19 @@ def test_rates_of_a_wrong_shape() -> None:
     state = Field(torch.ones(2, 1, 9, dtype=torch.float64), grid)
     for rate in (lambda t, u, grid: u[:1], lambda t, u, grid: u.float(), lambda t, u, grid: 0.0):
         with pytest.raises(ShapeError, match=r"\(2, 1, 9\) from right_hand_side"):
-            MethodOfLines(rate, law=LAW, design_dim=1).solve(state)
+            MethodOfLines(rate, input_distribution=INPUTS, design_dim=1).solve(state)
     for symbol in (lambda k: 1.0, lambda k: torch.ones(3), lambda k: torch.ones(2, 5), lambda k: k / 0.0):
         with pytest.raises(ShapeError, match=r"\(5,\) from linear_symbol"):
-            MethodOfLines(decay, law=LAW, linear_symbol=symbol, design_dim=1).solve(state)
-    with pytest.raises(ShapeError, match="from initial_state"):
-        MethodOfLines(decay, initial_state=lambda coefficients, grid: coefficients).sample(2, resolution=63, seed=0)
+            MethodOfLines(decay, input_distribution=INPUTS, linear_symbol=symbol, design_dim=1).solve(state)
+    states = StateDistribution(INPUTS, lambda coefficients, grid: coefficients)
+    with pytest.raises(ShapeError, match="from build"):
+        MethodOfLines(decay, input_distribution=states, design_dim=1).sample(2, resolution=63, seed=0)
 
 
 @pytest.mark.bad_input
 def test_implicit_methods_are_out_of_sight_of_autograd() -> None:
     values = torch.ones(1, 1, 9, dtype=torch.float64, requires_grad=True)
-    problem = MethodOfLines(decay, law=LAW, method="BDF", design_dim=1)
+    problem = MethodOfLines(decay, input_distribution=INPUTS, integrator=TimeIntegrator(method="BDF"), design_dim=1)
     with pytest.raises(UnsupportedError, match="out of autograd's sight"):
         problem.solve(Field(values, Grid.uniform((9,))))
     with torch.no_grad():
@@ -315,25 +355,34 @@ def test_derivatives_between_walls() -> None:
     [
         ({"right_hand_side": 3}, "right_hand_side"),
         ({"linear_symbol": 3}, "linear_symbol"),
-        ({"initial_state": 3}, "initial_state"),
+        ({"input_distribution": 3}, "InputDistribution as input_distribution"),
+        ({"integrator": "BDF"}, "TimeIntegrator as integrator"),
         ({"time": 0.0}, "time"),
-        ({"lengths": 0.0}, "lengths"),
-        ({"rtol": 0.0}, "rtol"),
-        ({"atol": -1.0}, "atol"),
-        ({"channels": 0}, "channels"),
-        ({"channels": 2}, "2 Gaussian random fields"),
-        ({"law": UniformParameters((0.0,), (1.0,)), "design_dim": 1}, "initial_state"),
-        ({"max_steps": 0}, "max_steps"),
-        ({"method": "euler"}, "dopri5"),
+        ({"domain": Grid.uniform((8, 8))}, "1 axes"),
+        ({"input_distribution": UniformParameters((0.0,), (1.0,)), "design_dim": 1}, "StateDistribution"),
         ({"design_dim": 100}, "design_dim"),
-        ({"linear_symbol": viscosity, "method": "BDF"}, "explicit method"),
-        ({"linear_symbol": viscosity, "periodic": False}, "periodic domain"),
+        ({"linear_symbol": viscosity, "integrator": TimeIntegrator(method="BDF")}, "explicit method"),
+        ({"linear_symbol": viscosity, "domain": Grid.uniform(8, periodic=False)}, "periodic domain"),
     ],
     ids=str,
 )
 def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=f"expected .*{message}"):
         MethodOfLines(**({"right_hand_side": decay} | arguments))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("arguments", [{"rtol": 0.0}, {"atol": -1.0}, {"max_steps": 0}, {"method": "euler"}], ids=str)
+def test_bad_integrators(arguments: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
+        TimeIntegrator(**arguments)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("arguments", [{"coefficients": 3}, {"build": 3}, {"channels": 0}], ids=str)
+def test_bad_state_distributions(arguments: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
+        StateDistribution(**({"coefficients": INPUTS, "build": decay} | arguments))
 
 
 @pytest.mark.bad_input

@@ -94,13 +94,13 @@ def test_a_drift_is_a_translation() -> None:
 
 @pytest.mark.parametrize(("shell", "count"), [(1, 4), (2, 4), (5, 8), (25, 12), (65, 16), (325, 24)])
 def test_vectors_on_a_shell(shell: int, count: int) -> None:
-    law = GaussianShell(shell, 1.0)
-    both = torch.cat([law.vectors, -law.vectors])
-    assert law.size == count == len({tuple(vector) for vector in both.tolist()})
+    distribution = GaussianShell(shell, 1.0)
+    both = torch.cat([distribution.vectors, -distribution.vectors])
+    assert distribution.size == count == len({tuple(vector) for vector in both.tolist()})
     assert bool((both.square().sum(1) == shell).all())
 
 
-def test_the_law_is_stationary_with_the_stated_deviation() -> None:
+def test_the_distribution_is_stationary_with_the_stated_deviation() -> None:
     values = GaussianShell(25, 3.0).evaluate(GaussianShell(25, 3.0).draw(4000, 0), Grid.uniform((11, 11)))
     # Standard error of a standard deviation from 4000 draws: 3/√8000 = .034.
     torch.testing.assert_close(values.std(0), torch.full((11, 11), 3.0).double(), atol=0.15, rtol=0)

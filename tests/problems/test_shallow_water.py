@@ -13,7 +13,7 @@ from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.functionals import derivative
 from probneural.grids import Grid
-from probneural.problems import ShallowWater
+from probneural.problems import GaussianRandomField, ShallowWater
 
 
 def slope(values: torch.Tensor, grid: Grid, axis: int) -> torch.Tensor:
@@ -22,7 +22,7 @@ def slope(values: torch.Tensor, grid: Grid, axis: int) -> torch.Tensor:
 
 
 def test_against_runge_kutta() -> None:
-    problem = ShallowWater(0.3, rotation=3.0, gravity=0.7, depth=1.4, modes=3, design_dim=1)
+    problem = ShallowWater(0.3, rotation=3.0, gravity=0.7, depth=1.4, random_field=GaussianRandomField(2, 3), design_dim=1)
     pairs = problem.sample(2, resolution=9, seed=0, dtype=torch.float64)
     matrix = derivative(Grid.uniform((9,)), axis=0).matrix
 
@@ -43,7 +43,7 @@ def test_against_runge_kutta() -> None:
 
 @pytest.mark.parametrize("size", [8, 9])
 def test_every_wave_against_a_dense_exponential(size: int) -> None:
-    problem = ShallowWater(1.7, rotation=2.0, gravity=0.5, depth=3.0, modes=3, design_dim=1)
+    problem = ShallowWater(1.7, rotation=2.0, gravity=0.5, depth=3.0, random_field=GaussianRandomField(2, 3), design_dim=1)
     grid = Grid.uniform((size, size))
     x, y = grid.points.T
     amplitudes = torch.randn(3, generator=torch.Generator().manual_seed(0), dtype=torch.complex128)
@@ -66,7 +66,7 @@ def test_noise_stands_for_its_trigonometric_interpolant(size: int) -> None:
 
 
 def test_energy_and_potential_vorticity_are_conserved_for_a_long_time() -> None:
-    problem = ShallowWater(1000.0, rotation=4.0, gravity=2.0, depth=0.5, modes=5)
+    problem = ShallowWater(1000.0, rotation=4.0, gravity=2.0, depth=0.5, random_field=GaussianRandomField(2, 5))
     pairs = problem.sample(3, resolution=16, seed=0, dtype=torch.float64)
     grid = pairs.inputs.grid
 
@@ -96,7 +96,7 @@ def test_geostrophic_balance_stands_still() -> None:
 @given(first=st.floats(0.01, 5.0), second=st.floats(0.01, 5.0), rotation=st.floats(0.01, 50.0))
 def test_times_add_up(first: float, second: float, rotation: float) -> None:
     def water(time: float) -> ShallowWater:
-        return ShallowWater(time, rotation=rotation, modes=3, design_dim=1)
+        return ShallowWater(time, rotation=rotation, random_field=GaussianRandomField(2, 3), design_dim=1)
 
     inputs = water(1.0).sample(1, resolution=(7, 8), seed=0, dtype=torch.float64).inputs
     in_two_steps = water(second).solve(water(first).solve(inputs))
@@ -105,7 +105,7 @@ def test_times_add_up(first: float, second: float, rotation: float) -> None:
 
 def test_quarter_turns_of_the_plane_commute_with_the_map() -> None:
     # (x, y) -> (-y, x) on a periodic grid: flip one axis about 0 and swap; velocities turn along.
-    problem = ShallowWater(0.8, rotation=5.0, modes=4)
+    problem = ShallowWater(0.8, rotation=5.0, random_field=GaussianRandomField(2, 4))
     inputs = problem.sample(2, resolution=9, seed=0, dtype=torch.float64).inputs
 
     def turn(state: torch.Tensor) -> torch.Tensor:
@@ -116,8 +116,8 @@ def test_quarter_turns_of_the_plane_commute_with_the_map() -> None:
     torch.testing.assert_close(turned, turn(problem.solve(inputs).values), atol=1e-13, rtol=0)
 
 
-def test_channels_are_independent_draws_of_one_law() -> None:
-    problem = ShallowWater(modes=3)
+def test_channels_are_independent_draws_of_one_distribution() -> None:
+    problem = ShallowWater(random_field=GaussianRandomField(2, 3))
     inputs = problem.sample(2000, resolution=7, seed=0, dtype=torch.float64).inputs.values
     assert (problem.shifts()["rotation"].name, problem.name) == (
         "Shallow water, time 0.5, rotation 4",
@@ -130,7 +130,7 @@ def test_channels_are_independent_draws_of_one_law() -> None:
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     "arguments",
-    [{"time": 0.0}, {"rotation": -1.0}, {"gravity": math.inf}, {"depth": 0.0}, {"modes": 0}, {"design_dim": 865}],
+    [{"time": 0.0}, {"rotation": -1.0}, {"gravity": math.inf}, {"depth": 0.0}, {"random_field": 3}, {"design_dim": 865}],
     ids=str,
 )
 def test_bad_arguments(arguments: dict[str, float]) -> None:

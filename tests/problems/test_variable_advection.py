@@ -12,7 +12,7 @@ from scipy.integrate import solve_ivp
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems import VariableSpeedAdvection
+from probneural.problems import GaussianRandomField, VariableSpeedAdvection
 
 
 def series(nodal: numpy.ndarray, points: numpy.ndarray) -> numpy.ndarray:
@@ -24,7 +24,9 @@ def series(nodal: numpy.ndarray, points: numpy.ndarray) -> numpy.ndarray:
 
 @pytest.mark.parametrize(("seed", "sigma"), [(0, 8.0), (1, 8.0), (2, 16.0)])
 def test_against_an_ode_solver_on_characteristics(seed: int, sigma: float) -> None:
-    problem = VariableSpeedAdvection(0.7, modes=9, slowness_modes=6, slowness_sigma=sigma)
+    problem = VariableSpeedAdvection(
+        0.7, random_field=GaussianRandomField(1, 9), slowness_field=GaussianRandomField(1, 6, sigma=sigma)
+    )
     pairs = problem.sample(1, resolution=25, seed=seed, dtype=torch.float64)
     slowness, state = pairs.inputs.values[0].numpy()
     solution = solve_ivp(
@@ -41,7 +43,9 @@ def test_against_an_ode_solver_on_characteristics(seed: int, sigma: float) -> No
 
 
 def test_against_a_pseudo_spectral_solver() -> None:
-    problem = VariableSpeedAdvection(0.4, modes=5, slowness_modes=2, slowness_sigma=6.0)
+    problem = VariableSpeedAdvection(
+        0.4, random_field=GaussianRandomField(1, 5), slowness_field=GaussianRandomField(1, 2, sigma=6.0)
+    )
     pairs = problem.sample(2, resolution=256, seed=0, dtype=torch.float64)
     slopes = 2j * math.pi * numpy.arange(129)
     for inputs, output in zip(pairs.inputs.values.numpy(), pairs.outputs.values, strict=True):
@@ -75,7 +79,9 @@ def test_constant_speed_is_a_translation(size: int) -> None:
 
 
 def test_times_add_up() -> None:
-    pairs = VariableSpeedAdvection(0.3, modes=4, slowness_modes=2).sample(3, resolution=321, seed=0, dtype=torch.float64)
+    pairs = VariableSpeedAdvection(
+        0.3, random_field=GaussianRandomField(1, 4), slowness_field=GaussianRandomField(1, 2, sigma=8.0)
+    ).sample(3, resolution=321, seed=0, dtype=torch.float64)
     between = Field(torch.cat([pairs.inputs.values[:, :1], pairs.outputs.values], dim=1), pairs.inputs.grid)
     twice = VariableSpeedAdvection(0.5).solve(between).values
     torch.testing.assert_close(twice, VariableSpeedAdvection(0.8).solve(pairs.inputs).values, atol=1e-11, rtol=0)
@@ -83,7 +89,9 @@ def test_times_add_up() -> None:
 
 def test_range_and_weighted_mass_are_conserved() -> None:
     # b u_t + u_x = 0: the integral of b u stays.
-    pairs = VariableSpeedAdvection(modes=6, slowness_modes=4).sample(20, resolution=512, seed=0, dtype=torch.float64)
+    pairs = VariableSpeedAdvection(
+        random_field=GaussianRandomField(1, 6), slowness_field=GaussianRandomField(1, 4, sigma=8.0)
+    ).sample(20, resolution=512, seed=0, dtype=torch.float64)
     slowness, state = pairs.inputs.values.unbind(1)
     before, after = (slowness * state).mean(-1), (slowness * pairs.outputs.values[:, 0]).mean(-1)
     torch.testing.assert_close(before, after, atol=1e-10, rtol=0)
@@ -91,7 +99,9 @@ def test_range_and_weighted_mass_are_conserved() -> None:
 
 
 def test_newton_copes_with_large_contrast() -> None:
-    problem = VariableSpeedAdvection(slowness_sigma=60.0)  # g of standard deviation 1.4: speeds up to 10
+    problem = VariableSpeedAdvection(
+        slowness_field=GaussianRandomField(1, 15, sigma=60.0)
+    )  # g of standard deviation 1.4: speeds up to 10
     pairs = problem.sample(50, resolution=64, seed=0, dtype=torch.float64)
     assert pairs.inputs.values[:, 0].min() < 0.11
     assert pairs.outputs.values.abs().max() < 1.05 * pairs.inputs.values[:, 1].abs().max()
@@ -110,30 +120,34 @@ def test_gradients_are_exact_to_second_order() -> None:
     assert torch.autograd.gradgradcheck(solve, values)
 
 
-def test_law_of_the_slowness() -> None:
-    problem = VariableSpeedAdvection(modes=6, slowness_modes=3)
+def test_distribution_of_the_slowness() -> None:
+    problem = VariableSpeedAdvection(
+        random_field=GaussianRandomField(1, 6), slowness_field=GaussianRandomField(1, 3, sigma=8.0)
+    )
     slowness = problem.sample(4000, resolution=13, seed=0, dtype=torch.float64).inputs.values[:, 0]
-    field = problem.law.parts[0]
+    field = problem.input_distribution.parts[0]
     variance = field.mean_variance
     # b = .1 + .9 (1 + g)²: mean .1 + .9 (1 + v), variance .81 (4 v + 2 v²)
     assert slowness.mean().item() == pytest.approx(0.1 + 0.9 * (1 + variance), rel=0.01)
     assert slowness.var(0).mean().item() == pytest.approx(0.81 * (4 * variance + 2 * variance**2), rel=0.05)
     assert slowness.min() > 0.1
     assert problem.minimum_resolution == (13,)
-    assert VariableSpeedAdvection(modes=5, slowness_modes=20).minimum_resolution == (81,)
+    assert VariableSpeedAdvection(
+        random_field=GaussianRandomField(1, 5), slowness_field=GaussianRandomField(1, 20, sigma=8.0)
+    ).minimum_resolution == (81,)
 
 
 def test_shifts() -> None:
     problem = VariableSpeedAdvection()
     shifts = problem.shifts()
     assert set(shifts) == {"amplitude", "roughness", "contrast"}
-    for old, new in zip(problem.law.parts, shifts["roughness"].law.parts, strict=True):
+    for old, new in zip(problem.input_distribution.parts, shifts["roughness"].input_distribution.parts, strict=True):
         assert new.alpha == pytest.approx(1.5)
         assert new.mean_variance == pytest.approx(old.mean_variance)
-    assert shifts["amplitude"].law.parts[1].sigma == 50.0
-    assert shifts["amplitude"].law.parts[0] == problem.law.parts[0]
-    assert shifts["contrast"].law.parts[0].sigma == 12.0
-    assert shifts["contrast"].law.parts[1] == problem.law.parts[1]
+    assert shifts["amplitude"].input_distribution.parts[1].sigma == 50.0
+    assert shifts["amplitude"].input_distribution.parts[0] == problem.input_distribution.parts[0]
+    assert shifts["contrast"].input_distribution.parts[0].sigma == 12.0
+    assert shifts["contrast"].input_distribution.parts[1] == problem.input_distribution.parts[1]
 
 
 @pytest.mark.bad_input
@@ -150,7 +164,9 @@ def test_slowness_must_be_positive() -> None:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("arguments", [{"time": 0.0}, {"slowness_modes": 0}, {"slowness_sigma": -1.0}, {"modes": 0}], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [{"time": 0.0}, {"slowness_field": GaussianRandomField(2, 3)}, {"random_field": 0}], ids=str
+)
 def test_bad_arguments(arguments: dict[str, float]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(arguments))):
         VariableSpeedAdvection(**arguments)

@@ -11,15 +11,15 @@ import torch
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems import MethodOfLines, Wave, spectral_derivative
+from probneural.problems import GaussianRandomField, MethodOfLines, Wave, spectral_derivative
 
 
 def d_alembert(problem: Wave, seed: int, grid: Grid) -> torch.Tensor:
     """Half the sum of two travelling displacements, and half the integral of the velocity between them."""
-    displacement, velocity = problem.law.split(problem.law.draw(3, seed))
-    law, scale = problem._field(), problem.law.parts[1]
+    displacement, velocity = problem.input_distribution.split(problem.input_distribution.draw(3, seed))
+    distribution, scale = problem._field, problem.input_distribution.parts[1]
     x, reach = grid.points[:, 0], problem.speed * problem.time
-    ahead, behind = (law.evaluate_on_axes(displacement, [x + sign * reach]) for sign in (1.0, -1.0))
+    ahead, behind = (distribution.evaluate_on_axes(displacement, [x + sign * reach]) for sign in (1.0, -1.0))
     nodes, weights = (torch.from_numpy(part) for part in numpy.polynomial.legendre.leggauss(80))
     places = x[:, None] + reach * nodes
     between = scale.evaluate_on_axes(velocity, [places.flatten()]).unflatten(-1, places.shape) @ weights
@@ -30,7 +30,7 @@ def d_alembert(problem: Wave, seed: int, grid: Grid) -> torch.Tensor:
 @pytest.mark.parametrize("time", [0.37, 1.9])
 def test_against_d_alembert(boundary: str, time: float) -> None:
     # Sine modes are odd about both walls, so their continuation beyond [0, 1] is the one d'Alembert's formula needs.
-    problem = Wave(0.8, time=time, boundary=boundary, modes=6)
+    problem = Wave(0.8, time=time, boundary=boundary, random_field=GaussianRandomField(1, 6, boundary=boundary))
     pairs = problem.sample(3, resolution=17, seed=0, dtype=torch.float64)
     expected = d_alembert(problem, 0, pairs.outputs.grid)
     torch.testing.assert_close(pairs.outputs.values[:, 0], expected, atol=1e-12, rtol=0)
@@ -40,7 +40,14 @@ def test_against_d_alembert(boundary: str, time: float) -> None:
 @pytest.mark.parametrize("dimension", [1, 2, 3])
 def test_velocity_is_the_rate_of_change(dimension: int, boundary: str) -> None:
     def wave(time: float) -> Wave:
-        return Wave(0.7, time=time, boundary=boundary, dimension=dimension, modes=3, design_dim=1)
+        return Wave(
+            0.7,
+            time=time,
+            boundary=boundary,
+            dimension=dimension,
+            random_field=GaussianRandomField(dimension, 3, boundary=boundary),
+            design_dim=1,
+        )
 
     inputs = wave(1.0).sample(2, resolution=9, seed=0, dtype=torch.float64).inputs
     early, now, late = (wave(0.5 + step).solve(inputs).values for step in (-1e-4, 0.0, 1e-4))
@@ -51,7 +58,12 @@ def test_velocity_is_the_rate_of_change(dimension: int, boundary: str) -> None:
 @pytest.mark.parametrize("shape", [(16,), (9, 10), (7, 6, 5)])
 def test_energy_is_conserved_and_time_is_reversible(boundary: str, shape: tuple[int, ...]) -> None:
     problem = Wave(
-        1.3, time=2.7, boundary=boundary, dimension=len(shape), modes=1 if boundary == "periodic" else 2, design_dim=1
+        1.3,
+        time=2.7,
+        boundary=boundary,
+        dimension=len(shape),
+        random_field=GaussianRandomField(len(shape), 1 if boundary == "periodic" else 2, boundary=boundary),
+        design_dim=1,
     )
     pairs = problem.sample(3, resolution=shape, seed=0, dtype=torch.float64)
     torch.testing.assert_close(problem.energy(pairs.outputs), problem.energy(pairs.inputs), rtol=1e-12, atol=0)
@@ -61,12 +73,12 @@ def test_energy_is_conserved_and_time_is_reversible(boundary: str, shape: tuple[
 
 
 def test_energy_is_the_integral() -> None:
-    problem = Wave(0.6, dimension=2, modes=3)
+    problem = Wave(0.6, dimension=2, random_field=GaussianRandomField(2, 3))
     states = problem.sample(2, resolution=(9, 8), seed=0, dtype=torch.float64).inputs
     slopes = [spectral_derivative(states.values[:, 0], states.grid, axis=axis) for axis in (0, 1)]
     density = 0.5 * (states.values[:, 1].square() + 0.36 * (slopes[0].square() + slopes[1].square()))
     torch.testing.assert_close(problem.energy(states), density.flatten(1) @ states.grid.weights, rtol=1e-12, atol=0)
-    fixed = Wave(0.6, boundary="dirichlet", modes=3, design_dim=1)
+    fixed = Wave(0.6, boundary="dirichlet", random_field=GaussianRandomField(1, 3, boundary="dirichlet"), design_dim=1)
     grid = fixed.grid(33)
     x = grid.points[:, 0]
     state = torch.stack([torch.sin(2 * math.pi * x), torch.sin(math.pi * x)])[None]
@@ -82,13 +94,13 @@ def test_a_mean_velocity_moves_the_mean() -> None:
 
 
 def test_against_the_method_of_lines() -> None:
-    problem = Wave(0.9, time=0.3, modes=4)
+    problem = Wave(0.9, time=0.3, random_field=GaussianRandomField(1, 4))
 
     def rate(time: torch.Tensor, u: torch.Tensor, grid: Grid) -> torch.Tensor:
         return torch.stack([u[:, 1], 0.81 * spectral_derivative(u[:, 0], grid, order=2)], dim=1)
 
     pairs = problem.sample(2, resolution=12, seed=0, dtype=torch.float64)
-    stepped = MethodOfLines(rate, law=problem.law, channels=2, time=0.3).solve(pairs.inputs).values
+    stepped = MethodOfLines(rate, input_distribution=problem.input_distribution, time=0.3).solve(pairs.inputs).values
     torch.testing.assert_close(stepped, pairs.outputs.values, atol=1e-6, rtol=0)
 
 
@@ -101,7 +113,10 @@ def test_velocities_have_the_scale_asked_for() -> None:
 
 def test_names() -> None:
     assert Wave(2.0).name == "Wave 1-D, speed 2"
-    assert Wave(dimension=2, boundary="dirichlet", modes=4).name == "Wave 2-D, speed 1, fixed ends"
+    assert (
+        Wave(dimension=2, boundary="dirichlet", random_field=GaussianRandomField(2, 4, boundary="dirichlet")).name
+        == "Wave 2-D, speed 1, fixed ends"
+    )
 
 
 @pytest.mark.bad_input
@@ -113,7 +128,7 @@ def test_names() -> None:
         {"velocity_scale": 0.0},
         {"dimension": 4},
         {"boundary": "neumann"},
-        {"modes": 0},
+        {"random_field": 3},
         {"design_dim": 10**6},
     ],
     ids=str,

@@ -31,7 +31,7 @@ def small() -> dict[str, Tensor]:
 
 
 def write_small(path: Path) -> None:
-    files.write(path, small(), {"kind": "test", "numbers": [1, 0.1, 1e-30], "nested": {"text": "Σ", "flag": True}})
+    files.write(path, small(), metadata={"kind": "test", "numbers": [1, 0.1, 1e-30], "nested": {"text": "Σ", "flag": True}})
 
 
 def test_writes_every_dtype_and_shared_memory(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_writes_every_dtype_and_shared_memory(tmp_path: Path) -> None:
         "none": torch.zeros(0, 2, dtype=torch.complex64),
     }
     metadata = {"numbers": [1, 0.1, 1e-300, float("inf")], "text": "Σ", "nested": {"none": None, "flag": True}}
-    files.write(tmp_path / "file", tensors, metadata)
+    files.write(tmp_path / "file", tensors, metadata=metadata)
     read, content = files.read(tmp_path / "file")
     assert content == metadata
     assert set(read) == set(tensors)
@@ -68,7 +68,7 @@ def test_complex_numbers_lie_anywhere_in_a_file(tmp_path: Path) -> None:
     """Headers of any length before them: what is read in place has to be aligned as its processor wants it."""
     tensors = {"complex": torch.arange(27, dtype=torch.float64).to(torch.complex128)}
     for length in range(16):
-        files.write(tmp_path / "file", tensors, {"text": length * "x"})
+        files.write(tmp_path / "file", tensors, metadata={"text": length * "x"})
         assert torch.equal(files.read(tmp_path / "file")[0]["complex"], tensors["complex"])
 
 
@@ -83,7 +83,7 @@ def test_keeps_the_order_of_axes_in_memory(dtype: torch.dtype, tmp_path: Path) -
         "last": torch.empty_like(block, memory_format=torch.channels_last).copy_(block),
         "thin": block[:1, :, :1].movedim(1, -1),
     }
-    files.write(tmp_path / "file", tensors, {})
+    files.write(tmp_path / "file", tensors, metadata={})
     read, _ = files.read(tmp_path / "file")
     for name, tensor in tensors.items():
         assert torch.equal(read[name], tensor)
@@ -95,7 +95,7 @@ def test_what_is_read_has_memory_of_its_own(tmp_path: Path) -> None:
     """Aligned as that of any other tensor, and still there when the file is not."""
     path = tmp_path / "file"
     tensors = {str(size): torch.randn(size) for size in range(1, 9)}
-    files.write(path, tensors, {})
+    files.write(path, tensors, metadata={})
     read, _ = files.read(path)
     path.write_bytes(b"")
     assert same(read, tensors)
@@ -107,7 +107,7 @@ def test_leaves_one_file_with_the_users_permissions(tmp_path: Path) -> None:
         write_small(tmp_path / "some.file")
     assert [entry.name for entry in tmp_path.iterdir()] == ["some.file"]
     with (tmp_path / "some.file").open("rb") as old:  # a reader keeps the file it has opened
-        files.write(tmp_path / "some.file", {"weight": torch.zeros(1, dtype=torch.float64)}, {})
+        files.write(tmp_path / "some.file", {"weight": torch.zeros(1, dtype=torch.float64)}, metadata={})
         assert safetensors.torch.load(old.read())["weight"].dtype == torch.float32
     plain = tmp_path / "plain"
     plain.write_text("")
@@ -156,7 +156,7 @@ def test_no_byte_can_change_unnoticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("old", "new"), [(b'"F32"', b'"I32"'), (b"[2,1]", b"[1,2]")], ids=["dtype", "shape"])
 def test_the_digest_covers_dtypes_and_shapes(old: bytes, new: bytes, tmp_path: Path) -> None:
     path = tmp_path / "some"
-    files.write(path, {"weight": torch.zeros(2, 1)}, {})
+    files.write(path, {"weight": torch.zeros(2, 1)}, metadata={})
     payload = path.read_bytes()
     assert payload.count(old) == 1
     path.write_bytes(payload.replace(old, new))
@@ -241,7 +241,7 @@ torch.set_num_threads(1)
 path, chooser, versions = sys.argv[1], random.Random(0), set()
 
 def write(number):
-    files.write(path, {str(part): torch.full((100_000,), float(number)) for part in range(8)}, {"number": number})
+    files.write(path, {str(part): torch.full((100_000,), float(number)) for part in range(8)}, metadata={"number": number})
 
 write(0)
 for kill in range(10):

@@ -1,1 +1,1 @@
-"""What observing whole functions tells: information gain, integrated variance, fidelities."""
+"""What observing whole functions tells: information gain, integrated variance."""

@@ -14,13 +14,12 @@ from botorch.utils.transforms import t_batch_mode_transform
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.active.information.fidelity import Fidelity
+from probneural.active.botorch_models.model import OperatorModel
 from probneural.active.information.latent_information import observation_moments, target_moments
+from probneural.active.information.latent_observation import LatentObservation, Recomputed, independent_rows
 from probneural.active.information.observation import observation_weights, whitened_rows
-from probneural.active.information.observed import Observed, Recomputed, independent_rows
-from probneural.active.models.model import OperatorModel
 from probneural.checks import check_finite
-from probneural.distributions import EmpiricalField, GaussianField, Predictor
+from probneural.distributions import EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid, check_grid
@@ -51,11 +50,10 @@ class FieldAcquisition(AcquisitionFunction, ABC):
             network, whose latent has a dimension for each weight, a coarse grid saves most of the work and loses little.
         noise: Variance of the noise of one value, in physical units squared, one or one per channel; by default the
             predictor's.
-        fidelity: Resolutions that fields may be observed at instead; designs then have one more coordinate, the last.
 
     Raises:
-        ArgumentError: If the model is no `OperatorModel`, both `grid` and `fidelity` are given, or the noise is not positive.
-        ShapeError: If there is not one noise, or discretisation variance, per channel.
+        ArgumentError: If the model is no `OperatorModel`, or the noise is not positive.
+        ShapeError: If there is not one noise per channel.
         LatentError: If the model has observed something, and the predictor's latents belong to single calls, as those of
             `KernelOperator` do.
         UnsupportedError: If the model holds a batch of posteriors, as fantasies do; in the backward pass, if second derivatives
@@ -70,7 +68,6 @@ class FieldAcquisition(AcquisitionFunction, ABC):
         *,
         grid: Grid | None,
         noise: float | Float[Tensor, " c"] | None,
-        fidelity: Fidelity | None,
     ) -> None:
         if not isinstance(model, OperatorModel):
             raise ArgumentError(
@@ -78,65 +75,60 @@ class FieldAcquisition(AcquisitionFunction, ABC):
                 got=type(model).__name__,
                 remedy="wrap the predictor: OperatorModel(predict, encode=..., functional=...)",
             )
-        if grid is not None and fidelity is not None:
-            raise ArgumentError(expected="grid or fidelity", got="both", remedy="the fidelity's finest grid is the field's")
         if model.batch_shape:
             raise UnsupportedError(
                 expected="a model of one posterior",
                 got=f"a batch of them, {tuple(model.batch_shape)}",
                 remedy="observe one set of outputs, q x m, not a batch; to look ahead use BoTorch's knowledge gradient",
             )
-        if model._readings:
+        if model.observations:
             raise LatentError(
                 expected="a model that has observed nothing, where the predictor's latents belong to single calls",
-                got=f"{len(model._readings)} sets of readings",
+                got=f"{len(model.observations)} sets of observations",
                 remedy="fit the head to what was observed, or wrap predict.sampled(members, seed=...), whose members are "
                 "functions that last",
             )
         if grid is not None:
             check_grid(grid)
         super().__init__(model=model)
-        self.grid = fidelity.finest if fidelity is not None else grid if grid is not None else model.functional.grid
-        self.fidelity = fidelity
-        self._latent = self._lasting_latent = model._latent
+        self.grid = model.functional.grid if grid is None else grid
+        self._latent = self._shared_latent = model.latent
         self._rank: int | None = None
-        self._weights = _level_weights(model.predict, self.grid, noise=noise, fidelity=fidelity)
+        self._weights = observation_weights(model.predictor, self.grid, noise=noise)
         self.X_pending: Tensor | None = None  # type: ignore[assignment]
-        self._pending: Observed | None = None
+        self._pending: LatentObservation | None = None
         self._pending_value: Tensor | float = 0.0
 
     @abstractmethod
-    def _value(self, seen: Observed) -> Tensor:
-        """The value of a batch of observations, `(b,)`."""
+    def _value(self, observation: LatentObservation) -> Tensor:
+        """The value of a batch of b observations, `(b,)`, differentiable in the designs; larger is better."""
 
     @t_batch_mode_transform()  # type: ignore[arg-type]
     def forward(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b"]:
         """Return the value of observing the fields at q designs, beyond that of the pending ones.
 
         Args:
-            X: Designs, `b x q x d`, or `b x q x (d + 1)` with a fidelity.
+            X: Designs, `b x q x d`.
 
         Raises:
-            ArgumentError: If a fidelity is none of the resolutions'.
             LatentError: If the predictor's randomness is another in every call, and targets or pending designs tie them.
             UnsupportedError: If the predictor is neither Gaussian nor an ensemble.
             DataError: If predictions are not finite.
         """
-        inputs, levels = self._encoded(X)
-        count = X.shape[-2]
+        inputs, count = self.model.encoded(X), X.shape[-2]
 
-        def value(values: Tensor, part: Tensor) -> Tensor:
-            seen = self._observed(Field(values.flatten(0, 1), inputs.grid), part.flatten()).together(count)
-            return self._value(seen if self._pending is None else seen.beside(self._pending))
+        def value(values: Tensor) -> Tensor:
+            observation = self._observed(Field(values.flatten(0, 1), inputs.grid)).grouped(count)
+            return self._value(observation if self._pending is None else observation.cat(self._pending))
 
         batches = inputs.values.unflatten(0, (-1, count))
-        total: Tensor = Recomputed.apply(batches, levels.reshape(-1, count), value, self._at_once(inputs, count))
+        total: Tensor = Recomputed.apply(batches, value, self._at_once(inputs, count))
         return (total - self._pending_value).reshape(X.shape[:-2]).to(X)
 
     def set_X_pending(self, X_pending: Float[Tensor, "pending d"] | None = None) -> None:  # noqa: N802 (BoTorch's name)
         """Say which designs are being simulated, `(pending, d)`; none by default. If it fails, those before stay in force."""
         before = self._latent
-        self._latent = self._lasting_latent
+        self._latent = self._shared_latent
         try:
             pending, value = self._pended(X_pending)
         except BaseException:
@@ -145,40 +137,30 @@ class FieldAcquisition(AcquisitionFunction, ABC):
         super().set_X_pending(X_pending)
         self._pending, self._pending_value = pending, value
 
-    def _pended(self, X_pending: Tensor | None) -> tuple[Observed | None, Tensor | float]:
+    def _pended(self, X_pending: Tensor | None) -> tuple[LatentObservation | None, Tensor | float]:
         """What observing pending designs says, and its value."""
         if X_pending is None or len(X_pending) == 0:
             return None, 0.0
         with torch.no_grad():
-            inputs, levels = self._encoded(X_pending)
+            inputs = self.model.encoded(X_pending)
             step = self._at_once(inputs, 1)
-            pieces = [
-                self._observed(inputs[start : start + step], levels[start : start + step], pins=True)
-                for start in range(0, len(inputs), step)
-            ]
-            seen = Observed(torch.cat([piece.values for piece in pieces]), pieces[0].are_moments).together(len(inputs))
-            return seen, self._value(seen)[0]
-
-    def _encoded(self, X: Tensor) -> tuple[Field, Tensor]:
-        """Input functions of all designs, and the number of the resolution that each is observed at."""
-        if self.fidelity is None:
-            levels = torch.zeros(X.shape[:-1], dtype=torch.long, device=X.device)
-        else:
-            levels, X = self.fidelity.levels(X[..., -1]), X[..., :-1]
-        return self.model._inputs(self.model._transformed_designs(X)), levels.flatten()
+            parts = [self._observed(inputs[start : start + step], pins=True) for start in range(0, len(inputs), step)]
+            values = torch.cat([part.values for part in parts])
+            pending = LatentObservation(values, parts[0].are_moments).grouped(len(inputs))
+            return pending, self._value(pending)[0]
 
     def _at_once(self, inputs: Field, count: int) -> int:
         """How many t-batches of `count` designs fit into memory together."""
         if self._rank is None:
             with torch.no_grad():
                 self._rank = self._field(inputs[:1]).latent.rank
-        entries = self.model.predict.out_channels * self.grid.size * max(1, self._rank)
+        entries = self.model.predictor.out_channels * self.grid.size * max(1, self._rank)
         points = max(inputs.grid.size, self.grid.size)
         return max(1, min(_POINTS // max(1, count * points), _ENTRIES // max(1, count * entries)))
 
     def _field(self, inputs: Field, *, pins: bool = False) -> GaussianField:
         """Predict; with `pins` later predictions have to be of the same latent."""
-        field = self.model.predict(inputs, None if inputs.grid == self.grid else self.grid)
+        field = self.model.predictor(inputs, None if inputs.grid == self.grid else self.grid)
         if isinstance(field, EmpiricalField):
             matched = field.moment_matched()  # its latent has one number per member, the same members in every call
             field = GaussianField(matched.mean, matched.root, latent="members", grid=matched.grid)
@@ -199,34 +181,19 @@ class FieldAcquisition(AcquisitionFunction, ABC):
             self._latent = field.latent.id
         return field
 
-    def _observed(self, inputs: Field, levels: Tensor, *, pins: bool = False) -> Observed:
+    def _observed(self, inputs: Field, *, pins: bool = False) -> LatentObservation:
         """What observing each of n functions says, `(n, r, k)`, given what the model has observed."""
         field = self._field(inputs, pins=pins)
-        are_moments = field.latent.rank <= self.model.predict.out_channels * self.grid.size
-        compute = observation_moments if are_moments else whitened_rows
-        if self.fidelity is None:
-            seen = compute(field, self._weights[0])
-            check_finite(seen, "predictions of the fields to be observed")
-            return self._given(Observed(seen, are_moments))
-        pieces, full = [], self.model.predict.out_channels * self.grid.size
-        for index, level in enumerate(levels.tolist()):
-            one = field[index]
-            if level < len(self._weights) - 1:
-                one = one.apply(self.fidelity.functional(level))
-            values = compute(one, self._weights[level])[0]
-            missing = (
-                0 if are_moments else full - len(values)
-            )  # rows of zeros say nothing, and make all resolutions equally long
-            pieces.append(torch.nn.functional.pad(values, (0, 0, 0, missing)))
-        seen = torch.stack(pieces)
-        check_finite(seen, "predictions of the fields to be observed")
-        return self._given(Observed(seen, are_moments))
+        are_moments = field.latent.rank <= self.model.predictor.out_channels * self.grid.size
+        values = (observation_moments if are_moments else whitened_rows)(field, self._weights)
+        check_finite(values, "predictions of the fields to be observed")
+        return self._given(LatentObservation(values, are_moments))
 
-    def _given(self, seen: Observed) -> Observed:
+    def _given(self, observation: LatentObservation) -> LatentObservation:
         """Take what the model has observed into account."""
-        for learned in self.model._learned:
-            seen = seen.after(learned)
-        return seen
+        for posterior in self.model.latent_posteriors:
+            observation = observation.condition_on(posterior)
+        return observation
 
 
 class FieldInformationGain(FieldAcquisition):
@@ -244,7 +211,6 @@ class FieldInformationGain(FieldAcquisition):
         model: See [`FieldAcquisition`][probneural.active.FieldAcquisition], as for what follows.
         grid: Where fields are observed.
         noise: Variance of the noise of one value.
-        fidelity: Resolutions that fields may be observed at instead.
         X_pending: Designs that are being simulated, `(pending, d)`: the value is what others add to them.
 
     Reference:
@@ -254,9 +220,9 @@ class FieldInformationGain(FieldAcquisition):
         >>> import probneural as pn
         >>> heat = pn.problems.Heat(dimension=1)
         >>> pairs = heat.sample(20, resolution=64, seed=0)
-        >>> predict = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
         >>> encode = lambda designs: heat.encode(designs, grid=pairs.inputs.grid)
-        >>> model = OperatorModel(predict, encode=encode, functional=pn.functionals.integral(pairs.outputs.grid))
+        >>> model = OperatorModel(predictor, encode=encode, functional=pn.functionals.integral(pairs.outputs.grid))
         >>> score = FieldInformationGain(model)
         >>> X = torch.rand(3, 2, heat.design_dim, generator=torch.Generator().manual_seed(0), dtype=torch.double)
         >>> together, alone = score(X), score(X[:, :1]) + score(X[:, 1:])
@@ -270,20 +236,19 @@ class FieldInformationGain(FieldAcquisition):
         *,
         grid: Grid | None = None,
         noise: float | Float[Tensor, " c"] | None = None,
-        fidelity: Fidelity | None = None,
         X_pending: Float[Tensor, "pending d"] | None = None,
     ) -> None:
-        super().__init__(model, grid=grid, noise=noise, fidelity=fidelity)
+        super().__init__(model, grid=grid, noise=noise)
         self.set_X_pending(X_pending)
 
-    def _value(self, seen: Observed) -> Tensor:
-        return seen.gain()
+    def _value(self, observation: LatentObservation) -> Tensor:
+        return observation.gain()
 
 
 class FieldIntegratedVariance(FieldAcquisition):
     """Variance that observing the whole output fields at q designs takes off the fields at target inputs.
 
-    With the law of the targets sum over i of p_i delta(a - a_i) and the domain D, it is the reduction of
+    With the distribution of the targets sum over i of p_i delta(a - a_i) and the domain D, it is the reduction of
 
         V = sum over i, c of p_i w_c / |D| * integral over D of Var u_c(x; a_i) dx,
 
@@ -293,14 +258,14 @@ class FieldIntegratedVariance(FieldAcquisition):
 
     Args:
         model: See [`FieldAcquisition`][probneural.active.FieldAcquisition], as for what has no unit here.
-        targets: Input functions a_i, draws from the law of inputs or quadrature points of it, on any grid the predictor takes.
+        targets: Input functions a_i, draws from the distribution of inputs or quadrature points of it, on any grid the
+            predictor takes.
         target_weights: p, `(n,)`, not negative; normalised here, equal by default.
         channel_weights: w, `(c,)`, not negative, in inverse physical units squared. By default 1 for a single channel;
             of several, each is divided by the mean square, as predicted, of its values at the targets about their average, so
             that units do not matter.
         grid: Where fields are observed and where targets are predicted.
         noise: Variance of the noise of one value.
-        fidelity: Resolutions that fields may be observed at instead; targets are predicted on the finest grid.
         X_pending: Designs that are being simulated, `(pending, d)`: the value is what others add to them.
 
     Raises:
@@ -316,9 +281,9 @@ class FieldIntegratedVariance(FieldAcquisition):
         >>> import probneural as pn
         >>> heat = pn.problems.Heat(dimension=1)
         >>> pairs = heat.sample(20, resolution=64, seed=0)
-        >>> predict = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
         >>> encode = lambda designs: heat.encode(designs, grid=pairs.inputs.grid)
-        >>> model = OperatorModel(predict, encode=encode, functional=pn.functionals.integral(pairs.outputs.grid))
+        >>> model = OperatorModel(predictor, encode=encode, functional=pn.functionals.integral(pairs.outputs.grid))
         >>> score = FieldIntegratedVariance(model, targets=heat.sample(8, resolution=64, seed=1).inputs)
         >>> X = torch.rand(3, 2, heat.design_dim, generator=torch.Generator().manual_seed(0), dtype=torch.double)
         >>> bool((score(X) > 0).all() and (score(X) < score.variance).all())
@@ -334,25 +299,24 @@ class FieldIntegratedVariance(FieldAcquisition):
         channel_weights: Float[Tensor, " c"] | None = None,
         grid: Grid | None = None,
         noise: float | Float[Tensor, " c"] | None = None,
-        fidelity: Fidelity | None = None,
         X_pending: Float[Tensor, "pending d"] | None = None,
     ) -> None:
-        super().__init__(model, grid=grid, noise=noise, fidelity=fidelity)
+        super().__init__(model, grid=grid, noise=noise)
         if not isinstance(targets, Field) or len(targets) == 0:
             raise DataError(
                 expected="targets as a Field of at least one input function",
                 got=repr(targets),
                 remedy="draw them: problem.sample(n, resolution=..., seed=...).inputs",
             )
-        law = _checked(target_weights, len(targets), "target")
+        weighting = _checked(target_weights, len(targets), "target")
         with torch.no_grad():
-            if channel_weights is None and model.predict.out_channels > 1:
-                channels = self._mean_squares(targets, law / law.sum()).reciprocal()
+            if channel_weights is None and model.predictor.out_channels > 1:
+                channels = self._mean_squares(targets, weighting / weighting.sum()).reciprocal()
             else:
-                channels = _checked(channel_weights, model.predict.out_channels, "channel")
-            share = channels[:, None] * self.grid.weights / self.grid.weights.sum()
-            self._targets = self._target(targets, law / law.sum(), share)
-        self._lasting_latent = self._latent
+                channels = _checked(channel_weights, model.predictor.out_channels, "channel")
+            field_weights = channels[:, None] * self.grid.weights / self.grid.weights.sum()
+            self._targets = self._target(targets, weighting / weighting.sum(), field_weights)
+        self._shared_latent = self._latent
         self.set_X_pending(X_pending)
 
     @property
@@ -362,10 +326,10 @@ class FieldIntegratedVariance(FieldAcquisition):
         total = values.diagonal().sum() if self._targets.are_moments else values.square().sum(dtype=torch.float64)
         return total - self._pending_value
 
-    def _value(self, seen: Observed) -> Tensor:
-        return seen.reduction(self._targets)
+    def _value(self, observation: LatentObservation) -> Tensor:
+        return observation.reduction(self._targets)
 
-    def _mean_squares(self, targets: Field, law: Tensor) -> Float64[Tensor, " c"]:
+    def _mean_squares(self, targets: Field, weighting: Tensor) -> Float64[Tensor, " c"]:
         """Mean square of each channel's values at the targets about its average, as predicted: spread and variance."""
         step, average = self._at_once(targets, 1), self.grid.weights / self.grid.weights.sum()
         means, variances = [], []
@@ -375,52 +339,31 @@ class FieldIntegratedVariance(FieldAcquisition):
             variances.append(field.variance.flatten(2).cpu().to(torch.float64))
         mean, variance = torch.cat(means), torch.cat(variances)
         check_finite(mean, "predictions for the targets")
-        centre = torch.einsum("n,ncp,p->c", law, mean, average)
-        spread = torch.einsum("n,ncp,p->c", law, (mean - centre[:, None]).square(), average)
-        total = spread + torch.einsum("n,ncp,p->c", law, variance, average)
+        centre = torch.einsum("n,ncp,p->c", weighting, mean, average)
+        between = torch.einsum("n,ncp,p->c", weighting, (mean - centre[:, None]).square(), average)
+        total = between + torch.einsum("n,ncp,p->c", weighting, variance, average)
         return torch.where(total > 0, total, 1.0)  # a channel known to be constant has no variance to take off
 
-    def _target(self, targets: Field, law: Tensor, share: Tensor) -> Observed:
+    def _target(self, targets: Field, weighting: Tensor, field_weights: Tensor) -> LatentObservation:
         """Weighted rows of the targets' fields or, where those outnumber the latent's dimensions, their moments."""
         step = self._at_once(targets, 1)
         total: Tensor | None = None
         are_moments = False
         for start in range(0, len(targets), step):
             field = self._field(targets[start : start + step], pins=True)
-            weights = law[start : start + step]
-            are_moments = field.latent.rank <= len(targets) * share.numel()
+            weights = weighting[start : start + step]
+            are_moments = field.latent.rank <= len(targets) * field_weights.numel()
             if are_moments:
-                moments = target_moments(field, weights[:, None, None] * share)
+                moments = target_moments(field, weights[:, None, None] * field_weights)
                 check_finite(moments, "predictions for the targets")
                 total = moments if total is None else total + moments
                 continue
-            rows = (whitened_rows(field, share) * weights.sqrt().to(field.root.device)[:, None, None]).flatten(0, 1)
+            rows = (whitened_rows(field, field_weights) * weights.sqrt().to(field.root.device)[:, None, None]).flatten(0, 1)
             check_finite(rows, "predictions for the targets")
             total = rows if total is None else torch.cat([total, rows])
             total = independent_rows(total) if len(total) > _TARGET_ROWS else total
         assert total is not None
-        return self._given(Observed(total if are_moments else independent_rows(total), are_moments))
-
-
-def _level_weights(
-    predict: Predictor, grid: Grid, *, noise: float | Tensor | None, fidelity: Fidelity | None
-) -> list[Float64[Tensor, "c p"]]:
-    """The weights of what is observed at each resolution, from coarse to fine."""
-    if fidelity is None:
-        return [observation_weights(predict, grid, noise=noise)]
-    channels, variances = predict.out_channels, fidelity.discretisation
-    if variances.shape[1] not in (1, channels):
-        raise ShapeError(
-            expected=f"discretisation variances of {channels} channels, or one for all",
-            got=str(variances.shape[1]),
-            remedy="give the fidelity variances (r, c)",
-        )
-    base = torch.as_tensor(predict.residual_variance if noise is None else noise, dtype=torch.float64).detach().cpu()
-    observation_weights(predict, grid, noise=noise)  # which checks it: a discretisation variance is no substitute for it
-    return [
-        observation_weights(predict, where, noise=base.expand(channels) + variance)
-        for where, variance in zip(fidelity.grids, variances, strict=True)
-    ]
+        return self._given(LatentObservation(total if are_moments else independent_rows(total), are_moments))
 
 
 def _checked(weights: Tensor | None, count: int, name: str) -> Float64[Tensor, " count"]:

@@ -134,8 +134,8 @@ def target_moments(field: GaussianField, weights: Float64[Tensor, "... c p"]) ->
 
     Args:
         field: The posterior at n target inputs.
-        weights: Not negative: `(c, p)` for all targets, such as the grid's quadrature weights, or `(n, c, p)` with the law of
-            the targets in it; in any unit.
+        weights: Not negative: `(c, p)` for all targets, such as the grid's quadrature weights, or `(n, c, p)` with the
+            distribution of the targets in it; in any unit.
 
     Returns:
         Its trace is the weighted sum of the variances; in the field's units squared times those of the weights.
@@ -163,14 +163,14 @@ def _moments(field: GaussianField, weights: Tensor) -> Iterator[Tensor]:
     """Weighted moments of the rows of each function, `(k, k)`."""
     for index in range(len(field)):
         root = field.root.select(slice(index, index + 1))
-        share = weights[index].to(root.device, torch.float64)
+        part_weights = weights[index].to(root.device, torch.float64)
         if isinstance(root, FeatureRoot) and root.features.shape[2] <= root.shape[3]:
-            yield _feature_moments(root, share)
+            yield _feature_moments(root, part_weights)
             continue
         matrix = root.dense()[0].flatten(0, 1)
         total = torch.zeros(root.shape[3], root.shape[3], dtype=torch.float64, device=root.device)
         step = max(1, _CHUNK_ELEMENTS // max(1, root.shape[3]))
-        for rows, part in zip(matrix.split(step), share.flatten().split(step), strict=True):
+        for rows, part in zip(matrix.split(step), part_weights.flatten().split(step), strict=True):
             scaled = rows.to(torch.float64) * part.sqrt()[:, None]
             total = total + scaled.mT @ scaled
         yield total
@@ -180,8 +180,8 @@ def _feature_moments(root: FeatureRoot, weights: Tensor) -> Tensor:
     """Sum over channels of FᵀPF with P the weighted moments of the features of one function."""
     factor, features = root.factor[0].to(torch.float64), root.features[0].to(torch.float64)
     total = torch.zeros(root.shape[3], root.shape[3], dtype=torch.float64, device=root.device)
-    for channel, share in enumerate(weights):
-        scaled = features * share.sqrt()[:, None]
+    for channel, part_weights in enumerate(weights):
+        scaled = features * part_weights.sqrt()[:, None]
         total = total + factor[channel].mT @ (scaled.mT @ scaled) @ factor[channel]
     return total
 

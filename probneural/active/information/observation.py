@@ -13,7 +13,7 @@ from probneural.grids import Grid, check_grid
 
 
 def observation_weights(
-    predict: Predictor, grid: Grid, *, noise: float | Float[Tensor, " c"] | None = None
+    predictor: Predictor, grid: Grid, *, noise: float | Float[Tensor, " c"] | None = None
 ) -> Float64[Tensor, "c p"]:
     """Weights w of the misfit sum over c, p of w_cp (y - u)² / 2 that one observed function adds to the log posterior.
 
@@ -22,7 +22,7 @@ def observation_weights(
     points counts one observation per point, for it cannot tell more; so does a predictor that does not say its m.
 
     Args:
-        predict: A predictor.
+        predictor: A predictor.
         grid: Where functions are observed.
         noise: Its s², in physical units squared; by default the predictor's `residual_variance`, noise and discrepancy.
 
@@ -36,13 +36,13 @@ def observation_weights(
     Examples:
         >>> import probneural as pn
         >>> pairs = pn.problems.Heat(dimension=1).sample(20, resolution=64, seed=0)
-        >>> predict = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
-        >>> coarse, fine = (observation_weights(predict, pairs.inputs.grid.resized((n,))).sum() for n in (64, 256))
+        >>> predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> coarse, fine = (observation_weights(predictor, pairs.inputs.grid.resized((n,))).sum() for n in (64, 256))
         >>> bool((coarse / fine - 1).abs() < 1e-12)
         True
     """
-    channels = predict.out_channels
-    given = predict.residual_variance if noise is None else noise
+    channels = predictor.out_channels
+    given = predictor.residual_variance if noise is None else noise
     variance = check_variances(given, "noise", positive=True).detach().cpu()
     check_grid(grid)
     if variance.ndim == 0:
@@ -53,11 +53,11 @@ def observation_weights(
             got=str(tuple(variance.shape)),
             remedy="or one for all",
         )
-    own = predict.effective_observations
+    effective = predictor.effective_observations
     points = float(grid.size)
-    counts = torch.full((channels,), points) if own is None else own.detach().cpu().clamp_max(points)
-    shares = grid.weights / grid.weights.sum()
-    return (counts.to(torch.float64) / variance)[:, None] * shares
+    counts = torch.full((channels,), points) if effective is None else effective.detach().cpu().clamp_max(points)
+    mean_weights = grid.weights / grid.weights.sum()
+    return (counts.to(torch.float64) / variance)[:, None] * mean_weights
 
 
 def whitened_rows(field: GaussianField, weights: Float64[Tensor, "c p"]) -> Float64[Tensor, "n cp k"]:

@@ -3,53 +3,113 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class SimulationCounts:
+    """What became of a round's simulations.
+
+    Attributes:
+        simulated: Simulations run, calibration functions included.
+        reused: Results that the store had already.
+        failed: Simulations without a usable result.
+    """
+
+    simulated: int
+    reused: int
+    failed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundErrors:
+    """Relative L2 errors of a posterior's mean, dimensionless: averages over channels; None where they are unknown.
+
+    Attributes:
+        mean: Over the functions.
+        quantile_95: 95 % quantile over the functions.
+        quantile_99: 99 % quantile.
+        stated: What the posterior takes that error to be: the mean of ‖predictive standard deviation‖ / ‖truth‖.
+    """
+
+    mean: float | None = None
+    quantile_95: float | None = None
+    quantile_99: float | None = None
+    stated: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSeconds:
+    """Seconds of the process that finished a step.
+
+    Attributes:
+        select: Time of the choice.
+        simulate: Time of the simulations, on the wall.
+        train: Time of the training.
+        fit: Time of fitting the head and its calibration.
+    """
+
+    select: float
+    simulate: float
+    train: float
+    fit: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Round:
     """One round: what was chosen and simulated, and what the operator trained on all of it does.
 
-    Errors are relative L2 errors of the posterior's mean over the test functions; without test functions, over the calibration
-    functions that no calibrator has seen, which are random and which training does not see either. Without both they are None,
-    as is what is not finite. Seconds are those of the
-    process that finished the step, and do not count when two rounds are compared.
+    Errors are those over the test functions; without test functions, over the calibration functions that no calibrator has
+    seen, which are random and which training does not see either. Seconds do not count when two rounds are compared.
 
     Attributes:
         number: Counts from 0, the random start.
         labels: Functions trained on.
         chosen: Positions in the pool of what was asked for, failures included; in round 0 of the random start.
-        simulated: Simulations run, calibration functions included.
-        reused: Results that the store had already.
-        failed: Simulations without a usable result.
-        loss: Last training loss, dimensionless; None if the recipe returns no history.
-        error: Mean relative L2 error, dimensionless.
-        error_95: Its 95 % quantile over the functions.
-        error_99: Its 99 % quantile.
-        stated: What the posterior takes that error to be: the mean of ‖predictive standard deviation‖ / ‖truth‖.
-        select_seconds: Time of the choice.
-        simulate_seconds: Time of the simulations, on the wall.
-        train_seconds: Time of the training.
-        fit_seconds: Time of fitting the head and its calibration.
+        simulations: What became of them.
+        loss: Last training loss, dimensionless; None if it is not finite, or the training function returns no history.
+        errors: Of the posterior's mean.
+        seconds: What the round took.
     """
 
     number: int
     labels: int
     chosen: tuple[int, ...]
-    simulated: int
-    reused: int
-    failed: int
+    simulations: SimulationCounts
     loss: float | None
-    error: float | None
-    error_95: float | None
-    error_99: float | None
-    stated: float | None
-    select_seconds: float = field(compare=False)
-    simulate_seconds: float = field(compare=False)
-    train_seconds: float = field(compare=False)
-    fit_seconds: float = field(compare=False)
+    errors: RoundErrors
+    seconds: RoundSeconds = field(compare=False)
+
+    def to_row(self) -> dict[str, Any]:
+        """Return all numbers in one dictionary, which JSON can hold; `from_row` undoes it."""
+        return {
+            "number": self.number,
+            "labels": self.labels,
+            "chosen": list(self.chosen),
+            **asdict(self.simulations),
+            "loss": self.loss,
+            **{row: getattr(self.errors, name) for row, name in _ERRORS.items()},
+            **{f"{name}_seconds": value for name, value in asdict(self.seconds).items()},
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Round:
+        """Return the round that `to_row` made a dictionary of."""
+        return cls(
+            number=row["number"],
+            labels=row["labels"],
+            chosen=tuple(row["chosen"]),
+            simulations=SimulationCounts(**{name: row[name] for name in ("simulated", "reused", "failed")}),
+            loss=row["loss"],
+            errors=RoundErrors(**{name: row[key] for key, name in _ERRORS.items()}),
+            seconds=RoundSeconds(**{name: row[f"{name}_seconds"] for name in ("select", "simulate", "train", "fit")}),
+        )
+
+
+_ERRORS = {"error": "mean", "error_95": "quantile_95", "error_99": "quantile_99", "stated": "stated"}
+"""Names of errors in rows, and in `RoundErrors`."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +120,17 @@ class LearningHistory:
         rounds: One entry for each finished round.
 
     Examples:
-        >>> times = {"select_seconds": 0.0, "simulate_seconds": 1.0, "train_seconds": 2.0, "fit_seconds": 0.1}
-        >>> first = Round(0, 16, tuple(range(16)), 16, 0, 0, 0.04, 0.2, 0.4, 0.5, 0.1, **times)
+        >>> first = Round(
+        ...     number=0,
+        ...     labels=16,
+        ...     chosen=tuple(range(16)),
+        ...     simulations=SimulationCounts(simulated=16, reused=0, failed=0),
+        ...     loss=0.04,
+        ...     errors=RoundErrors(mean=0.2, quantile_95=0.4, quantile_99=0.5, stated=0.1),
+        ...     seconds=RoundSeconds(select=0.0, simulate=1.0, train=2.0, fit=0.1),
+        ... )
         >>> print(LearningHistory((first,)))
-        round  labels  simulated  reused  failed   loss  error  95 %  99 %  stated  select s  simulate s  train s  fit s
+        round  labels  simulated  reused  failed    loss  error   95 %   99 %  stated  select s  simulate s  train s  fit s
             0      16         16       0       0  0.0400  0.200  0.400  0.500   0.100       0.0         1.0      2.0    0.1
     """
 
@@ -72,16 +139,16 @@ class LearningHistory:
     @property
     def labels(self) -> tuple[int, ...]:
         """Functions trained on in each round."""
-        return tuple(found.labels for found in self.rounds)
+        return tuple(entry.labels for entry in self.rounds)
 
     @property
     def errors(self) -> tuple[float | None, ...]:
         """Mean relative L2 error after each round, dimensionless."""
-        return tuple(found.error for found in self.rounds)
+        return tuple(entry.errors.mean for entry in self.rounds)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a dictionary for each round, by the names of a `Round`: JSON, or the rows of a data frame."""
-        return [{**asdict(found), "chosen": list(found.chosen)} for found in self.rounds]
+        """Return a flat dictionary for each round: JSON, or the rows of a data frame."""
+        return [entry.to_row() for entry in self.rounds]
 
     def __len__(self) -> int:
         """Number of finished rounds."""
@@ -93,7 +160,9 @@ class LearningHistory:
 
     def __str__(self) -> str:
         """A table of text."""
-        return "\n".join(_aligned([[name for name, _ in _COLUMNS], *self._cells()]))
+        rows = self._cells()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
@@ -101,36 +170,24 @@ class LearningHistory:
         def row(cells: Sequence[str], tag: str) -> str:
             return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
-        body = "".join(row(cells, "td") for cells in self._cells())
-        return f"<table><thead>{row([name for name, _ in _COLUMNS], 'th')}</thead><tbody>{body}</tbody></table>"
+        head, *body = self._cells()
+        return f"<table><thead>{row(head, 'th')}</thead><tbody>{''.join(row(cells, 'td') for cells in body)}</tbody></table>"
 
     def _cells(self) -> list[list[str]]:
-        return [[shown(found) for _, shown in _COLUMNS] for found in self.rounds]
+        """The heading, and a row for each round."""
+        rows = [[shown(row[name]) for _, name, shown in _COLUMNS] for row in self.to_rows()]
+        return [[heading for heading, _, _ in _COLUMNS], *rows]
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:#.3g}"
 
 
-_COLUMNS: tuple[tuple[str, Callable[[Round], str]], ...] = (
-    ("round", lambda found: str(found.number)),
-    ("labels", lambda found: str(found.labels)),
-    ("simulated", lambda found: str(found.simulated)),
-    ("reused", lambda found: str(found.reused)),
-    ("failed", lambda found: str(found.failed)),
-    ("loss", lambda found: _number(found.loss)),
-    ("error", lambda found: _number(found.error)),
-    ("95 %", lambda found: _number(found.error_95)),
-    ("99 %", lambda found: _number(found.error_99)),
-    ("stated", lambda found: _number(found.stated)),
-    ("select s", lambda found: f"{found.select_seconds:.1f}"),
-    ("simulate s", lambda found: f"{found.simulate_seconds:.1f}"),
-    ("train s", lambda found: f"{found.train_seconds:.1f}"),
-    ("fit s", lambda found: f"{found.fit_seconds:.1f}"),
+_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("round", "number", str),
+    *((name, name, str) for name in ("labels", "simulated", "reused", "failed")),
+    *((heading, name, _number) for heading, name in (("loss", "loss"), ("error", "error"), ("95 %", "error_95"))),
+    *((heading, name, _number) for heading, name in (("99 %", "error_99"), ("stated", "stated"))),
+    *((f"{name} s", f"{name}_seconds", "{:.1f}".format) for name in ("select", "simulate", "train", "fit")),
 )
-"""Headings of the table, and what stands below them."""
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+"""Headings of the table, the numbers below them, and how those are written."""

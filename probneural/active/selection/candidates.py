@@ -14,9 +14,9 @@ from probneural.fields import Field, check_field
 from probneural.randomness import stream
 
 TIE = 1e-10
-"""Scores closer than this share of the largest first score count as equal: far above rounding, far below what matters."""
-SAME = 1e-6
-"""Functions closer than this share of their size are one: above rounding in single precision."""
+"""Scores closer than this fraction of the largest first score count as equal: far above rounding, far below what matters."""
+_SAME = 1e-6
+"""Functions closer than this fraction of their size are one: above rounding in single precision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +96,11 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
     known = [False] * len(pool) if labelled is None or not len(labelled) else _known(pool, labelled).tolist()
     fresh: list[int] = []
     spare: list[int] = []
-    seen = set()
+    digests = set()
     for index, digest in enumerate(_digests(pool)):
         if not known[index]:
-            (spare if digest in seen else fresh).append(index)
-            seen.add(digest)
+            (spare if digest in digests else fresh).append(index)
+            digests.add(digest)
     total = len(fresh) + len(spare)
     if not total:
         raise DataError(
@@ -130,7 +130,7 @@ def _known(pool: Field, labelled: Field) -> Bool[Tensor, " n"]:
     sizes, others = ours.square().sum(1), theirs.square().sum(1)
     # Products cancel to about 1e-15 of the squared sizes, well below the squared tolerance of 1e-12.
     return torch.stack(
-        [(size + others - 2 * (theirs @ one) <= SAME**2 * size).any() for one, size in zip(ours, sizes, strict=True)]
+        [(size + others - 2 * (theirs @ one) <= _SAME**2 * size).any() for one, size in zip(ours, sizes, strict=True)]
     )
 
 

@@ -45,16 +45,16 @@ class CoreSetSelection(Selector):
         """Check the sketch."""
         check_sketch(self.sketch)
 
-    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
-        features = _features(asked, self.sketch)
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        features = _features(request, self.sketch)
         norms = squared_distances(features.pool, torch.zeros_like(features.pool[0]))
         return farthest_points(
             features.pool,
             features.labelled,
             first=norms,
-            available=_uncertain(norms, asked.found),
-            found=asked.found,
-            count=asked.count,
+            available=_uncertain(norms, request.eligible),
+            eligible=request.eligible,
+            count=request.count,
         )
 
 
@@ -80,15 +80,15 @@ class LCMDSelection(Selector):
         """Check the sketch."""
         check_sketch(self.sketch)
 
-    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
-        features = _features(asked, self.sketch)
-        return _largest_clusters(features.pool, features.labelled, found=asked.found, count=asked.count)
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        features = _features(request, self.sketch)
+        return _largest_clusters(features.pool, features.labelled, eligible=request.eligible, count=request.count)
 
 
-def _features(asked: Request, sketch: FeatureSketch) -> PoolFeatures:
+def _features(request: Request, sketch: FeatureSketch) -> PoolFeatures:
     """Where the functions of a request are, for the posterior."""
     return posterior_features(
-        asked.predict, asked.pool, seed=asked.seed, labelled=asked.labelled, query=asked.query, sketch=sketch
+        request.predictor, request.pool, seed=request.seed, labelled=request.labelled, query=request.query, sketch=sketch
     )
 
 
@@ -98,7 +98,7 @@ def farthest_points(
     *,
     first: Float64[Tensor, " n"],
     available: Bool[Tensor, " n"],
-    found: Candidates,
+    eligible: Candidates,
     count: int,
 ) -> Int64[Tensor, " count"]:
     """Take, one after another, the point farthest from all centres and all points taken.
@@ -108,7 +108,7 @@ def farthest_points(
         centres: Points that count as taken.
         first: Scores that decide the first point where there is no centre.
         available: Which points may be taken; others follow when these are used up.
-        found: In which order ties and others are taken.
+        eligible: In which order ties and others are taken.
         count: How many.
     """
     available = available.clone()
@@ -121,11 +121,11 @@ def farthest_points(
         scores = nearest if len(centres) or step else first
         if step < 2:  # the first distances may come after the first point
             reference = float(scores[available].abs().max())
-        index = found.best(scores, available, reference=reference)
+        index = eligible.best(scores, available, reference=reference)
         chosen.append(index)
         available[index] = False
         nearest = torch.minimum(nearest, squared_distances(points, points[index]))
-    return found.completed(chosen, count)
+    return eligible.completed(chosen, count)
 
 
 def squared_distances(points: Float64[Tensor, "n d"], centre: Float64[Tensor, " d"]) -> Float64[Tensor, " n"]:
@@ -134,13 +134,13 @@ def squared_distances(points: Float64[Tensor, "n d"], centre: Float64[Tensor, " 
 
 
 def _largest_clusters(
-    points: Float64[Tensor, "n d"], centres: Float64[Tensor, "m d"], *, found: Candidates, count: int
+    points: Float64[Tensor, "n d"], centres: Float64[Tensor, "m d"], *, eligible: Candidates, count: int
 ) -> Int64[Tensor, " count"]:
     """Take, one after another, the farthest point of the largest cluster."""
     norms = squared_distances(points, torch.zeros_like(points[0]))
-    available = _uncertain(norms, found)
+    available = _uncertain(norms, eligible)
     member = torch.zeros(len(points), dtype=torch.float64)
-    member[torch.cat([found.fresh, found.spare])] = 1.0
+    member[torch.cat([eligible.fresh, eligible.spare])] = 1.0
     nearest = torch.full((len(points),), torch.inf, dtype=torch.float64)
     owner = torch.zeros(len(points), dtype=torch.int64)
     number, chosen = 0, []
@@ -157,12 +157,12 @@ def _largest_clusters(
             scores = torch.where(in_largest, nearest, torch.zeros_like(nearest)) if usable else nearest
         if step < 2:  # the first distances may come after the first point
             reference = float(scores[available].max())
-        index = found.best(scores, available, reference=reference)
+        index = eligible.best(scores, available, reference=reference)
         chosen.append(index)
         available[index] = False
         nearest, owner = _assigned(points, points[index], nearest, owner, number=number)
         number += 1
-    return found.completed(chosen, count)
+    return eligible.completed(chosen, count)
 
 
 def _assigned(points: Tensor, centre: Tensor, nearest: Tensor, owner: Tensor, *, number: int) -> tuple[Tensor, Tensor]:
@@ -172,9 +172,9 @@ def _assigned(points: Tensor, centre: Tensor, nearest: Tensor, owner: Tensor, *,
     return torch.where(closer, distances, nearest), torch.where(closer, number, owner)
 
 
-def _uncertain(variances: Float64[Tensor, " n"], found: Candidates) -> Bool[Tensor, " n"]:
+def _uncertain(variances: Float64[Tensor, " n"], eligible: Candidates) -> Bool[Tensor, " n"]:
     """Which functions may be chosen and have a variance beyond rounding."""
-    return found.available & (variances > TIE * variances.max())
+    return eligible.available & (variances > TIE * variances.max())
 
 
 def step_size(values: Tensor) -> int:

@@ -7,7 +7,7 @@ M_S = I + sum over a in S of X_a^T X_a.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 import torch
@@ -55,9 +55,9 @@ class InformationGainSelection(Selector):
         """Check the settings."""
         _check_settings(self.noise, self.sketch)
 
-    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
-        view = _view(asked, self.noise, self.sketch)
-        return _most_informative(view.rows, found=asked.found, count=asked.count)
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        view = _view(request, self.noise, self.sketch)
+        return _most_informative(view.rows, eligible=request.eligible, count=request.count)
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class IntegratedVarianceSelection(Selector):
     """
 
     targets: Field | None = None
+    _: KW_ONLY
     noise: float | Float[Tensor, " c"] | None = None
     sketch: FeatureSketch = DEFAULT_SKETCH
 
@@ -93,10 +94,10 @@ class IntegratedVarianceSelection(Selector):
             )
         _check_settings(self.noise, self.sketch)
 
-    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
-        view = _view(asked, self.noise, self.sketch, targets=self.targets)
-        chosen = _smallest_trace(view.rows, view.moment, found=asked.found, count=asked.count)
-        return asked.found.completed(chosen, asked.count)
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        view = _view(request, self.noise, self.sketch, targets=self.targets)
+        chosen = _smallest_trace(view.rows, view.moment, eligible=request.eligible, count=request.count)
+        return request.eligible.completed(chosen, request.count)
 
 
 @dataclass(frozen=True)
@@ -126,20 +127,20 @@ class BAITSelection(Selector):
         """Check the settings."""
         _check_settings(self.noise, self.sketch)
 
-    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
-        view = _view(asked, self.noise, self.sketch)
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        view = _view(request, self.noise, self.sketch)
         fisher = torch.zeros_like(view.moment)
         for part in view.rows.split(step_size(view.rows)):
             flat = part.flatten(0, 1)
             fisher += flat.mT @ flat / len(view.rows)
-        forward = _smallest_trace(view.rows, fisher, found=asked.found, count=_OVERSAMPLING * asked.count)
-        return asked.found.completed(_pruned(view.rows, fisher, forward, count=asked.count), asked.count)
+        forward = _smallest_trace(view.rows, fisher, eligible=request.eligible, count=_OVERSAMPLING * request.count)
+        return request.eligible.completed(_pruned(view.rows, fisher, forward, count=request.count), request.count)
 
 
-def _view(asked: Request, noise: float | Tensor | None, sketch: FeatureSketch, *, targets: Field | None = None) -> PoolRows:
+def _view(request: Request, noise: float | Tensor | None, sketch: FeatureSketch, *, targets: Field | None = None) -> PoolRows:
     """What observing each function of a request would say of the latent."""
     return observation_rows(
-        asked.predict, asked.pool, seed=asked.seed, targets=targets, query=asked.query, noise=noise, sketch=sketch
+        request.predictor, request.pool, seed=request.seed, targets=targets, query=request.query, noise=noise, sketch=sketch
     )
 
 
@@ -150,15 +151,15 @@ def _check_settings(noise: float | Tensor | None, sketch: FeatureSketch) -> None
         check_variances(noise, "noise", positive=True)
 
 
-def _most_informative(rows: Float64[Tensor, "n r k"], *, found: Candidates, count: int) -> Int64[Tensor, " count"]:
+def _most_informative(rows: Float64[Tensor, "n r k"], *, eligible: Candidates, count: int) -> Int64[Tensor, " count"]:
     """Take, one after another, the function of the largest log det; gains from before are bounds, so few are renewed."""
     root = torch.eye(rows.shape[2], dtype=torch.float64)  # R with Cov(xi) = R R^T
-    available = found.available.clone()
+    available = eligible.available.clone()
     bounds = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
-    bounds[found.fresh] = _by_chunks(rows[found.fresh], partial(_log_determinants, root=root))
+    bounds[eligible.fresh] = _by_chunks(rows[eligible.fresh], partial(_log_determinants, root=root))
     reference, chosen = float(bounds.max()), []
     current = available.clone()
-    for _ in range(min(count, len(found.fresh))):
+    for _ in range(min(count, len(eligible.fresh))):
         while True:
             top = bounds[current & available].max() if bool((current & available).any()) else torch.tensor(-torch.inf)
             stale = (available & ~current & (bounds >= top - 1e-9 * reference)).nonzero()[:, 0]
@@ -167,31 +168,31 @@ def _most_informative(rows: Float64[Tensor, "n r k"], *, found: Candidates, coun
             renewed = stale[bounds[stale].argsort(descending=True)[:_LAZY]]
             bounds[renewed] = _by_chunks(rows[renewed], partial(_log_determinants, root=root))
             current[renewed] = True
-        index = found.best(bounds, available & current, reference=reference)
+        index = eligible.best(bounds, available & current, reference=reference)
         chosen.append(index)
         available[index] = False
         root = _observed(root, rows[index])
         current.zero_()
-    return found.completed(chosen, count)
+    return eligible.completed(chosen, count)
 
 
 def _smallest_trace(
-    rows: Float64[Tensor, "n r k"], moment: Float64[Tensor, "k k"], *, found: Candidates, count: int
+    rows: Float64[Tensor, "n r k"], moment: Float64[Tensor, "k k"], *, eligible: Candidates, count: int
 ) -> list[int]:
     """Take, one after another, the function that lowers tr(moment M_S^-1) most; at most as many as there are."""
     sizes, vectors = torch.linalg.eigh(moment)
     half = vectors * sizes.clamp(min=0.0).sqrt()
     root = torch.eye(rows.shape[2], dtype=torch.float64)
-    available = found.available.clone()
+    available = eligible.available.clone()
     chosen: list[int] = []
     reference = 0.0
-    own = rows[found.fresh]
-    for step in range(min(count, len(found.fresh))):
+    fresh_rows = rows[eligible.fresh]
+    for step in range(min(count, len(eligible.fresh))):
         scores = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
-        scores[found.fresh] = _by_chunks(own, partial(_reductions, root=root, half=half))
+        scores[eligible.fresh] = _by_chunks(fresh_rows, partial(_reductions, root=root, half=half))
         if step == 0:
             reference = float(scores.max())
-        index = found.best(scores, available, reference=reference)
+        index = eligible.best(scores, available, reference=reference)
         chosen.append(index)
         available[index] = False
         root = _observed(root, rows[index])
@@ -205,10 +206,10 @@ def _pruned(rows: Float64[Tensor, "n r k"], moment: Float64[Tensor, "k k"], chos
     identity = torch.eye(rows.shape[2], dtype=torch.float64)
     while len(kept) > count:
         total = identity + grams[kept].sum(0)
-        traces = torch.stack([torch.linalg.solve(total - grams[place], moment).trace() for place in kept])
+        traces = torch.stack([torch.linalg.solve(total - grams[index], moment).trace() for index in kept])
         equal = traces <= traces.min() + TIE * moment.trace()
         kept.pop(int(equal.nonzero()[-1]))  # of equals, the one that came last
-    return [chosen[place] for place in kept]
+    return [chosen[index] for index in kept]
 
 
 def _observed(root: Float64[Tensor, "k k"], rows: Float64[Tensor, "r k"]) -> Float64[Tensor, "k k"]:

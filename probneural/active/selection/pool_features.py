@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Float, Float64
@@ -34,7 +34,7 @@ _NEGLIGIBLE = 1e-9
 """Information about a function, in nats, that may be left out."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FeatureSketch:
     """How posterior features are made small enough to keep.
 
@@ -90,6 +90,7 @@ class PoolFeatures:
 
     pool: Float64[Tensor, "n d"]
     labelled: Float64[Tensor, "m d"]
+    _: KW_ONLY
     is_exact: bool
 
 
@@ -106,6 +107,7 @@ class PoolRows:
 
     rows: Float64[Tensor, "n r k"]
     moment: Float64[Tensor, "k k"]
+    _: KW_ONLY
     is_exact: bool
 
 
@@ -118,7 +120,7 @@ class _Run:
     columns: Tensor
 
 
-def integrated_variances(predict: Predictor, pool: Field, *, query: Grid | None = None) -> Float64[Tensor, " n"]:
+def integrated_variances(predictor: Predictor, pool: Field, *, query: Grid | None = None) -> Float64[Tensor, " n"]:
     """Variance of each predicted function, averaged over the domain and summed over channels in units of their variation.
 
     sum over c of (1/|D|) integral Var u_c(a, x) dx / scale_c², with scale_c² the channel's variance over the pool and the
@@ -127,7 +129,7 @@ def integrated_variances(predict: Predictor, pool: Field, *, query: Grid | None 
     constant and certain adds nothing.
 
     Args:
-        predict: Any predictor.
+        predictor: Any predictor.
         pool: Input functions.
         query: Where predictions are evaluated; the pool's grid by default.
 
@@ -135,25 +137,25 @@ def integrated_variances(predict: Predictor, pool: Field, *, query: Grid | None 
         `(n,)`, dimensionless, on the CPU.
 
     Raises:
-        DataError: If `predict` is no predictor, the pool empty or no Field, or a mean or a variance not finite.
+        DataError: If `predictor` is no predictor, the pool empty or no Field, or a mean or a variance not finite.
         GridError: If `query` is no grid.
     """
-    _check_arguments(predict, pool, query)
+    _check_arguments(predictor, pool, query)
     where = pool.grid if query is None else query
-    share = where.weights / where.volume
-    step = max(1, _CHUNK_VALUES // (predict.out_channels * where.size))
-    variances = torch.empty(len(pool), predict.out_channels, dtype=torch.float64)  # filled in place: see `_Stream`
-    moments = _Moments(len(pool), predict.out_channels)
+    mean_weights = where.mean_weights
+    step = max(1, _CHUNK_VALUES // (predictor.out_channels * where.size))
+    variances = torch.empty(len(pool), predictor.out_channels, dtype=torch.float64)  # filled in place: see `_Stream`
+    moments = _Moments(len(pool), predictor.out_channels)
     for start in range(0, len(pool), step):
         index = slice(start, start + step)
-        field = predict(Field(pool.values[index].detach(), pool.grid), query)
-        variances[index] = _checked(field.variance.flatten(2), "predicted variances") @ share
-        moments.add(index, _checked(field.mean.flatten(2), "predicted means"), share)
+        field = predictor(Field(pool.values[index].detach(), pool.grid), query)
+        variances[index] = _checked(field.variance.flatten(2), "predicted variances") @ mean_weights
+        moments.add(index, _checked(field.mean.flatten(2), "predicted means"), mean_weights)
     return (variances / moments.squared_scales(variances)).sum(1)
 
 
 def posterior_features(
-    predict: Predictor,
+    predictor: Predictor,
     pool: Field,
     *,
     seed: int,
@@ -168,7 +170,7 @@ def posterior_features(
     functions in one call, and needs a matrix of their number squared.
 
     Args:
-        predict: A predictor of Gaussian or empirical fields.
+        predictor: A predictor of Gaussian or empirical fields.
         pool: Input functions.
         seed: Of the sketch.
         labelled: Further input functions; they are moved to the pool's grid.
@@ -176,40 +178,40 @@ def posterior_features(
         sketch: Limits.
 
     Raises:
-        DataError: If `predict` is no predictor, the pool empty or no Field, or a prediction not finite.
+        DataError: If `predictor` is no predictor, the pool empty or no Field, or a prediction not finite.
         GridError: If `query` is no grid.
         ShapeError: If labelled functions do not have the pool's channels.
         LatentError: If two calls of the predictor do not share their latent, though it is said to last.
         UnsupportedError: If the field is neither Gaussian nor empirical.
     """
-    _check_arguments(predict, pool, query)
+    _check_arguments(predictor, pool, query)
     inputs = pool if labelled is None else _joined(pool, labelled)
     where = pool.grid if query is None else query
-    runs = _Stream(predict, inputs, query, seed=seed, limits=sketch)
-    share = (where.weights / where.volume).sqrt()[:, None]
-    exact = len(inputs) * predict.out_channels * where.size * runs.rank <= sketch.exact_entries
+    runs = _Stream(predictor, inputs, query, seed=seed, limits=sketch)
+    mean_weights = where.mean_weights.sqrt()[:, None]
+    exact = len(inputs) * predictor.out_channels * where.size * runs.rank <= sketch.exact_entries
     maps = [
         None if exact else _Sketch(where.size * runs.rank, sketch.dimension, generator=stream(seed, "feature sketch", channel))
-        for channel in range(predict.out_channels)
+        for channel in range(predictor.out_channels)
     ]
     length = where.size * runs.rank if exact else min(sketch.dimension, where.size * runs.rank)
-    found = torch.empty(len(inputs), predict.out_channels, length, dtype=torch.float64)
-    variances = torch.empty(len(inputs), predict.out_channels, dtype=torch.float64)
-    means = _Moments(len(inputs), predict.out_channels)
+    features = torch.empty(len(inputs), predictor.out_channels, length, dtype=torch.float64)
+    variances = torch.empty(len(inputs), predictor.out_channels, dtype=torch.float64)
+    means = _Moments(len(inputs), predictor.out_channels)
     for run in runs:
         for channel, one in enumerate(maps):
-            weighted = (run.columns[:, channel] * share).flatten(1)
-            found[run.index, channel] = weighted if one is None else one(weighted)
+            weighted = (run.columns[:, channel] * mean_weights).flatten(1)
+            features[run.index, channel] = weighted if one is None else one(weighted)
             variances[run.index, channel] = weighted.square().sum(1)
-        means.add(run.index, run.mean, share[:, 0].square())
+        means.add(run.index, run.mean, mean_weights[:, 0].square())
     count = len(pool)
-    scaled = found.div_(means.squared_scales(variances[:count]).sqrt()[:, None])
+    scaled = features.div_(means.squared_scales(variances[:count]).sqrt()[:, None])
     flat = scaled.flatten(1) if exact else scaled.sum(1)
     return PoolFeatures(flat[:count], flat[count:], is_exact=exact and runs.is_exact)
 
 
 def observation_rows(
-    predict: Predictor,
+    predictor: Predictor,
     pool: Field,
     *,
     seed: int,
@@ -225,7 +227,7 @@ def observation_rows(
     the least informative directions are left out.
 
     Args:
-        predict: A predictor of Gaussian fields; an empirical field counts as the Gaussian of its moments.
+        predictor: A predictor of Gaussian fields; an empirical field counts as the Gaussian of its moments.
         pool: Input functions.
         seed: Of the sketch.
         targets: Input functions at which the posterior is to become narrow; the pool by default.
@@ -235,35 +237,35 @@ def observation_rows(
 
     Raises:
         ArgumentError: If the noise is not positive.
-        DataError: If `predict` is no predictor, the pool empty or no Field, a prediction not finite, or there is no target.
+        DataError: If `predictor` is no predictor, the pool empty or no Field, a prediction not finite, or there is no target.
         GridError: If `query` is no grid.
         ShapeError: If the targets do not have the pool's channels, or there is not one noise per channel.
         LatentError: If two calls of the predictor do not share their latent, though it is said to last.
         UnsupportedError: If the field is neither Gaussian nor empirical.
     """
-    _check_arguments(predict, pool, query)
+    _check_arguments(predictor, pool, query)
     where = pool.grid if query is None else query
     if targets is not None and not len(targets):
         raise DataError(expected="at least one target function", got="none", remedy="leave targets out for the pool")
-    weights = observation_weights(predict, where, noise=noise).sqrt()[..., None]
-    share = (where.weights / where.volume).sqrt()[:, None]
+    weights = observation_weights(predictor, where, noise=noise).sqrt()[..., None]
+    mean_weights = where.mean_weights.sqrt()[:, None]
     inputs, count = pool if targets is None else _joined(pool, targets), len(pool)
-    runs = _Stream(predict, inputs, query, seed=seed, limits=sketch)
-    informative = min(runs.rank, predict.out_channels * where.size)
+    runs = _Stream(predictor, inputs, query, seed=seed, limits=sketch)
+    informative = min(runs.rank, predictor.out_channels * where.size)
     most = min(informative, max(1, _ROW_ENTRIES // (count * runs.rank)))
     rows = torch.empty(count, most, runs.rank, dtype=torch.float64)
-    variances = torch.empty(len(inputs), predict.out_channels, dtype=torch.float64)
-    means = _Moments(len(inputs), predict.out_channels)
-    moments = torch.zeros(predict.out_channels, runs.rank, runs.rank, dtype=torch.float64)
+    variances = torch.empty(len(inputs), predictor.out_channels, dtype=torch.float64)
+    means = _Moments(len(inputs), predictor.out_channels)
+    moments = torch.zeros(predictor.out_channels, runs.rank, runs.rank, dtype=torch.float64)
     for run in runs:
         observed = max(0, min(len(run.mean), count - run.index.start))
         if observed:
-            seen = (run.columns[:observed] * weights).flatten(1, 2)
-            rows[run.index.start : run.index.start + observed] = _informative(seen, most)
-        weighted = run.columns * share
+            whitened = (run.columns[:observed] * weights).flatten(1, 2)
+            rows[run.index.start : run.index.start + observed] = _informative(whitened, most)
+        weighted = run.columns * mean_weights
         aims = (weighted if targets is None else weighted[observed:]).transpose(0, 1).flatten(1, 2)
         moments += aims.mT @ aims
-        means.add(run.index, run.mean, share[:, 0].square())
+        means.add(run.index, run.mean, mean_weights[:, 0].square())
         variances[run.index] = weighted.square().sum((2, 3))
     squared_scales = means.squared_scales(variances[:count])
     moment = (moments / squared_scales[:, None, None]).sum(0) / (count if targets is None else len(targets))
@@ -281,11 +283,11 @@ class _Stream:
         is_exact: Whether the columns are the whole root.
     """
 
-    def __init__(self, predict: Predictor, inputs: Field, query: Grid | None, *, seed: int, limits: FeatureSketch) -> None:
-        self.predict, self.inputs, self.query = predict, Field(inputs.values.detach(), inputs.grid), query
-        first = predict(self.inputs[:1], query)
-        lasts = not isinstance(first, GaussianField) or first.latent.is_lasting
-        self._joint = None if lasts else predict(self.inputs, query)
+    def __init__(self, predictor: Predictor, inputs: Field, query: Grid | None, *, seed: int, limits: FeatureSketch) -> None:
+        self.predictor, self.inputs, self.query = predictor, Field(inputs.values.detach(), inputs.grid), query
+        first = predictor(self.inputs[:1], query)
+        lasts = not isinstance(first, GaussianField) or first.latent.is_shared_across_calls
+        self._joint = None if lasts else predictor(self.inputs, query)
         self._latent = latent = _randomness(first if self._joint is None else self._joint)
         values = math.prod(first.mean.shape[1:])
         directions = latent[1]
@@ -299,7 +301,7 @@ class _Stream:
         """Run through the functions in their order."""
         for start in range(0, len(self.inputs), self._step):
             index = slice(start, start + self._step)
-            field = self.predict(self.inputs[index], self.query) if self._joint is None else self._joint[index]
+            field = self.predictor(self.inputs[index], self.query) if self._joint is None else self._joint[index]
             if _randomness(field) != self._latent:
                 raise LatentError(
                     expected=f"predictions driven by one latent, {self._latent}",
@@ -359,10 +361,10 @@ def _informative(rows: Float64[Tensor, "n m k"], most: int) -> Float64[Tensor, "
     values, rank = rows.shape[1:]
     if rank <= values:
         sizes, vectors = torch.linalg.eigh(rows.mT @ rows)
-        found = vectors.mT * sizes.clamp(min=0.0).sqrt()[..., None]
+        few = vectors.mT * sizes.clamp(min=0.0).sqrt()[..., None]
     else:
-        found = torch.linalg.eigh(rows @ rows.mT).eigenvectors.mT @ rows
-    return found.flip(1)[:, :most]
+        few = torch.linalg.eigh(rows @ rows.mT).eigenvectors.mT @ rows
+    return few.flip(1)[:, :most]
 
 
 def _needed(rows: Float64[Tensor, "n r k"]) -> int:
@@ -390,9 +392,9 @@ def _checked(values: Tensor, name: str) -> Float64[Tensor, "..."]:
     return numbers
 
 
-def _check_arguments(predict: Predictor, pool: Field, query: Grid | None) -> None:
+def _check_arguments(predictor: Predictor, pool: Field, query: Grid | None) -> None:
     """Check the kinds of what all views of a pool take."""
-    check_instance(predict, Predictor, "predict", remedy="fit a head, or calibrate one")
+    check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one")
     check_field(pool, "pool")
     if not len(pool):
         raise DataError(expected="functions to choose from", got="nothing: the pool is empty", remedy="draw a pool")
@@ -407,10 +409,10 @@ class _Moments:
         self.averages = torch.empty(count, channels, dtype=torch.float64)
         self.spreads = torch.empty_like(self.averages)
 
-    def add(self, index: slice, mean: Float64[Tensor, "n c p"], share: Float64[Tensor, " p"]) -> None:
-        """Note the means of a run of functions; the shares of the points sum to one."""
-        self.averages[index] = mean @ share
-        self.spreads[index] = (mean - self.averages[index][..., None]).square() @ share
+    def add(self, index: slice, mean: Float64[Tensor, "n c p"], mean_weights: Float64[Tensor, " p"]) -> None:
+        """Note the means of a run of functions; the weights of the points sum to one."""
+        self.averages[index] = mean @ mean_weights
+        self.spreads[index] = (mean - self.averages[index][..., None]).square() @ mean_weights
 
     def squared_scales(self, variances: Float64[Tensor, "n c"]) -> Float64[Tensor, " c"]:
         """Variance of each channel over the n functions of the pool and the domain; one where that is zero."""

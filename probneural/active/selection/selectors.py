@@ -26,23 +26,23 @@ class Request:
     """What a rule is asked: the arguments of [`Selector.select`][probneural.active.Selector.select], checked.
 
     Attributes:
-        predict: What is known so far.
+        predictor: What is known so far.
         pool: Input functions to choose from.
         count: How many.
         seed: Of ties, of draws, and of sketches.
         labelled: Input functions whose outputs are known, or None.
         query: Where predictions are evaluated, or None for the pool's grid.
-        found: Which functions may be chosen, and the order of ties.
+        eligible: Which functions may be chosen, and the order of ties.
     """
 
-    predict: Predictor
+    predictor: Predictor
     pool: Field
-    count: int
     _: KW_ONLY
+    count: int
     seed: int
     labelled: Field | None
     query: Grid | None
-    found: Candidates
+    eligible: Candidates
 
 
 class Selector(ABC):
@@ -58,7 +58,7 @@ class Selector(ABC):
 
     def select(
         self,
-        predict: Predictor,
+        predictor: Predictor,
         pool: Field,
         count: int,
         *,
@@ -69,7 +69,7 @@ class Selector(ABC):
         """Choose `count` functions.
 
         Args:
-            predict: What is known so far: any fitted head, or a calibrated one. Rules on inputs alone do not call it.
+            predictor: What is known so far: any fitted head, or a calibrated one. Rules on inputs alone do not call it.
             pool: Input functions to choose from, `(n, c, *grid)`.
             count: How many.
             seed: Of ties, of draws, and of sketches.
@@ -82,21 +82,21 @@ class Selector(ABC):
 
         Raises:
             DataError: If pool or labelled are no fields or not finite, predicted variances are not, the pool is empty or fully
-                labelled, or `predict` is asked and is no predictor.
+                labelled, or `predictor` is asked and is no predictor.
             ShapeError: If labelled functions do not have the pool's channels.
             GridError: If labelled functions live on a grid that cannot be compared with the pool's, or `query` is no grid.
             ArgumentError: If `count` is no integer, or not between 1 and the number of functions that are not labelled.
         """
         seed = check_seed(seed)
-        found = candidates(pool, count, seed=seed, labelled=labelled)
-        return self._choose(Request(predict, pool, count, seed=seed, labelled=labelled, query=query, found=found))
+        eligible = candidates(pool, count, seed=seed, labelled=labelled)
+        return self._choose(Request(predictor, pool, count=count, seed=seed, labelled=labelled, query=query, eligible=eligible))
 
     @abstractmethod
-    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
         """Choose, for arguments that were checked: what a rule of one's own defines.
 
         Returns:
-            Distinct indices of functions that may be chosen, in the order of choice.
+            `request.count` distinct indices of functions that may be chosen, `(count,)`, in the order of choice.
         """
 
 
@@ -107,14 +107,14 @@ class RandomSelection(Selector):
     Examples:
         >>> import probneural as pn
         >>> pairs = pn.problems.Heat(dimension=1).sample(20, resolution=64, seed=0)
-        >>> predict = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
-        >>> chosen = RandomSelection().select(predict, pairs.inputs, 20, seed=0)
+        >>> predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> chosen = RandomSelection().select(predictor, pairs.inputs, 20, seed=0)
         >>> sorted(chosen.tolist()) == list(range(20))
         True
     """
 
-    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
-        return asked.found.shuffled()[: asked.count]
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        return request.eligible.shuffled()[: request.count]
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,11 @@ class TopKSelection(Selector):
     look. It takes functions that tell the same story together, and is known to be unreliable for batches.
     """
 
-    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
-        found = asked.found
-        scores = integrated_variances(asked.predict, asked.pool, query=asked.query)
-        ranked = found.fresh[found.order[found.fresh].argsort()]  # the stable sort below keeps this order among equals
-        return found.completed(ranked[scores[ranked].argsort(descending=True, stable=True)].tolist(), asked.count)
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        eligible = request.eligible
+        scores = integrated_variances(request.predictor, request.pool, query=request.query)
+        ranked = eligible.fresh[eligible.order[eligible.fresh].argsort()]  # the stable sort below keeps this order among equals
+        return eligible.completed(ranked[scores[ranked].argsort(descending=True, stable=True)].tolist(), request.count)
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,13 @@ class StochasticSelection(Selector):
         """Check the power."""
         assign(self, power=check_real(self.power, "power", least=0.0))
 
-    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
-        found = asked.found
-        scores = integrated_variances(asked.predict, asked.pool, query=asked.query)[found.fresh]
-        generator = stream(asked.seed, "stochastic selection")
-        gumbel = -torch.empty(len(asked.pool), dtype=torch.float64).exponential_(generator=generator).log()[found.fresh]
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        eligible = request.eligible
+        scores = integrated_variances(request.predictor, request.pool, query=request.query)[eligible.fresh]
+        generator = stream(request.seed, "stochastic selection")
+        gumbel = -torch.empty(len(request.pool), dtype=torch.float64).exponential_(generator=generator).log()[eligible.fresh]
         keys = self.power * scores.log() + gumbel if self.power > 0 else gumbel
         keys = torch.where((scores > 0) | (self.power == 0), keys, -torch.inf)
-        ranked = found.fresh[keys.argsort(descending=True, stable=True)]
+        ranked = eligible.fresh[keys.argsort(descending=True, stable=True)]
         positive = int(torch.isfinite(keys).sum())
-        return found.completed(ranked[:positive].tolist(), asked.count)
+        return eligible.completed(ranked[:positive].tolist(), request.count)

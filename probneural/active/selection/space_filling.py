@@ -28,20 +28,25 @@ class SpaceFillingSelection(Selector):
         Johnson, Moore and Ylvisaker (1990), Minimax and maximin distance designs; greedy as in Gonzalez (1985).
     """
 
-    def _choose(self, asked: Request) -> Int64[Tensor, " count"]:
-        pool = asked.pool
-        known = Field(pool.values[:0], pool.grid) if asked.labelled is None else asked.labelled
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        pool = request.pool
+        known = Field(pool.values[:0], pool.grid) if request.labelled is None else request.labelled
         known = known if known.grid == pool.grid else known.resample(pool.grid)
-        share = (pool.grid.weights / pool.grid.volume).sqrt()
+        mean_weights = pool.grid.mean_weights.sqrt()
         both = torch.cat([field.values.detach().flatten(2).to("cpu", torch.float64) for field in (pool, known)])
-        points = (both - both[: len(pool)].mean(0)).mul_(share)
+        points = (both - both[: len(pool)].mean(0)).mul_(mean_weights)
         del both
         scales = points[: len(pool)].square().sum(2).mean(0).sqrt()
         points = points.div_(torch.where(scales > 0, scales, torch.ones_like(scales))[:, None]).flatten(1)
         central = -squared_distances(points[: len(pool)], torch.zeros_like(points[0]))
-        own, others = points[: len(pool)], points[len(pool) :]
+        pool_points, known_points = points[: len(pool)], points[len(pool) :]
         return farthest_points(
-            own, others, first=central, available=asked.found.available, found=asked.found, count=asked.count
+            pool_points,
+            known_points,
+            first=central,
+            available=request.eligible.available,
+            eligible=request.eligible,
+            count=request.count,
         )
 
 

@@ -174,7 +174,9 @@ def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float)
         path = path_of(folder, RESULTS, f"{key}{SUFFIX}")
         if not path.exists():
             tensors, grids = _packed(inputs=inputs, outputs=outputs)
-            files.write(path, tensors, {"kind": "result", "key": key, "grids": grids, "seconds": seconds, "when": time.time()})
+            files.write(
+                path, tensors, metadata={"kind": "result", "key": key, "grids": grids, "seconds": seconds, "when": time.time()}
+            )
     return key
 
 
@@ -184,7 +186,7 @@ def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> Non
     Raises:
         FileError: If the folder cannot be written to.
     """
-    files.write(path_of(folder, TENSORS, f"{name}{SUFFIX}"), tensors, {"kind": "tensors", "name": name})
+    files.write(path_of(folder, TENSORS, f"{name}{SUFFIX}"), tensors, metadata={"kind": "tensors", "name": name})
 
 
 def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
@@ -225,7 +227,7 @@ def write_failure(folder: Path, inputs: Field, *, reason: str, seconds: float) -
         tensors, grids = _packed(inputs=inputs)
         about = {"kind": "failure", "key": key, "grids": grids, "seconds": seconds, "when": time.time()}
         about |= {"reason": plain_text(reason), "attempt": attempt}
-        files.write(path, tensors, about)
+        files.write(path, tensors, metadata=about)
     return key
 
 

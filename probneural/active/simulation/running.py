@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import pickle
 import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
 from tqdm.auto import tqdm
 
+from probneural.active.simulation.options import SimulationOptions
 from probneural.active.simulation.store import ResultStore
-from probneural.active.simulation.worker_pools import BorrowedPool, ProcessPool
-from probneural.active.simulation.workers import Outcome, PlainField, PlainGrid, Simulator, Task
-from probneural.checks import check_callable, check_flag, check_instance, check_integer, check_positive, described
+from probneural.active.simulation.worker_pools import WorkerPool
+from probneural.active.simulation.workers import Outcome, Simulator, Task, packed, unpacked
+from probneural.checks import check_callable, check_instance, described
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid, check_grid
@@ -26,10 +27,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 """Seconds between looks at a simulation that another process has in hand."""
 
 _TICK = 0.05
-"""Seconds between looks at the clocks of own workers."""
+"""Seconds between looks at the queue, while functions in it are left alone."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SimulationReport:
     """What became of the input functions of one call.
 
@@ -62,7 +63,7 @@ def simulate(
     timeout: float | None = None,
     attempts: int = 2,
     out_grid: Grid | None = None,
-    progress: bool = True,
+    show_progress: bool = True,
 ) -> SimulationReport:
     """Simulate the input functions that a store has no result for, and store each result before it is used.
 
@@ -102,7 +103,7 @@ def simulate(
             that another process is simulating.
         attempts: How often a function may fail.
         out_grid: Where results have to live; by default any grid will do.
-        progress: Whether to show a progress bar.
+        show_progress: Whether to show a progress bar.
 
     Returns:
         What became of each input; the results are `store.pairs(keys)`.
@@ -121,104 +122,107 @@ def simulate(
         >>> pairs = problem.sample(4, resolution=64, seed=0)
         >>> with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as executor:
         ...     store = ResultStore(folder)
-        ...     first = simulate(problem.solve, pairs.inputs[:3], store=store, executor=executor, progress=False)
-        ...     again = simulate(problem.solve, pairs.inputs, store=store, executor=executor, progress=False)
+        ...     first = simulate(problem.solve, pairs.inputs[:3], store=store, executor=executor, show_progress=False)
+        ...     again = simulate(problem.solve, pairs.inputs, store=store, executor=executor, show_progress=False)
         >>> first.simulated, again.reused, again.simulated
         (3, 3, 1)
     """
-    _check(inputs, executor, workers, timeout, attempts)
+    options = SimulationOptions(
+        executor=executor, workers=workers, timeout=timeout, attempts=attempts, show_progress=show_progress
+    )
     check_callable(simulator, "simulator", remedy="give a function of a Field of one function, e.g. problem.solve")
     check_instance(store, ResultStore, "store", remedy="open one: pn.active.ResultStore(path)", error=ArgumentError)
-    progress = check_flag(progress, "progress")
     if out_grid is not None:
         check_grid(out_grid, "out_grid")
-    with contextlib.closing(open_pool(simulator, executor, workers=workers, timeout=timeout)) as pool:
-        return simulate_in(pool, inputs, store=store, timeout=timeout, attempts=attempts, out_grid=out_grid, progress=progress)
-
-
-def open_pool(
-    simulator: Simulator, executor: Executor | None, *, workers: int | None, timeout: float | None
-) -> ProcessPool | BorrowedPool:
-    """Where simulations are to run, to be closed by the caller; processes start with the first tasks."""
-    if executor is None:
-        return ProcessPool(simulator, workers=workers or _cores(), limit=timeout)
-    return BorrowedPool(executor, simulator, limit=timeout)
+    with contextlib.closing(WorkerPool(simulator, options)) as pool:
+        return simulate_in(pool, inputs, store=store, options=options, out_grid=out_grid)
 
 
 def simulate_in(
-    pool: ProcessPool | BorrowedPool,
+    pool: WorkerPool,
     inputs: Field,
     *,
     store: ResultStore,
-    timeout: float | None,
-    attempts: int,
+    options: SimulationOptions,
     out_grid: Grid | None,
-    progress: bool,
     out_kind: tuple[int, str] | None = None,
 ) -> SimulationReport:
     """Do what `simulate` does in a pool that stays open; results may have to be of one kind, see `kind_of`."""
-    start = time.perf_counter()
-    _check(inputs, None, None, timeout, attempts)
-    keys = tuple(store.key(inputs[row]) for row in range(len(inputs)))
-    first = {key: row for row, key in reversed(list(enumerate(keys)))}
-    run = _Run(store=store, inputs=inputs, first=first, timeout=timeout, attempts=attempts)
-    run.out_grid, run.out_kind = None if out_grid is None else PlainGrid.of(out_grid), out_kind
-    for failure in store.failures():
-        run.failed[failure.key] += 1
-        run.reasons[failure.key] = failure.reason
-    missing = [key for key in dict.fromkeys(keys) if key not in store]
-    run.queue.extend(key for key in missing if run.failed[key] < attempts)
-    run.failures = {key: run.reasons[key] for key in missing if run.failed[key] >= attempts}
-    if run.queue:
-        settings = {"desc": "simulating", "unit": "simulation", "leave": None}  # None: the bar of a loop stays, this one goes
-        with tqdm(total=len(run.queue), disable=not progress, **settings) as run.bar:
-            run.go(pool)
-    succeeded = tuple(key not in run.failures for key in keys)
-    return SimulationReport(
-        keys=keys,
-        succeeded=succeeded,
-        reused=sum(succeeded) - len(run.simulated),
-        simulated=len(run.simulated),
-        failures=run.failures,
-        seconds=time.perf_counter() - start,
-        lost=frozenset(run.lost),
-    )
+    if not isinstance(inputs, Field) or len(inputs) == 0:
+        raise DataError(
+            expected="a Field of one function or more",
+            got="none" if isinstance(inputs, Field) else described(inputs),
+            remedy="nothing else is simulated",
+        )
+    return _Run(
+        pool, inputs, store, options, required=(None if out_grid is None else pickle.dumps(out_grid), out_kind)
+    ).report()
 
 
-@dataclass
 class _Run:
-    """The state of one call: keys that wait in the queue, and those that workers have."""
+    """One call: the functions that wait in a queue, and those that workers have."""
 
-    store: ResultStore
-    inputs: Field
-    first: Mapping[str, int]
-    timeout: float | None
-    attempts: int
-    out_grid: PlainGrid | None = None
-    out_kind: tuple[int, str] | None = None
-    failed: Counter[str] = field(default_factory=Counter)
-    reasons: dict[str, str] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
-    simulated: set[str] = field(default_factory=set)
-    lost: set[str] = field(default_factory=set)
-    queue: deque[str] = field(default_factory=deque)
-    running: dict[Future[Outcome], str] = field(default_factory=dict)
-    elsewhere: dict[str, _Elsewhere] = field(default_factory=dict)
-    bar: tqdm[NoReturn] | None = None
+    def __init__(
+        self,
+        pool: WorkerPool,
+        inputs: Field,
+        store: ResultStore,
+        options: SimulationOptions,
+        *,
+        required: tuple[bytes | None, tuple[int, str] | None],
+    ) -> None:
+        self.pool, self.inputs, self.store, self.options, self.required = pool, inputs, store, options, required
+        self.keys = tuple(store.key(inputs[row]) for row in range(len(inputs)))
+        self.rows = {key: row for row, key in reversed(list(enumerate(self.keys)))}  # the first of equal functions
+        self.failed: Counter[str] = Counter()
+        self.failures: dict[str, str] = {}
+        self.lost: set[str] = set()
+        self.simulated: set[str] = set()
+        self.queue: deque[str] = deque()
+        self.running: dict[Future[Outcome], str] = {}
+        self.elsewhere: dict[str, _Elsewhere] = {}
 
-    def go(self, pool: ProcessPool | BorrowedPool) -> None:
-        """Work until every key has a result or a reason."""
+    def report(self) -> SimulationReport:
+        """Work until every function has a result or a reason."""
+        start, reasons = time.perf_counter(), {}
+        for failure in self.store.failures():
+            self.failed[failure.key] += 1
+            reasons[failure.key] = failure.reason
+        for key in dict.fromkeys(self.keys):
+            if key not in self.store and self.failed[key] >= self.options.attempts:
+                self.failures[key] = reasons[key]
+            elif key not in self.store:
+                self.queue.append(key)
+        if self.queue:
+            settings = {
+                "desc": "simulating",
+                "unit": "simulation",
+                "leave": None,
+            }  # None: the bar of a loop stays, this one goes
+            with tqdm(total=len(self.queue), disable=not self.options.show_progress, **settings) as bar:
+                self._work(bar)
+        succeeded = tuple(key not in self.failures for key in self.keys)
+        return SimulationReport(
+            keys=self.keys,
+            succeeded=succeeded,
+            reused=sum(succeeded) - len(self.simulated),
+            simulated=len(self.simulated),
+            failures=self.failures,
+            seconds=time.perf_counter() - start,
+            lost=frozenset(self.lost),
+        )
+
+    def _work(self, bar: tqdm[NoReturn]) -> None:
         while self.queue or self.running:
-            while pool.has_room and (key := self._next()) is not None:
-                self.running[pool.submit(self._task(key))] = key
+            while (key := self._next()) is not None:
+                self.running[self.pool.submit(self._task(key))] = key
             if not self.running:
                 time.sleep(_TICK)
                 continue
-            patience = None if self.timeout is None and not self.queue else _TICK
-            for future in wait(self.running, timeout=patience, return_when=FIRST_COMPLETED).done:
-                self._settle(self.running.pop(future), pool.settle(future))
-            if self.timeout is not None:
-                pool.kill_overdue(self.timeout)
+            for future in wait(self.running, timeout=_TICK if self.queue else None, return_when=FIRST_COMPLETED).done:
+                if self._is_settled(self.running.pop(future), self.pool.outcome(future)):
+                    bar.set_postfix({"failed": len(self.failures)} if self.failures else {}, refresh=False)
+                    bar.update()
 
     def _next(self) -> str | None:
         """The next key that is not to be left alone for now."""
@@ -229,57 +233,47 @@ class _Run:
                 return key
         return None
 
-    def _one(self, key: str) -> Field:
-        return self.inputs[self.first[key]]
+    def _function(self, key: str) -> Field:
+        return self.inputs[self.rows[key]]
 
     def _task(self, key: str) -> Task:
-        inputs = PlainField.of(self._one(key))
-        folder, number = str(self.store.path), secrets.randbits(62)  # another one in every call and every process
-        return Task(inputs, folder, self.store.identity, self.out_grid, number, self.out_kind)
+        inputs = packed(self._function(key))
+        number = secrets.randbits(62)  # another one in every call and every process
+        return Task(inputs, str(self.store.path), self.store.identity, self.required[0], number, self.required[1])
 
-    def _settle(self, key: str, outcome: Outcome) -> None:
+    def _is_settled(self, key: str, outcome: Outcome) -> bool:
+        """Whether a function has a result or a reason now; if not, it is in the queue again."""
         if outcome.status == "done" and outcome.outputs is not None:
-            self.store.add(self._one(key), outcome.outputs.field(), seconds=outcome.seconds)
+            self.store.add(self._function(key), unpacked(outcome.outputs), seconds=outcome.seconds)
         if outcome.status in ("done", "reused", "died", "lost") and key in self.store:
             if outcome.status != "reused":
                 self.simulated.add(key)
-            self._finish()
-        elif outcome.status in (
-            "done",
-            "reused",
-            "busy",
-        ):  # damaged since and set aside, not yet visible over a network, or busy
-            self._wait_for(key)
-        elif outcome.status == "lost":
+            return True
+        if outcome.status in ("done", "reused", "busy"):  # damaged since and set aside, not yet visible over a network, or busy
+            return self._has_waited_too_long(key)
+        if outcome.status == "lost":
             self.lost.add(key)
-            self._finish(key, outcome.reason)
         else:
             if not outcome.is_stored:
-                self.store.fail(self._one(key), reason=outcome.reason, seconds=outcome.seconds)
+                self.store.fail(self._function(key), reason=outcome.reason, seconds=outcome.seconds)
             self.failed[key] += 1
-            if outcome.status != "abandoned" and self.failed[key] < self.attempts:
+            if outcome.status != "abandoned" and self.failed[key] < self.options.attempts:
                 self.queue.append(key)
-            else:
-                self._finish(key, outcome.reason)
+                return False
+        self.failures[key] = outcome.reason
+        return True
 
-    def _wait_for(self, key: str) -> None:
-        """Look again later at what another process is simulating."""
-        now = time.monotonic()
+    def _has_waited_too_long(self, key: str) -> bool:
+        """Look again later at what another process is simulating, unless that has taken too long."""
+        now, limit = time.monotonic(), self.options.timeout
         known = self.elsewhere.get(key)
-        if known is not None and self.timeout is not None and now - known.since > self.timeout:
-            self._finish(key, f"another process has been simulating it for more than {self.timeout:g} s")
-            return
+        if known is not None and limit is not None and now - known.since > limit:
+            self.failures[key] = f"another process has been simulating it for more than {limit:g} s"
+            return True
         pause = _FIRST_PAUSE if known is None else min(2 * known.pause, _LONGEST_PAUSE)
         self.elsewhere[key] = _Elsewhere(now if known is None else known.since, pause, now + pause)
         self.queue.append(key)
-
-    def _finish(self, key: str | None = None, reason: str = "") -> None:
-        if key is not None:
-            self.failures[key] = reason
-        if self.bar is not None:
-            if key is not None:
-                self.bar.set_postfix(failed=len(self.failures), refresh=False)
-            self.bar.update()
+        return False
 
 
 @dataclass(frozen=True)
@@ -289,30 +283,3 @@ class _Elsewhere:
     since: float
     pause: float
     until: float
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _check(inputs: Any, executor: Any, workers: Any, timeout: Any, attempts: Any) -> None:
-    if not isinstance(inputs, Field) or len(inputs) == 0:
-        raise DataError(
-            expected="a Field of one function or more",
-            got="none" if isinstance(inputs, Field) else described(inputs),
-            remedy="nothing else is simulated",
-        )
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise ArgumentError(
-            expected="an executor with a method submit, as concurrent.futures has it",
-            got=str(type(executor)),
-            remedy="for Dask, pass Client.get_executor()",
-        )
-    check_integer(attempts, "attempts")
-    if workers is not None:
-        check_integer(workers, "workers")
-    if workers is not None and executor is not None:
-        raise ArgumentError(expected="workers or an executor", got="both", remedy="an executor has its own number of workers")
-    if timeout is not None:
-        check_positive(timeout, "timeout")

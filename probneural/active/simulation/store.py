@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from probneural.active.simulation.result_files import (
@@ -48,7 +47,7 @@ from probneural.active.simulation.store_files import (
 )
 from probneural.active.simulation.store_index import Entry, StoreIndex
 from probneural.checks import check_path, check_real
-from probneural.errors import ArgumentError, DataError, FileError, GridError
+from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field, FieldPairs
 from probneural.training import atomic, schema
 from probneural.training.schema import JSON
@@ -56,7 +55,7 @@ from probneural.training.schema import JSON
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Failure:
     """One failed attempt at a simulation.
 
@@ -99,6 +98,8 @@ class ResultStore:
 
     Examples:
         >>> import tempfile
+        >>> import torch
+        >>> from probneural.fields import Field
         >>> from probneural.grids import Grid
         >>> field = Field(torch.ones(1, 1, 8), Grid.uniform((8,)))
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -171,26 +172,26 @@ class ResultStore:
         """Return the results of some keys as a data set on the CPU, in the order of the keys.
 
         Raises:
-            DataError: If there are no keys.
+            DataError: If there are no keys, or results have different dtypes.
             FileError: If there is no usable result for a key.
-            GridError: If results have different grids, channels or dtypes.
+            GridError: If results have different grids.
+            ShapeError: If results have different numbers of channels.
         """
-        if not keys:
-            raise DataError(expected="at least one key", got="none", remedy="an empty data set has no grid")
-        inputs, outputs = zip(*(self._result(key) for key in keys), strict=True)
-        return FieldPairs(_joined(inputs, "input"), _joined(outputs, "output"))
+        _check_keys(keys)
+        records = [self._fields(key, results_only=True) for key in keys]
+        return FieldPairs(*(Field.cat([record[side] for record in records]) for side in ("inputs", "outputs")))
 
     def inputs(self, keys: Sequence[str]) -> Field:
         """Return the input functions of results or failed attempts, in the order of the keys.
 
         Raises:
-            DataError: If there are no keys.
+            DataError: If there are no keys, or the functions have different dtypes.
             FileError: If nothing is known of a key.
-            GridError: If the functions have different grids, channels or dtypes.
+            GridError: If the functions have different grids.
+            ShapeError: If the functions have different numbers of channels.
         """
-        if not keys:
-            raise DataError(expected="at least one key", got="none", remedy="an empty field has no grid")
-        return _joined([self._fields(key, results_only=False)["inputs"] for key in keys], "input")
+        _check_keys(keys)
+        return Field.cat([self._fields(key, results_only=False)["inputs"] for key in keys])
 
     def fail(self, inputs: Field, *, reason: str, seconds: float) -> None:
         """Store one failed attempt durably, with its input function.
@@ -209,7 +210,7 @@ class ResultStore:
     def failures(self) -> list[Failure]:
         """Return the failed attempts, oldest first, those of functions that succeeded later included."""
         entries = sorted((entry for entry in self._current() if entry.status == "failed"), key=lambda entry: entry.created)
-        return [Failure(entry.key, entry.reason, entry.seconds, entry.when) for entry in entries]
+        return [Failure(key=one.key, reason=one.reason, seconds=one.seconds, when=one.when) for one in entries]
 
     def attempts(self, key: str) -> int:
         """Return how many attempts at a function have failed.
@@ -308,10 +309,6 @@ class ResultStore:
         except OSError as error:
             raise _unreadable(path, error) from error
 
-    def _result(self, key: str) -> tuple[Field, Field]:
-        found = self._fields(key, results_only=True)
-        return found["inputs"], found["outputs"]
-
     def _fields(self, key: str, *, results_only: bool) -> dict[str, Field]:
         check_key(key)
         path = path_of(self.path, RESULTS, f"{key}{SUFFIX}")
@@ -333,11 +330,11 @@ class ResultStore:
 
     def _refresh(self) -> None:
         """Make the entries agree with the files, whoever wrote them."""
-        found = set()
+        names = set()
         for folder in (RESULTS, FAILURES):
             with os.scandir(self.path / folder) as listing:
-                found |= {name for file in listing if is_record(name := f"{folder}/{file.name}")}
-        for name in self._entries.keys() | found:
+                names |= {name for file in listing if is_record(name := f"{folder}/{file.name}")}
+        for name in self._entries.keys() | names:
             self._look_at(name)
         self._index.write(self._entries)
 
@@ -413,13 +410,6 @@ def _unreadable(path: Path, error: OSError) -> FileError:
     return FileError(expected=f"a readable {path}", got=str(error), remedy="check its permissions and the disk")
 
 
-def _joined(parts: Sequence[Field], side: str) -> Field:
-    first = parts[0]
-    for part in parts:
-        if (part.grid, part.channels, part.dtype) != (first.grid, first.channels, first.dtype):
-            raise GridError(
-                expected=f"{side} functions that share grid, channels and dtype, as the first one's {first!r}",
-                got=repr(part),
-                remedy="ask for the results of one kind at a time, or resample them",
-            )
-    return Field(torch.cat([part.values for part in parts]), first.grid)
+def _check_keys(keys: Sequence[str]) -> None:
+    if not keys:
+        raise DataError(expected="at least one key", got="none", remedy="an empty data set has no grid")

@@ -96,14 +96,14 @@ def path_of(folder: Path, room: str, name: str) -> Path:
 def set_aside(path: Path, error: Exception) -> None:
     """Rename a file that cannot be used to `NAME.broken`, with a warning; where nothing can be renamed, leave it."""
     target = path.with_name(f"{path.name}.broken")
-    place = f"is now {target.name}"
+    fate = f"is now {target.name}"
     try:
         os.replace(path, target)
     except FileNotFoundError:  # another process was first
         pass
     except OSError as problem:
-        place = f"could not be renamed ({problem})"
-    warnings.warn(f"{path} cannot be used and {place}: {error}", RuntimeWarning, stacklevel=2)
+        fate = f"could not be renamed ({problem})"
+    warnings.warn(f"{path} cannot be used and {fate}: {error}", RuntimeWarning, stacklevel=2)
 
 
 def write_json(path: Path, name: str, value: JSON) -> None:

@@ -10,24 +10,17 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
-from numpy.typing import NDArray
 
 from probneural.active.simulation.result_files import (
     check_result,
-    describe_grid,
     function_key,
     plain_text,
-    rebuild_grid,
     write_failure,
     write_result,
 )
 from probneural.active.simulation.store_files import RESULTS, SUFFIX, locked, path_of, store_identity
 from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError
 from probneural.fields import Field
-from probneural.grids import Grid
 
 Simulator = Callable[[Field], Field]
 
@@ -36,60 +29,22 @@ _COMPLAINT = 1000
 
 
 @dataclass(frozen=True)
-class PlainGrid:
-    """A grid as arrays and JSON.
-
-    Between processes PyTorch would send tensors as shared memory, which is gone when the process that sent it is.
-    """
-
-    described: dict[str, Any]
-    parts: dict[str, NDArray[Any]]
-
-    @classmethod
-    def of(cls, grid: Grid) -> PlainGrid:
-        """Take a grid apart."""
-        described, parts = describe_grid(grid)
-        return cls(described, {name: part.numpy() for name, part in parts.items()})
-
-    def grid(self) -> Grid:
-        """Put the grid together again."""
-        return rebuild_grid(self.described, {name: torch.tensor(part) for name, part in self.parts.items()})
-
-
-@dataclass(frozen=True)
-class PlainField:
-    """A field as arrays and JSON."""
-
-    values: NDArray[Any]
-    where: PlainGrid
-
-    @classmethod
-    def of(cls, field: Field) -> PlainField:
-        """Take a field apart."""
-        return cls(field.values.detach().to("cpu").contiguous().numpy(), PlainGrid.of(field.grid))
-
-    def field(self) -> Field:
-        """Put the field together again, in memory of its own."""
-        return Field(torch.tensor(self.values), self.where.grid())
-
-
-@dataclass(frozen=True)
 class Task:
     """One simulation.
 
     Attributes:
-        inputs: The input function.
+        inputs: The input function, packed.
         folder: The store's, as the parent sees it.
         identity: The store's; a worker that finds it in the folder writes results itself.
-        out_grid: Where results have to live, or None.
+        out_grid: Where results have to live, pickled, or None.
         number: Of this submission, so that no executor takes two of them for one.
         out_kind: Channels and dtype that results have to have, or None.
     """
 
-    inputs: PlainField
+    inputs: bytes
     folder: str
     identity: str
-    out_grid: PlainGrid | None
+    out_grid: bytes | None
     number: int
     out_kind: tuple[int, str] | None = None
 
@@ -104,17 +59,17 @@ class Outcome:
         seconds: What the simulation took.
         reason: Of a failure, in one line.
         is_stored: Whether the worker has stored the result or the failure.
-        outputs: The result, where it is not stored.
+        outputs: The result, packed, where it is not stored.
     """
 
     status: str
     seconds: float = 0.0
     reason: str = ""
     is_stored: bool = True
-    outputs: PlainField | None = None
+    outputs: bytes | None = None
 
 
-def attempt(simulator: Simulator, task: Task, limit: float | None) -> Outcome:
+def attempt(simulator: Simulator, limit: float | None, task: Task) -> Outcome:
     """Run one simulation in a worker of any executor, for at most `limit` seconds if that is not None.
 
     A worker of somebody else's pool cannot be killed from here, so a simulation with a limit runs in a thread that is left
@@ -136,9 +91,9 @@ def attempt(simulator: Simulator, task: Task, limit: float | None) -> Outcome:
     return future.result()
 
 
-def attempt_pickled(payload: bytes, task: Task, limit: float | None) -> Outcome:
+def attempt_pickled(payload: bytes, limit: float | None, task: Task) -> Outcome:
     """Do the same with a simulator that `pickled` made bytes of, whose tensors travel by value then."""
-    return attempt(pickle.loads(payload), task, limit)  # noqa: S301 (from our own parent, never from a file)
+    return attempt(pickle.loads(payload), limit, task)  # noqa: S301 (from our own parent, never from a file)
 
 
 def run(simulator: Simulator, task: Task) -> Outcome:
@@ -150,7 +105,7 @@ def run(simulator: Simulator, task: Task) -> Outcome:
     folder = Path(task.folder)
     if store_identity(folder) != task.identity:  # another machine, without the file system that the store is on
         return _simulate(simulator, task)
-    key = function_key(task.inputs.field())
+    key = function_key(unpacked(task.inputs))
     with locked(folder, f"simulate-{key}", wait=False) as is_held:
         if not is_held:
             return Outcome("busy")
@@ -160,10 +115,22 @@ def run(simulator: Simulator, task: Task) -> Outcome:
         if outcome.outputs is None:
             return _failed(task, outcome.reason, outcome.seconds)
         try:
-            write_result(folder, task.inputs.field(), outcome.outputs.field(), seconds=outcome.seconds)
+            write_result(folder, unpacked(task.inputs), unpacked(outcome.outputs), seconds=outcome.seconds)
         except FileError:
             return outcome  # the parent tries, and raises what it meets
         return replace(outcome, is_stored=True, outputs=None)
+
+
+def packed(function: Field) -> bytes:
+    """Return a function as bytes: PyTorch would send its tensor as shared memory, which is gone when the sender is."""
+    copied = function.values.detach().to("cpu", copy=True)  # without what it may be a view of
+    return pickle.dumps(Field(copied, function.grid))
+
+
+def unpacked(data: bytes) -> Field:
+    """Return the function that `packed` made bytes of, in memory of its own."""
+    function: Field = pickle.loads(data)  # noqa: S301 (from our own parent or worker, never from a file)
+    return function
 
 
 def kind_of(outputs: Field) -> tuple[int, str]:
@@ -179,13 +146,13 @@ def too_late(limit: float) -> str:
 def _simulate(simulator: Simulator, task: Task) -> Outcome:
     start = time.perf_counter()
     try:
-        outputs = simulator(task.inputs.field())
+        outputs = simulator(unpacked(task.inputs))
     except (Exception, SystemExit) as error:  # noqa: BLE001 (a simulator may raise anything, and the loop goes on)
         return Outcome("failed", time.perf_counter() - start, _reason(error), is_stored=False)
     seconds = time.perf_counter() - start
     try:
         check_result(outputs)
-        expected = None if task.out_grid is None else task.out_grid.grid()
+        expected = None if task.out_grid is None else pickle.loads(task.out_grid)  # noqa: S301 (from our own parent)
         if expected is not None and outputs.grid != expected:
             raise GridError(expected=f"a result on {expected!r}", got=repr(outputs.grid), remedy="resample it in the simulator")
         if task.out_kind not in (None, kind_of(outputs)):
@@ -196,7 +163,7 @@ def _simulate(simulator: Simulator, task: Task) -> Outcome:
             )
     except ProbneuralError as error:
         return Outcome("failed", seconds, f"{type(error).__name__}: {error}", is_stored=False)
-    return Outcome("done", seconds, is_stored=False, outputs=PlainField.of(outputs))
+    return Outcome("done", seconds, is_stored=False, outputs=packed(outputs))
 
 
 def _failed(task: Task, reason: str, seconds: float, *, status: str = "failed") -> Outcome:
@@ -204,7 +171,7 @@ def _failed(task: Task, reason: str, seconds: float, *, status: str = "failed") 
     if store_identity(folder) != task.identity:
         return Outcome(status, seconds, reason, is_stored=False)
     try:
-        write_failure(folder, task.inputs.field(), reason=reason, seconds=seconds)
+        write_failure(folder, unpacked(task.inputs), reason=reason, seconds=seconds)
     except FileError:
         return Outcome(status, seconds, reason, is_stored=False)
     return Outcome(status, seconds, reason)

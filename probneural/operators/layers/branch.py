@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from probneural.checks import check_choice, check_integer
 from probneural.grids import Grid, check_grid, resample
 from probneural.operators.checks import check_input
-from probneural.operators.layers.mlp import MLP
+from probneural.operators.layers.mlp import MLP, HiddenLayers
 from probneural.operators.layers.normalizer import ChannelNormalizer
 
 Branching = Literal["joint", "product"]
@@ -29,9 +29,7 @@ class SensorBranch(nn.Module):
         sensors: Where the networks see it; every sensor counts alike, so quadrature weights have no effect.
         groups: g.
         basis: K.
-        width: Numbers in each hidden layer.
-        depth: Number of hidden layers.
-        activation: See `MLP`.
+        layers: Hidden layers of each network.
         branching: `"joint"`: one network sees all channels. `"product"`: each channel has a network, and their outputs
             multiply.
         shares_layers: Whether the groups are outputs of the same network; otherwise each has its own.
@@ -45,7 +43,7 @@ class SensorBranch(nn.Module):
         product: Jin, Meng & Lu (2022), MIONet. Deviation: inputs on other grids are interpolated.
 
     Examples:
-        >>> branch = SensorBranch(2, sensors=Grid.uniform(16), groups=1, basis=4, width=8, depth=1)
+        >>> branch = SensorBranch(2, sensors=Grid.uniform(16), groups=1, basis=4, layers=HiddenLayers(width=8, depth=1))
         >>> branch(torch.zeros(3, 2, 32), Grid.uniform(32)).shape
         torch.Size([3, 1, 4])
     """
@@ -57,9 +55,7 @@ class SensorBranch(nn.Module):
         sensors: Grid,
         groups: int,
         basis: int,
-        width: int,
-        depth: int,
-        activation: str = "gelu",
+        layers: HiddenLayers,
         branching: Branching = "joint",
         shares_layers: bool = True,
     ) -> None:
@@ -73,7 +69,7 @@ class SensorBranch(nn.Module):
         self.separate, outputs = (1, groups * basis) if shares_layers else (groups, basis)
         merged, seen = (1, in_channels * sensors.size) if branching == "joint" else (in_channels, sensors.size)
         self.networks = nn.ModuleList(  # group by group, then input channel by input channel
-            MLP(seen, outputs, width=width, depth=depth, activation=activation) for _ in range(merged * self.separate)
+            MLP(seen, outputs, layers=layers) for _ in range(merged * self.separate)
         )
 
     def reset_parameters(self) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_choice, check_integer
+from probneural.checks import assign, check_choice, check_instance, check_integer
+from probneural.errors import ArgumentError
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,
@@ -19,30 +21,51 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class MLP(nn.Module):
-    """`depth` hidden layers h -> s(Wh + b) of equal width, and a linear layer without activation.
+@dataclass(frozen=True, kw_only=True)
+class HiddenLayers:
+    """The hidden layers of a fully connected network, h -> s(Wh + b).
 
     Args:
-        in_features: Numbers that come in.
-        out_features: Numbers that go out.
-        width: Numbers in each hidden layer.
-        depth: Number of hidden layers.
+        width: Numbers in each layer.
+        depth: Number of layers.
         activation: s, `"gelu"`, `"relu"`, `"silu"` or `"tanh"`.
 
     Raises:
         ArgumentError: If a size is not a positive integer, or the activation is another one.
+    """
+
+    width: int = 256
+    depth: int = 3
+    activation: str = "gelu"
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        assign(self, width=check_integer(self.width, "width"), depth=check_integer(self.depth, "depth"))
+        check_choice(self.activation, _ACTIVATIONS, "activation")
+
+
+class MLP(nn.Module):
+    """Hidden layers of equal width, and a linear layer without activation.
+
+    Args:
+        in_features: Numbers that come in.
+        out_features: Numbers that go out.
+        layers: The hidden layers.
+
+    Raises:
+        ArgumentError: If a size is not a positive integer, or `layers` is something else.
 
     Examples:
-        >>> MLP(3, 2, width=8, depth=2)(torch.ones(5, 3)).shape
+        >>> MLP(3, 2, layers=HiddenLayers(width=8, depth=2))(torch.ones(5, 3)).shape
         torch.Size([5, 2])
     """
 
-    def __init__(self, in_features: int, out_features: int, *, width: int, depth: int, activation: str = "gelu") -> None:
+    def __init__(self, in_features: int, out_features: int, *, layers: HiddenLayers) -> None:
         super().__init__()
-        self.activation = check_choice(activation, _ACTIVATIONS, "activation")
+        check_instance(layers, HiddenLayers, "layers", remedy="give HiddenLayers(width=64, depth=2)", error=ArgumentError)
+        self.activation = layers.activation
         first, last = check_integer(in_features, "in_features"), check_integer(out_features, "out_features")
-        hidden = check_integer(width, "width")
-        sizes = itertools.chain([first], (hidden for _ in range(check_integer(depth, "depth"))), [last])
+        sizes = itertools.chain([first], (layers.width for _ in range(layers.depth)), [last])
         self.layers = nn.ModuleList(nn.Linear(have, want) for have, want in itertools.pairwise(sizes))
 
     def reset_parameters(self) -> None:

@@ -1,0 +1,339 @@
+"""What observations of fields say about the latent, batched over designs and fantasies, and how noisy observations are.
+
+Everything here is in terms of y = mean + root xi with xi ~ N(0, I_k), as BoTorch batches it: a mean `b x q x m` and a root
+`b x q x m x k`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.active.botorch_models.tensor_posterior import TensorPosterior
+from probneural.checks import check_variances
+from probneural.distributions import Predictor
+from probneural.errors import ArgumentError, ShapeError
+from probneural.functionals import Functional, check_functional
+
+_LEAST_NOISE = 1e-9
+"""Noise of exact observations, as a fraction of the variance that one function has of its own."""
+_ROWS = 256
+"""Rows of a functional's matrix formed at once."""
+
+
+def observation_variance(
+    predictor: Predictor, functional: Functional, *, outputs: Sequence[int] | None = None
+) -> Float64[Tensor, " r"]:
+    """Noise variance of each number that a functional reads from an observed field, channel by channel.
+
+    Observed fields differ from the operator's by noise of pointwise variance s² that amounts to M effective observations on the
+    domain D, at most one per point of the functional's grid, see `observation_weights`. Seen through observations a with
+    A u = ∫ a u, noise of that density has variance
+
+        s² |D| / M * ∫ a².
+
+    It is the variance of an integral or of a coefficient, but grows without bound where a narrows to a point. There noise is
+    s², so no observation gets more than s² (∫ |a|)², the variance of noise that is the same all over its support; if m > M
+    observations are taken of a channel, they are worth M, and the bound is m/M times that. Reading all points of a
+    uniform grid is then observing the whole field. Noise of different observations is taken to be independent. Between grid
+    points the interpolant's weights alternate in sign, so that sensors there get a few times s²: where you know the noise of
+    your measurement, pass it.
+
+    Where the field itself holds what the operator cannot express, as calibrated ones do, s² is the measurement noise, zero on
+    exact data; a billionth of the discrepancy's variance then takes its place, since inverting needs some.
+
+    Args:
+        predictor: A predictor, which knows s² and M.
+        functional: A.
+        outputs: Which of its numbers are read, as positions in the functional's values, channel by channel; all by default.
+            Numbers that are not read do not count.
+
+    Returns:
+        One per output, in the functional's units squared, on the CPU.
+
+    Raises:
+        ArgumentError: If an output does not exist.
+
+    Examples:
+        >>> import probneural as pn
+        >>> pairs = pn.problems.Heat(dimension=1).sample(20, resolution=32, seed=0)
+        >>> head = pn.heads.LastLayerLaplace(noise=0.02, effective_observations=4.0)
+        >>> predictor = head.fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> grid = pairs.inputs.grid
+        >>> both = pn.functionals.stack([pn.functionals.integral(grid), pn.functionals.sensors(grid, [[0.5]])])
+        >>> [round(value, 6) for value in observation_variance(predictor, both).tolist()]
+        [0.005, 0.02]
+    """
+    grid, channels = check_functional(functional).grid, predictor.out_channels
+    effective = predictor.effective_observations
+    least = _LEAST_NOISE * predictor.residual_variance.to("cpu", torch.float64)
+    variance = predictor.noise.detach().to("cpu", torch.float64).maximum(least).expand(channels)
+    counts = torch.full((channels,), float(grid.size), dtype=torch.float64)
+    if effective is not None:  # a grid cannot tell more than one observation per point
+        counts = effective.detach().to("cpu", torch.float64).expand(channels).clamp_max(float(grid.size))
+    chosen = torch.arange(channels * functional.size) if outputs is None else torch.tensor(list(outputs), dtype=torch.long)
+    if bool(((chosen < 0) | (chosen >= channels * functional.size)).any()):
+        raise ArgumentError(
+            expected=f"outputs from 0 to {channels * functional.size - 1}",
+            got=str(chosen.tolist()),
+            remedy="outputs are the functional's values, channel by channel",
+        )
+    channel = chosen // functional.size
+    read = torch.bincount(chosen.unique() // functional.size, minlength=channels)  # reading a number twice is no other number
+    positions, position = torch.unique(chosen % functional.size, return_inverse=True)
+    weights = grid.weights.clamp_min(torch.finfo(torch.float64).tiny)
+    squares, sums = torch.zeros(2, len(positions), dtype=torch.float64)
+    for start in range(0, len(positions), _ROWS):
+        part = positions[start : start + _ROWS]
+        rows = torch.zeros(len(part), functional.size, dtype=torch.float64)
+        rows[torch.arange(len(part)), part] = 1.0
+        matrix = functional.adjoint(rows).flatten(1)
+        squares[start : start + _ROWS] = (matrix.square() / weights).sum(1)
+        sums[start : start + _ROWS] = matrix.abs().sum(1)
+    whole = squares[position] * weights.sum() / counts[channel]
+    bound = sums[position].square() * (read / counts).clamp_min(1.0)[channel]
+    return variance[channel] * torch.minimum(whole, bound)
+
+
+def _square_root(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Q and a triangular L of positive diagonal with A = Q L^T and L L^T = I + A^T A.
+
+    They are the QR decomposition of A on top of I: that never squares A, whose rows may be in units of a tiny noise, and has
+    full rank, so that its derivatives exist.
+    """
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    basis, triangle = _triangular(torch.cat([matrix, identity.expand(*matrix.shape[:-2], -1, -1)], dim=-2))
+    return basis[..., : matrix.shape[-2], :], triangle
+
+
+def _triangular(stacked: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Q and a triangular L of positive diagonal with A = Q L^T."""
+    basis, triangle = torch.linalg.qr(stacked)
+    signs = torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    return basis * signs[..., None, :], triangle.mT * signs[..., None, :]
+
+
+def _whitened(root: Tensor, residual: Tensor, noise: Tensor, discrepancy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Root and residual in units of each design's own covariance, discrepancy discrepancy^T + diag(noise); and noise of 1."""
+    columns = discrepancy.to(torch.float64)
+    noise_std = noise.to(torch.float64).sqrt()
+    noise_std = noise_std.expand(torch.broadcast_shapes(noise_std.shape, columns.shape[:-1]))
+    columns = columns.expand(*noise_std.shape, columns.shape[-1])
+    _, triangle = _triangular(torch.cat([columns.mT, torch.diag_embed(noise_std)], dim=-2))
+    rows = root.to(torch.float64).expand(*noise_std.shape, root.shape[-1])
+    whitened = torch.linalg.solve_triangular(triangle, rows, upper=False)
+    left = torch.linalg.solve_triangular(triangle, residual.to(torch.float64)[..., None], upper=False)[..., 0]
+    return whitened, left, torch.ones_like(noise_std)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LatentPosterior:
+    """What observations say about xi ~ N(0, I): xi = shift + S xi' with S = I - rows^T core rows and xi' standard normal again.
+
+    The map S is kept as r = q m directions. It is the triangular root of Andrews (1968), not the symmetric one of
+    [`LowRankUpdate`][probneural.distributions.conditioning.LowRankUpdate]: that needs singular vectors, whose derivatives do
+    not exist where designs repeat, and look-ahead acquisition functions differentiate it in the designs.
+
+    Args:
+        shift: `(*f, *b, k)`, float64, dimensionless; it alone depends on what was read, so that fantasies share the rest.
+        rows: `(*b, r, k)`, float64, dimensionless.
+        core: `(*b, r, r)`, float64, dimensionless.
+
+    Reference:
+        Andrews (1968), A square root formulation of the Kalman covariance equations.
+    """
+
+    shift: Float64[Tensor, "..."]
+    rows: Float64[Tensor, "..."]
+    core: Float64[Tensor, "..."]
+
+    @classmethod
+    def of(
+        cls,
+        root: Float[Tensor, "..."],
+        residual: Float[Tensor, "..."],
+        *,
+        noise: Float[Tensor, "..."],
+        discrepancy: Float[Tensor, "..."] | None = None,
+    ) -> LatentPosterior:
+        """Condition on residual = root xi + discrepancy zeta + N(0, diag(noise)), with a zeta of each design's own.
+
+        With R = diag(noise)^(-1/2) root and I + R R^T = L L^T, the posterior of xi has the mean R^T (L L^T)^-1 r and the root
+        S = I - R^T L^-T (L + I)^-1 R of its covariance. Where observations outnumber the latent's dimensions, S = L^-T with
+        I + R^T R = L L^T.
+
+        Args:
+            root: `b x q x m x k`.
+            residual: Observations minus their mean, `f x b x q x m`.
+            noise: Their noise variances, positive, broadcastable to `b x q x m`, or to the residual's shape.
+            discrepancy: `b x q x m x r`, or None.
+        """
+        if discrepancy is not None:
+            root, residual, noise = _whitened(root, residual, noise, discrepancy)
+        inverse = noise.to(torch.float64).rsqrt()
+        rows = (root.to(torch.float64) * inverse[..., None]).flatten(-3, -2)
+        whitened = (residual.to(torch.float64) * inverse).flatten(-2)[..., None]
+        count, rank = rows.shape[-2:]
+        if count <= rank:
+            basis, triangle = _square_root(rows.mT)
+            identity = torch.eye(count, dtype=rows.dtype, device=rows.device)
+            inner = torch.linalg.solve_triangular(triangle + identity, identity, upper=False)
+            core = torch.linalg.solve_triangular(triangle.mT, inner, upper=True)
+            shift = basis @ torch.linalg.solve_triangular(triangle, whitened, upper=False)
+            return cls(shift=shift[..., 0], rows=rows, core=core)
+        basis, triangle = _square_root(rows)
+        identity = torch.eye(rank, dtype=rows.dtype, device=rows.device)
+        inverse = torch.linalg.solve_triangular(triangle.mT, identity, upper=True)
+        return cls(shift=(inverse @ (basis.mT @ whitened))[..., 0], rows=identity, core=identity - inverse)
+
+    def move(self, mean: Float[Tensor, "..."], root: Float[Tensor, "..."]) -> tuple[Tensor, Tensor]:
+        """Return mean and root given what was learned: float64, of batch shapes that broadcast against each other."""
+        flat, outputs = root.to(torch.float64).flatten(-3, -2), root.shape[-3:-1]
+        shift, rows, core = (part.to(flat.device) for part in (self.shift, self.rows, self.core))
+        moved = (flat @ shift[..., None])[..., 0].unflatten(-1, outputs)
+        updated = flat - (flat @ rows.mT) @ core @ rows
+        return mean.to(torch.float64) + moved, updated.unflatten(-2, outputs)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Observation:
+    """What was read, and where: kept as it is where later designs say anew how they depend on it.
+
+    Args:
+        designs: `(*b, q, d)`, transformed.
+        values: `(*f, *b, q, m)`.
+        noise: Their noise variances, broadcastable to the values.
+        outputs: Which of the functional's values they are, m positions.
+    """
+
+    designs: Float[Tensor, "..."]
+    values: Float[Tensor, "..."]
+    noise: Float[Tensor, "..."]
+    outputs: Sequence[int]
+
+
+class Measurements(TensorPosterior):
+    """The distribution of q x m noisy observations, one base sample per observation: what fantasies are drawn from.
+
+    A `FieldPosterior` has as many base samples as its latent has dimensions, often hundreds, where quasi-random points are no
+    better than random ones. Noisy observations have a regular covariance, so its triangular factor takes q m base samples; it
+    comes from a QR decomposition, for the covariance itself would lose a noise far below its variances to rounding.
+
+    Args:
+        mean: `b x q x m`.
+        root: `b x q x m x k`.
+        noise: `b x q x m`, positive.
+    """
+
+    def __init__(self, mean: Float[Tensor, "..."], root: Float[Tensor, "..."], noise: Float[Tensor, "..."]) -> None:
+        super().__init__(mean)
+        rows = root.to(torch.float64).flatten(-3, -2)
+        noise_std = noise.to(torch.float64).sqrt().expand(mean.shape).flatten(-2)
+        _, self.triangle = _triangular(torch.cat([rows.mT, torch.diag_embed(noise_std)], dim=-2))
+
+    @property
+    def mean(self) -> Float[Tensor, "*b q m"]:
+        """The mean."""
+        return self._like
+
+    @property
+    def variance(self) -> Float[Tensor, "*b q m"]:
+        """The marginal variances, noise included."""
+        return self.triangle.square().sum(-1).unflatten(-1, self.mean.shape[-2:]).to(self.mean)
+
+    @property
+    def base_sample_shape(self) -> torch.Size:
+        """`b x q x m`, as BoTorch's Gaussian posteriors have it; samplers collapse b to ones."""
+        return self.mean.shape
+
+    @property
+    def batch_range(self) -> tuple[int, int]:
+        """`(0, -2)`: base samples are the same in all t-batches, so that equal designs score equally."""
+        return (0, -2)
+
+    def rsample_from_base_samples(
+        self, sample_shape: torch.Size, base_samples: Float[Tensor, "..."]
+    ) -> Float[Tensor, "... q m"]:
+        """Map base samples to observations.
+
+        Raises:
+            ShapeError: If the base samples have another shape.
+        """
+        if base_samples.shape != sample_shape + self.mean.shape:
+            raise ShapeError(
+                expected=f"base samples of shape {tuple(sample_shape + self.mean.shape)}",
+                got=str(tuple(base_samples.shape)),
+                remedy="fantasies of a Gaussian model take one of botorch's normal samplers",
+            )
+        flat = base_samples.to(self.triangle).flatten(-2)[..., None]
+        deviation = (self.triangle @ flat)[..., 0].unflatten(-1, self.mean.shape[-2:])
+        return self.mean + deviation.to(self.mean)
+
+
+def check_noise(
+    noise: Float[Tensor, "..."] | float, shape: torch.Size, like: Tensor, *, positive: bool = True
+) -> Float64[Tensor, "..."]:
+    """Return noise variances in float64 with at least the axes q and m, or raise.
+
+    Args:
+        noise: A number, or a tensor whose last axes are `q x m`, `1 x m` or `m`.
+        shape: `... x q x m`, which it has to broadcast to; more axes in front are allowed.
+        like: A tensor on the device it goes to.
+        positive: Whether zero is refused.
+
+    Raises:
+        ArgumentError: If it is not finite, negative, or zero where it must be positive.
+        ShapeError: If it does not fit.
+    """
+    variance = check_variances(noise, "noise", positive=positive).to(like.device)
+    try:
+        fits = torch.broadcast_shapes(variance.shape, shape)[-2:] == shape[-2:]
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            expected=f"noise variances that broadcast to (..., {shape[-2]}, {shape[-1]})",
+            got=str(tuple(variance.shape)),
+            remedy="give one number, one per output, or one per design and output",
+        )
+    return variance.expand(torch.broadcast_shapes(variance.shape, shape[-2:]))
+
+
+@dataclass(frozen=True, eq=False)
+class OutputMoments:
+    """A mean `b x q x m` and a root `b x q x m x k`, whose batches may still have to be broadcast.
+
+    Attributes:
+        mean: The mean.
+        root: The root of what all designs share.
+        latent: The latent's name, or None if it belongs to these designs.
+        discrepancy: Root of what each design has of its own, `b x q x m x r`, or None.
+    """
+
+    mean: Tensor
+    root: Tensor
+    latent: str | None
+    discrepancy: Tensor | None = None
+
+    def joined(self, batch: torch.Size = torch.Size()) -> tuple[Tensor, Tensor]:  # noqa: B008
+        """Mean and whole root, `b x q x m x (k + r)`, expanded to one batch shape."""
+        discrepancy = self.root.new_zeros(*self.root.shape[:-1], 0) if self.discrepancy is None else self.discrepancy
+        shape = broadcast_batches(self.mean.shape[:-2], self.root.shape[:-3], discrepancy.shape[:-3], batch)
+        roots = [part.to(self.root).expand(*shape, *part.shape[-3:]) for part in (self.root, discrepancy)]
+        return self.mean.expand(*shape, *self.mean.shape[-2:]), torch.cat(roots, dim=-1)
+
+
+def broadcast_batches(*shapes: torch.Size) -> torch.Size:
+    """Broadcast batch shapes, or raise a ShapeError."""
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError as error:
+        raise ShapeError(
+            expected="batch shapes that broadcast against each other, fantasies in front",
+            got=", ".join(str(tuple(shape)) for shape in shapes),
+            remedy="observations f x b x q x m belong to designs b x q x d, and so do those that the result is asked about",
+        ) from error

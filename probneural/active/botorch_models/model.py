@@ -1,0 +1,484 @@
+"""A BoTorch model over any predictor: designs in, functionals of the predicted field out."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
+from botorch.models.model import FantasizeMixin, Model
+from botorch.models.transforms.input import InputTransform
+from botorch.models.utils.assorted import fantasize as fantasizing
+from botorch.posteriors.posterior import Posterior
+from botorch.sampling.base import MCSampler
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.active.botorch_models.conditioning import (
+    LatentPosterior,
+    Measurements,
+    Observation,
+    OutputMoments,
+    broadcast_batches,
+    check_noise,
+    observation_variance,
+)
+from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
+from probneural.checks import check_callable, check_finite, check_flag, check_instance, check_integer, check_sequence
+from probneural.distributions import EmpiricalField, GaussianField, Predictor, Root
+from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
+from probneural.fields import Field
+from probneural.functionals import Functional, check_functional
+
+
+class OperatorModel(Model, FantasizeMixin):
+    """The BoTorch model of y = A u(encode(x)): numbers that a functional A reads from the field at design x.
+
+    Any acquisition function works on it where the predictor is Gaussian: those that ask for a posterior's mean, variance or
+    draws, those that look ahead (`condition_on_observations`, `fantasize`), and those that maximise draws (`OperatorDraws`,
+    `PathwiseThompsonSampling`). An ensemble cannot be conditioned on numbers it did not predict, so looking ahead is refused;
+    with `moment_matched=True` its Gaussian of the same mean and covariance takes its place. Several outputs need an
+    objective or a posterior transform, as with any BoTorch model. Functionals of one predictor belong in one model, side by
+    side: a `ModelList` of two models would draw their latents independently.
+
+    A head without a finite number of weights, `KernelOperator`, has a latent for every call: base samples are another function
+    in the next call, where acquisition functions that draw see some noise. What was read is then predicted again with the
+    designs of every call, jointly, so that looking ahead is exact too, and costs the cube of the number of all designs.
+
+    What a calibrated field holds as each function's own discrepancy is part of every posterior: intervals of the outputs are
+    those of `predictor(...).apply(functional)`. In draws its vector is one for all designs, as in `predictor.draw`, so that
+    equal designs have equal draws. Observing a design tells about the operator, not about the discrepancy there, which counts
+    as noise: fit the head anew to know it.
+
+    Observing is Bayes' rule on the latent, in closed form and in float64: xi = shift + S xi', where S keeps one direction per
+    observation. It is exact for the Gaussian that the head fitted, at its noise and prior: neither those nor the features are
+    trained anew, so looking ahead equals the head's `update`, not retraining.
+
+    One call predicts all b x q designs at once, baseline and pending ones included, for BoTorch appends those to every t-batch,
+    and holds their roots, b q m k numbers; the options `batch_limit` and `init_batch_limit` of its optimiser bound b. Fantasies
+    share their roots, so f of them cost f b k numbers more.
+
+    Args:
+        predictor: Any predictor: a fitted head, or a calibrated one.
+        encode: Maps designs `(N, d)` to N input functions, differentiably; `problem.encode` with a grid is one.
+        functional: A, on the grid where the field is to be evaluated; it need not be the inputs' grid.
+        noise: Variance of the observation noise of the outputs, in their units squared: a number, or one per output `(m,)`; the
+            predictor's own by default, as [`observation_variance`][probneural.active.observation_variance] has it.
+        input_transform: A BoTorch transform of designs, such as `Normalize`; `encode` gets what it returns.
+        moment_matched: Whether an ensemble counts as a Gaussian of its mean and covariance, of rank s.
+
+    Attributes:
+        outputs: Which of the functional's values, channel by channel, the model's outputs are.
+        latent: Name of the latent that what was observed is about; None as long as any would do.
+        latent_posteriors: What was observed says about that latent, one after the other.
+        observations: What was observed, where the predictor's latents belong to single calls; it is then predicted again in
+            each call, and there are no latent posteriors.
+
+    Raises:
+        ArgumentError: If `predictor` is no predictor, `functional` no functional, `encode` no function, or noise not positive.
+        ShapeError: If there is not one noise per output.
+
+    Examples:
+        >>> import probneural as pn
+        >>> problem = pn.problems.Heat(dimension=1)
+        >>> pairs = problem.sample(20, resolution=32, seed=0)
+        >>> predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> probe = pn.functionals.sensors(pairs.outputs.grid, [[0.25], [0.75]])
+        >>> encode = lambda designs: problem.encode(designs, grid=pairs.inputs.grid)
+        >>> model = OperatorModel(predictor, encode=encode, functional=probe)
+        >>> X = torch.full((3, 1, problem.design_dim), 0.5, dtype=torch.double)
+        >>> known = model.condition_on_observations(X, torch.zeros(4, 3, 1, 2, dtype=torch.double))
+        >>> known.batch_shape, bool((known.posterior(X).variance < model.posterior(X).variance).all())
+        (torch.Size([4, 3]), True)
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        *,
+        encode: Callable[[Tensor], Field],
+        functional: Functional,
+        noise: float | Float[Tensor, "..."] | None = None,
+        input_transform: InputTransform | None = None,
+        moment_matched: bool = False,
+    ) -> None:
+        super().__init__()
+        self.predictor = check_instance(
+            predictor, Predictor, "predictor", remedy="fit a head: pn.heads.LastLayerLaplace().fit(operator, train)"
+        )
+        self.encode = check_callable(encode, "encode", remedy="pass lambda designs: problem.encode(designs, grid=grid)")
+        self.functional = check_functional(functional)
+        self.moment_matched = check_flag(moment_matched, "moment_matched")
+        size = predictor.out_channels * functional.size
+        self.outputs = list(range(size))
+        if isinstance(noise, Tensor) and noise.ndim > 1:
+            raise ShapeError(
+                expected=f"a noise for each of {size} outputs, or one for all",
+                got=str(tuple(noise.shape)),
+                remedy="noise of single observations goes to condition_on_observations",
+            )
+        self._noise = (
+            None if noise is None else check_noise(noise, torch.Size([1, size]), torch.empty(0)).flatten().expand(size)
+        )
+        self._derived_noise: Tensor | None = None
+        self.latent_posteriors: tuple[LatentPosterior, ...] = ()
+        self.latent: str | None = None
+        self.observations: tuple[Observation, ...] = ()
+        self._batch_shape = torch.Size()
+        if input_transform is not None:  # BoTorch asks whether the attribute exists
+            self.input_transform = input_transform
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs m: channels times the functional's size, channel by channel, unless it is a subset."""
+        return len(self.outputs)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """`()` for a model that has observed nothing, else the batches of what it observed: `f x b` after fantasies."""
+        return self._batch_shape
+
+    @property
+    def noise(self) -> Float64[Tensor, " m"]:
+        """Variance of the observation noise of each output, in its units squared."""
+        if self._noise is not None:
+            return self._noise[self.outputs]
+        if self._derived_noise is None:  # of these outputs: that of a subset does not depend on the others
+            self._derived_noise = observation_variance(self.predictor, self.functional, outputs=self.outputs)
+        return self._derived_noise
+
+    def subset_output(self, idcs: list[int]) -> OperatorModel:
+        """Return the model of some of the outputs; its draws are those of this model, and it knows what this one has observed.
+
+        Raises:
+            ArgumentError: If an output does not exist.
+        """
+        subset = self._copied()
+        subset.outputs, subset._derived_noise = self._select(idcs), None
+        return subset
+
+    def posterior(  # type: ignore[override]  # the mixin's *args
+        self,
+        X: Float[Tensor, "*b q d"],
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> Posterior:
+        """Return the joint posterior over q designs and m outputs, for each t-batch.
+
+        Args:
+            X: Designs, `b x q x d` with any number of t-batch axes, or none; dimensionless, in whatever set `encode` or the
+                input transform takes. If this model has a batch shape, b broadcasts against it.
+            output_indices: Which outputs to return; all by default.
+            observation_noise: Whether to add this model's `noise`; or the variances to add, broadcastable to `b x q x m`.
+            posterior_transform: Applied to the result. `ScalarizedPosteriorTransform` is exact and keeps the kind of posterior;
+                others get the posterior as it is, so those that ask for a gpytorch distribution fail.
+
+        Returns:
+            A `FieldPosterior` for a Gaussian predictor, a `MemberPosterior` for an ensemble, in the designs' dtype and on their
+            device, differentiable in the designs.
+
+        Raises:
+            ShapeError: If X has fewer than two axes, does not broadcast against the batch shape, or `encode` does not return
+                one field per design.
+            DataError: If X is not a floating point tensor, or `encode` does not return a Field.
+            ArgumentError: If an output does not exist, or the noise is no variance.
+            LatentError: If this model has observed something, and the predictor has replaced its latent since.
+            UnsupportedError: If an ensemble is asked for observation noise, the predictor is neither Gaussian nor an ensemble,
+                or members have unequal weights.
+        """
+        outputs = list(range(self.num_outputs)) if output_indices is None else output_indices
+        chosen = self._select(outputs)
+        X = self._transformed_designs(X)
+        posterior = self._predicted(X, chosen)
+        if not isinstance(observation_noise, bool | Tensor):
+            raise ArgumentError(
+                expected="observation_noise as True, False or a tensor of variances",
+                got=repr(observation_noise),
+                remedy="True adds the model's own noise",
+            )
+        if observation_noise is not False:
+            if not isinstance(posterior, FieldPosterior):
+                raise self._unsupported("posterior with observation noise")
+            model = self if output_indices is None else self.subset_output(outputs)
+            noise = model.noise if observation_noise is True else observation_noise
+            posterior = FieldPosterior(posterior.mean, posterior.root, noise=noise, latent=posterior.latent)
+        return posterior if posterior_transform is None else _transformed(posterior, posterior_transform, X)
+
+    def condition_on_observations(  # type: ignore[override]  # no **kwargs: a misspelt option would pass
+        self, X: Float[Tensor, "*b q d"], Y: Float[Tensor, "*fb q m"], *, noise: Tensor | float | None = None
+    ) -> OperatorModel:
+        """Return the model that has observed Y at X, in closed form; this one is left as it was.
+
+        Args:
+            X: Designs, `b x q x d`, where `posterior` takes them.
+            Y: What was read there, `f x b x q x m`, in the outputs' units; any axes in front, fantasies first.
+            noise: Variances of the observations, broadcastable to Y, in the outputs' units squared; the model's `noise` by
+                default.
+
+        Returns:
+            A model whose batch shape is `f x b`, broadcast with this model's. Gradients of its posteriors pass through X, Y and
+            noise; those of a `FieldAcquisition` on it do not.
+
+        Raises:
+            UnsupportedError: If the predictor is an ensemble.
+            ShapeError: If the shapes do not fit together.
+            DataError: If Y, or what is predicted there, is not finite.
+            ArgumentError: If the noise is not positive.
+            LatentError: As `posterior`.
+        """
+        with fantasizing():  # BoTorch's sign for transforms that perturb designs to leave observed ones alone
+            X = self._transformed_designs(X)
+        if not isinstance(Y, Tensor) or Y.ndim < 2 or Y.shape[-2:] != (X.shape[-2], self.num_outputs):
+            raise ShapeError(
+                expected=f"Y of shape (..., {X.shape[-2]}, {self.num_outputs}), one row per design and one column per output",
+                got=str(tuple(Y.shape) if isinstance(Y, Tensor) else type(Y)),
+                remedy="b x q x d designs have f x b x q x m observations",
+            )
+        check_finite(Y, "observations")
+        variance = check_noise(self.noise if noise is None else noise, Y.shape, X)
+        batch = broadcast_batches(Y.shape[:-2], variance.shape[:-2], X.shape[:-2], self._batch_shape)
+        if X.shape[-2] == 0:
+            return self._copied(batch)
+        return self._having_observed(X, Y, variance, self._gaussian(X, "model conditioned on observations"))
+
+    def fantasize(  # type: ignore[override]  # as above
+        self,
+        X: Float[Tensor, "*b q d"],
+        sampler: MCSampler,
+        observation_noise: Tensor | None = None,
+        *,
+        propagate_grads: bool = True,
+    ) -> OperatorModel:
+        """Return the model that has observed what it thinks it may observe at X: one batch axis of fantasies in front.
+
+        Fantasies are drawn jointly over the q designs and m outputs of a t-batch, noise included, from q m base samples that
+        all t-batches share, so that equal designs have equal fantasies. A latent vector per fantasy would have its hundreds of
+        dimensions, where quasi-random numbers are no better than random ones.
+
+        Args:
+            X: Designs, `b x q x d`.
+            sampler: One of BoTorch's normal samplers, of sample shape f.
+            observation_noise: Variances of the noise, broadcastable to `b x q x m`; this model's `noise` by default.
+            propagate_grads: For BoTorch's sake; gradients always pass.
+
+        Returns:
+            A model of batch shape `f x b`.
+
+        Raises:
+            UnsupportedError: If the predictor is an ensemble.
+            ShapeError: If the shapes do not fit together.
+            ArgumentError: If the sampler is none, or the noise not positive.
+            LatentError: As `posterior`.
+        """
+        if not isinstance(sampler, MCSampler):
+            raise ArgumentError(
+                expected="a sampler of fantasies",
+                got=str(type(sampler)),
+                remedy="pass botorch.sampling.normal.SobolQMCNormalSampler(torch.Size([64]), seed=0)",
+            )
+        with fantasizing():
+            X = self._transformed_designs(X)
+        size = torch.Size([X.shape[-2], self.num_outputs])
+        variance = check_noise(self.noise if observation_noise is None else observation_noise, size, X)
+        if X.shape[-2] == 0:
+            return self._copied(sampler.sample_shape + broadcast_batches(variance.shape[:-2], X.shape[:-2], self._batch_shape))
+        moments = self._gaussian(X, "fantasy")
+        mean, root = (part.to(torch.float64) for part in moments.joined(variance.shape[:-2]))
+        return self._having_observed(X, sampler(Measurements(mean, root, variance)), variance, moments)
+
+    def _set_transformed_inputs(self) -> None:
+        """Nothing to transform: no training inputs are kept."""
+
+    def _copied(self, batch_shape: torch.Size | None = None) -> OperatorModel:
+        result = copy.copy(self)
+        result._batch_shape = self._batch_shape if batch_shape is None else batch_shape
+        return result
+
+    def _select(self, indices: list[int]) -> list[int]:
+        """Resolve positions, negative ones too, among this model's outputs."""
+        given = check_sequence(indices, "outputs", remedy="give a list of positions among the functional's values")
+        positions = [check_integer(one, "outputs", least=-self.num_outputs, most=self.num_outputs - 1) for one in given]
+        return [self.outputs[position] for position in positions]
+
+    def _transformed_designs(self, X: Tensor) -> Tensor:
+        """Check designs, and apply the input transform in evaluation mode."""
+        if not isinstance(X, Tensor) or not X.is_floating_point():
+            raise DataError(
+                expected="designs as a floating point tensor",
+                got=str(X.dtype if isinstance(X, Tensor) else type(X)),
+                remedy="pass torch.as_tensor(designs, dtype=torch.double)",
+            )
+        if X.ndim < 2:
+            raise ShapeError(
+                expected="designs of shape b x q x d",
+                got=str(tuple(X.shape)),
+                remedy="a single design of d numbers is design[None]",
+            )
+        self.eval()
+        return self.transform_inputs(X)
+
+    def encoded(self, X: Float[Tensor, "*b q d"]) -> Field:
+        """Return the input functions of all designs, t-batch by t-batch, as the predictor is given them.
+
+        Args:
+            X: Designs, where `posterior` takes them.
+
+        Raises:
+            ShapeError: If X has fewer than two axes, or `encode` does not return one field per design.
+            DataError: If X is not a floating point tensor, or `encode` does not return a Field.
+        """
+        return self._encoded(self._transformed_designs(X))
+
+    def _encoded(self, X: Tensor) -> Field:
+        """Encode transformed designs."""
+        designs = X.reshape(-1, X.shape[-1])
+        inputs = self.encode(designs)
+        if not isinstance(inputs, Field):
+            raise DataError(
+                expected="encode to return a Field", got=str(type(inputs)), remedy="wrap its tensor: pn.Field(values, grid)"
+            )
+        if len(inputs) != len(designs):
+            raise ShapeError(
+                expected=f"encode to return {len(designs)} fields for {len(designs)} designs",
+                got=str(len(inputs)),
+                remedy="encode maps (N, d) to a Field of N inputs",
+            )
+        return inputs
+
+    def _read(self, X: Tensor) -> GaussianField | EmpiricalField:
+        """Predict at transformed designs and push through the functional."""
+        inputs, where = self._encoded(X), self.functional.grid
+        field = self.predictor(inputs, None if inputs.grid == where else where).apply(self.functional)
+        if isinstance(field, EmpiricalField):
+            if not self.moment_matched:
+                return field
+            matched = field.moment_matched()  # its latent has one number per member, the same members in every call
+            return GaussianField(matched.mean, matched.root, latent="members", grid=matched.grid)
+        if isinstance(field, GaussianField):
+            return field
+        raise UnsupportedError(
+            expected="a predictor of Gaussian or empirical fields",
+            got=type(field).__name__,
+            remedy="draw samples and wrap them in an EmpiricalField",
+        )
+
+    def _predicted(self, X: Tensor, outputs: list[int]) -> FieldPosterior | MemberPosterior:
+        """Return the posterior of some of the functional's values at transformed designs, in their dtype."""
+        predicted = self._moments_given_data(X, outputs)
+        if isinstance(predicted, EmpiricalField):
+            values = predicted.samples.flatten(2)[..., outputs].to(X)
+            return MemberPosterior(values.reshape(values.shape[0], *X.shape[:-1], len(outputs)), predicted.weights)
+        mean, root = predicted.joined(self._batch_shape)
+        return FieldPosterior(mean.to(X), root.to(X), latent=predicted.latent)
+
+    def _gaussian(self, X: Tensor, feature: str) -> OutputMoments:
+        """Mean and root of this model's outputs at transformed designs, or an UnsupportedError."""
+        moments = self._moments_given_data(X, self.outputs)
+        if isinstance(moments, EmpiricalField):
+            raise self._unsupported(feature)
+        check_finite(moments.mean, "predictions where observations are taken")
+        check_finite(moments.root, "roots of predictions where observations are taken")
+        return moments
+
+    def _moments_given_data(self, X: Tensor, outputs: list[int]) -> OutputMoments | EmpiricalField:
+        """Moments of outputs at transformed designs, given what was observed; or the whole field of an ensemble."""
+        if self.observations:
+            return self._given_observations(X, outputs)
+        field = self._read(X)
+        return field if isinstance(field, EmpiricalField) else self._moments(field, X, outputs)
+
+    def _moments(self, field: GaussianField, X: Tensor, outputs: list[int]) -> OutputMoments:
+        """Put t-batches back and apply what was observed."""
+        if self.latent not in (None, field.latent.id):
+            raise LatentError(
+                expected="a predictor whose fields share their randomness from call to call",
+                got=f"{field.latent!r} after observing {self.latent!r}",
+                remedy="mark a latent that belongs to the functions of one call: Latent(..., is_shared_across_calls=False)",
+            )
+        mean, root = _in_batches(field.mean.flatten(1), field.root.dense().flatten(1, 2), X, outputs)
+        if self.latent_posteriors:
+            broadcast_batches(X.shape[:-2], self._batch_shape)
+            for posterior in self.latent_posteriors:
+                mean, root = posterior.move(mean, root)
+        discrepancy = _roots_in_batches(field.discrepancy, X, outputs)
+        return OutputMoments(mean, root, field.latent.id if field.latent.is_shared_across_calls else None, discrepancy)
+
+    def _given_observations(self, X: Tensor, outputs: list[int]) -> OutputMoments:
+        """Predict designs and all observations in one call, and observe the observations one after the other."""
+        broadcast_batches(X.shape[:-2], self._batch_shape)
+        parts = [observation.designs.to(X) for observation in self.observations]
+        field = self._read(torch.cat([part.reshape(-1, part.shape[-1]) for part in (*parts, X)]))
+        assert isinstance(field, GaussianField)  # or nothing could have been read
+        counts = [part.shape[:-1].numel() for part in (*parts, X)]
+        *means, mean = field.mean.flatten(1).split(counts)
+        *roots, root = field.root.dense().flatten(1, 2).split(counts)
+        discrepancies = [None] * len(counts) if field.discrepancy is None else _split(field.discrepancy, counts)
+        known: list[LatentPosterior] = []
+        observed = zip(self.observations, parts, means, roots, discrepancies[:-1], strict=True)
+        for observation, part, there, moved, discrepancy in observed:
+            expected, shared = _in_batches(there, moved, part, observation.outputs)
+            for posterior in known:
+                expected, shared = posterior.move(expected, shared)
+            residual = observation.values.to(expected.device, torch.float64) - expected.to(torch.float64)
+            misfit = _roots_in_batches(discrepancy, part, observation.outputs)
+            known.append(LatentPosterior.of(shared, residual, noise=observation.noise, discrepancy=misfit))
+        mean, root = _in_batches(mean, root, X, outputs)
+        for posterior in known:
+            mean, root = posterior.move(mean, root)
+        return OutputMoments(mean, root, None, _roots_in_batches(discrepancies[-1], X, outputs))
+
+    def _having_observed(self, X: Tensor, Y: Tensor, variance: Tensor, moments: OutputMoments) -> OperatorModel:
+        """Return the model conditioned on Y at X, where `moments` are predicted."""
+        result = self._copied(broadcast_batches(Y.shape[:-2], variance.shape[:-2], moments.mean.shape[:-2], self._batch_shape))
+        if moments.latent is None:
+            observation = Observation(designs=X, values=Y, noise=variance, outputs=tuple(self.outputs))
+            result.observations = (*self.observations, observation)
+            return result
+        residual = Y.to(moments.mean.device, torch.float64) - moments.mean.to(torch.float64)
+        result.latent_posteriors = (
+            *self.latent_posteriors,
+            LatentPosterior.of(moments.root, residual, noise=variance, discrepancy=moments.discrepancy),
+        )
+        result.latent = moments.latent
+        return result
+
+    def _unsupported(self, feature: str) -> UnsupportedError:
+        return UnsupportedError(
+            expected=f"a Gaussian predictor for a {feature}",
+            got="an ensemble, whose members are the only functions it knows: noisy observations agree with none of them",
+            remedy="OperatorModel(..., moment_matched=True) takes its Gaussian of the same mean and covariance, "
+            "that of EmpiricalField.moment_matched()",
+        )
+
+
+def _in_batches(mean: Tensor, root: Tensor, X: Tensor, outputs: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Some outputs of `N x M` means and `N x M x k` roots, N designs put back into t-batches, on the designs' device."""
+    chosen, shape = list(outputs), (*X.shape[:-1], len(outputs))
+    return mean[:, chosen].to(X.device).reshape(shape), root[:, chosen].to(X.device).reshape(*shape, root.shape[-1])
+
+
+def _roots_in_batches(root: Root | None, X: Tensor, outputs: Sequence[int]) -> Tensor | None:
+    """Some outputs of a root of N functions, put back into t-batches, on the designs' device; None of None."""
+    if root is None:
+        return None
+    formed = root.dense().flatten(1, 2)[:, list(outputs)]
+    return formed.to(X.device).reshape(*X.shape[:-1], len(outputs), formed.shape[-1])
+
+
+def _split(root: Root, counts: Sequence[int]) -> list[Root]:
+    """The roots of consecutive functions."""
+    ends = list(itertools.accumulate(counts))
+    return [root.select(slice(end - count, end)) for end, count in zip(ends, counts, strict=True)]
+
+
+def _transformed(posterior: FieldPosterior | MemberPosterior, transform: PosteriorTransform, X: Tensor) -> Posterior:
+    """Apply a posterior transform; BoTorch's own scalarisation goes through gpytorch, which clamps variances."""
+    if isinstance(transform, ScalarizedPosteriorTransform):
+        return posterior.scalarize(transform.get_buffer("weights"), offset=transform.offset)
+    if "X" in inspect.signature(transform.forward).parameters:  # BoTorch 0.16 does not pass the designs
+        return transform(posterior=posterior, X=X)
+    return transform(posterior)

@@ -1,0 +1,197 @@
+"""Function draws as deterministic BoTorch models, for Thompson sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from botorch.models.deterministic import DeterministicModel
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from probneural.active.botorch_models.model import OperatorModel
+from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
+from probneural.checks import check_integer
+from probneural.distributions import FunctionDraw
+from probneural.distributions.base import draw_stream
+from probneural.errors import LatentError, ShapeError
+from probneural.randomness import check_seed, stream_seed
+
+
+class OperatorDraws(DeterministicModel):
+    """The outputs of operators drawn from a model's distribution, as a deterministic model for Thompson sampling.
+
+    Each is one function of the design, the same at every call, differentiable, and exact: nothing is approximated by random
+    features. Draws of an ensemble are members, drawn with replacement; those of `KernelOperator` are its own, `predictor.draw`.
+
+    Args:
+        model: Where they are drawn from; what it has observed they agree with.
+        count: How many, as a batch axis in front of the model's; one without such an axis by default.
+        seed: Random seed; from torch's global generator by default, because BoTorch's users seed that. A single draw of a model
+            that has observed nothing is `predictor.draw(seed)`.
+
+    Raises:
+        ArgumentError: If the count is not positive, or the seed is no non-negative integer.
+
+    Examples:
+        >>> import probneural as pn
+        >>> problem = pn.problems.Heat(dimension=1)
+        >>> pairs = problem.sample(20, resolution=32, seed=0)
+        >>> predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> encode = lambda designs: problem.encode(designs, grid=pairs.inputs.grid)
+        >>> model = OperatorModel(predictor, encode=encode, functional=pn.functionals.integral(pairs.outputs.grid))
+        >>> X = torch.full((5, 1, problem.design_dim), 0.5, dtype=torch.double)
+        >>> OperatorDraws(model, 4, seed=0)(X[:, None]).shape
+        torch.Size([5, 4, 1, 1])
+    """
+
+    def __init__(self, model: OperatorModel, count: int | None = None, *, seed: int | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.count = None if count is None else check_integer(count, "count of draws")
+        self.sample_shape = torch.Size([] if count is None else [count])
+        self.seed = int(torch.randint(2**62, ())) if seed is None else check_seed(seed)
+        self._base: Tensor | None = None
+        self._latent: str | None = None
+        self._functions: tuple[FunctionDraw, ...] | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs m of the model."""
+        return self.model.num_outputs
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The number of draws, followed by the model's batch shape."""
+        return self.sample_shape + self.model.batch_shape
+
+    def subset_output(self, idcs: list[int]) -> OperatorDraws:
+        """Return some of the outputs of the same draws."""
+        return OperatorDraws(self.model.subset_output(idcs), self.count, seed=self.seed)
+
+    def forward(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "... q m"]:
+        """Evaluate the draws.
+
+        Args:
+            X: Designs, `b x q x d`, where b broadcasts against the batch shape: each draw has its own t-batch, or shares it.
+
+        Returns:
+            `b x q x m`, b broadcast with the batch shape, in the designs' dtype.
+
+        Raises:
+            ShapeError: If b does not broadcast against the batch shape.
+            LatentError: If the predictor has replaced its latent between calls; or its latents belong to single calls, as those
+                of `KernelOperator` do, and the model has observed something.
+        """
+        try:
+            torch.broadcast_shapes(X.shape[:-2], self.batch_shape)
+        except RuntimeError as error:
+            raise ShapeError(
+                expected=f"t-batches that broadcast against {tuple(self.batch_shape)}, the draws",
+                got=str(tuple(X.shape[:-2])),
+                remedy="insert an axis: designs b x 1 x q x d are evaluated by every draw",
+            ) from error
+        if self._functions is not None:
+            return self._evaluated(self._functions, X)
+        posterior = self.model.posterior(X)
+        assert isinstance(posterior, FieldPosterior | MemberPosterior)  # what a model without a transform returns
+        if isinstance(posterior, FieldPosterior) and posterior.latent is None:
+            self._functions = self._drawn()
+            return self._evaluated(self._functions, X)
+        base = self._base_samples(posterior).to(X.device)
+        if isinstance(posterior, MemberPosterior):
+            return _members(posterior.values, base)
+        if posterior.latent != self._latent:
+            raise LatentError(
+                expected=f"a predictor whose fields share their randomness from call to call, {self._latent!r}",
+                got=repr(posterior.latent),
+                remedy="mark a latent that belongs to the functions of one call: Latent(..., is_shared_across_calls=False)",
+            )
+        root = posterior.root.flatten(-3, -2)
+        latents = base.to(root).reshape(*self.sample_shape, *[1] * len(self.model.batch_shape), -1, 1)
+        return posterior.mean + (root @ latents)[..., 0].unflatten(-1, posterior.mean.shape[-2:])
+
+    def _drawn(self) -> tuple[FunctionDraw, ...]:
+        """Functions of a predictor whose latents do not last: it has draws of its own."""
+        if self.model.observations or self.model.batch_shape:
+            raise LatentError(
+                expected="a model that has observed nothing, where the predictor's latents belong to single calls",
+                got=f"{len(self.model.observations)} sets of observations and batch shape {tuple(self.model.batch_shape)}",
+                remedy="fit the head to what was observed, and draw from that",
+            )
+        others = [stream_seed(self.seed, "paths", number) for number in range(1, self.sample_shape.numel())]
+        return tuple(self.model.predictor.draw(seed) for seed in (self.seed, *others))
+
+    def _evaluated(self, functions: Sequence[FunctionDraw], X: Tensor) -> Tensor:
+        """Each draw at its own t-batch, or all at a shared one."""
+        model = self.model
+        inputs, where = model.encoded(X), model.functional.grid
+        query = None if inputs.grid == where else where
+        read = [model.functional(function(inputs.values, grid=inputs.grid, query=query)).flatten(1) for function in functions]
+        values = torch.stack(read)[..., model.outputs].to(X).reshape(len(functions), *X.shape[:-1], -1)
+        return _members(values, torch.arange(len(functions)).reshape(self.sample_shape))
+
+    def _base_samples(self, posterior: FieldPosterior | MemberPosterior) -> Tensor:
+        """Latent vectors or member numbers, drawn at the first call: only a posterior says of how many there are."""
+        if self._base is not None:
+            return self._base
+        generator = draw_stream(self.seed)
+        if isinstance(posterior, MemberPosterior):
+            drawn = torch.multinomial(  # as `predictor.draw` has it
+                torch.ones(posterior.members), self.sample_shape.numel(), replacement=True, generator=generator
+            )
+            self._base = drawn.reshape(self.sample_shape)
+        else:
+            self._latent = posterior.latent
+            shape = self.sample_shape + posterior.base_sample_shape
+            self._base = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        return self._base
+
+
+class _MatheronPath(nn.Module):
+    """Draws in the layout of `botorch.sampling.pathwise`: a single output has no axis, several come before the designs.
+
+    Args:
+        draws: The draws.
+    """
+
+    def __init__(self, draws: OperatorDraws) -> None:
+        super().__init__()
+        self.draws = draws
+
+    def forward(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "..."]:
+        """Evaluate: `b x q` for one output; for several, designs are `b x 1 x q x d` and values `b x m x q`."""
+        if self.draws.num_outputs == 1:
+            return self.draws(X)[..., 0]
+        return self.draws(X.squeeze(-3)).mT
+
+    def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
+        """Nothing to set: draws of an ensemble are members already."""
+
+
+def _members(values: Tensor, numbers: Tensor) -> Tensor:
+    """Pick member numbers[i] for t-batch axis i, or one member for all: `s x b x q x m` to `b x q x m`."""
+    if numbers.ndim == 0:
+        return values[numbers]
+    members, *batch, designs, outputs = values.shape
+    shape = torch.broadcast_shapes(torch.Size(batch), numbers.shape)
+    missing = [1] * (len(shape) - len(batch))
+    full = values.reshape(members, *missing, *batch, designs, outputs).expand(members, *shape, designs, outputs)
+    last = torch.arange(shape[-1], device=values.device)
+    return full[numbers.expand(shape[-1]), ..., last, :, :].movedim(0, -3)
+
+
+@DrawMatheronPaths.register(OperatorModel)
+def _draw_matheron_paths(
+    model: OperatorModel, *, sample_shape: torch.Size, prior_sampler: object = None, update_strategy: object = None
+) -> _MatheronPath:
+    """What BoTorch's `draw_matheron_paths` does for an `OperatorModel`, and with it `PathwiseThompsonSampling`.
+
+    Args:
+        model: What to draw from.
+        sample_shape: How many, `()` or `(count,)`.
+        prior_sampler: Of no use here: BoTorch passes its way of drawing from kernels.
+        update_strategy: Of no use here: the draws agree with what was observed already.
+    """
+    return _MatheronPath(OperatorDraws(model, *sample_shape))

@@ -1,0 +1,154 @@
+"""Calling what the user brings, training recipes and heads, so that it repeats; and measuring what came of it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from probneural.active.loop.history import RoundErrors
+from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, TrainFunction
+from probneural.active.loop.run_log import RunLog
+from probneural.active.loop.settings import weights_of
+from probneural.calibration.chunks import predictions
+from probneural.distributions import Predictor
+from probneural.errors import TrainingError
+from probneural.fields import FieldPairs
+from probneural.randomness import seeded, stream_seed
+from probneural.training.history import History
+from probneural.training.losses import relative_l2
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """What a round made of its data.
+
+    Attributes:
+        predictor: The predictor.
+        raw: The same before calibration; it knows nothing of the calibration functions, so it is what chooses.
+        loss: Last training loss, or None.
+        train_seconds: Time of the training, whenever that was.
+        fit_seconds: Time of fitting head and calibration.
+    """
+
+    predictor: Predictor
+    raw: Predictor
+    loss: float | None
+    train_seconds: float
+    fit_seconds: float
+
+
+@dataclass(frozen=True)
+class FitPipeline:
+    """Training, head and calibration, in this order, each the same however often it is repeated.
+
+    Attributes:
+        log: What there is to learn from, and where weights are kept.
+        head: What turns an operator into a predictor.
+        training: The operator, and how it is trained.
+        plan: The calibrator, and the seed of the loop.
+    """
+
+    log: RunLog
+    head: Head
+    training: OperatorTraining
+    plan: LearningPlan
+
+    def learn(self, number: int) -> FitResult:
+        """Train on the labels up to a round, unless that was done before, then fit head and calibration."""
+        operator, report = self._trained(number)
+        pairs, started = self._pairs(number), time.perf_counter()
+        with seeded(self.plan.seed, "round head", number, devices=_devices(operator)):
+            predictor = raw = self.head.fit(operator, pairs)
+            if self.plan.calibrate is not None:
+                predictor = self.plan.calibrate.fit(predictor, self.log.pairs(self.log.scaling, "calibration"))
+        return FitResult(
+            predictor=predictor,
+            raw=raw,
+            loss=report["loss"],
+            train_seconds=report["seconds"],
+            fit_seconds=time.perf_counter() - started,
+        )
+
+    def _pairs(self, number: int) -> FieldPairs:
+        return self.log.pairs(self.log.labelled_before(number + 1), "labelled")
+
+    def _trained(self, number: int) -> tuple[nn.Module | None, dict[str, Any]]:
+        """The operator of a round, and what its training reported."""
+        operator, train = copy.deepcopy(self.training.operator), self.training.train
+        if train is None or operator is None:
+            return operator, {"loss": None, "seconds": 0.0}
+        if self.log.trained(number) is None:
+            self._train(train, number)
+        known = self.log.trained(number)  # read back, so that a restart cannot see anything else
+        assert known is not None
+        operator.load_state_dict(known[0])
+        return operator, known[1]
+
+    def _train(self, train: TrainFunction, number: int) -> None:
+        warm = self.training.warm_start and number
+        operator = self._trained(number - 1)[0] if warm else copy.deepcopy(self.training.operator)
+        assert operator is not None
+        pairs, started = self._pairs(number), time.perf_counter()
+        seed = stream_seed(self.plan.seed, "round recipe", number)
+        with seeded(self.plan.seed, "round training", number, devices=_devices(operator)):
+            report = train(operator, pairs, seed=seed, **silent(train))
+        weights = weights_of(operator)
+        broken = [name for name, value in weights.items() if not bool(torch.isfinite(value).all())]
+        if broken:
+            raise TrainingError(
+                expected=f"finite weights after the training of round {number}",
+                got=f"{broken[0]} that is not",
+                remedy="train with a lower learning rate or clipped gradients, in another store with a copy of the results",
+            )
+        loss = _finite(report.train[-1]) if isinstance(report, History) else None
+        self.log.keep(number, weights, {"loss": loss, "seconds": time.perf_counter() - started})
+
+
+def silent(train: TrainFunction) -> dict[str, Any]:
+    """`show_progress=False` for a training function that takes it and leaves it open: one bar over the rounds is enough."""
+    if isinstance(train, functools.partial) and "show_progress" in train.keywords:
+        return {}
+    try:
+        return {"show_progress": False} if "show_progress" in inspect.signature(train).parameters else {}
+    except (TypeError, ValueError):  # some built-in callables have no signature
+        return {}
+
+
+def _devices(operator: nn.Module | None) -> set[torch.device]:
+    """Where an operator is."""
+    return set() if operator is None else {parameter.device for parameter in operator.parameters()}
+
+
+def measured(predictor: Predictor, pairs: FieldPairs | None) -> RoundErrors:
+    """Relative L2 errors of a predictor's mean, their quantiles, and the error that its standard deviation states.
+
+    Args:
+        predictor: Any predictor.
+        pairs: Functions that it was not trained on; None measures nothing.
+    """
+    if pairs is None:
+        return RoundErrors()
+    grid, errors, stated = pairs.outputs.grid, [], []
+    for u, truth in predictions(predictor, pairs):
+        errors.append(relative_l2(u.mean, truth, grid=grid).mean(1).cpu())
+        stated.append(relative_l2(truth + u.variance.sqrt(), truth, grid=grid).mean(1).cpu())
+    every = torch.cat(errors)
+    high, highest = torch.quantile(every, torch.tensor([0.95, 0.99], dtype=torch.float64)).tolist()
+    return RoundErrors(
+        mean=_finite(float(every.mean())),
+        quantile_95=_finite(high),
+        quantile_99=_finite(highest),
+        stated=_finite(float(torch.cat(stated).mean())),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

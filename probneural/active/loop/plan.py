@@ -1,0 +1,102 @@
+"""What an active learning loop is told: how its operator is trained, and how much it simulates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
+
+from probneural.active.loop.schedule import Schedule, next_target
+from probneural.active.loop.settings import check
+from probneural.checks import assign, check_flag, check_integer
+from probneural.distributions import Predictor
+from probneural.fields import FieldPairs
+from probneural.randomness import check_seed
+
+TrainFunction = Callable[..., object]
+"""Called as train(operator, pairs, seed=seed); trains the operator in place."""
+
+
+@runtime_checkable
+class Head(Protocol):
+    """What the loop needs of a head."""
+
+    def fit(self, operator: Any, data: FieldPairs, /) -> Predictor:
+        """Fit the head."""
+
+
+@runtime_checkable
+class Calibrator(Protocol):
+    """What the loop needs of a calibrator."""
+
+    def fit(self, predictor: Predictor, calibration: FieldPairs, /) -> Predictor:
+        """Fit the calibrator."""
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorTraining:
+    """The operator of a loop, and how each round trains it.
+
+    Args:
+        operator: The untrained module, which is copied, never changed; None for heads that do without one.
+        train: Called as train(operator, pairs, seed=...) before the head is fitted, and trains in place:
+            `functools.partial(pn.fit, epochs=50)`, for example. None for heads that train by themselves, as ensembles do.
+        warm_start: Whether training goes on from the weights of the round before. Otherwise every round starts from those of
+            `operator`, which costs more and can generalise better. Means nothing without `train`.
+
+    Raises:
+        ArgumentError: If the operator is no module, or there is no operator to train.
+    """
+
+    operator: nn.Module | None = None
+    train: TrainFunction | None = None
+    _: KW_ONLY
+    warm_start: bool = True
+
+    def __post_init__(self) -> None:
+        """Check that what is trained can be."""
+        check(self.operator is None or isinstance(self.operator, nn.Module), "an nn.Module or None as operator", self.operator)
+        trainable = callable(self.train) and self.operator is not None
+        check(self.train is None or trainable, "train with an operator to train", self.train)
+        assign(self, warm_start=check_flag(self.warm_start, "warm_start"))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LearningPlan:
+    """How many functions a loop simulates, what it calibrates and measures with them, and its seed.
+
+    Args:
+        initial: Functions of the random start.
+        batch: Functions that a round adds: a number, or a function of the number of labels such as `Growth`.
+        calibration: Number of calibration functions, simulated beside the labels and not counted among them.
+        calibrate: Anything with `fit(predictor, calibration pairs)` that returns a predictor, a `VarianceScale` for example.
+            It is fitted on the first half of the calibration functions, so that the others are left for a conformal band. It
+            decides about `predictor` and the history; the acquisition is given the predictor before calibration.
+        test: Pairs to measure errors on; they change nothing that the loop does.
+        seed: Names the loop, a non-negative integer.
+
+    Raises:
+        ArgumentError: If an argument is of the wrong kind or out of range.
+    """
+
+    initial: int = 16
+    batch: Schedule = 16
+    calibration: int = 0
+    calibrate: Calibrator | None = None
+    test: FieldPairs | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        calibrate = self.calibrate
+        check(calibrate is None or isinstance(calibrate, Calibrator), "a calibrator with fit(predictor, pairs)", calibrate)
+        check(self.test is None or isinstance(self.test, FieldPairs), "FieldPairs as test", self.test)
+        assign(
+            self,
+            initial=check_integer(self.initial, "initial", least=2),
+            calibration=check_integer(self.calibration, "calibration", least=0 if calibrate is None else 4),
+            seed=check_seed(self.seed),
+        )
+        next_target(self.batch, self.initial)

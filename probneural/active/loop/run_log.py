@@ -1,0 +1,264 @@
+"""What an active learning loop has decided so far, as its store remembers it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from probneural.active.loop.history import LearningHistory, Round
+from probneural.active.loop.settings import digest, keys_of
+from probneural.active.simulation.store import ResultStore
+from probneural.active.simulation.workers import kind_of
+from probneural.errors import ArgumentError, DataError, FileError
+from probneural.fields import Field, FieldPairs
+
+_RESTORE = "restore what is missing or ends in .broken in {}, or begin another store with a copy of its results"
+
+
+@dataclass(frozen=True)
+class SimulationBatch:
+    """Simulations that are asked for together; remembered before the first of them starts.
+
+    Attributes:
+        round: The round they belong to.
+        target: Labels planned for the end of that round.
+        calibration: Positions in the pool of calibration functions, which only the random start has.
+        training: Positions of functions to learn from, in the order of choice.
+        known: How many of all these the store had a result of already.
+        seconds: Time of the choice.
+    """
+
+    round: int
+    target: int
+    calibration: tuple[int, ...]
+    training: tuple[int, ...]
+    known: int
+    seconds: float
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """All of them, calibration first."""
+        return self.calibration + self.training
+
+
+@dataclass(frozen=True)
+class BatchOutcome:
+    """What became of a batch.
+
+    Attributes:
+        failed: Positions of those without a usable result.
+        seconds: Wall time.
+    """
+
+    failed: tuple[int, ...]
+    seconds: float
+
+
+class RunLog:
+    """The memory of one loop, in a store, where each entry is written once and found again after a restart.
+
+    Args:
+        store: Where to remember.
+        pool: The candidates.
+    """
+
+    def __init__(self, store: ResultStore, pool: Field) -> None:
+        self.store = store
+        self.pool = pool
+        self.keys = keys_of(store, pool)
+        first: dict[str, int] = {}
+        for position, key in enumerate(self.keys):
+            first.setdefault(key, position)
+        self.distinct = tuple(first.values())
+        """Positions of the candidates, the first of equal ones."""
+        self._held: dict[str, tuple[list[int], FieldPairs]] = {}
+        self.batches = [SimulationBatch(**_with_tuples(entry)) for entry in self._recalled("batch")]
+        self.outcomes = [BatchOutcome(**_with_tuples(entry)) for entry in self._recalled("outcome")]
+        self.rounds = [Round.from_row(entry) for entry in self._recalled("round")]
+        is_whole = len(self.outcomes) <= len(self.batches) <= len(self.outcomes) + 1
+        if not is_whole or not {entry.number for entry in self.rounds} <= {batch.round for batch in self.batches}:
+            raise FileError(
+                expected="a memory without gaps",
+                got=f"{len(self.batches)} batches, {len(self.outcomes)} outcomes and {len(self.rounds)} rounds",
+                remedy=_RESTORE.format(store.path / "decisions"),
+            )
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Remember the settings of the loop, or check that they are those that it began with.
+
+        Args:
+            settings: Everything that decides what the loop does, in types that JSON knows. A "simulator" of None is one that
+                cannot be told from others, and is not compared.
+
+        Raises:
+            FileError: If the store belongs to a loop of other settings; the message names those.
+        """
+        ours: dict[str, Any] = json.loads(json.dumps({**settings, "pool": digest(self.keys), "pool size": len(self.pool)}))
+        theirs: Any = self.store.recall("settings")
+        if theirs is None:
+            self.store.remember("settings", ours)
+            return
+        unknown = {name for name in ("simulator",) if None in (ours.get(name), theirs.get(name))}
+        differ = [name for name in {**ours, **theirs} if name not in unknown and ours.get(name) != theirs.get(name)]
+        if differ:
+            raise FileError(
+                expected="the settings that the store's loop began with: "
+                + ", ".join(f"{name} {theirs.get(name)!r}" for name in differ),
+                got=", ".join(f"{name} {ours.get(name)!r}" for name in differ),
+                remedy="construct the learner as before (build the operator from the same seed), or name another store",
+            )
+
+    @property
+    def history(self) -> LearningHistory:
+        """The finished rounds."""
+        return LearningHistory(tuple(self.rounds))
+
+    @property
+    def open(self) -> SimulationBatch | None:
+        """The batch whose simulations are under way, if there is one."""
+        return self.batches[-1] if len(self.batches) > len(self.outcomes) else None
+
+    @property
+    def labelled(self) -> list[int]:
+        """Positions of the functions to learn from, in the order of choice."""
+        return self.labelled_before(len(self.batches))
+
+    def labelled_before(self, number: int) -> list[int]:
+        """Positions of those that rounds before this one contribute."""
+        return [
+            position for batch, failed in self._closed() if batch.round < number for position in _left(batch.training, failed)
+        ]
+
+    @property
+    def calibration(self) -> list[int]:
+        """Positions of the calibration functions."""
+        return [position for batch, failed in self._closed() for position in _left(batch.calibration, failed)]
+
+    @property
+    def scaling(self) -> list[int]:
+        """Positions of the calibration functions that a calibrator is fitted on: the first half."""
+        return self.calibration[: len(self.calibration) // 2]
+
+    @property
+    def conformal(self) -> list[int]:
+        """Positions of the calibration functions that no calibrator has seen: the second half."""
+        return self.calibration[len(self.calibration) // 2 :]
+
+    @property
+    def free(self) -> list[int]:
+        """Positions of the candidates that no batch has asked for."""
+        taken = {position for batch in self.batches for position in batch.positions}
+        return [position for position in self.distinct if position not in taken]
+
+    def round_of(self, number: int) -> list[tuple[SimulationBatch, BatchOutcome]]:
+        """The closed batches of one round."""
+        return [pair for pair in zip(self.batches, self.outcomes, strict=False) if pair[0].round == number]
+
+    def recent(self, count: int) -> list[bool]:
+        """Whether the last `count` simulations of closed batches failed, in the order they were asked for."""
+        return [position in failed for batch, failed in self._closed() for position in batch.positions][-count:]
+
+    def pairs(self, positions: Sequence[int], kind: str) -> FieldPairs:
+        """The candidates at these positions with their results; those asked for last are kept for each kind.
+
+        Raises:
+            DataError: If there are none yet.
+        """
+        if not positions:
+            raise DataError(expected=f"{kind} functions", got="none yet", remedy="call run, or tell what ask asked for")
+        held = self._held.get(kind)
+        if held is None or held[0] != positions:  # reading them back takes a file each
+            held = (list(positions), self.store.pairs([self.keys[position] for position in positions]))
+            self._held[kind] = held
+        return held[1]
+
+    @property
+    def example(self) -> Field | None:
+        """The first result, whose grid, channels and dtype all others have to share; None before a batch is closed."""
+        first = next(iter(self.calibration + self.labelled), None)
+        return None if first is None else self._outputs(first)
+
+    def unlike(self, batch: SimulationBatch) -> tuple[int, ...]:
+        """Positions of a batch whose results differ in kind from the example; without one, from most of the batch's results."""
+        kinds = {position: _kind(self._outputs(position)) for position in batch.positions if self.keys[position] in self.store}
+        if not kinds:
+            return ()
+        every, example = list(kinds.values()), self.example
+        expected = max(every, key=every.count) if example is None else _kind(example)  # of equally many the first
+        return tuple(position for position, kind in kinds.items() if kind != expected)
+
+    def _outputs(self, position: int) -> Field:
+        return self.store.pairs([self.keys[position]]).outputs
+
+    def ask(self, batch: SimulationBatch) -> SimulationBatch:
+        """Open a batch, for good."""
+        batch = replace(batch, known=sum(self.keys[position] in self.store for position in batch.positions))
+        self._remember(f"batch-{len(self.batches):04d}", asdict(batch))
+        self.batches.append(batch)
+        return batch
+
+    def close(self, outcome: BatchOutcome) -> None:
+        """Close the open batch."""
+        self._remember(f"outcome-{len(self.outcomes):04d}", asdict(outcome))
+        self.outcomes.append(outcome)
+
+    def finish(self, entry: Round) -> None:
+        """Add a finished round."""
+        self._remember(f"round-{len(self.rounds):04d}", entry.to_row())
+        self.rounds.append(entry)
+
+    def trained(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Weights after the training of a round and what it reported, or None if it has not ended or they are damaged."""
+        report: Any = self.store.recall(f"training-{number:04d}")
+        weights = None if report is None else self.store.load_tensors(f"weights-{number:04d}")
+        return None if weights is None else (weights, report)
+
+    def keep(self, number: int, weights: Mapping[str, Tensor], report: Mapping[str, Any]) -> None:
+        """Remember weights, and then that there are some."""
+        self.store.save_tensors(f"weights-{number:04d}", dict(weights))
+        if self.store.recall(f"training-{number:04d}") is None:
+            self._remember(f"training-{number:04d}", dict(report))
+
+    def _remember(self, name: str, value: dict[str, Any]) -> None:
+        try:
+            self.store.remember(name, value)
+        except ArgumentError as error:
+            raise FileError(
+                expected="a store that one learner uses",
+                got=f"{name}, which another learner or process has written since this one was constructed",
+                remedy="end all but one, and construct that again: it goes on where they were",
+            ) from error
+
+    def _closed(self) -> list[tuple[SimulationBatch, frozenset[int]]]:
+        pairs = zip(self.batches, self.outcomes, strict=False)
+        return [(batch, frozenset(outcome.failed)) for batch, outcome in pairs]
+
+    def _recalled(self, kind: str) -> list[Any]:
+        entries: list[Any] = []
+        while (entry := self.store.recall(f"{kind}-{len(entries):04d}")) is not None:
+            entries.append(entry)
+        later = sorted(path.stem for path in (self.store.path / "decisions").glob(f"{kind}-*.json"))[len(entries) :]
+        if later:
+            raise FileError(
+                expected="a memory without gaps",
+                got=f"{later[0]}, but no usable {kind}-{len(entries):04d}",
+                remedy=_RESTORE.format(self.store.path / "decisions"),
+            )
+        return entries
+
+
+def _kind(outputs: Field) -> tuple[Any, ...]:
+    return (outputs.grid, *kind_of(outputs))
+
+
+def _left(positions: Sequence[int], failed: frozenset[int]) -> list[int]:
+    return [position for position in positions if position not in failed]
+
+
+def _with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has lists for tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}

@@ -1,0 +1,1 @@
+"""Kronecker-factored Gauss-Newton matrices of any module."""

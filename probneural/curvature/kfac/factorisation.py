@@ -1,0 +1,277 @@
+"""Kronecker-factored Gauss-Newton matrices of any module, from gradients alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from probneural.curvature.kfac.blocks import BlockBases, MatrixBlocks, PairMixing, matrix_blocks
+from probneural.curvature.kfac.factors import KroneckerFactors, KroneckerWeights
+from probneural.curvature.parameters import ParameterVector
+from probneural.errors import DataError, ShapeError, UnsupportedError
+from probneural.randomness import stream
+
+__all__ = ["KroneckerFactors", "KroneckerWeights", "kronecker"]
+
+_ENTRIES = 2**24
+"""Entries of rows taken at once (128 MiB in float64)."""
+_SKETCHES = 12
+"""Random sums by which modes are compared: two that agree in all of them agree in every row."""
+_COMPARED = 1024
+"""Modes compared with all others at once."""
+_EQUAL = 1e-9
+"""Difference of ratios of prior standard deviations that is rounding."""
+_ROUNDING = 1e4
+"""What is equal up to this many units of rounding of the rows is equal."""
+
+
+def kronecker(
+    layout: ParameterVector,
+    module: nn.Module,
+    rows: Callable[[], Iterable[Float[Tensor, "r P"]]],
+    *,
+    eigenvalue_correction: bool = False,
+    prior_std: Float[Tensor, " P"] | None = None,
+) -> KroneckerFactors:
+    """Approximate G = sum over rows of g^T g by Kronecker products, one per block of parameters, streaming over the rows.
+
+    The part of a row that belongs to a block is an m x n matrix M (see `matrix_blocks`), and with the partial traces
+
+        A = sum M M^H,  B = sum M^H M,  t = tr A = tr B:   sum |<M, W>|^2 ~= tr(W^H A W B) / t
+
+    which is exact where the block's G is a Kronecker product, and always has its trace. Eigenvectors of A and B make U;
+    its coordinates are U_A^H M U_B and their eigenvalues a_i b_j / t. A real row and a complex matrix W = X + iY of parameters
+    have <g, (X, Y)> = Re <M, W> with M = dg/dX + i dg/dY, and where M has no preferred phase, sum M_ij M_kl = 0, G weighs
+    the real and the imaginary part of each coordinate by a_i b_j / 2t. Blocks whose rows are all real, or all imaginary, have
+    real bases and the eigenvalues a_i b_j / t and 0: the mean of a real field, or modes with a symmetric prior. Blocks with
+    M_l = r conj(M_k) in all rows are rotated into one that carries everything and one that carries nothing.
+
+    Rows that a prior has whitened with other factors s for real than t for imaginary parts have a preferred phase. Where
+    `prior_std` says so, factors are found of M without them, and s and t put back into the eigenvalues, 2 s^2 / (s^2 + t^2) and
+    2 t^2 / (s^2 + t^2) times those that both parts had: exact where s : t is one ratio throughout a block and its bases are
+    real, as those of a single number are. Elsewhere the two do not commute, and there are no such factors.
+
+    Both are recognised in the numbers, up to rounding, whatever the order of modes. What couples different blocks otherwise
+    is lost, as is a phase that M prefers for another reason. Where prior_std breaks M_l = r conj(M_k), that is where the prior
+    differs between k and -k other than by one factor, the two modes count as independent.
+
+    Args:
+        layout: Which parameters.
+        module: Their module, which says what its tensors' axes mean.
+        rows: Called once, and once more if `eigenvalue_correction`: the same rows each time, in any portions.
+        eigenvalue_correction: Replace the eigenvalues by diag(U^T G U), from a second pass: of all matrices with these
+            eigenvectors the nearest to G.
+        prior_std: The factor on each parameter that the rows hold, `(P,)`; ones by default.
+
+    Returns:
+        The factors, in float64 on the rows' device.
+
+    Raises:
+        ArgumentError: If module and layout do not fit, or a declaration of axes does not fit its tensor.
+        ShapeError: If a row does not have one entry per parameter.
+        UnsupportedError: If prior_std treats real and imaginary parts differently where that leaves no Kronecker product.
+        DataError: If there are no rows, if one is not finite, or if the second pass yields another number of them.
+
+    Reference:
+        Martens and Grosse (2015), Optimizing neural networks with Kronecker-factored approximate curvature, section 3;
+        George et al. (2018), Fast approximate natural gradient descent in a Kronecker-factored eigenbasis, section 3, for the
+        correction; Van Loan and Pitsianis (1993), Approximation with Kronecker products. Deviations: factors are partial traces
+        of the gradients' second moment, not products of activations and back-propagated signals, so no layer needs a rule
+        of its own; complex and coupled blocks.
+    """
+    prior_std = torch.ones(layout.size, dtype=torch.float64) if prior_std is None else prior_std.to("cpu", torch.float64)
+    moments = [_Moments(blocks, prior_std, layout.names) for blocks in matrix_blocks(layout, module)]
+    generator = stream(0, "kronecker signs")
+    count, tolerance = 0, 0.0
+    for piece in _checked(rows, layout.size):
+        count += len(piece)
+        tolerance = _ROUNDING * torch.finfo(piece.dtype).eps
+        signs = torch.randn(_SKETCHES, len(piece), generator=generator, dtype=torch.float64, device="cpu").to(piece.device)
+        for moment in moments:
+            moment.add(piece, signs)
+    if not count:
+        raise DataError(expected="at least one row", got="none", remedy="pass a function that starts a new iteration")
+    mixings = [moment.couple(tolerance) for moment in moments]
+    mixing = PairMixing(*(torch.cat(parts) for parts in zip(*(one.parts() for one in mixings), strict=True)))
+    eigenvalues = moments[0].squares.new_zeros(layout.size)
+    layers = torch.zeros(layout.size, dtype=torch.int64, device=eigenvalues.device)
+    bases = tuple(moment.diagonalise(tolerance, eigenvalues) for moment in moments)
+    for moment in moments:
+        places = moment.blocks.positions
+        layers[places.flatten()] = moment.blocks.layers[:, None].expand(-1, places[0].numel()).flatten()
+    factors = KroneckerFactors(bases=bases, mixing=mixing, eigenvalues=eigenvalues, layers=layers)
+    return _with_corrected_eigenvalues(factors, rows, count, tolerance) if eigenvalue_correction else factors
+
+
+def _with_corrected_eigenvalues(
+    factors: KroneckerFactors, rows: Callable[[], Iterable[Tensor]], count: int, tolerance: float
+) -> KroneckerFactors:
+    eigenvalues = torch.zeros_like(factors.eigenvalues)
+    for piece in _checked(rows, factors.size):
+        eigenvalues += factors.rotate(piece).square().sum(0)
+        count -= len(piece)
+    if count:
+        raise DataError(
+            expected="the same rows in the second pass",
+            got=f"{abs(count)} {'fewer' if count > 0 else 'more'}",
+            remedy="pass a function that starts a new iteration, not an iterator",
+        )
+    null = (factors.eigenvalues == 0) & (eigenvalues <= tolerance**2 * eigenvalues.max())  # up to rounding
+    return replace(factors, eigenvalues=eigenvalues.masked_fill(null, 0.0))
+
+
+def _checked(rows: Callable[[], Iterable[Tensor]], size: int) -> Iterator[Tensor]:
+    for piece in rows():
+        if piece.ndim != 2 or piece.shape[1] != size:
+            raise ShapeError(expected=f"rows (r, {size})", got=str(tuple(piece.shape)), remedy="use the layout of the factors")
+        if not bool(piece.isfinite().all()):
+            raise DataError(expected="finite gradients", got="others", remedy="look for overflow in the operator or its inputs")
+        yield from piece.detach().split(max(1, _ENTRIES // size))
+
+
+class _Moments:
+    """Second moments of the matrices of one batch of blocks, accumulated in float64."""
+
+    def __init__(self, blocks: MatrixBlocks, prior_std: Tensor, names: Sequence[str]) -> None:
+        self.blocks = blocks
+        self.names = names
+        count, rows, columns = blocks.shape
+        dtype = torch.complex128 if blocks.is_complex else torch.float64
+        self.rows = torch.zeros(count, rows, rows, dtype=dtype)
+        self.columns = torch.zeros(count, columns, columns, dtype=dtype)
+        self.squares = torch.zeros(count, 2, dtype=torch.float64)  # sums of squares of real and imaginary parts
+        self.sketch = torch.zeros(count, _SKETCHES, dtype=dtype)
+        generator = stream(0, "kronecker weights")
+        self.weights = torch.randn(_SKETCHES, rows, columns, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
+        self.stretch = torch.ones(count, 1, 1, 2, dtype=torch.float64)
+        if blocks.is_complex:
+            self.stretch, is_one_ratio = _stretch(prior_std[blocks.positions])
+            self._refuse(~is_one_ratio, "ratios of the two that differ from number to number")
+
+    def add(self, piece: Tensor, signs: Tensor) -> None:
+        """Add the rows `(r, P)`, and their sums with `signs` `(q, r)` to the sketch."""
+        if self.rows.device != piece.device:
+            self.blocks = self.blocks.to(piece.device)
+            for name in ("rows", "columns", "squares", "sketch", "weights", "stretch"):
+                setattr(self, name, getattr(self, name).to(piece.device))
+        matrices = self.blocks.gather(piece).to(self.rows.dtype)
+        if self.blocks.is_complex:
+            self.squares += torch.view_as_real(matrices).square().sum((0, 2, 3))
+            matrices = torch.view_as_complex(torch.view_as_real(matrices) / self.stretch)
+            sums = torch.einsum("qr,rbij->qbij", signs.to(matrices), matrices)
+            self.sketch += torch.einsum("qbij,qij->bq", sums, self.weights)
+        self.rows += torch.einsum("rbik,rbjk->bij", matrices, matrices.conj())
+        self.columns += torch.einsum("rbki,rbkj->bij", matrices.conj(), matrices)
+
+    def diagonalise(self, tolerance: float, eigenvalues: Tensor) -> BlockBases:
+        """Bases of all blocks; their eigenvalues go into `eigenvalues` `(P,)`."""
+        trace = self.rows.diagonal(dim1=1, dim2=2).real.sum(1)
+        along, rows = torch.linalg.eigh(self.rows)
+        across, columns = torch.linalg.eigh(self.columns)
+        fraction = torch.ones_like(trace)[:, None]
+        if self.blocks.is_complex:
+            fraction = self.squares / self.squares.sum(1, keepdim=True).clamp_min(torch.finfo(trace.dtype).tiny)
+            is_one_part = fraction.amin(1) <= tolerance**2
+            real = is_one_part | self._is_stretched(tolerance)
+            along[real], vectors = torch.linalg.eigh(self.rows[real].real)
+            rows[real] = vectors.to(rows)
+            across[real], vectors = torch.linalg.eigh(self.columns[real].real)
+            columns[real] = vectors.to(columns)
+            fraction = torch.where(is_one_part[:, None], (fraction > 0.5).to(fraction), 0.5) * self.stretch[:, 0, 0].square()
+        scale = torch.where(trace > 0, 1.0 / trace, 0.0)
+        grid = _without_rounding(along)[:, :, None] * _without_rounding(across)[:, None, :] * scale[:, None, None]
+        values = grid[..., None] * fraction[:, None, None, :]
+        eigenvalues[self.blocks.positions.flatten()] = values.flatten()
+        return BlockBases(self.blocks, rows.contiguous(), columns.contiguous())
+
+    def _is_stretched(self, tolerance: float) -> Tensor:
+        """Which blocks the prior stretches along one part, `(b,)`; their bases have to be real."""
+        stretched = (self.stretch != 1.0).flatten(1).any(1)
+        for moment in (self.rows, self.columns):
+            imaginary, sizes = moment.imag.abs().amax((1, 2)), moment.abs().amax((1, 2))
+            self._refuse(stretched & (imaginary > tolerance * sizes), "matrices in which data correlate the two")
+        return stretched
+
+    def _refuse(self, bad: Tensor, reason: str) -> None:
+        """Raise an UnsupportedError if the priors of some blocks leave no Kronecker product."""
+        if bool(bad.any()):
+            raise UnsupportedError(
+                expected="one prior precision for the real and the imaginary part of each number in a complex matrix",
+                got=f"different ones in {self.names[int(self.blocks.layers[bad][0])]}, with {reason}",
+                remedy="make them equal, fix one part by infinity, or use the structure 'full', 'low_rank' or 'iterative'",
+            )
+
+    def couple(self, tolerance: float) -> PairMixing:
+        """Find blocks with M_l = r conj(M_k), and give the moments of l to k; see `PairMixing`."""
+        first, second = _conjugates(self.sketch, tolerance) if self.blocks.is_complex else 2 * [self.blocks.layers[:0]]
+        differ = torch.zeros_like(self.blocks.layers, dtype=torch.bool)
+        differ[first] = ((self.stretch[first] - self.stretch[second]).abs() > _EQUAL).flatten(1).any(1)
+        self._refuse(differ, "another ratio of the two in the conjugate mode")
+        one, other = self.squares[first].sum(1), self.squares[second].sum(1)
+        self.rows[first] += self.rows[second].conj()
+        self.columns[first] += self.columns[second].conj()
+        self.squares[first] += self.squares[second]
+        for moment in (self.rows, self.columns, self.squares):
+            moment[second] = 0.0
+        self.blocks = replace(self.blocks, layers=_merged(self.blocks.layers, first, second))
+        entries = self.blocks.positions[0].numel()
+        sign = torch.ones(entries, dtype=one.dtype, device=one.device)
+        sign[1::2] = -1.0
+        return PairMixing(
+            first=self.blocks.positions[first].flatten(),
+            second=self.blocks.positions[second].flatten(),
+            cosine=(one / (one + other)).sqrt().repeat_interleave(entries),
+            sine=(other / (one + other)).sqrt().repeat_interleave(entries),
+            sign=sign.repeat(len(first)),
+        )
+
+
+def _stretch(prior_std: Float[Tensor, "b m n 2"]) -> tuple[Float[Tensor, "b 1 1 2"], Bool[Tensor, " b"]]:
+    """Factors on real and imaginary parts over their root mean square, and whether they are one pair throughout each block.
+
+    Ones where the prior treats both alike, or fixes one of them throughout: then nothing has a phase to lose.
+    """
+    sizes = prior_std.square().mean(-1, keepdim=True).sqrt()
+    relative = prior_std / torch.where(sizes > 0, sizes, 1.0)
+    largest = torch.where(sizes > 0, relative, -math.inf).amax((1, 2), keepdim=True)
+    smallest = torch.where(sizes > 0, relative, math.inf).amin((1, 2), keepdim=True)
+    is_plain = (largest - 1.0).abs().amax(-1, keepdim=True) <= _EQUAL
+    is_plain |= (largest <= 0).any(-1, keepdim=True)  # one part is fixed, or all is
+    is_one_ratio = (largest - smallest).amax((1, 2, 3)) <= _EQUAL
+    return torch.where(is_plain, 1.0, largest), is_one_ratio
+
+
+def _without_rounding(eigenvalues: Tensor) -> Tensor:
+    """Eigenvalues `(b, m)` of factors that cannot be negative, zero where rounding alone made them."""
+    floor = eigenvalues.shape[1] * torch.finfo(eigenvalues.dtype).eps * eigenvalues.amax(1, keepdim=True)
+    return torch.where(eigenvalues > floor, eigenvalues, 0.0)
+
+
+def _merged(layers: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Layers of blocks `(b,)` where the pairs `(first, second)` share one."""
+    while True:
+        lower, upper = torch.minimum(layers[first], layers[second]), torch.maximum(layers[first], layers[second])
+        apart = (lower < upper).nonzero()
+        if not len(apart):
+            return layers
+        layers = torch.where(layers == upper[apart[0]], lower[apart[0]], layers)
+
+
+def _conjugates(sketch: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Pairs k < l of rows `(K, q)` of which one is a positive multiple of the other's conjugate."""
+    sizes = torch.linalg.vector_norm(sketch, dim=1, keepdim=True)
+    unit = sketch / sizes.clamp_min(torch.finfo(sizes.dtype).tiny)
+    places = torch.arange(len(unit), device=unit.device)
+    best = torch.empty_like(places)
+    for piece in places.split(_COMPARED):
+        likeness = (unit[piece] @ unit.mT).real
+        likeness[places[: len(piece)], piece] = -2.0  # not itself: a real one is its own conjugate
+        best[piece] = likeness.argmax(1)
+    equal = (torch.linalg.vector_norm(unit[best] - unit.conj(), dim=1) <= tolerance) & (sizes[:, 0] > 0)
+    chosen = places[equal & (best[best] == places) & (places < best)]
+    return chosen, best[chosen]

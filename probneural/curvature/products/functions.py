@@ -1,0 +1,416 @@
+"""Curvature products as autograd functions that stream over minibatches, differentiable to any order.
+
+Each is a sum, over minibatches, of a pure map of tensors, and so is each of its derivatives: differentiating one streams again
+instead of keeping graphs. Derivatives are reverse over reverse mode, the one combination that works under forward-mode duals,
+batched gradients, vmap and torch.func alike. Sums are accumulated in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import grad, vjp, vmap
+
+from probneural.curvature.distributed import sum_over_processes
+from probneural.curvature.problem import CurvatureProblem
+from probneural.curvature.products.core import (
+    gauss_newton_product,
+    hessian_product,
+    jacobian_product,
+    pull_and_push,
+    transposed_jacobian_product,
+)
+from probneural.errors import ShapeError
+from probneural.threads import forward_mode
+
+Term = Callable[..., tuple[Tensor, ...]]
+"""From the rows of a minibatch and a chunk of the arguments to this minibatch's part of the results."""
+
+
+class Kind(Enum):
+    """How an argument or result is laid out, and so how it is cut up or put together."""
+
+    SHARED = "the same for all vectors and functions: P numbers; results are summed"
+    BLOCK = "one row per vector: (s, P); results are summed over functions"
+    LOCAL = "one row per vector, one entry per function: (s, n, c, p); nothing is summed"
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed:
+    """A map of tensors that is a sum over minibatches, and a concatenation over chunks of vectors.
+
+    Args:
+        problem: The data.
+        term: One minibatch's part, for one chunk of vectors.
+        arguments: Kinds of the arguments.
+        results: Kinds of the results.
+        transpose: For a map M(theta) v of two arguments, linear in v: the term of M(theta)^T u.
+        forward_mode: The same as `term`, and cheaper, by forward mode; for use where no forward-mode duals are about.
+    """
+
+    problem: CurvatureProblem
+    term: Term
+    arguments: tuple[Kind, ...]
+    results: tuple[Kind, ...]
+    transpose: Term | None = None
+    forward_mode: Term | None = None
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Stream over chunks of vectors and, for each, over minibatches."""
+        shared: list[Tensor | None] = [None] * len(self.results)
+        pieces: list[list[Tensor]] = [[] for _ in self.results]
+        dtype = tensors[0].dtype
+        for chunk in self._chunks(tensors):
+            sums: list[Tensor | None] = [None] * len(self.results)
+            local: list[list[Tensor]] = [[] for _ in self.results]
+            for rows in self.problem.minibatches():
+                cut = [self._cut(tensor, kind, chunk, rows) for tensor, kind in zip(tensors, self.arguments, strict=True)]
+                for index, part in enumerate(self._minibatch(rows, cut)):
+                    if self.results[index] is Kind.LOCAL:
+                        local[index].append(part)
+                    else:
+                        sums[index] = _added(sums[index], part)
+            for index, kind in enumerate(self.results):
+                if kind is Kind.LOCAL:
+                    pieces[index].append(torch.cat(local[index], dim=1))
+                elif kind is Kind.BLOCK:
+                    pieces[index].append(self._reduced(sums[index]).to(dtype))
+                else:
+                    shared[index] = _added(shared[index], sums[index])
+        return tuple(
+            self._reduced(shared[index]).to(dtype) if kind is Kind.SHARED else torch.cat(pieces[index])
+            for index, kind in enumerate(self.results)
+        )
+
+    def _minibatch(self, rows: slice, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if self.forward_mode is None:
+            return self.term(rows, *tensors)
+        with forward_mode() as is_free:
+            return self.forward_mode(rows, *tensors) if is_free else self.term(rows, *tensors)
+
+    def _chunks(self, tensors: tuple[Tensor, ...]) -> Iterator[slice]:
+        count = next(len(tensor) for tensor, kind in zip(tensors, self.arguments, strict=True) if kind is not Kind.SHARED)
+        for start in range(0, count, self.problem.width):
+            yield slice(start, min(start + self.problem.width, count))
+
+    def _cut(self, tensor: Tensor, kind: Kind, chunk: slice, rows: slice) -> Tensor:
+        if kind is Kind.SHARED:
+            return tensor
+        return tensor[chunk] if kind is Kind.BLOCK else tensor[chunk, rows]
+
+    def _reduced(self, total: Tensor | None) -> Tensor:
+        assert total is not None
+        return sum_over_processes(total, is_sharded=self.problem.batches.is_sharded, group=self.problem.batches.group)
+
+    def transposed(self) -> Streamed:
+        """The map u -> M(theta)^T u."""
+        assert self.transpose is not None
+        return Streamed(self.problem, self.transpose, (Kind.SHARED, *self.results), self.arguments[1:], self.term)
+
+    def pullback(self, wanted: tuple[int, ...]) -> Streamed:
+        """The map from arguments and cotangents of the results to the gradients in the wanted arguments."""
+        count, term = len(self.arguments), self.term
+
+        def gradients(rows: slice, *tensors: Tensor) -> tuple[Tensor, ...]:
+            arguments, cotangents = tensors[:count], tensors[count:]
+
+            def function(*chosen: Tensor) -> tuple[Tensor, ...]:
+                return term(rows, *_replaced(arguments, wanted, chosen))
+
+            pulled: tuple[Tensor, ...] = vjp(function, *(arguments[index] for index in wanted))[1](cotangents)
+            return pulled
+
+        kinds = tuple(self.arguments[index] for index in wanted)
+        return Streamed(self.problem, gradients, self.arguments + self.results, kinds)
+
+    def pushforward(self, wanted: tuple[int, ...]) -> Streamed:
+        """The map from arguments and tangents of the wanted ones to the tangents of the results."""
+        count, term = len(self.arguments), self.term
+
+        def tangents(rows: slice, *tensors: Tensor) -> tuple[Tensor, ...]:
+            arguments, directions = tensors[:count], tensors[count:]
+
+            def function(*chosen: Tensor) -> tuple[Tensor, ...]:
+                return term(rows, *_replaced(arguments, wanted, chosen))
+
+            outputs, pull = vjp(function, *(arguments[index] for index in wanted))[:2]
+            zeros = tuple(torch.zeros_like(output) for output in outputs)
+            (pushed,) = vjp(pull, zeros)[1](directions)
+            return tuple(pushed)
+
+        kinds = tuple(self.arguments[index] for index in wanted)
+        return Streamed(self.problem, tangents, self.arguments + kinds, self.results)
+
+
+def _added(total: Tensor | None, part: Tensor | None) -> Tensor:
+    assert part is not None
+    wide = part.to(torch.float64)
+    return wide if total is None else total + wide
+
+
+def _replaced(tensors: tuple[Tensor, ...], indices: tuple[int, ...], by: tuple[Tensor, ...]) -> list[Tensor]:
+    replaced = list(tensors)
+    for index, tensor in zip(indices, by, strict=True):
+        replaced[index] = tensor
+    return replaced
+
+
+class StreamedFunction(torch.autograd.Function):
+    """Any `Streamed` map with its derivatives, which are `Streamed` maps again."""
+
+    @staticmethod
+    def forward(streamed: Streamed, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Run it."""
+        results = streamed(*tensors)
+        return results[0] if len(results) == 1 else results
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep the arguments, and nothing computed from them."""
+        streamed, *tensors = inputs
+        ctx.streamed = streamed
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        """In v one more product; in the parameters the gradient of <u, M(theta) v>, streamed."""
+        streamed: Streamed = ctx.streamed
+        tensors = ctx.saved_tensors
+        gradients: list[Tensor | None] = [None] * len(tensors)
+        wanted = [index for index in range(len(tensors)) if ctx.needs_input_grad[index + 1]]
+        if streamed.transpose is not None and 1 in wanted:
+            gradients[1] = StreamedFunction.apply(streamed.transposed(), tensors[0], *cotangents)
+            wanted.remove(1)
+        if wanted:
+            pulled = StreamedFunction.apply(streamed.pullback(tuple(wanted)), *tensors, *cotangents)
+            for index, gradient in zip(wanted, pulled if isinstance(pulled, tuple) else (pulled,), strict=True):
+                gradients[index] = gradient
+        return (None, *gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensor | tuple[Tensor, ...]:
+        """M v' + DM[theta'] v."""
+        streamed: Streamed = ctx.streamed
+        tensors = ctx.saved_tensors
+        moving = [index for index, tangent in enumerate(tangents) if tangent is not None]
+        change: Any = None
+        if streamed.transpose is not None and 1 in moving:
+            change = StreamedFunction.apply(streamed, tensors[0], tangents[1])
+            moving.remove(1)
+        if moving:
+            pushed = StreamedFunction.apply(
+                streamed.pushforward(tuple(moving)), *tensors, *(tangents[index] for index in moving)
+            )
+            change = pushed if change is None else change + pushed
+        return change
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], streamed: Streamed, *tensors: Tensor) -> tuple[Any, Any]:
+        """Fold batched vectors into the block; with batched parameters, or a sum over vectors, go one by one."""
+        dims = in_dims[1:]
+        kinds = (*streamed.arguments, *streamed.results)
+        fixed = all(dim is None for dim, kind in zip(dims, streamed.arguments, strict=True) if kind is Kind.SHARED)
+        if fixed and all(kind is not Kind.SHARED for kind in streamed.results):
+            folded = [
+                tensor if kind is Kind.SHARED else _leading(tensor, dim, info.batch_size).flatten(0, 1)
+                for tensor, dim, kind in zip(tensors, dims, streamed.arguments, strict=True)
+            ]
+            results = StreamedFunction.apply(streamed, *folded)
+            if isinstance(results, tuple):
+                return tuple(result.unflatten(0, (info.batch_size, -1)) for result in results), (0,) * len(results)
+            return results.unflatten(0, (info.batch_size, -1)), 0
+        singles = [
+            StreamedFunction.apply(
+                streamed, *(t if d is None else t.select(d, number) for t, d in zip(tensors, dims, strict=True))
+            )
+            for number in range(info.batch_size)
+        ]
+        if isinstance(singles[0], tuple):
+            return tuple(torch.stack(column) for column in zip(*singles, strict=True)), (0,) * len(kinds[len(dims) :])
+        return torch.stack(singles), 0
+
+
+def _leading(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def hessian_vector_product(
+    problem: CurvatureProblem, parameters: Float[Tensor, " P"], vectors: Float[Tensor, "*s P"]
+) -> Float[Tensor, "*s P"]:
+    """H v with H the Hessian of the loss.
+
+    Like its four siblings it is differentiable in parameters and vectors, to any order and in either mode, and can be vmapped.
+    It is not differentiable in the data: use the functions in `probneural.curvature.products.core` for that.
+
+    Args:
+        problem: The data and the likelihood.
+        parameters: Where, `(P,)`.
+        vectors: One or a block.
+
+    Returns:
+        H v, in nats per unit of each parameter.
+
+    Raises:
+        ShapeError: If parameters or vectors do not have these shapes.
+        DataError: If the problem has no targets.
+    """
+    problem.check_targets()
+    streamed = _symmetric(problem, *_hessian_terms(problem))
+    return _applied(streamed, parameters, vectors, (problem.size,))
+
+
+def gauss_newton_vector_product(
+    problem: CurvatureProblem, parameters: Float[Tensor, " P"], vectors: Float[Tensor, "*s P"]
+) -> Float[Tensor, "*s P"]:
+    """J^T diag(w) J v, summed over functions, with w the likelihood's weights.
+
+    Args:
+        problem: The data and the likelihood.
+        parameters: Where, `(P,)`.
+        vectors: One or a block.
+
+    Returns:
+        G v, in nats per unit of each parameter.
+
+    Raises:
+        ShapeError: If parameters or vectors do not have these shapes.
+    """
+    streamed = _symmetric(problem, *_gauss_newton_terms(problem.outputs, problem.likelihood.weights))
+    return _applied(streamed, parameters, vectors, (problem.size,))
+
+
+def fisher_vector_product(
+    problem: CurvatureProblem, parameters: Float[Tensor, " P"], vectors: Float[Tensor, "*s P"]
+) -> Float[Tensor, "*s P"]:
+    """Sum over functions of g_i (g_i . v), with g_i the gradient of function i's loss: the empirical Fisher matrix.
+
+    Args:
+        problem: The data and the likelihood.
+        parameters: Where, `(P,)`.
+        vectors: One or a block.
+
+    Returns:
+        F v, in nats squared per unit of each parameter.
+
+    Raises:
+        ShapeError: If parameters or vectors do not have these shapes.
+        DataError: If the problem has no targets.
+    """
+    problem.check_targets()
+    streamed = _symmetric(problem, *_gauss_newton_terms(problem.losses, None))
+    return _applied(streamed, parameters, vectors, (problem.size,))
+
+
+def jacobian_vector_product(
+    problem: CurvatureProblem, parameters: Float[Tensor, " P"], vectors: Float[Tensor, "*s P"]
+) -> Float[Tensor, "*s n c p"]:
+    """J v, with J the Jacobian of this process's outputs in the parameters.
+
+    Args:
+        problem: The data and the likelihood.
+        parameters: Where, `(P,)`.
+        vectors: One or a block.
+
+    Returns:
+        J v, in output units.
+
+    Raises:
+        ShapeError: If parameters or vectors do not have these shapes.
+    """
+    product, forward_mode, transposed = _jacobian_terms(problem)
+    streamed = Streamed(problem, product, (Kind.SHARED, Kind.BLOCK), (Kind.LOCAL,), transposed, forward_mode)
+    return _applied(streamed, parameters, vectors, (problem.size,))
+
+
+def vector_jacobian_product(
+    problem: CurvatureProblem, parameters: Float[Tensor, " P"], cotangents: Float[Tensor, "*s n c p"]
+) -> Float[Tensor, "*s P"]:
+    """J^T u, summed over functions.
+
+    Args:
+        problem: The data and the likelihood.
+        parameters: Where, `(P,)`.
+        cotangents: u, one or a block, in inverse output units.
+
+    Returns:
+        J^T u, per unit of each parameter.
+
+    Raises:
+        ShapeError: If parameters or cotangents do not have these shapes.
+    """
+    product, _, transposed = _jacobian_terms(problem)
+    streamed = Streamed(problem, transposed, (Kind.SHARED, Kind.LOCAL), (Kind.BLOCK,), product)
+    expected = (len(problem.inputs), *problem.likelihood.weights.shape)
+    return _applied(streamed, parameters, cotangents, expected)
+
+
+def _applied(streamed: Streamed, parameters: Tensor, vectors: Tensor, expected: tuple[int, ...]) -> Tensor:
+    """Apply to one vector or a block of them."""
+    if tuple(parameters.shape) != (streamed.problem.size,):
+        raise ShapeError(
+            expected=f"parameters ({streamed.problem.size},)", got=str(tuple(parameters.shape)), remedy="see problem.parameters"
+        )
+    fits = vectors.ndim in (len(expected), len(expected) + 1) and tuple(vectors.shape[-len(expected) :]) == expected
+    if not fits or vectors.shape[0] == 0:
+        inside = ", ".join(map(str, expected))
+        raise ShapeError(
+            expected=f"({inside}) or a block (s, {inside})",
+            got=str(tuple(vectors.shape)),
+            remedy="one row per vector, one at least",
+        )
+    is_single = vectors.ndim == len(expected)
+    result: Tensor = StreamedFunction.apply(streamed, parameters, vectors[None] if is_single else vectors)
+    return result[0] if is_single else result
+
+
+def _symmetric(problem: CurvatureProblem, term: Term, forward_mode: Term) -> Streamed:
+    return Streamed(problem, term, (Kind.SHARED, Kind.BLOCK), (Kind.BLOCK,), term, forward_mode)
+
+
+def _hessian_terms(problem: CurvatureProblem) -> tuple[Term, Term]:
+    def term(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
+        def gradient(theta: Tensor) -> Tensor:
+            slope: Tensor = grad(problem.loss)(theta, rows)
+            return slope
+
+        product = vjp(gradient, parameters)[1]  # the Hessian is its own transpose
+        return (vmap(lambda vector: product(vector)[0])(vectors),)
+
+    def forward_mode(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
+        return (hessian_product(lambda theta: problem.loss(theta, rows), parameters, vectors),)
+
+    return term, forward_mode
+
+
+def _gauss_newton_terms(function: Callable[[Tensor, slice], Tensor], weights: Tensor | None) -> tuple[Term, Term]:
+    def scale(parameters: Tensor) -> Tensor | float:  # a tensor made under a transform must not be captured
+        return 1.0 if weights is None else weights.to(parameters)
+
+    def term(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
+        pull, push = pull_and_push(lambda theta: function(theta, rows), parameters)
+        return (vmap(lambda vector: pull(scale(parameters) * push(vector)))(vectors),)
+
+    def forward_mode(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
+        return (gauss_newton_product(lambda theta: function(theta, rows), parameters, vectors, scale(parameters)),)
+
+    return term, forward_mode
+
+
+def _jacobian_terms(problem: CurvatureProblem) -> tuple[Term, Term, Term]:
+    def product(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
+        return (vmap(pull_and_push(lambda theta: problem.outputs(theta, rows), parameters)[1])(vectors),)
+
+    def forward_mode(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
+        return (jacobian_product(lambda theta: problem.outputs(theta, rows), parameters, vectors),)
+
+    def transposed(rows: slice, parameters: Tensor, cotangents: Tensor) -> tuple[Tensor, ...]:
+        return (transposed_jacobian_product(lambda theta: problem.outputs(theta, rows), parameters, cotangents),)
+
+    return product, forward_mode, transposed

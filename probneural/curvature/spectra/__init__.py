@@ -1,0 +1,1 @@
+"""What products with a symmetric matrix tell of it: eigenpairs, traces of functions, diagonals, solutions."""

@@ -1,0 +1,336 @@
+"""Largest eigenvalues of a positive semi-definite map that is known only by its products with vectors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+from tqdm import tqdm
+
+from probneural.checks import check_counts
+from probneural.curvature.spectra.symmetric_maps import Map, apply, gaussian, inner, orthonormal
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.randomness import stream
+
+_FLOOR = 50.0
+"""Roundings of the largest eigenvalue below which an eigenvalue is zero, and no residual is asked to lie."""
+_NEXT = 0.1
+"""Relative residual to which the first pair left out is resolved."""
+_ROOM = 2**26
+"""Entries of the basis up to which it simply grows (256 MiB in float32, and as much for its image)."""
+_INDEFINITE = 1e-3
+"""Fraction of the largest eigenvalue that a Ritz value may lie below zero, and a product may be asymmetric by."""
+
+
+@dataclass(frozen=True, eq=False)
+class Eigenpairs:
+    """The largest eigenvalues of a positive semi-definite map, with their eigenvectors.
+
+    Attributes:
+        values: `(r,)`, descending, all positive, float64. By Cauchy's interlacing none exceeds the true one of its rank.
+        vectors: `(P, r)`, orthonormal columns.
+        residuals: ||A v - lambda v|| of each pair, `(r,)`, float64, from the products with A themselves; an eigenvalue of A
+            lies within that distance of lambda.
+        next_value: Estimate of the largest eigenvalue outside the span: the next Ritz value plus its residual. Zero where
+            what is left cannot be told from rounding, or where nothing is left.
+        is_converged: Whether all residuals met the tolerance and the next value is resolved.
+        products: Number of products with A.
+    """
+
+    values: Float64[Tensor, " r"]
+    vectors: Float[Tensor, "P r"]
+    residuals: Float64[Tensor, " r"]
+    next_value: float
+    is_converged: bool
+    products: int
+
+
+def top_eigenpairs(
+    product: Map,
+    size: int,
+    *,
+    rank: int | None = None,
+    smallest: float | None = None,
+    start: Float[Tensor, "P k"] | None = None,
+    block: int = 8,
+    tolerance: float = 1e-4,
+    max_products: int | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+    progress: bool = False,
+) -> Eigenpairs:
+    """Find the largest eigenpairs of A by block Lanczos with full reorthogonalisation and thick restarts.
+
+        A v_j = lambda_j v_j,  lambda_1 >= lambda_2 >= ... >= 0
+
+    Give `rank` for that many pairs, or `smallest` for all pairs with at least that eigenvalue (then `rank` is their largest
+    number). Fewer come back where A has no more: eigenvalues below 50 roundings of the largest one (6e-6 of it in float32)
+    count as zero. A pair has converged when ||A v - lambda v|| <= max(tolerance * lambda, 50 roundings of lambda_1). An
+    eigenvalue of multiplicity beyond `block` can be found too few times. Memory is that of the
+    basis and its image: 2^26 numbers each, or three times `rank` vectors if that is more.
+
+    Args:
+        product: A on rows, `(s, P)` to `(s, P)`; its result is not differentiated.
+        size: P.
+        rank: Number of pairs.
+        smallest: Eigenvalue from which on pairs are wanted, > 0, in A's units.
+        start: Directions near the wanted ones, `(P, k)`, added to the random start for k products; any scale.
+        block: Vectors multiplied at once.
+        tolerance: On residuals relative to each eigenvalue, dimensionless.
+        max_products: Where to stop without convergence, the first block apart; by default 20 per pair, and at least 400.
+        seed: Of the random start.
+        dtype: Of the vectors; small matrices are float64.
+        device: Of the vectors.
+        progress: Whether to show a bar.
+
+    Returns:
+        The pairs, whether they converged, and what is known of the next one.
+
+    Raises:
+        ArgumentError: If neither or an impossible number of pairs is asked for, or A is clearly not symmetric or has a
+            clearly negative eigenvalue.
+        ShapeError: If `start` or a product has the wrong shape.
+        DataError: If `start` or a product is not finite.
+
+    Reference:
+        Golub & Van Loan (2013), Matrix Computations, section 10.3.6; Wu & Simon (2000), Thick-restart Lanczos method for large
+        symmetric eigenvalue problems. Deviation: the image of the basis is kept, so residuals are true ones, any start can
+        be used, and the block that follows is spanned by residuals of the first pairs that have not converged (in exact
+        arithmetic and from a random start, this is Lanczos' own block).
+
+    Examples:
+        >>> weights = torch.tensor([3.0, 0.0, 5.0], dtype=torch.float64)
+        >>> top_eigenpairs(lambda rows: rows * weights, 3, rank=2).values
+        tensor([5.0000, 3.0000], dtype=torch.float64)
+    """
+    check_counts(size=size, rank=rank, block=block, max_products=max_products)
+    if (rank is None and smallest is None) or (rank is not None and rank > size):
+        raise ArgumentError(expected=f"rank= up to {size}, or smallest=", got=f"rank={rank}", remedy="say which pairs to find")
+    if (smallest is not None and not 0 < smallest < math.inf) or not tolerance > 0:
+        raise ArgumentError(
+            expected="smallest and tolerance above 0", got=f"{smallest} and {tolerance}", remedy="give rank= for a number"
+        )
+    if start is not None and (start.ndim != 2 or start.shape[0] != size):
+        raise ShapeError(expected=f"start of shape ({size}, k)", got=str(tuple(start.shape)), remedy="one direction per column")
+    if start is not None and not bool(start.isfinite().all()):
+        raise DataError(expected="a start that is finite", got="NaN or infinity", remedy="leave it out")
+    like = torch.zeros((), dtype=dtype, device=device)
+    search = _Search(product, size, rank=rank, smallest=smallest, block=min(block, size), tolerance=tolerance, like=like)
+    with tqdm(total=rank, desc="eigenpairs", disable=not progress, leave=False) as bar:
+        return search.run(start, limit=max_products, generator=stream(seed, "eigenpairs"), bar=bar)
+
+
+class _Search:
+    """An orthonormal basis V as rows with its images A V and the small matrix V A V^T, and the pairs found in it so far."""
+
+    def __init__(
+        self, product: Map, size: int, *, rank: int | None, smallest: float | None, block: int, tolerance: float, like: Tensor
+    ) -> None:
+        self.product, self.size, self.rank, self.smallest = product, size, rank, smallest
+        self.block, self.tolerance, self.like = block, tolerance, like
+        self.rows = like.new_empty(0, size)
+        self.images = like.new_empty(0, size)
+        self.count = 0
+        self.matrix = torch.empty(0, 0, dtype=torch.float64)
+        self.values = torch.empty(0, dtype=torch.float64)
+        self.mixing = torch.empty(0, 0, dtype=torch.float64)
+        self.products = 0
+        self.settled = 0  # how many pairs, from the first, had converged when last looked at
+
+    def run(self, start: Tensor | None, *, limit: int | None, generator: torch.Generator, bar: tqdm[None]) -> Eigenpairs:
+        """Extend the basis until the pairs wanted and the one after them are resolved."""
+        first = gaussian(self.block, self.size, generator=generator, like=self.like)
+        if start is not None:
+            first = torch.cat([orthonormal(start.detach().to(self.like).mT), first])
+        self.extend(orthonormal(first))
+        trusted: Tensor | None = None  # what was found when it might not have been all
+        while True:
+            window = self.settle()
+            bar.n = min(self.settled, self.wanted)
+            bar.refresh()
+            if self.count == self.size:
+                return self.result(window is None)
+            is_closed = window is None and self.is_invariant()
+            if window is None and self.count > self.wanted:
+                largest = self.values[: self.wanted]
+                # Pairs of a good start have converged before random vectors, which know of larger ones, were multiplied twice.
+                is_sure = start is None and not is_closed
+                if is_sure or (trusted is not None and self.agree(largest, trusted)):
+                    return self.result(True)
+                trusted = largest
+            if self.products + self.block > (limit or max(400, 20 * self.wanted)):
+                return self.result(False)
+            if is_closed or (window is None and start is None):
+                window = gaussian(self.block, self.size, generator=generator, like=self.like)
+                if self.extend(orthonormal(window, against=self.basis)[: self.size - self.count]) <= self.floor:
+                    return self.result(True, exhausted=True)
+            else:
+                window = self.open_residuals() if window is None else window
+                self.restart()
+                self.extend(orthonormal(window, against=self.basis)[: self.block])
+
+    @property
+    def basis(self) -> Tensor:
+        """V, `(m, P)`."""
+        return self.rows[: self.count]
+
+    @property
+    def wanted(self) -> int:
+        """Number of pairs asked for, as far as one knows."""
+        if self.smallest is None:
+            assert self.rank is not None
+            return self.rank
+        above = int((self.values >= self.smallest).sum())
+        return above if self.rank is None else min(above, self.rank)
+
+    @property
+    def floor(self) -> float:
+        """What cannot be told from zero in an eigenvalue or a residual."""
+        return _FLOOR * torch.finfo(self.like.dtype).eps * float(self.values[0].clamp_min(0.0))
+
+    def extend(self, fresh: Tensor) -> float:
+        """Add orthonormal rows, at least one, and return the norm of the largest of their images."""
+        images = apply(self.product, fresh, size=self.size).detach()
+        self.products += len(fresh)
+        old, new = self.count, self.count + len(fresh)
+        if new > len(self.rows):
+            room = min(self.size, max(new, 2 * len(self.rows)))
+            self.rows = torch.cat([self.rows, self.rows.new_empty(room - len(self.rows), self.size)])
+            self.images = torch.cat([self.images, self.images.new_empty(room - len(self.images), self.size)])
+        coupling = inner(self.images[:old], fresh).cpu()
+        self.rows[old:new], self.images[old:new] = fresh, images
+        self.count = new
+        columns = inner(self.basis, images).cpu()
+        scale = float(self.values.abs().max()) if old else 0.0
+        scale = max(scale, float(columns[old:].abs().max()))
+        asymmetry = float((columns[old:] - columns[old:].mT).abs().max())
+        if old:
+            asymmetry = max(asymmetry, float((coupling - columns[:old]).abs().max()))
+        if asymmetry > _INDEFINITE * scale:
+            raise ArgumentError(
+                expected="a symmetric map",
+                got=f"v^T A w and w^T A v that differ by {asymmetry:.1e}",
+                remedy="pass A^T A instead of A",
+            )
+        matrix = torch.zeros(new, new, dtype=torch.float64)
+        matrix[:old, :old] = self.matrix
+        matrix[:old, old:] = (coupling + columns[:old]) / 2
+        matrix[old:, :old] = matrix[:old, old:].mT
+        matrix[old:, old:] = (columns[old:] + columns[old:].mT) / 2
+        self.decompose(matrix)
+        return float(images.to(torch.float64).norm(dim=1).max())
+
+    def decompose(self, matrix: Tensor) -> None:
+        """Take Ritz values of the small matrix."""
+        values, mixing = torch.linalg.eigh(matrix)
+        self.matrix, self.values, self.mixing = matrix, values.flip(0), mixing.flip(1)
+        top, bottom = float(self.values[0]), float(self.values[-1])
+        if bottom < -_INDEFINITE * max(top, 0.0):
+            raise ArgumentError(
+                expected="a positive semi-definite map",
+                got=f"eigenvalues down to {bottom:.2e}, up to {top:.2e}",
+                remedy="use the Gauss-Newton matrix, whose eigenvalues are not negative",
+            )
+
+    def agree(self, values: Tensor, others: Tensor) -> bool:
+        """Whether two lists of Ritz values are the same to the tolerance."""
+        return len(values) == len(others) and torch.allclose(values, others, rtol=self.tolerance, atol=self.floor)
+
+    def residual(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """A y - theta y of some Ritz pairs, `(s, P)`, and their norms, float64 on the CPU."""
+        mixing = self.mixing[:, first:last]
+        rows = (mixing.mT.to(self.like) @ self.images[: self.count]) - (mixing * self.values[first:last]).mT.to(
+            self.like
+        ) @ self.basis
+        return rows, _norms(rows)
+
+    def settle(self) -> Tensor | None:
+        """Count pairs that have converged; return the residuals of the first ones that have not, or None."""
+        while True:
+            need = min(self.wanted + 1, self.count)
+            if self.settled >= need:
+                # Larger eigenvalues may have turned up since, and moved all others down: look at every pair again.
+                _, norms = self.residual(0, need)
+                self.settled = self.first_open(norms, 0, need)
+                if self.settled >= need:
+                    return None
+            first = self.settled
+            rows, norms = self.residual(first, min(first + 2 * self.block, self.count))
+            self.settled = self.first_open(norms, first, need)
+            if self.settled < min(need, first + len(norms)):
+                rows, norms = rows[self.settled - first :], norms[self.settled - first :]
+                return rows[norms > self.floor]  # what is smaller has no direction
+
+    def first_open(self, norms: Tensor, first: int, last: int) -> int:
+        """Number of the first pair whose residual is too large, from some on; else where to go on looking."""
+        for index, norm in enumerate(norms.tolist(), start=first):
+            if index >= last or not self.resolved(index, norm):
+                return index
+        return first + len(norms)
+
+    def resolved(self, index: int, norm: float) -> bool:
+        """Whether a pair's residual is small enough; the first pair left out need not be as good."""
+        value = float(self.values[index].clamp_min(0.0))
+        if norm <= max(self.tolerance * value, self.floor):
+            return True
+        if index < self.wanted:
+            return False
+        return value + norm < self.smallest if self.smallest is not None and self.rank is None else norm <= _NEXT * value
+
+    def open_residuals(self) -> Tensor:
+        """Residuals of the first pairs, wanted or not, that A does not map into the basis, `(s, P)`."""
+        parts: list[Tensor] = []
+        for first in range(0, self.count, 2 * self.block):
+            rows, norms = self.residual(first, min(first + 2 * self.block, self.count))
+            parts.append(rows[norms > self.floor])
+            if sum(map(len, parts)) >= self.block:
+                break
+        return torch.cat(parts)
+
+    def is_invariant(self) -> bool:
+        """Whether A maps the whole basis into its span, to rounding: eigenvalues may then hide outside."""
+        last = self.count
+        for first in range(0, last, 2 * self.block):
+            if float(self.residual(first, min(first + 2 * self.block, last))[1].max()) > self.floor:
+                return False
+        return True
+
+    def restart(self) -> None:
+        """Keep the best Ritz vectors once the basis is long, and about three times what is wanted."""
+        kept = self.wanted + 2 * self.block
+        room = max(_ROOM // self.size, 3 * self.wanted, self.wanted + 12 * self.block)
+        if self.count + self.block <= room or kept >= self.count:
+            return
+        mixing = self.mixing[:, :kept].mT.to(self.like)
+        self.rows[:kept], self.images[:kept] = mixing @ self.basis, mixing @ self.images[: self.count]
+        self.count = kept
+        self.decompose(self.values[:kept].diag())
+
+    def result(self, converged: bool, *, exhausted: bool = False) -> Eigenpairs:
+        """The pairs found, without those that are zero."""
+        wanted = min(self.wanted, self.count)
+        positive = int((self.values[:wanted] > self.floor).sum())
+        following = 0.0
+        if positive == wanted and wanted < self.count:
+            following = float(self.values[wanted].clamp_min(0.0) + self.residual(wanted, wanted + 1)[1][0])
+        elif positive == wanted and wanted < self.size and not exhausted:
+            following = float(self.values[-1].clamp_min(0.0))
+        following = following if following > self.floor else 0.0
+        vectors = self.basis.mT @ self.mixing[:, :positive].to(self.like)
+        return Eigenpairs(
+            values=self.values[:positive].to(self.like.device),
+            vectors=vectors,
+            residuals=self.residual(0, positive)[1].to(self.like.device),
+            next_value=following,
+            is_converged=converged,
+            products=self.products,
+        )
+
+
+def _norms(rows: Float[Tensor, "s P"]) -> Float64[Tensor, " s"]:
+    """Norms of rows in float64, on the CPU."""
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).cpu()

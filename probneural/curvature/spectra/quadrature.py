@@ -1,0 +1,202 @@
+"""Traces of functions of a positive semi-definite map from one set of Lanczos runs: stochastic Lanczos quadrature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.checks import check_counts
+from probneural.curvature.spectra.lanczos import Eigenpairs
+from probneural.curvature.spectra.symmetric_maps import Map, apply, gaussian
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.randomness import stream
+
+_INDEFINITE = 1e-3
+"""Fraction of the largest node that a node may lie below zero and still count as rounding."""
+_ROOM = 2**26
+"""Numbers in the Lanczos vectors kept at once; probes beyond run one after the other."""
+
+
+@dataclass(frozen=True, eq=False)
+class SpectralMeasure:
+    """A discrete measure that stands for the eigenvalues of A: known ones, and a random one per probe for the rest.
+
+        tr f(A) ~= sum over known k of f(lambda_k) + mean over probes of sum over j of weights_j f(nodes_j)
+
+    Attributes:
+        nodes: `(probes, steps)`, >= 0, float64, in A's units.
+        weights: `(probes, steps)`, >= 0, float64: numbers of eigenvalues; those of a probe add up to the number that is not
+            known. A run that ended early is filled up with nodes at zero of weight zero.
+        known: Eigenvalues that were taken out, `(r,)`, float64.
+        products: Number of products with A.
+    """
+
+    nodes: Float64[Tensor, "probes steps"]
+    weights: Float64[Tensor, "probes steps"]
+    known: Float64[Tensor, " r"]
+    products: int
+
+    def trace(self, function: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+        """Estimate tr f(A), known eigenvalues included.
+
+        Args:
+            function: f, elementwise and finite on [0, infinity).
+
+        Returns:
+            The estimate and its standard error over probes, infinite for a single one; zero where all eigenvalues are known.
+
+        Raises:
+            DataError: If f is not finite at a node.
+        """
+        known = float(_finite(function(self.known)).sum()) if len(self.known) else 0.0
+        rest, error = self.remainder(function)
+        return known + rest, error
+
+    def remainder(self, function: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+        """Estimate tr f of A on the complement of the known eigenvectors alone; see `trace`."""
+        present = self.weights > 0
+        if not bool(present.any()):
+            return 0.0, 0.0
+        values = torch.zeros_like(self.nodes)
+        values[present] = _finite(function(self.nodes[present]))
+        totals = (values * self.weights).sum(1)
+        probes = len(totals)
+        error = math.inf if probes == 1 else float(totals.std()) / math.sqrt(probes)
+        return float(totals.mean()), error
+
+
+def _finite(values: Tensor) -> Tensor:
+    if not bool(values.isfinite().all()):
+        raise DataError(expected="a function that is finite at the nodes", got="NaN or infinity", remedy="add a positive shift")
+    return values
+
+
+def spectral_density(
+    product: Map,
+    size: int,
+    *,
+    probes: int,
+    steps: int,
+    seed: int = 0,
+    deflate: Eigenpairs | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> SpectralMeasure:
+    """Run Lanczos from random vectors, and keep the Gauss quadrature of each.
+
+        tr f(A) = E[z^T f(A) z],   z^T f(A) z / ||z||^2 ~= e_1^T f(T) e_1 = sum over j of (first entry of y_j)^2 f(theta_j)
+
+    with T the tridiagonal matrix of `steps` Lanczos steps from z and (theta_j, y_j) its eigenpairs. Every f is then a matter
+    of the nodes, log det(A / s2 + tau) at all s2 and tau among them. With `deflate`, probes start and stay orthogonal to the
+    known eigenvectors, whose own part is exact. Probes are uniform on the sphere of radius sqrt(P - r), so that weights add
+    up to the number of unknown eigenvalues.
+
+    The error of the quadrature itself, which `steps` controls, is not in the standard error. It vanishes for polynomials up
+    to degree 2 steps - 1 and is small for log(1 + x / c) if eigenvalues far above c are deflated. Otherwise it is not:
+    40 steps on eigenvalues spread evenly over the decades from c / 1000 to c * 10^9 overestimate the log-determinant by a
+    third, with a standard error of 2 %.
+
+    Rounding can put a node slightly below zero; it is set to zero if within 1e-3 of the largest node or known value.
+
+    Args:
+        product: A on rows, `(s, P)` to `(s, P)`.
+        size: P.
+        probes: Number of random vectors.
+        steps: Lanczos steps, fully reorthogonalised: all vectors of a probe are kept.
+        seed: Of the probes.
+        deflate: Known eigenpairs of A, their vectors orthonormal.
+        dtype: Of the vectors.
+        device: Of the vectors.
+
+    Returns:
+        Nodes, weights and known values.
+
+    Raises:
+        ArgumentError: If A has a clearly negative eigenvalue, or a count is not positive.
+        ShapeError: If `deflate` or a product has the wrong shape.
+        DataError: If a product is not finite.
+
+    Reference:
+        Ubaru, Chen & Saad (2017), Fast estimation of tr(f(A)) via stochastic Lanczos quadrature, section 3. Deviation: exact
+        deflation, and probes on the sphere.
+
+    Examples:
+        >>> measure = spectral_density(lambda rows: 3.0 * rows, 5, probes=2, steps=4)
+        >>> tuple(round(number, 6) for number in measure.trace(torch.sqrt))
+        (8.660254, 0.0)
+    """
+    check_counts(size=size, probes=probes, steps=steps)
+    like = torch.zeros((), dtype=dtype, device=device)
+    known = torch.zeros(0, dtype=torch.float64, device=like.device)
+    directions = like.new_zeros(0, size)
+    if deflate is not None:
+        if deflate.vectors.shape[0] != size:
+            raise ShapeError(
+                expected=f"eigenvectors ({size}, r)", got=str(tuple(deflate.vectors.shape)), remedy="those of the same map"
+            )
+        known, directions = deflate.values.to(known), deflate.vectors.to(like).mT
+    left = size - len(known)
+    steps = min(steps, max(left, 1))
+    if left == 0:
+        empty = known.new_zeros(probes, steps)
+        return SpectralMeasure(empty, empty.clone(), known, products=0)
+    first = gaussian(probes, size, generator=stream(seed, "spectral density"), like=like)
+    first = _off(_off(first, directions), directions)
+    runs = [_lanczos(product, piece, directions, steps=steps) for piece in first.split(max(1, _ROOM // (steps * size)))]
+    diagonal, beside = torch.cat([run[0] for run in runs]), torch.cat([run[1] for run in runs])
+    tridiagonal = torch.diag_embed(diagonal) + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
+    nodes, vectors = torch.linalg.eigh(tridiagonal.cpu())
+    nodes, masses = nodes.to(known), vectors[:, 0].square().to(known)
+    largest = max(float(nodes.max()), float(known.max()) if len(known) else 0.0, 0.0)
+    # A step that was not taken is a zero row and column of T: an eigenvalue of zero, with no part in the first entry.
+    if float(torch.where(masses > 0, nodes, 0.0).min()) < -_INDEFINITE * largest:
+        raise ArgumentError(
+            expected="a positive semi-definite map",
+            got=f"eigenvalues down to {float(nodes.min()):.2e}, up to {largest:.2e}",
+            remedy="use the Gauss-Newton matrix, whose eigenvalues are not negative",
+        )
+    weights = left * masses / masses.sum(1, keepdim=True)
+    return SpectralMeasure(nodes.clamp_min(0.0), weights, known, products=sum(run[2] for run in runs))
+
+
+def _lanczos(product: Map, first: Tensor, directions: Tensor, *, steps: int) -> tuple[Tensor, Tensor, int]:
+    """Diagonals `(b, steps)` and what lies beside them `(b, steps - 1)`, for b starting rows; zero once a run has ended."""
+    probes, size = first.shape
+    diagonal = torch.zeros(probes, steps, dtype=torch.float64, device=first.device)
+    beside = torch.zeros(probes, max(steps - 1, 0), dtype=torch.float64, device=first.device)
+    basis = first.new_zeros(probes, steps, size)
+    current = first / _norms(first)[:, None].to(first)
+    scale = torch.zeros(probes, dtype=torch.float64, device=first.device)
+    products = 0
+    for step in range(steps):
+        basis[:, step] = current
+        image = apply(product, current, size=size).detach()
+        products += probes
+        diagonal[:, step] = (current.to(torch.float64) * image.to(torch.float64)).sum(1)
+        scale = torch.maximum(scale, _norms(image))
+        if step == steps - 1:
+            break
+        past = basis[:, : step + 1]
+        for _ in range(2):
+            image = _off(image, directions)
+            image = image - torch.einsum("bj,bjp->bp", torch.einsum("bjp,bp->bj", past, image), past)
+        norms = _norms(image)
+        going = norms > 100.0 * torch.finfo(first.dtype).eps * scale
+        if not bool(going.any()):
+            break
+        beside[:, step] = torch.where(going, norms, 0.0)
+        current = torch.where(going[:, None], image / torch.where(going, norms, 1.0)[:, None].to(image), 0.0)
+    return diagonal, beside, products
+
+
+def _off(rows: Tensor, directions: Tensor) -> Tensor:
+    return rows - (rows @ directions.mT) @ directions if len(directions) else rows
+
+
+def _norms(rows: Tensor) -> Float[Tensor, " b"]:
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)

@@ -1,0 +1,103 @@
+"""What matrix-free algorithms share: checked products with rows, and inner products of long rows in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.errors import DataError, ShapeError
+
+Map = Callable[[Tensor], Tensor]
+"""A linear map of row vectors, `(s, P)` to `(s, Q)`."""
+
+_CHUNK = 2**16
+"""Columns turned into float64 at once."""
+
+
+def apply(product: Map, rows: Float[Tensor, "s P"], *, size: int) -> Float[Tensor, "s Q"]:
+    """Apply a map to rows, and check what it returns.
+
+    Args:
+        product: The map.
+        rows: s vectors.
+        size: Q, the length of each image.
+
+    Returns:
+        Images in the dtype and on the device of `rows`.
+
+    Raises:
+        ShapeError: If the images have another shape.
+        DataError: If they are complex, or not finite.
+    """
+    images = product(rows)
+    expected = (rows.shape[0], size)
+    if tuple(images.shape) != expected:
+        raise ShapeError(
+            expected=f"a product that returns {expected}", got=str(tuple(images.shape)), remedy="map rows: one image per row"
+        )
+    if not images.is_floating_point():
+        raise DataError(
+            expected="a product of real numbers", got=str(images.dtype), remedy="lay complex numbers out as (real, imaginary)"
+        )
+    images = images.to(rows)
+    if not bool(images.isfinite().all()):
+        raise DataError(expected="a product that is finite", got="NaN or infinity", remedy="check the map, or use float64")
+    return images
+
+
+def inner(left: Float[Tensor, "s P"], right: Float[Tensor, "t P"]) -> Float64[Tensor, "s t"]:
+    """Inner products of rows, accumulated in float64.
+
+    Examples:
+        >>> inner(torch.ones(1, 3), torch.full((2, 3), 2.0)).tolist()
+        [[6.0, 6.0]]
+    """
+    if left.dtype == torch.float64:
+        return left @ right.mT
+    total = torch.zeros(left.shape[0], right.shape[0], dtype=torch.float64, device=left.device)
+    for first, second in zip(left.split(_CHUNK, dim=1), right.split(_CHUNK, dim=1), strict=True):
+        total += first.to(torch.float64) @ second.to(torch.float64).mT
+    return total
+
+
+def orthonormal(rows: Float[Tensor, "s P"], *, against: Float[Tensor, "m P"] | None = None) -> Float[Tensor, "t P"]:
+    """Orthonormal rows that span what is left of some rows after projection off other, orthonormal ones.
+
+    Rows are first scaled to norm one; the directions that most of them share come first. Those that others, or `against`, span
+    to rounding are left out, so t <= s.
+
+    Examples:
+        >>> orthonormal(torch.tensor([[3.0, 0.0], [6.0, 0.0]])).abs().tolist()
+        [[1.0, 0.0]]
+    """
+    against = None if against is None else against.to(rows)
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    rows = _projected((rows / norms)[norms[:, 0] > 0], against)
+    if len(rows) == 0:
+        return rows
+    values, mixing = torch.linalg.eigh(inner(rows, rows))
+    values, mixing = values.flip(0), mixing.flip(1)
+    eps = torch.finfo(rows.dtype).eps
+    kept = values > torch.clamp(values[0] * 100.0 * eps, min=(100.0 * eps) ** 2)
+    rows = (mixing[:, kept] * values[kept].rsqrt()).mT.to(rows) @ rows
+    for _ in range(2):
+        if len(rows):
+            rows = torch.linalg.qr(_projected(rows, against).mT).Q.mT.contiguous()
+    return rows
+
+
+def _projected(rows: Tensor, against: Tensor | None) -> Tensor:
+    return rows if against is None or len(against) == 0 else rows - inner(rows, against).to(rows) @ against
+
+
+def gaussian(count: int, size: int, *, generator: torch.Generator, like: torch.Tensor) -> Float[Tensor, "s P"]:
+    """Draw standard normal rows on the CPU, the same for every dtype and device, and move them to where `place` is."""
+    return torch.randn(count, size, generator=generator, dtype=torch.float64, device="cpu").to(like)
+
+
+def signs(count: int, size: int, *, generator: torch.Generator, like: torch.Tensor) -> Float[Tensor, "s P"]:
+    """Draw rows of independent random signs, as `gaussian` does."""
+    return (torch.randint(0, 2, (count, size), generator=generator, device="cpu") * 2 - 1).to(like)

@@ -1,0 +1,1 @@
+"""Square roots of posterior covariances of weights."""

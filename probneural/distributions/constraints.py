@@ -1,0 +1,350 @@
+"""Nonlinear constraints residual(u) = 0 on u = mean + root xi: the most probable xi, by damped Newton steps.
+
+Each step linearises the residual about the current u and applies the linear constraint to the *original* prior xi ~ N(0, I), as
+the iterated extended Kalman filter does (Bell and Cathey, 1993), so what is found does not depend on the path. Those
+Gauss-Newton steps converge slowly where the constraint is curved over the distance moved; a few conjugate-gradient iterations
+add the curvature and make them Newton steps on the Lagrangian (Nocedal and Wright, 2006, section 18.1). Where a full step does
+not lower the merit, it is halved. Without noise the merit is |xi|^2 / 2 + penalty * |residual|, an exact penalty function
+(section 18.5 there); with noise it is minus the log posterior density.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from probneural.checks import check_floating
+from probneural.distributions.conditioning import LatentUpdate, LowRankUpdate, condition_exactly, condition_noisily
+from probneural.distributions.roots.base import Root
+from probneural.errors import ArgumentError, ConstraintError, DataError, ShapeError
+
+Residual = Callable[[Tensor], Tensor]
+"""Maps functions `(n, c, *grid)` to m numbers each, `(n, m)`, every function by itself."""
+
+_HALVINGS = 24
+"""How often a step is halved before the search gives up."""
+_SUFFICIENT = 1e-4
+"""Fraction of the linear decrease of the merit that a step must bring (Nocedal and Wright, 2006, section 3.1)."""
+_CURVATURE_ITERATIONS = 50
+"""Conjugate-gradient iterations for the curvature of the constraint, at most."""
+_FORCING = 1e-4
+"""Relative residual at which they stop on the way: Newton steps need no more (Nocedal and Wright, 2006, section 7.1)."""
+_IMPLICIT = 1e-12
+"""Relative residual at which they stop for derivatives."""
+_MIXING = 1e-6
+"""Fraction of one function's change of residual by which others may change, by rounding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """The most probable functions that obey a constraint, and what is left of the prior about them.
+
+    Args:
+        deviation: From the prior's mean, `(n, c, *grid)`, in physical units.
+        transform: The posterior's square root on the latent side, one map per function.
+        iterations: Steps taken.
+    """
+
+    deviation: Float64[Tensor, "n c *grid"]
+    transform: LowRankUpdate
+    iterations: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Tangent:
+    """A constraint about the current functions: residual, derivative by xi, and the rounding error of both."""
+
+    functions: Float[Tensor, "n c *grid"]
+    residual: Float64[Tensor, "n m"]
+    rows: Float64[Tensor, "n m k"]
+    rounding: Float64[Tensor, "n m"]
+
+
+@dataclass(frozen=True, eq=False)
+class Constraint:
+    """A nonlinear constraint on functions mean + root xi.
+
+    Args:
+        mean: `(n, c, *grid)`, in physical units.
+        root: Of shape `(n, c, p, k)`.
+        residual: What vanishes.
+        noise: Variance of the residuals about zero, `(n, m)`, positive; none for a constraint that holds exactly.
+        magnitude: How large the functions' values get beside their mean, `(n, c)`.
+        precision: Rounding error of the functions' values, relative to their size.
+        dtype: The coarser dtype of mean and root.
+    """
+
+    mean: Float[Tensor, "n c *grid"]
+    root: Root
+    residual: Residual
+    noise: Float64[Tensor, "n m"] | None
+    magnitude: Float[Tensor, "n c"]
+    precision: float
+    dtype: torch.dtype
+
+    def deviation(self, latents: Float64[Tensor, "n k"]) -> Float64[Tensor, "n c *grid"]:
+        """The fields root xi, in the shape of the functions."""
+        return self.root.product_each(latents).unflatten(-1, self.mean.shape[2:]).to(torch.float64)
+
+    def numbers(self, deviation: Tensor) -> Tensor:
+        """The residual, `(n, m)`, float64."""
+        return checked(self.residual(self._functions(deviation)), self.mean.shape[0]).to(torch.float64)
+
+    def tangent(self, deviation: Tensor) -> _Tangent:
+        """Linearise about the functions mean + deviation.
+
+        Raises:
+            DataError: If residual or derivative are not finite.
+        """
+        functions = self._functions(deviation)
+        numbers, pull = vjp(self.residual, functions)[:2]
+        unit = torch.eye(numbers.shape[1], dtype=numbers.dtype, device=numbers.device)
+        rows = vmap(lambda row: pull(row.expand_as(numbers))[0])(unit).movedim(0, 1).flatten(3)  # no function sees another
+        if not bool(torch.isfinite(numbers).all() and torch.isfinite(rows).all()):
+            raise DataError(
+                expected="a residual that is finite about the mean, with a finite derivative",
+                got="NaN or infinity",
+                remedy="check its domain, and square roots or divisions at zero",
+            )
+        largest = (self.magnitude + functions.detach().flatten(2).abs().amax(-1)).to(torch.float64)
+        rounding = self.precision * (rows.detach().norm(dim=-1).to(torch.float64) @ largest[..., None])[..., 0]
+        return _Tangent(functions, numbers.to(torch.float64), self.root.pull(rows).to(torch.float64), rounding)
+
+    def update(self, tangent: _Tangent, latents: Float64[Tensor, "n k"]) -> LatentUpdate:
+        """Apply the linearised constraint to the prior: rows xi = rows latents - residual.
+
+        Raises:
+            ConstraintError: If it cannot be met.
+        """
+        wanted = (tangent.rows @ latents[..., None])[..., 0] - tangent.residual
+        if self.noise is not None:
+            return condition_noisily(tangent.rows, wanted, self.noise)
+        try:
+            return condition_exactly(tangent.rows, wanted, rounding=tangent.rounding, dtype=self.dtype)
+        except ConstraintError as error:
+            raise ConstraintError(
+                expected="a constraint whose linearisation can be met",
+                got=error.got,
+                remedy="the derivative vanishes there or the constraint is out of reach: use another mean, or give noise > 0",
+            ) from error
+
+    def curvature(self, tangent: _Tangent, update: LatentUpdate) -> Callable[[Tensor], Tensor]:
+        """The Lagrangian's second derivative by xi beyond that of the prior, sum of multiplier * residual'', as a map."""
+        functions, pulls = tangent.functions.detach(), -update.multipliers.detach()
+
+        def gradient(values: Tensor) -> Tensor:
+            numbers, pull = vjp(self.residual, values)[:2]
+            pulled: Tensor = pull(pulls.to(numbers))[0]
+            return pulled
+
+        transposed = vjp(gradient, functions)[1]
+
+        def product(latents: Tensor) -> Tensor:
+            with torch.no_grad():
+                bent: Tensor = transposed(self.deviation(latents).to(functions))[0]  # a Hessian: its own transpose
+                return self.root.pull(bent.flatten(2)[:, None])[:, 0].to(latents)
+
+        return product
+
+    def check_independence(self) -> None:
+        """Raise an ArgumentError if the first function changes the others' residuals."""
+        if self.mean.shape[0] < 2:
+            return
+        with torch.no_grad():
+            before = self.numbers(torch.zeros_like(self.mean, dtype=torch.float64))
+            bumped = torch.zeros_like(self.mean, dtype=torch.float64)
+            bumped[0] = torch.linspace(1.0, 2.0, bumped[0].numel(), device=bumped.device).reshape(bumped[0].shape)
+            changed = (self.numbers(bumped * (self.mean.abs().amax() + 1.0)) - before).abs()
+            if bool((changed[1:] > _MIXING * changed[0].amax()).any()):
+                raise ArgumentError(
+                    expected="a residual of every function by itself, (n, c, *grid) -> (n, m)",
+                    got="residuals that change with another function",
+                    remedy="reduce over channels and grid axes only, not over the n functions",
+                )
+
+    def _functions(self, deviation: Tensor) -> Tensor:
+        return (self.mean.to(torch.float64) + deviation).to(self.mean.dtype)
+
+
+def checked(numbers: Tensor, count: int) -> Tensor:
+    """Return the residuals, or raise a ShapeError unless they are m numbers for each function."""
+    check_floating(numbers, "residuals")
+    if numbers.ndim != 2 or numbers.shape[0] != count or numbers.shape[1] == 0:
+        raise ShapeError(
+            expected=f"residuals of shape ({count}, m), m >= 1",
+            got=str(tuple(numbers.shape)),
+            remedy="return m numbers for each function, with one axis for them: flatten(1)",
+        )
+    return numbers
+
+
+def find_mode(constraint: Constraint, *, iterations: int, tolerance: float) -> Mode:
+    """Return the most probable functions that obey a constraint, each by itself.
+
+    A function that has converged no longer moves, so that the result does not depend on its companions. The result is
+    differentiable in mean and root, once, by the implicit function theorem; the steps themselves leave no graph.
+
+    Args:
+        constraint: The constraint.
+        iterations: Steps to take at most.
+        tolerance: Residuals are met within this fraction of their prior standard deviation, and steps of xi are below its
+            square root: then minus the log density is within it of its minimum.
+
+    Raises:
+        ConstraintError: If the steps do not converge, or reach functions where the constraint cannot be met.
+    """
+    latents, deviation, update, taken = _descend(constraint, iterations=iterations, tolerance=tolerance)
+    if not torch.is_grad_enabled():
+        return Mode(deviation, update.transform, taken)
+    tangent = constraint.tangent(constraint.deviation(latents))
+    if not (tangent.rows.requires_grad or tangent.residual.requires_grad):
+        return Mode(deviation, update.transform, taken)
+    step = constraint.update(tangent, latents).shift
+    moved = step - step.detach()  # zero, with the derivative that the linearised constraint has where it stands
+    product, transform = constraint.curvature(tangent, update), update.transform
+
+    def add_curvature(gradient: Tensor | None) -> Tensor | None:
+        if gradient is None:
+            return None
+        return gradient - product(
+            transform.product(_solve(product, transform, transform.product(gradient.detach()), _IMPLICIT))
+        )
+
+    moved.register_hook(add_curvature)
+    latents = latents + moved
+    deviation = constraint.deviation(latents)
+    return Mode(deviation, constraint.update(constraint.tangent(deviation), latents).transform, taken)
+
+
+@torch.no_grad()
+def _descend(constraint: Constraint, *, iterations: int, tolerance: float) -> tuple[Tensor, Tensor, LatentUpdate, int]:
+    """Damped Newton steps; returns xi, root xi, the linearised constraint's update there, and the number of steps."""
+    latents = torch.zeros(
+        constraint.root.shape[0], constraint.root.shape[3], dtype=torch.float64, device=constraint.root.device
+    )
+    deviation = torch.zeros_like(constraint.mean, dtype=torch.float64)
+    nearest = math.sqrt(max(tolerance, torch.finfo(constraint.dtype).eps))
+    tangent = constraint.tangent(deviation)
+    size = tangent.rows.norm(dim=-1)
+    merit = _Merit(constraint.noise, torch.where(size > tangent.rounding, size, 1.0), torch.zeros_like(size[:, 0]))
+    stuck = torch.zeros_like(merit.penalty, dtype=torch.bool)
+    for iteration in range(iterations + 1):
+        update = constraint.update(tangent, latents)
+        step = update.shift - latents
+        length = step.norm(dim=-1) / (1.0 + latents.norm(dim=-1))
+        missing = (tangent.residual.abs() / (tolerance * merit.scale + tangent.rounding)).amax(-1)
+        done = (length <= nearest) & ((missing <= 1.0) | (constraint.noise is not None))
+        if bool(done.all()):
+            return latents, deviation, update, iteration
+        if iteration == iterations or bool((stuck & ~done).any()):
+            break
+        product = constraint.curvature(tangent, update)
+        bent = _solve(product, update.transform, update.transform.product(product(step)), _FORCING)
+        step = step - update.transform.product(bent)
+        moved = constraint.deviation(step)
+        merit, slope = merit.along(step, latents, tangent)
+        fraction, stuck = _search(
+            constraint, merit, slope, latents, step, deviation=deviation, moved=moved, tangent=tangent, done=done
+        )
+        latents = latents + fraction[:, None] * step
+        deviation = deviation + _per_function(fraction, deviation) * moved
+        tangent = constraint.tangent(deviation)
+    raise ConstraintError(
+        expected=f"functions that obey the constraint to {tolerance:g} within {iterations} iterations",
+        got=f"{int((~done).sum())} of {len(done)} that do not after {iteration}: residuals up to "
+        f"{float((tangent.residual.abs() / merit.scale).max()):.1e} prior deviations, steps of {float(length.max()):.1e}",
+        remedy="allow more iterations, check that the constraint can be met at all near the mean, or give noise > 0",
+    )
+
+
+@torch.no_grad()
+def _solve(product: Callable[[Tensor], Tensor], transform: LowRankUpdate, right: Tensor, tolerance: float) -> Tensor:
+    """Solve (I + S C S) z = right for each function by conjugate gradients, up to the first direction of negative curvature."""
+    solution, residual = torch.zeros_like(right), right
+    direction, size = residual, residual.square().sum(-1)
+    target = tolerance**2 * size
+    active = size > 0
+    for _ in range(_CURVATURE_ITERATIONS):
+        if not bool(active.any()):
+            break
+        image = direction + transform.product(product(transform.product(direction)))
+        curved = (direction * image).sum(-1)
+        active = active & (curved > 0)
+        length = torch.where(active, size / torch.where(active, curved, 1.0), 0.0)[:, None]
+        solution, residual = solution + length * direction, residual - length * image
+        before, size = size, residual.square().sum(-1)
+        active = active & (size > target)
+        direction = residual + torch.where(active, size / torch.where(active, before, 1.0), 0.0)[:, None] * direction
+    return solution
+
+
+@dataclass(frozen=True, eq=False)
+class _Merit:
+    """What a step has to lower, for each function."""
+
+    noise: Tensor | None
+    scale: Tensor
+    penalty: Tensor
+
+    def __call__(self, latents: Tensor, residual: Tensor) -> Tensor:
+        """The merit, `(n,)`."""
+        prior = latents.square().sum(-1) / 2
+        if self.noise is not None:
+            return prior + (residual.square() / self.noise).sum(-1) / 2
+        return prior + self.penalty * (residual / self.scale).norm(dim=-1)
+
+    def along(self, step: Tensor, latents: Tensor, tangent: _Tangent) -> tuple[_Merit, Tensor]:
+        """The merit with a penalty large enough that it falls along a step, and its slope there."""
+        rise = (latents * step).sum(-1)
+        if self.noise is not None:
+            change = (tangent.rows @ step[..., None])[..., 0]
+            return self, rise + (tangent.residual * change / self.noise).sum(-1)
+        size = (tangent.residual / self.scale).norm(dim=-1)
+        ahead = rise + step.square().sum(-1) / 2
+        needed = torch.where(size > 0, 2.0 * ahead / size.clamp_min(torch.finfo(size.dtype).tiny), 0.0)
+        penalty = torch.maximum(self.penalty, needed)
+        return _Merit(None, self.scale, penalty), rise - penalty * size
+
+    def rounding(self, value: Tensor, tangent: _Tangent) -> Tensor:
+        """How far rounding alone may move the merit."""
+        if self.noise is not None:
+            error = (tangent.residual.abs() * tangent.rounding / self.noise).sum(-1)
+        else:
+            error = self.penalty * (tangent.rounding / self.scale).norm(dim=-1)
+        return error + 16 * torch.finfo(value.dtype).eps * (1.0 + value)
+
+
+def _search(
+    constraint: Constraint,
+    merit: _Merit,
+    slope: Tensor,
+    latents: Tensor,
+    step: Tensor,
+    *,
+    deviation: Tensor,
+    moved: Tensor,
+    tangent: _Tangent,
+    done: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Halve each function's step until the merit falls enough; returns the fractions, and which functions found none."""
+    value = merit(latents, tangent.residual)
+    slack, fraction = merit.rounding(value, tangent), torch.where(done, 0.0, torch.ones_like(value))
+    lowered = done
+    for _ in range(_HALVINGS):
+        residual = constraint.numbers(deviation + _per_function(fraction, deviation) * moved)
+        lowered = done | (merit(latents + fraction[:, None] * step, residual) <= value + _SUFFICIENT * fraction * slope + slack)
+        if bool(lowered.all()):
+            break
+        fraction = torch.where(lowered, fraction, fraction / 2)
+    return fraction, ~lowered
+
+
+def _per_function(numbers: Tensor, like: Tensor) -> Tensor:
+    """Append axes to one number per function."""
+    return numbers.reshape(-1, *[1] * (like.ndim - 1))

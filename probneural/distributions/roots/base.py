@@ -1,0 +1,335 @@
+"""Lazy roots: linear maps from a latent vector xi in R^k to fields, never formed as covariances.
+
+A root stands for a tensor `(n, c, p, k)`: n inputs, c channels, p points, k latent dimensions. The joint over inputs is the
+same thing viewed as `(n * c * p, k)`. Everything a Gaussian field does needs the few operations of
+[`Root`][probneural.distributions.roots.base.Root].
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.checks import check_floating
+from probneural.distributions.conditioning import LowRankUpdate
+from probneural.errors import GridError, ShapeError
+from probneural.functionals import Functional
+
+_CHUNK_ELEMENTS = 2**24
+"""Entries of a dense root, or of its columns in float64, that sums over the latent side may hold at once (64 or 128 MiB)."""
+
+
+class Root(ABC):
+    """The operations a Gaussian field asks of its root; abstract."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(n, c, p, k)`."""
+
+    @property
+    @abstractmethod
+    def like(self) -> Tensor:
+        """A tensor of the dtype and on the device of products."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of products."""
+        return self.like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of products."""
+        return self.like.device
+
+    @abstractmethod
+    def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
+        """Map s latent vectors to s coherent draws: every input sees the same vector."""
+
+    @abstractmethod
+    def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
+        """Map one latent vector per input."""
+
+    @abstractmethod
+    def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
+        """Apply the transpose of the joint map."""
+
+    @abstractmethod
+    def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
+        """Apply each input's own transpose to m vectors: the latent rows of m linear observations of each function."""
+
+    @abstractmethod
+    def row_squares(self) -> Float[Tensor, "n c p"]:
+        """Row sums of squares: the marginal variances, by a sum that cannot become negative."""
+
+    @abstractmethod
+    def push(self, functional: Functional) -> Root:
+        """Return the root of the functional's values, `(n, c, m, k)`."""
+
+    @abstractmethod
+    def compose(self, transform: LowRankUpdate) -> Root:
+        """Return this root times a map on the latent side, one for all inputs or `(n, r, k)` one each.
+
+        Raises:
+            ShapeError: If the map is of another latent dimension or number of inputs.
+        """
+
+    def marginal(self, index: int) -> Root:
+        """Return a root of one function's own covariance, `(1, c, p, k')`, where its latent need not be that of the others.
+
+        A density of one function wants few columns; roots that can do with fewer than k override this.
+        """
+        return self.select(slice(index, index + 1))
+
+    @abstractmethod
+    def scale(self, factors: Float[Tensor, " c"]) -> Root:
+        """Return the root with each channel's rows multiplied by a factor."""
+
+    @abstractmethod
+    def select(self, index: slice | Tensor) -> Root:
+        """Return the root of some of the inputs."""
+
+    @abstractmethod
+    def dense(self) -> Float[Tensor, "n c p k"]:
+        """Form the root."""
+
+    def without_white(self) -> tuple[Root | None, Float[Tensor, "n c p"]]:
+        """The root without the part whose values are independent of each other, and the variances of that part.
+
+        Densities take the latter as noise. None stands for a root of which nothing else is left.
+        """
+        inputs, channels, points, _ = self.shape
+        return self, torch.zeros(inputs, channels, points, dtype=self.dtype, device=self.device)
+
+    def magnitude(self) -> Float[Tensor, "n c"]:
+        """How large standard deviations get, per function and channel; an upper bound or an estimate of the size will do."""
+        return self.row_norms().amax(-1)
+
+    def row_norms(self) -> Float[Tensor, "n c p"]:
+        """Norms of the rows: the marginal standard deviations, of any size, where their squares may vanish or overflow."""
+        squares = self.row_squares()
+        units = square_units(squares)
+        if bool((units == 1.0).all()):
+            return squares.sqrt()
+        return self.scale(units.reciprocal()).row_squares().sqrt() * units[:, None]
+
+    def gram(self) -> Float64[Tensor, "n cp cp"]:
+        """The covariance of each function's values, channels first, summed in float64 a few latent dimensions at a time."""
+        inputs, channels, points, rank = self.shape
+        total = torch.zeros(inputs, channels * points, channels * points, dtype=torch.float64, device=self.device)
+        if min(self.shape) == 0:
+            return total
+        step = max(1, _CHUNK_ELEMENTS // (inputs * channels * points))
+        for piece in self.dense().flatten(1, 2).split(min(step, rank), dim=-1):
+            columns = piece.to(torch.float64)
+            total = total + columns @ columns.mT
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class DenseRoot(Root):
+    """A root held as a tensor.
+
+    Args:
+        matrix: `(n, c, p, k)`, in the units of the field.
+
+    Raises:
+        ShapeError: If the tensor does not have four axes.
+    """
+
+    matrix: Float[Tensor, "..."]
+
+    def __post_init__(self) -> None:
+        """Check the number of axes."""
+        check_floating(self.matrix, "root")
+        if self.matrix.ndim != 4:
+            raise ShapeError(
+                expected="a root of shape (n, c, p, k)", got=str(tuple(self.matrix.shape)), remedy="add the missing axes"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(n, c, p, k)`."""
+        inputs, channels, points, rank = self.matrix.shape
+        return inputs, channels, points, rank
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and on the device of products."""
+        return self.matrix
+
+    def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
+        """Map s latent vectors to s coherent draws."""
+        return torch.einsum("ncpk,sk->sncp", self.matrix, latents.to(self.matrix))
+
+    def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
+        """Map one latent vector per input."""
+        return torch.einsum("ncpk,nk->ncp", self.matrix, latents.to(self.matrix))
+
+    def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
+        """Apply the transpose of the joint map."""
+        return torch.einsum("ncpk,sncp->sk", self.matrix, values.to(self.matrix))
+
+    def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
+        """Apply each input's own transpose."""
+        return torch.einsum("ncpk,nmcp->nmk", self.matrix, cotangents.to(self.matrix))
+
+    def row_squares(self) -> Float[Tensor, "n c p"]:
+        """Row sums of squares."""
+        return self.matrix.square().sum(-1)
+
+    def push(self, functional: Functional) -> Root:
+        """Apply the functional to each latent column."""
+        columns = self.matrix.movedim(-1, 1).unflatten(-1, grid_shape(functional, self.shape[2]))
+        return DenseRoot(functional(columns).movedim(1, -1))
+
+    def compose(self, transform: LowRankUpdate) -> Root:
+        """Multiply on the latent side."""
+        check_transform(transform, self.shape)
+        return DenseRoot(transform.product(self.matrix))
+
+    def scale(self, factors: Float[Tensor, " c"]) -> Root:
+        """Multiply each channel's rows."""
+        return DenseRoot(self.matrix * factors.to(self.matrix)[:, None, None])
+
+    def select(self, index: slice | Tensor) -> Root:
+        """Select inputs."""
+        return DenseRoot(self.matrix[index])
+
+    def dense(self) -> Float[Tensor, "n c p k"]:
+        """The matrix itself."""
+        return self.matrix
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureRoot(Root):
+    """The root of fields u_c(x) = sum over j of phi_j(x) w_cj whose weights w = factor xi are Gaussian.
+
+    The features are shared by the channels, so nothing of size c * p * k is kept; push-forwards act on the features and
+    conditioning acts on the factor.
+
+    Args:
+        features: phi, `(n, p, f)`, dimensionless.
+        factor: `(n, c, f, k)` or `(1, c, f, k)`, in the units of the field; kept in float64.
+
+    Raises:
+        ShapeError: If the two do not fit together.
+    """
+
+    features: Float[Tensor, "n p f"]
+    factor: Float[Tensor, "..."]
+
+    def __post_init__(self) -> None:
+        """Check that features and factor fit together."""
+        check_floating(self.features, "features")
+        check_floating(self.factor, "factor")
+        features, factor = tuple(self.features.shape), tuple(self.factor.shape)
+        fits = len(features) == 3 and len(factor) == 4 and factor[2] == features[2] and factor[0] in (1, features[0])
+        if not fits:
+            raise ShapeError(
+                expected="features (n, p, f) and a factor (n or 1, c, f, k)",
+                got=f"{features} and {factor}",
+                remedy="the number of features must agree",
+            )
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(n, c, p, k)`."""
+        return self.features.shape[0], self.factor.shape[1], self.features.shape[1], self.factor.shape[3]
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and on the device of products."""
+        return self.features
+
+    def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
+        """Map s latent vectors to s coherent draws."""
+        weights = torch.einsum("ncfk,sk->sncf", self.factor, latents.to(self.factor))
+        return torch.einsum("npf,sncf->sncp", self.features, weights.to(self.features))
+
+    def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
+        """Map one latent vector per input."""
+        weights = (self.factor @ latents.to(self.factor)[:, None, :, None])[..., 0]
+        return torch.einsum("npf,ncf->ncp", self.features, weights.to(self.features))
+
+    def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
+        """Apply the transpose of the joint map."""
+        moments = torch.einsum("npf,sncp->sncf", self.features, values.to(self.features)).to(self.factor)
+        return torch.einsum("ncfk,sncf->sk", self.factor.expand(self.shape[0], -1, -1, -1), moments)
+
+    def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
+        """Apply each input's own transpose, in the factor's dtype from the features on."""
+        moments = torch.einsum("npf,nmcp->nmcf", self.features, cotangents.to(self.features)).to(self.factor)
+        return torch.einsum("ncfk,nmcf->nmk", self.factor.expand(self.shape[0], -1, -1, -1), moments)
+
+    def row_squares(self) -> Float[Tensor, "n c p"]:
+        """Row sums of squares, formed for a few inputs at a time."""
+        inputs, channels, points, rank = self.shape
+        step = max(1, _CHUNK_ELEMENTS // max(1, channels * points * rank))
+        pieces = [self.select(slice(start, start + step)).dense().square().sum(-1) for start in range(0, inputs, step)]
+        return torch.cat(pieces) if pieces else self.features.new_zeros(0, channels, points)
+
+    def push(self, functional: Functional) -> Root:
+        """Apply the functional to each feature."""
+        columns = self.features.mT.unflatten(-1, grid_shape(functional, self.shape[2]))
+        return FeatureRoot(functional(columns).mT, self.factor)
+
+    def compose(self, transform: LowRankUpdate) -> Root:
+        """Multiply the factor on the latent side."""
+        check_transform(transform, self.shape)
+        factor = self.factor.expand(self.shape[0], -1, -1, -1) if transform.batch_shape else self.factor
+        return FeatureRoot(self.features, transform.product(factor))
+
+    def scale(self, factors: Float[Tensor, " c"]) -> Root:
+        """Multiply each channel's rows of the factor."""
+        return FeatureRoot(self.features, self.factor * factors.to(self.factor)[:, None, None])
+
+    def select(self, index: slice | Tensor) -> Root:
+        """Select inputs."""
+        factor = self.factor if self.factor.shape[0] == 1 else self.factor[index]
+        return FeatureRoot(self.features[index], factor)
+
+    def dense(self) -> Float[Tensor, "n c p k"]:
+        """Form the root."""
+        return self.features[:, None] @ self.factor.to(self.features)
+
+
+def square_units(squares: Float[Tensor, "n c *points"]) -> Float[Tensor, " c"]:
+    """Return units in which squares of each channel are to be formed, so that their roots can be had whatever their size.
+
+    They are 1 where the dtype holds the squares to its full precision; elsewhere the root of the dtype's smallest number, or
+    the inverse.
+    """
+    limits = torch.finfo(squares.dtype)
+    units = squares.new_ones(squares.shape[1])
+    if not squares.numel():
+        return units
+    largest = squares.detach().movedim(1, 0).flatten(1).amax(1)
+    units = torch.where(largest < limits.tiny / limits.eps, limits.tiny**0.5, units)
+    return torch.where(torch.isinf(largest), limits.tiny**-0.5, units)
+
+
+def check_transform(transform: LowRankUpdate, shape: tuple[int, int, int, int]) -> None:
+    """Raise a ShapeError unless the map is one for all inputs, or one per input, of the root's latent dimension."""
+    if transform.rank != shape[3] or tuple(transform.batch_shape) not in ((), (shape[0],)):
+        raise ShapeError(
+            expected=f"directions (r, {shape[3]}) or ({shape[0]}, r, {shape[3]})",
+            got=str(tuple(transform.directions.shape)),
+            remedy="one map for all inputs, or one per input",
+        )
+
+
+def grid_shape(functional: Functional, points: int) -> Sequence[int]:
+    """The shape that values on a functional's grid have, or a GridError unless it has this many points."""
+    if functional.grid.size != points:
+        raise GridError(
+            expected=f"a functional on the field's {points} points",
+            got=f"one on {functional.grid!r}",
+            remedy="build the functional from the distribution's grid",
+        )
+    return functional.grid.shape

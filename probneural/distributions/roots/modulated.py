@@ -1,0 +1,185 @@
+"""Roots of d_c(x) = s_c(x) e_c(x), a process of unit variance times a standard deviation that varies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.distributions.conditioning import LowRankUpdate
+from probneural.distributions.roots.base import DenseRoot, Root
+from probneural.distributions.roots.sums import CorrectedRoot
+from probneural.errors import ShapeError
+from probneural.functionals import Functional
+
+
+@dataclass(frozen=True, eq=False)
+class ModulatedRoot(Root):
+    """d_c(x) = std_c(x) * sum over j of modes_cj(x) zeta_cj, channels independent: nothing of size n * c * p * k is kept.
+
+    The latent dimensions are the c * r numbers zeta, channel by channel.
+
+    Args:
+        std: Standard deviations, `(n, c, p)`, in physical units.
+        modes: `(c, p, r)`, dimensionless, with squares that add up to 1 at every point.
+
+    Raises:
+        ShapeError: If the two do not fit together.
+    """
+
+    std: Float[Tensor, "..."]
+    modes: Float[Tensor, "..."]
+
+    def __post_init__(self) -> None:
+        """Check that the two fit together."""
+        if self.std.ndim != 3 or self.modes.ndim != 3 or self.std.shape[1:] != self.modes.shape[:2]:
+            raise ShapeError(
+                expected="standard deviations (n, c, p) and modes (c, p, r)",
+                got=f"{tuple(self.std.shape)} and {tuple(self.modes.shape)}",
+                remedy="evaluate both on the same grid",
+            )
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(n, c, p, c r)`."""
+        inputs, channels, points = self.std.shape
+        return inputs, channels, points, channels * self.modes.shape[2]
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and on the device of products."""
+        return self.std
+
+    @property
+    def _modes(self) -> Tensor:
+        return self.modes.to(self.std)
+
+    def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
+        """Map s latent vectors to s coherent draws."""
+        waves = torch.einsum("cpr,scr->scp", self._modes, self._by_channel(latents))
+        return waves[:, None] * self.std
+
+    def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
+        """Map one latent vector per input."""
+        return torch.einsum("cpr,ncr->ncp", self._modes, self._by_channel(latents)) * self.std
+
+    def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
+        """Apply the transpose of the joint map."""
+        weighted = (values.to(self.std) * self.std).sum(1)
+        return torch.einsum("cpr,scp->scr", self._modes, weighted).flatten(1)
+
+    def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
+        """Apply each input's own transpose."""
+        weighted = cotangents.to(self.std) * self.std[:, None]
+        return torch.einsum("cpr,nmcp->nmcr", self._modes, weighted).flatten(2)
+
+    def row_squares(self) -> Float[Tensor, "n c p"]:
+        """Row sums of squares."""
+        return self.std.square() * self._modes.square().sum(-1)
+
+    def push(self, functional: Functional) -> Root:
+        """Apply the functional to each latent column, function by function and channel by channel."""
+        inputs, channels, _ = self.std.shape
+        rank = self.modes.shape[2]
+        pushed = self.std.new_zeros(inputs, channels, functional.size, channels, rank)
+        for channel in range(channels):
+            columns = (self.std[:, channel, :, None] * self._modes[channel]).mT.unflatten(-1, functional.grid.shape)
+            pushed[:, channel, :, channel] = functional(columns).mT
+        return DenseRoot(pushed.flatten(3))
+
+    def compose(self, transform: LowRankUpdate) -> CorrectedRoot:
+        """Keep the map as thin matrices."""
+        return CorrectedRoot.composed(self, transform)
+
+    def scale(self, factors: Float[Tensor, " c"]) -> ModulatedRoot:
+        """Multiply each channel's standard deviations."""
+        return ModulatedRoot(self.std * factors.to(self.std)[:, None], self.modes)
+
+    def select(self, index: slice | Tensor) -> ModulatedRoot:
+        """Select inputs."""
+        return ModulatedRoot(self.std[index], self.modes)
+
+    def dense(self) -> Float[Tensor, "n c p k"]:
+        """Form the root: a block per channel."""
+        inputs, channels, points, rank = self.shape
+        formed = self.std.new_zeros(inputs, channels, points, channels, rank // channels)
+        for channel in range(channels):
+            formed[:, channel, :, channel] = self.std[:, channel, :, None] * self._modes[channel]
+        return formed.flatten(3)
+
+    def _by_channel(self, latents: Tensor) -> Tensor:
+        return latents.to(self.std).unflatten(-1, (self.modes.shape[0], -1))
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalRoot(Root):
+    """Independent values: d_c(x) = std_c(x) zeta_c(x), with a latent number for every channel and point of the grid.
+
+    Args:
+        std: Standard deviations, `(n, c, p)`, in physical units.
+    """
+
+    std: Float[Tensor, "n c p"]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(n, c, p, c p)`."""
+        inputs, channels, points = self.std.shape
+        return inputs, channels, points, channels * points
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and on the device of products."""
+        return self.std
+
+    def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
+        """Map s latent vectors to s draws."""
+        return latents.to(self.std).unflatten(1, self.std.shape[1:])[:, None] * self.std
+
+    def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
+        """Map one latent vector per input."""
+        return latents.to(self.std).unflatten(1, self.std.shape[1:]) * self.std
+
+    def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
+        """Apply the transpose of the joint map."""
+        return (values.to(self.std) * self.std).sum(1).flatten(1)
+
+    def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
+        """Apply each input's own transpose."""
+        return (cotangents.to(self.std) * self.std[:, None]).flatten(2)
+
+    def row_squares(self) -> Float[Tensor, "n c p"]:
+        """Row sums of squares."""
+        return self.std.square()
+
+    def push(self, functional: Functional) -> Root:
+        """Weigh the functional's matrix by the standard deviations: a block per channel."""
+        inputs, channels, points = self.std.shape
+        identity = torch.eye(functional.size, dtype=torch.float64, device="cpu")
+        matrix = functional.adjoint(identity).flatten(1).to(self.std)
+        pushed = self.std.new_zeros(inputs, channels, functional.size, channels, points)
+        for channel in range(channels):
+            pushed[:, channel, :, channel] = matrix * self.std[:, channel, None]
+        return DenseRoot(pushed.flatten(3))
+
+    def compose(self, transform: LowRankUpdate) -> CorrectedRoot:
+        """Keep the map as thin matrices."""
+        return CorrectedRoot.composed(self, transform)
+
+    def scale(self, factors: Float[Tensor, " c"]) -> DiagonalRoot:
+        """Multiply each channel's standard deviations."""
+        return DiagonalRoot(self.std * factors.to(self.std)[:, None])
+
+    def select(self, index: slice | Tensor) -> DiagonalRoot:
+        """Select inputs."""
+        return DiagonalRoot(self.std[index])
+
+    def dense(self) -> Float[Tensor, "n c p k"]:
+        """Form the root."""
+        return torch.diag_embed(self.std.flatten(1)).unflatten(1, self.std.shape[1:])
+
+    def without_white(self) -> tuple[Root | None, Float[Tensor, "n c p"]]:
+        """None, and the variances: all of it is white."""
+        return None, self.std.square()

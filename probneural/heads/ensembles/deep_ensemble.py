@@ -1,0 +1,231 @@
+"""Deep ensembles: the same recipe from different initial weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from probneural.checks import assign, check_flag, check_integer, check_module
+from probneural.contexts import undisturbed
+from probneural.curvature import ParameterVector
+from probneural.errors import ArgumentError, UnsupportedError
+from probneural.fields import Field, FieldPairs
+from probneural.heads.ensembles.members import MemberTask, State, TrainFunction, state_of, train_members
+from probneural.heads.ensembles.reinitialisation import Build, Initialisation, Reinitialise
+from probneural.heads.residuals import output_units, training_pairs
+from probneural.heads.weight_problem import residuals_of
+from probneural.heads.weight_samples import WeightSampledPredictor
+from probneural.randomness import check_seed, stream_seed
+
+_NOISE_FLOOR = 1e-12
+"""Least noise variance, in units of the outputs' variance."""
+_BATCH_ELEMENTS = 2**22
+"""Members times output values held at once while the noise is measured."""
+
+
+@dataclass(frozen=True)
+class DeepEnsemble:
+    """M operators of one architecture, trained by one recipe on the same data from different initial weights.
+
+    The prediction is the empirical field of the members. The recipe is called as `train(operator, data, seed=seed)` and trains
+    the module it is given in place, so `functools.partial(pn.fit, epochs=50)` is one. If it takes `show_progress`, that is
+    `False` unless it was set. Around each call torch's global generators are seeded, and put back afterwards.
+
+    The spread of the members is what initial weights and the order of batches leave open; it is no posterior. Where data
+    determine the weights, members that have converged agree however few data there are: see `AnchoredEnsemble`. Calibrate
+    it on held-out fields.
+
+    Training time is M times that of `train`, spread over the workers. Starting processes takes seconds; from half a minute per
+    member they pay. Bits depend on the number of threads, so members trained here and in processes of one thread agree to
+    the last bit under `torch.set_num_threads(1)`.
+
+    Args:
+        members: M.
+        train: The training function.
+        reinitialise: Draws the weights of the module it is given anew, in place and from torch's global generator. By default
+            every submodule's own `reset_parameters`, which have to reach all trainable parameters; frozen ones keep their
+            values.
+        build: Makes a member: called as `build(seed)`, returns an untrained operator of the one architecture. In place of
+            `reinitialise`, for operators whose modules have no `reset_parameters`: those of other libraries. Members then start
+            from what it returns, units and other buffers included.
+        keeps_operator: Whether the operator, already trained, is member 0 as it is, so that only M - 1 are trained. By default
+            all are trained from new weights; its units and other buffers are where every member starts from.
+        seed: Random seed. Member i is the same one in an ensemble of any size.
+        workers: Processes of one thread each that train members at the same time; by default members are trained in this
+            process, one after the other. Or a `concurrent.futures.Executor` of processes, here or on other machines. What is
+            sent to processes has to be defined at the top of a module, and a script's work under `if __name__ == "__main__":`.
+        show_progress: Whether to show one progress bar over the members.
+
+    Raises:
+        ArgumentError: If a setting is out of range, or `train` is no function.
+
+    Reference:
+        Lakshminarayanan, Pritzel & Blundell (2017), Simple and scalable predictive uncertainty estimation using deep
+        ensembles. Deviations: members predict functions, not means and variances; no adversarial training; one noise variance
+        per channel, the mean squared residual of the ensemble's mean.
+
+    Examples:
+        >>> from probneural.grids import Grid
+        >>> def damp(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
+        ...     for parameter in operator.parameters():
+        ...         parameter.data.mul_(0.5)
+        >>> fields = Field(torch.ones(4, 1, 8), Grid.uniform((8,)))
+        >>> head = DeepEnsemble(3, train=damp, show_progress=False)
+        >>> predictor = head.fit(nn.Conv1d(1, 1, 1), FieldPairs(fields, fields))
+        >>> predictor(fields).samples.shape
+        torch.Size([3, 4, 1, 8])
+    """
+
+    members: int = 5
+    _: KW_ONLY
+    train: TrainFunction
+    reinitialise: Reinitialise | None = None
+    build: Build | None = None
+    keeps_operator: bool = False
+    seed: int = 0
+    workers: int | Executor = 1
+    show_progress: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        members, seed = check_members(self.members, self.seed)
+        assign(self, members=members, seed=seed)
+        if not callable(self.train):
+            raise ArgumentError(
+                expected="train=, a training function called as train(operator, data, seed=seed) that trains in place",
+                got=repr(self.train),
+                remedy="pass train=functools.partial(pn.fit, epochs=50), with the settings that suit the operator",
+            )
+        if self.reinitialise is not None and not callable(self.reinitialise):
+            raise ArgumentError(
+                expected="reinitialise= as a function of a module", got=repr(self.reinitialise), remedy="or leave it out"
+            )
+        if self.build is not None and not callable(self.build):
+            raise ArgumentError(
+                expected="build= as a function from a seed to an operator",
+                got=repr(self.build),
+                remedy="write build=lambda seed: FNO(...); torch's generator is seeded around the call",
+            )
+        if self.reinitialise is not None and self.build is not None:
+            raise ArgumentError(
+                expected="reinitialise= or build=", got="both", remedy="build= makes new operators; drop reinitialise="
+            )
+        if not isinstance(self.workers, Executor):
+            assign(self, workers=check_integer(self.workers, "workers", most=2**10))
+        for name in ("keeps_operator", "show_progress"):
+            assign(self, **{name: check_flag(getattr(self, name), name)})
+
+    @undisturbed()
+    def fit(self, operator: nn.Module, data: FieldPairs) -> WeightSampledPredictor:
+        """Train the members.
+
+        Args:
+            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed. With `build`
+                it is an example of what that returns, and member 0 if it is kept.
+            data: Training pairs.
+
+        Returns:
+            A predictor of empirical fields, one sample per member.
+
+        Raises:
+            ArgumentError: If weights cannot be drawn anew, or the operator is no module.
+            TrainingError: If a member fails, which is named.
+            UnsupportedError: If the training function cannot be sent to the workers, or parameters differ in dtype.
+            DataError: If the data are not finite pairs.
+            ShapeError: If the operator's outputs do not fit the data's.
+        """
+        copied = _copy(check_module(operator, "operator"))
+        layout = ParameterVector.of(copied)
+        given = training_pairs(data, copied)
+        inputs, outputs = given.inputs, given.outputs.to(given.inputs.dtype)
+        # Copies, which a training function may change.
+        pairs = FieldPairs(Field(inputs.values.clone(), inputs.grid), Field(outputs.values.clone(), outputs.grid))
+        residuals_of(copy.deepcopy(copied).eval(), pairs[:1])  # outputs that do not fit cost no training
+        kept = 1 if self.keeps_operator else 0
+        jobs = [(number, stream_seed(self.seed, "ensemble member", number)) for number in range(kept, self.members)]
+        device = pairs.inputs.device
+        states: dict[int, State] = {0: state_of(copied)} if self.keeps_operator else {}
+        if jobs:
+            initialisation = Initialisation(reinitialise=self.reinitialise, build=self.build)
+            initialisation.check(copied, device=device)
+            task = MemberTask(copied, pairs, self.train, initialisation, self.members, device)
+            with tqdm(total=len(jobs), desc="ensemble", unit="member", disable=not self.show_progress) as bar:
+                states |= train_members(task, jobs, workers=self.workers, tick=bar.update)
+        return _predictor(copied, layout, [states[number] for number in range(self.members)], pairs)
+
+
+def check_members(members: object, seed: object) -> tuple[int, int]:
+    """Return number and seed of an ensemble, or raise an ArgumentError unless they are integers in range."""
+    return check_integer(members, "members", most=2**20), check_seed(seed)
+
+
+def _copy(operator: nn.Module) -> nn.Module:
+    """A copy without gradients.
+
+    Raises:
+        UnsupportedError: If parameters differ in precision.
+    """
+    copied = copy.deepcopy(operator)
+    for parameter in copied.parameters():
+        parameter.grad = None
+    dtypes = {(value.real if value.is_complex() else value).dtype for value in copied.parameters()}
+    if len(dtypes) > 1:
+        raise UnsupportedError(
+            expected="an operator with parameters of one precision",
+            got=", ".join(sorted(map(str, dtypes))),
+            remedy="convert it with .to(dtype)",
+        )
+    return copied
+
+
+def _predictor(
+    operator: nn.Module, layout: ParameterVector, states: Sequence[State], data: FieldPairs
+) -> WeightSampledPredictor:
+    """Stack what differs between members, and measure the noise."""
+    operator = operator.eval().requires_grad_(False)
+    names = [name for name, _ in operator.named_buffers()]
+    differ = [name for name in names if not all(torch.equal(state[name], states[0][name]) for state in states)]
+    shapes = {name: {tuple(state[name].shape) for state in states} for name in names}
+    uneven = [name for name in names if len(shapes[name]) > 1]
+    if uneven:
+        raise UnsupportedError(
+            expected="members with buffers of one shape", got=f"{uneven[0]} of {shapes[uneven[0]]}", remedy="fix its shape"
+        )
+    with torch.no_grad():
+        for name, tensor in (*operator.named_parameters(), *operator.named_buffers()):
+            tensor.data = states[0][name].clone()  # as `Module.to` does it: what is tied stays tied
+    units = output_units(data.outputs)[1].square()
+
+    def built(noise: Float64[Tensor, " c"]) -> WeightSampledPredictor:
+        return WeightSampledPredictor(
+            operator=operator,
+            layout=layout,
+            vectors=torch.stack([layout.flatten(state) for state in states]),
+            noise=noise,
+            domain=data.inputs.grid,
+            in_channels=data.inputs.channels,
+            buffers={name: torch.stack([state[name] for state in states]) for name in differ},
+        )
+
+    return built(torch.maximum(_mean_square_residual(built(units), data), _NOISE_FLOOR * units))
+
+
+@torch.no_grad()
+def _mean_square_residual(predictor: WeightSampledPredictor, data: FieldPairs) -> Float64[Tensor, " c"]:
+    """Of the members' mean, by quadrature, per channel; some functions at a time."""
+    grid = data.outputs.grid
+    query = None if grid == data.inputs.grid else grid
+    step = max(1, _BATCH_ELEMENTS // (predictor.members * predictor.out_channels * grid.size))
+    total = torch.zeros(predictor.out_channels, dtype=torch.float64, device=predictor.device)
+    for start in range(0, len(data), step):
+        batch = data[start : start + step]
+        mean = predictor(batch.inputs, query).mean.to(torch.float64)
+        total += Field(batch.outputs.values.to(torch.float64) - mean, grid).mean_square().sum(0)
+    return total / len(data)

@@ -1,0 +1,194 @@
+"""Training the members of an ensemble: one after the other, in worker processes of one thread each, or on an executor."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import io
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from probneural.errors import TrainingError, UnsupportedError
+from probneural.fields import FieldPairs
+from probneural.heads.ensembles.reinitialisation import Initialisation
+from probneural.randomness import seeded
+
+State = dict[str, Tensor]
+"""Parameters and buffers of one member by name."""
+TrainFunction = Callable[..., object]
+"""Called as train(operator, data, seed=seed); trains the operator in place."""
+Job = tuple[int, int]
+"""Number and seed of a member."""
+
+
+@dataclass(frozen=True)
+class MemberTask:
+    """Everything that training one member takes, but for its number and seed.
+
+    Attributes:
+        operator: Is copied, never changed.
+        data: Training pairs, in the operator's dtype.
+        train: The training function.
+        initialisation: Where a member's weights come from.
+        members: How many there are, for messages.
+        device: Where to train.
+    """
+
+    operator: nn.Module
+    data: FieldPairs
+    train: TrainFunction
+    initialisation: Initialisation
+    members: int
+    device: torch.device
+
+    def run(self, number: int, seed: int) -> State:
+        """Train one member.
+
+        Raises:
+            TrainingError: If it fails, is left with values that are not finite, or was not trained in place.
+        """
+        options = {"show_progress": False} if _shows_progress(self.train) else {}
+        with torch.enable_grad(), seeded(seed, "member training", devices=[self.device]):
+            module = self.initialisation.member(self.operator, seed, self.device)
+            start = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+            try:
+                self.train(module, self.data.to(self.device), seed=seed, **options)
+            except Exception as error:  # whatever a training function raises, the member it failed on is named
+                raise self.failed(number, f"{type(error).__name__}: {error}") from error
+        state = state_of(module)
+        self._check(number, start, state)
+        return state
+
+    def _check(self, number: int, start: State, state: State) -> None:
+        changed = set(state) ^ set(state_of(self.operator))
+        if changed:
+            raise self.failed(number, f"other parameters or buffers than before it was trained: {sorted(changed)[0]}")
+        for name, value in state.items():
+            if not bool(torch.isfinite(value).all()):
+                raise self.failed(number, f"values that are NaN or infinite in {name}")
+        if all(torch.equal(value, state[name]) for name, value in start.items()):
+            raise self.failed(number, "weights as they were: train(operator, data, seed=...) has to train in place")
+
+    def failed(self, number: int, got: str) -> TrainingError:
+        """The error of a member that did not train."""
+        return TrainingError(
+            expected=f"member {number} (of 0 to {self.members - 1}) to train",
+            got=got,
+            remedy="try the training function on one operator with the same data",
+        )
+
+
+def state_of(module: nn.Module) -> State:
+    """Copies of all parameters and buffers by name, those that files leave out included."""
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor.detach().clone() for name, tensor in named.items()}
+
+
+def _shows_progress(train: TrainFunction) -> bool:
+    """Whether a training function takes `show_progress` and leaves it open: one bar over the members is enough."""
+    if isinstance(train, functools.partial) and "show_progress" in train.keywords:
+        return False
+    try:
+        return "show_progress" in inspect.signature(train).parameters
+    except (TypeError, ValueError):  # some built-in callables have no signature
+        return False
+
+
+def train_members(
+    task: MemberTask, jobs: Sequence[Job], *, workers: int | Executor, tick: Callable[[], object]
+) -> dict[int, State]:
+    """Train members one after the other in this process, in worker processes of one thread each, or on an executor.
+
+    Processes are started for the call, and ended on every way out; an executor stays as it is.
+
+    Raises:
+        UnsupportedError: If the training function, the reinitialisation, the factory or the operator cannot be sent.
+        TrainingError: If a member fails, or its process dies.
+    """
+    states: dict[int, State] = {}
+    if workers == 1:
+        for number, seed in jobs:
+            states[number] = task.run(number, seed)
+            tick()
+        return states
+    sent = replace(task, operator=copy.deepcopy(task.operator).cpu(), data=task.data.to("cpu"))
+    with _one_thread_each(min(workers, len(jobs))) if isinstance(workers, int) else nullcontext(workers) as executor:
+        # other executors, Dask's for example, send functions of scripts and notebooks as their code
+        call = (
+            functools.partial(_trained_pickled, _pickled(sent))
+            if isinstance(executor, ProcessPoolExecutor)
+            else functools.partial(_trained, sent)
+        )
+        futures = {executor.submit(call, *job): job[0] for job in jobs}
+        try:
+            for future in as_completed(futures):
+                answer = _result(task, futures[future], future)
+                states[futures[future]] = torch.load(io.BytesIO(answer), weights_only=True, map_location=task.device)
+                tick()
+        finally:
+            for future in futures:
+                future.cancel()
+    return states
+
+
+@contextmanager
+def _one_thread_each(workers: int) -> Iterator[Executor]:
+    """Processes whose numerical libraries have one thread."""
+    others = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of the parent hold
+    processes = ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield processes
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - others:
+            child.terminate()
+        raise
+    finally:
+        processes.shutdown(cancel_futures=True)
+
+
+def _result(task: MemberTask, number: int, future: Future[bytes]) -> bytes:
+    """What a worker sends, or the error that says why it sends nothing."""
+    try:
+        return future.result()
+    except BrokenExecutor as error:
+        got = "the end of its worker process: out of memory, or a script without `if __name__ == '__main__':`"
+        raise task.failed(number, got) from error
+
+
+def _pickled(task: MemberTask) -> bytes:
+    """The task in memory; no file is written or read.
+
+    Raises:
+        UnsupportedError: If it cannot be sent.
+    """
+    try:
+        return pickle.dumps(task)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UnsupportedError(
+            expected="a training function, a factory or reinitialisation, and an operator that can be sent to other processes",
+            got=f"{type(error).__name__}: {error}",
+            remedy="define them at the top of a module; or train here, with workers=1; or give an executor that sends "
+            "functions as their code, loky's or Dask's",
+        ) from error
+
+
+def _trained_pickled(payload: bytes, number: int, seed: int) -> bytes:
+    """What a process does with a task from its parent's memory."""
+    task: MemberTask = pickle.loads(payload)  # noqa: S301 (from our own parent's memory)
+    return _trained(task, number, seed)
+
+
+def _trained(task: MemberTask, number: int, seed: int) -> bytes:
+    """What a worker does: train one member, and send its tensors without pickle."""
+    buffer = io.BytesIO()
+    torch.save({name: tensor.cpu() for name, tensor in task.run(number, seed).items()}, buffer)
+    return buffer.getvalue()

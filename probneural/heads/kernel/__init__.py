@@ -1,0 +1,1 @@
+"""Gaussian processes between principal coefficients of inputs and outputs."""

@@ -1,0 +1,122 @@
+"""Principal components of fields: a few numbers per function, orthonormal in L2 whatever the grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.distributions.conditioning import singular_values
+from probneural.fields import Field
+from probneural.grids import Grid, resample
+
+_FOLDS = 5
+"""Parts into which the training functions are divided to see what the components of the others leave out."""
+_RESOLVED = 1e-13
+"""Fraction of the largest eigenvalue of a Gram matrix below which the others are rounding."""
+
+
+@dataclass(frozen=True, eq=False)
+class PrincipalComponents:
+    """An affine subspace of functions: u = centre + unit * sum over j of z_j modes_j.
+
+    The modes are orthonormal in 1/|D| * integral of sum over channels, by quadrature; z has no dimension.
+
+    Args:
+        grid: Where the training functions live.
+        centre: Their mean, `(c, *grid)`, in physical units.
+        unit: Scale of each channel, `(c,)`, in physical units.
+        modes: `(r, c, p)`, dimensionless.
+        std: Standard deviation of each coordinate over the training functions, `(r,)`, dimensionless, falling.
+    """
+
+    grid: Grid
+    centre: Float64[Tensor, "c *grid"]
+    unit: Float64[Tensor, " c"]
+    modes: Float64[Tensor, "r c p"]
+    std: Float64[Tensor, " r"]
+
+    @classmethod
+    def of(cls, functions: Field, *, components: int | None, tolerance: float, largest: int) -> PrincipalComponents:
+        """Find the leading components of training functions.
+
+        Args:
+            functions: At least two of them.
+            components: How many to keep, at most one less than there are functions; by default as many as `tolerance` asks for.
+            tolerance: Share of the variance that may be left out, dimensionless.
+            largest: The most to keep by default.
+
+        Returns:
+            The components, those without any variance left out.
+        """
+        grid, values = functions.grid, functions.values.to(torch.float64)
+        unit = functions.units()[1]
+        centre = values.mean(0)
+        rows = _weighted(values - centre, grid, unit)
+        _, sizes, right = singular_values(rows)
+        rest = sizes.square().flip(0).cumsum(0).flip(0)
+        least = torch.finfo(functions.dtype).eps * float(sizes[0]) if len(sizes) else 0.0  # what is smaller is rounding
+        needed = int((rest > tolerance * rest[0]).sum())
+        count = min(needed, largest) if components is None else components
+        count = min(count, int((sizes > least).sum()), len(functions) - 1)
+        mean_weights = grid.mean_weights.to(rows.device).sqrt()
+        safe = torch.where(
+            mean_weights > 0, mean_weights, torch.ones_like(mean_weights)
+        )  # a point without weight has no say, and no mode
+        modes = right[:count].unflatten(1, (functions.channels, grid.size)) / safe * (mean_weights > 0)
+        return cls(grid=grid, centre=centre, unit=unit, modes=modes, std=sizes[:count] / len(functions) ** 0.5)
+
+    @property
+    def count(self) -> int:
+        """Number of components r."""
+        return self.modes.shape[0]
+
+    def scores(self, functions: Field) -> Float64[Tensor, "n r"]:
+        """Coordinates of functions, which are brought to the training grid first; differentiable in their values."""
+        values = resample(functions.values.to(torch.float64), functions.grid, self.grid)
+        rows = _weighted(values - self.centre, self.grid, self.unit)
+        mean_weights = self.grid.mean_weights.to(rows.device).sqrt()
+        return rows @ (self.modes * mean_weights).flatten(1).mT
+
+    def mean_on(self, grid: Grid) -> Float64[Tensor, "c *grid"]:
+        """The centre on another grid, in physical units."""
+        return resample(self.centre, self.grid, grid)
+
+    def modes_on(self, grid: Grid) -> Float64[Tensor, "r c p"]:
+        """The modes on another grid of p points, in physical units."""
+        fields = (self.modes * self.unit[:, None]).unflatten(-1, self.grid.shape)
+        return resample(fields, self.grid, grid).flatten(2)
+
+    def mean_squares(self) -> Float64[Tensor, "r c"]:
+        """Mean square of each mode over the domain, in physical units squared."""
+        mean_weights = self.grid.mean_weights.to(self.modes.device)
+        return (self.modes.square() @ mean_weights) * self.unit.square()
+
+
+def left_out(functions: Field, components: PrincipalComponents) -> Float64[Tensor, " c"]:
+    """Mean square of what as many components leave out of functions that they were not made from, in physical units squared.
+
+    From five folds of the training functions: what the components of four fifths leave out of the last fifth.
+    """
+    rows = _weighted(functions.values.to(torch.float64) - components.centre, functions.grid, components.unit)
+    fold = torch.arange(len(rows), device=rows.device) % min(_FOLDS, len(rows))
+    total = torch.zeros_like(components.unit)
+    for number in range(min(_FOLDS, len(rows))):
+        others, held = rows[fold != number], rows[fold == number]
+        centre = others.mean(0)
+        others, held = others - centre, held - centre
+        values, vectors = torch.linalg.eigh(others @ others.mT)
+        keep = values > _RESOLVED * values[-1]
+        keep[: max(0, len(values) - components.count)] = False
+        directions = vectors[:, keep] * values[keep].rsqrt()
+        rest = held - (held @ others.mT @ directions) @ (directions.mT @ others)
+        total += rest.unflatten(1, (functions.channels, -1)).square().sum((0, 2))
+    return total / len(rows) * components.unit.square()
+
+
+def _weighted(values: Float[Tensor, "n c *grid"], grid: Grid, unit: Float64[Tensor, " c"]) -> Float64[Tensor, "n cp"]:
+    """Rows whose scalar products are those of the functions, in units of the channels."""
+    mean_weights = grid.mean_weights.to(values.device).sqrt()
+    return (values.flatten(2) / unit[:, None] * mean_weights).flatten(1)

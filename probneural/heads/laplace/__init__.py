@@ -1,0 +1,1 @@
+"""Laplace posteriors of all layers, by structure of the curvature."""

@@ -1,0 +1,366 @@
+"""Laplace posteriors over all parameters, or chosen ones, of any operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from probneural.checks import check_choice, check_flag, check_instance, check_integer
+from probneural.contexts import undisturbed
+from probneural.curvature import ParameterVector
+from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
+from probneural.curvature.weights.roots import DenseWeights, LowRankWeights, WeightRoot
+from probneural.distributions import DenseRoot, GaussianField, Latent, Predictor
+from probneural.distributions.latent import digest
+from probneural.distributions.roots.recorded import RecordedMaps
+from probneural.errors import ArgumentError, UnsupportedError
+from probneural.fields import Field, FieldPairs, evaluate
+from probneural.grids import Grid
+from probneural.heads.laplace.structures import STRUCTURES, Kronecker, Structure
+from probneural.heads.laplace.updates import update
+from probneural.heads.residuals import check_some
+from probneural.heads.weight_posterior import Hyperparameters, WeightPosterior
+from probneural.heads.weight_problem import WeightProblem, prepare
+from probneural.heads.weight_samples import WeightSampledPredictor
+from probneural.randomness import check_seed, stream
+from probneural.threads import copy_for_call
+
+_MATERIALISED = 2**25
+"""Entries of a root that is formed at once rather than kept as products (128 MiB in float32)."""
+
+_VARIANCE_ESTIMATION = VarianceEstimation()
+_STRUCTURE = Kronecker(probes=16)
+"""What fits operators of any size in about the time that training them takes."""
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """The linearised Laplace posterior: weights N(theta, (G + T)^-1) around the trained ones, pushed through the Jacobian.
+
+    u(x) = f(x; theta) + J(x) (w - theta), with G the Gauss-Newton matrix of the quadrature likelihood and T the prior
+    precision. The structure is what is assumed of G:
+
+    * `LowRank()` or `"low_rank"`: only the directions that data determine more than the prior does are informed.
+    * `Full()` or `"full"`: nothing; at most 5,000 parameters. The exact reference.
+    * `Kronecker()` or `"kronecker"`: a Kronecker product for every linear layer and every mode of a spectral convolution.
+    * `Diagonal()` or `"diagonal"`: independent parameters.
+    * `Iterative()` or `"iterative"`: nothing again, for any number of parameters: draws solve linear systems.
+
+    It is exact where the operator is linear in the chosen parameters and the trained ones are the posterior mode; elsewhere
+    it knows only the linearisation.
+
+    Args:
+        structure: One of the above: an object with its settings, or its name for the default ones. By default
+            `Kronecker(probes=16)`, which takes operators of any size, and states variances that are too large.
+        parameters: Names of parameters or submodules; all by default. Others stay as they are.
+        noise: Observation variance, in physical units squared: one number or one per channel. Learned noise is one fraction
+            of each channel's training variance.
+        prior_precision: Precision of the parameters around zero, per parameter unit squared: one number, a vector `(P,)` in
+            the order of `ParameterVector`, or by name, a number or a tensor in real pairs each; infinity fixes a parameter.
+            By default one number is learned for all; `"per_layer"` learns one per parameter tensor.
+        effective_observations: Independent observations per field, dimensionless, one number or one per channel; by
+            default from the training residuals.
+        variance_estimation: When marginal variances are exact, and how well they are estimated otherwise.
+        seed: Random seed of starts and projections.
+        show_progress: Whether to show progress bars.
+
+    Raises:
+        UnsupportedError: If there is no such structure.
+        ArgumentError: If a setting is out of range.
+
+    Reference:
+        Immer, Korzepa & Bauer (2021), Improving predictions of Bayesian neural nets via local linearization. Deviations:
+        quadrature instead of sums over points, effective observations, complex parameters as real pairs.
+    """
+
+    structure: str | Structure = _STRUCTURE
+    _: KW_ONLY
+    parameters: Sequence[str] | None = None
+    noise: float | Tensor | None = None
+    prior_precision: float | Tensor | Mapping[str, Tensor | float] | str | None = None
+    effective_observations: float | Tensor | None = None
+    variance_estimation: VarianceEstimation = _VARIANCE_ESTIMATION
+    seed: int = 0
+    show_progress: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if not isinstance(self.structure, Structure):
+            check_choice(self.structure, STRUCTURES, "structure", remedy="or use LastLayerLaplace", error=UnsupportedError)
+        if isinstance(self.prior_precision, str):
+            check_choice(
+                self.prior_precision, ("per_layer",), "prior_precision", remedy="or give a number", error=ArgumentError
+            )
+        check_instance(
+            self.variance_estimation,
+            VarianceEstimation,
+            "variance_estimation",
+            remedy="give a VarianceEstimation(...)",
+            error=ArgumentError,
+        )
+        check_seed(self.seed)
+        check_flag(self.show_progress, "show_progress")
+
+    @undisturbed()
+    def fit(self, operator: nn.Module, data: FieldPairs) -> LaplacePredictor:
+        """Fit the posterior.
+
+        Args:
+            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed.
+            data: Training pairs.
+
+        Returns:
+            A predictor with its own copy of the operator.
+
+        Raises:
+            UnsupportedError: If there are too many parameters for the structure, or the prior does not suit it.
+            EvidenceError: If the evidence determines no noise or prior.
+            ArgumentError: If a setting is out of range, or a name fits no parameter.
+            ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.
+            DataError: If the data are not finite.
+        """
+        problem = prepare(
+            operator,
+            data,
+            parameters=self.parameters,
+            noise=self.noise,
+            prior_precision=self.prior_precision,
+            effective_observations=self.effective_observations,
+        )
+        structure = self.structure if isinstance(self.structure, Structure) else STRUCTURES[self.structure]()
+        posterior = structure.fit(problem, seed=self.seed, show_progress=self.show_progress)
+        return LaplacePredictor.of(problem, posterior, structure=structure.name, variance_estimation=self.variance_estimation)
+
+
+class LaplacePredictor(Predictor):
+    """What `Laplace` fits.
+
+    Attributes:
+        operator: The predictor's own copy of the operator.
+        layout: Which parameters vary, and where they lie in the vector.
+        weights: Root of their covariance.
+        structure: Its form.
+        learned: The five that follow, in one.
+        noise: Observation variance per channel, `(c,)`, in physical units squared.
+        prior_precision: `(P,)`, per parameter unit squared.
+        effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
+        log_evidence: In nats, of the training outputs in physical units.
+        log_evidence_error: Its standard error where it is estimated, in nats.
+        report: What the structure found out, by name.
+        latent: The name of the weights' randomness.
+    """
+
+    effective_observations: Float64[Tensor, " c"]  # known to this head
+
+    def __init__(
+        self,
+        *,
+        operator: nn.Module,
+        layout: ParameterVector,
+        weights: WeightRoot,
+        structure: str,
+        hyperparameters: Hyperparameters,
+        report: Mapping[str, float],
+        domain: Grid,
+        in_channels: int,
+        variance_estimation: VarianceEstimation,
+        shift: Float[Tensor, " P"] | None = None,
+    ) -> None:
+        layout.check(operator)
+        if structure not in STRUCTURES:
+            raise ArgumentError(
+                expected=f"one of {', '.join(STRUCTURES)}", got=repr(structure), remedy="name the weights' structure"
+            )
+        self.operator = operator
+        self.layout = layout
+        self.weights = weights
+        self.structure = structure
+        self.hyperparameters = hyperparameters
+        self.noise = hyperparameters.noise
+        self.prior_precision = hyperparameters.prior_precision
+        self.effective_observations = hyperparameters.effective_observations
+        self.log_evidence = hyperparameters.log_evidence
+        self.log_evidence_error = hyperparameters.log_evidence_error
+        self.report = dict(report)
+        self.domain = domain
+        self.in_channels = in_channels
+        self.out_channels = len(hyperparameters.noise)
+        self.variance_estimation = variance_estimation
+        self.shift = shift
+        self._vector = layout.flatten(dict(operator.named_parameters()))
+        moved = () if shift is None else (shift,)
+        name = f"laplace-{structure}-{digest(self._vector, *moved)}{weights.fingerprint()}"
+        self.latent = Latent(id=name, rank=weights.rank)
+
+    @classmethod
+    def of(
+        cls, problem: WeightProblem, posterior: WeightPosterior, *, structure: str, variance_estimation: VarianceEstimation
+    ) -> LaplacePredictor:
+        """Put together what was prepared and what a structure posterior."""
+        return cls(
+            operator=problem.operator,
+            layout=problem.layout,
+            weights=posterior.root,
+            structure=structure,
+            hyperparameters=Hyperparameters(
+                noise=posterior.noise * problem.variance_unit,
+                prior_precision=posterior.prior_precision.cpu(),
+                effective_observations=problem.effective_observations,
+                log_evidence=posterior.log_evidence - problem.offset,
+                log_evidence_error=posterior.evidence_error,
+            ),
+            report=posterior.report,
+            domain=problem.data.inputs.grid,
+            in_channels=problem.data.inputs.channels,
+            variance_estimation=replace(variance_estimation, exact_passes=10**9)
+            if structure == "full"
+            else variance_estimation,
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The parameters' dtype."""
+        return self._vector.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The parameters' device."""
+        return self._vector.device
+
+    @property
+    def weight_covariance(self) -> Float[Tensor, "P P"]:
+        """Covariance of the parameters, in parameter units squared; formed."""
+        return self.weights.covariance()
+
+    def variance_bounds(
+        self, inputs: Field, query: Grid | None = None
+    ) -> tuple[Float[Tensor, "n c *grid"], Float[Tensor, "n c *grid"]]:
+        """Bounds on the pointwise variance that leaving out directions entails, in physical units squared.
+
+        The upper one leaves their prior as it is, which is what predictions use; the lower one divides it by one plus
+        `report["next_ratio"]`, the most that data may add in any of those directions.
+
+        Args:
+            inputs: n input functions.
+            query: Where to evaluate; the inputs' grid by default.
+
+        Raises:
+            UnsupportedError: If the structure is not low rank.
+        """
+        if not isinstance(self.weights, LowRankWeights):
+            raise UnsupportedError(
+                expected="a low-rank structure, which leaves directions out", got=self.structure, remedy="use .variance"
+            )
+        field = self(inputs, query)
+        upper = field.variance
+        root = self._root(Field(inputs.values.to(self.device, self.dtype), inputs.grid), query)
+        kept = self.weights.factors.to(self.dtype)
+        columns = (self.weights.directions * kept).mT * self.weights.prior_std.to(self.weights.directions)
+        span = sum(
+            root.push_tangents(piece.to(self.dtype)).square().sum(0) for piece in columns.split(self.variance_estimation.chunk)
+        )
+        inside = torch.as_tensor(span).unflatten(-1, field.grid.shape)
+        rest = (upper - inside).clamp_min(0.0)  # an estimate of the whole may fall short of an exact part of it
+        return inside + rest / (1.0 + self.report["next_ratio"]), upper
+
+    @undisturbed()
+    def update(self, data: FieldPairs) -> LaplacePredictor:
+        """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
+
+        The mean moves along the Jacobian, u = f + J (shift + R xi), by exact Bayesian linear regression.
+
+        Args:
+            data: New pairs, on the grids of the training pairs or other ones.
+
+        Returns:
+            A new predictor with a latent of its own.
+
+        Raises:
+            UnsupportedError: If the structure cannot be updated; refit then.
+            DataError: If the data are not finite pairs.
+            ShapeError: If they do not fit the operator.
+        """
+        if not isinstance(self.weights, DenseWeights | LowRankWeights):
+            raise UnsupportedError(
+                expected="a full or low-rank structure, which new data update in closed form",
+                got=self.structure,
+                remedy="fit anew on all data",
+            )
+        problem = prepare(
+            self.operator,
+            data,
+            parameters=self.layout.names,
+            noise=self.noise,
+            prior_precision=None,
+            # a coarse grid cannot tell more
+            effective_observations=self.effective_observations.clamp_max(float(data.outputs.grid.size)),
+        )
+        result = update(problem, self.weights, shift=self.shift)
+        report = dict(self.report)
+        if isinstance(result.weights, LowRankWeights):
+            # what the old data say outside their span, and what the new span leaves of both, may add up along one direction
+            report |= {"rank": float(len(result.weights.factors)), "next_ratio": report["next_ratio"] + result.next_value}
+        return LaplacePredictor(
+            operator=self.operator,
+            layout=self.layout,
+            weights=result.weights,
+            structure=self.structure,
+            hyperparameters=replace(self.hyperparameters, log_evidence=self.log_evidence + result.log_evidence),
+            report=report,
+            domain=self.domain,
+            in_channels=self.in_channels,
+            variance_estimation=self.variance_estimation,
+            shift=result.shift,
+        )
+
+    @undisturbed()
+    def sampled(self, members: int, *, seed: int) -> WeightSampledPredictor:
+        """Return the predictor that is not linearised: `members` operators with weights drawn from the posterior.
+
+        Args:
+            members: How many.
+            seed: Random seed.
+
+        Raises:
+            ArgumentError: If `members` is not a positive integer.
+        """
+        members = check_integer(members, "members")
+        generator = stream(seed, "sampled weights")
+        latents = torch.randn(members, self.weights.rank, generator=generator, dtype=torch.float64, device="cpu")
+        vectors = self._vector + self.weights.product(latents.to(self.device)).to(self._vector)
+        if self.shift is not None:
+            vectors = vectors + self.shift.to(vectors)
+        return WeightSampledPredictor(
+            operator=self.operator,
+            layout=self.layout,
+            vectors=vectors,
+            noise=self.noise,
+            domain=self.domain,
+            in_channels=self.in_channels,
+        )
+
+    def _root(self, inputs: Field, query: Grid | None) -> JacobianRoot:
+        return JacobianRoot(
+            self.operator,
+            self.layout,
+            self._vector,
+            inputs,
+            query,
+            weights=self.weights,
+            recorded=RecordedMaps(self._vector.new_ones(self.out_channels)),
+            variance_estimation=self.variance_estimation,
+        )
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        check_some(inputs)
+        where = inputs.grid if query is None else query
+        mean = evaluate(copy_for_call(self.operator), inputs, query)
+        root = self._root(inputs, query)
+        if self.shift is not None:
+            mean = mean + root.push_tangents(self.shift.to(mean)[None])[0].unflatten(-1, where.shape)
+        small = root.is_exact and len(inputs) * self.out_channels * where.size * root.shape[3] <= _MATERIALISED
+        return GaussianField(mean, DenseRoot(root.dense()) if small else root, latent=self.latent, grid=where)

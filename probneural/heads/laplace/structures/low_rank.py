@@ -1,0 +1,203 @@
+"""Low rank plus prior: the directions that data determine most, truncated by block Lanczos; everywhere else the prior stays."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
+from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
+from probneural.curvature.weights.roots import LowRankWeights
+from probneural.heads.evidence import Evidence
+from probneural.heads.laplace.structures.base import Structure
+from probneural.heads.weight_posterior import WeightPosterior
+from probneural.heads.weight_problem import Given, WeightProblem
+
+LARGEST_RANK = 512
+"""Rank at which growth stops by itself."""
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-6}
+"""Relative residual of eigenpairs, by the operator's own dtype; variances err by its square over the gaps."""
+_FIRST_RANK = 32
+_ROUNDING = 50.0
+"""Eigenvalues below this many roundings of the largest one cannot be seen."""
+_PROBES = 8
+_STEPS = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Truncation:
+    """Eigenpairs of the whitened curvature with the hyper-parameters they lead to.
+
+    Attributes:
+        pairs: At noise scale 1.
+        rest: Spectral measure of what they leave out, or None if that is nothing.
+        evidence: Of both together.
+        noise_scale: Noise variance, in variance units.
+        scale: Prior precision in whitened units; 1 if the prior is given.
+    """
+
+    pairs: Eigenpairs
+    rest: SpectralMeasure | None
+    evidence: Evidence
+    noise_scale: float
+    scale: float
+
+    @property
+    def next_ratio(self) -> float:
+        """Precision that data add along the first direction left out, over the prior's; what rounding may hide counts."""
+        largest = float(self.pairs.values[0]) if len(self.pairs.values) else 0.0
+        hidden = _ROUNDING * torch.finfo(self.pairs.vectors.dtype).eps * largest
+        left = self.pairs.vectors.shape[0] - len(self.pairs.values)
+        return max(self.pairs.next_value, hidden) / (self.noise_scale * self.scale) if left else 0.0
+
+    @property
+    def ratios(self) -> Float64[Tensor, " r"]:
+        """The same along the directions kept."""
+        return self.pairs.values.clamp_min(0.0) / (self.noise_scale * self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRank(Structure):
+    """Only directions that data determine more than the prior does are informed; elsewhere the posterior is the prior.
+
+    That is an upper bound; see `LaplacePredictor.variance_bounds`.
+
+    Args:
+        rank: Directions; by default they grow until the next one carries less than the prior, up to 512.
+
+    Raises:
+        ArgumentError: If `rank` is not a positive integer.
+    """
+
+    name: ClassVar[str] = "low_rank"
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the number of directions."""
+        self._check_count("rank")
+
+    def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
+        """Find eigenpairs of the whitened curvature, to a given rank or until the next carries less than the prior.
+
+        The directions left out keep their prior, which bounds their variance from above. Data add at most `next_ratio` times
+        the prior's precision there, so dividing by 1 + `next_ratio` bounds it from below. The evidence counts them by
+        stochastic Lanczos quadrature, with its error.
+
+        Everything is computed in float64 where the operator runs in it, and the directions kept in the operator's dtype.
+
+        Raises:
+            EvidenceError: If the evidence determines no noise or prior.
+        """
+        dtype = problem.vector.dtype
+        problem = problem.in_double_precision
+        truncated = truncate(problem, rank=self.rank, seed=seed, tolerance=TOLERANCE[dtype], show_progress=show_progress)
+        if problem.given.learns_layers:
+            priors, noise_scale = _layered(problem, truncated)
+            problem = replace(problem, given=Given(noise=noise_scale, prior=priors))
+            truncated = truncate(problem, rank=self.rank, seed=seed, tolerance=TOLERANCE[dtype], show_progress=show_progress)
+        if self.rank is None and truncated.next_ratio > 1.0:
+            warnings.warn(
+                f"low rank stopped at {len(truncated.ratios)} directions; data add {truncated.next_ratio:.3g} times "
+                "the prior's precision along the next, so variances are too large by up to that factor: give "
+                "LowRank(rank=...), or see variance_bounds",
+                stacklevel=2,
+            )
+        scale = truncated.scale
+        rest, error = 0.0, 0.0
+        if truncated.rest is not None:
+            rest = truncated.rest.remainder(lambda nodes: nodes)[0]
+            error = 0.5 * truncated.rest.remainder(lambda nodes: torch.log1p(nodes / (truncated.noise_scale * scale)))[1]
+        captured = float(truncated.pairs.values.clamp_min(0.0).sum())
+        return WeightPosterior(
+            root=LowRankWeights(
+                problem.prior_std / math.sqrt(scale), truncated.pairs.vectors.to(dtype), (1.0 + truncated.ratios).rsqrt()
+            ),
+            noise=truncated.noise_scale,
+            prior_precision=torch.full_like(problem.prior_std, scale)
+            if problem.prior is None
+            else problem.prior.to(problem.prior_std),
+            log_evidence=truncated.evidence.value(noise=truncated.noise_scale, prior=scale),
+            evidence_error=error,
+            report={
+                "rank": float(len(truncated.ratios)),
+                "smallest_ratio": float(truncated.ratios[-1]) if len(truncated.ratios) else 0.0,
+                "next_ratio": truncated.next_ratio,
+                "captured_energy": captured / (captured + rest) if captured + rest > 0 else 1.0,
+            },
+        )
+
+
+def truncate(
+    problem: WeightProblem, *, rank: int | None, seed: int, tolerance: float, show_progress: bool = False
+) -> Truncation:
+    """Grow the span until the next direction carries less than the prior, or to the rank that is asked for."""
+    size = problem.layout.size
+    largest = min(size, LARGEST_RANK)
+    width = min(size, rank) if rank is not None else min(largest, _FIRST_RANK)
+    start = None
+    while True:
+        pairs = top_eigenpairs(
+            problem.product,
+            size,
+            rank=width,
+            seed=seed,
+            start=start,
+            tolerance=tolerance,
+            progress=show_progress,
+            **problem.dtype_and_device,
+        )
+        result = _learn(problem, pairs, seed=seed)
+        if rank is not None or width >= largest or result.next_ratio < 1.0:
+            return result
+        width, start = min(largest, 2 * width), pairs.vectors
+
+
+def _learn(problem: WeightProblem, pairs: Eigenpairs, *, seed: int) -> Truncation:
+    """Learn what is not given, counting the directions left out by their spectral measure."""
+    size, known = problem.layout.size, pairs.values.clamp_min(0.0).cpu()
+    values, multiplicities, rest = known, torch.ones_like(known), None
+    left = size - len(known)
+    if left > 0 and pairs.next_value > 0:
+        steps = min(_STEPS, left)
+        rest = spectral_density(
+            problem.product, size, probes=_PROBES, steps=steps, seed=seed, deflate=pairs, **problem.dtype_and_device
+        )
+        values = torch.cat([known, rest.nodes.flatten().cpu()])
+        multiplicities = torch.cat([multiplicities, rest.weights.flatten().cpu() / rest.weights.shape[0]])
+    elif left > 0:
+        values = torch.cat([known, known.new_zeros(1)])
+        multiplicities = torch.cat([multiplicities, known.new_full((1,), float(left))])
+    evidence = Evidence(
+        eigenvalues=values,
+        observations=problem.observations,
+        residual_sum_of_squares=problem.residual_sum_of_squares,
+        squared_norm=float(problem.whitened_centre.square().sum()),
+        multiplicities=multiplicities,
+    )
+    noise_scale, scale = evidence.maximise(noise=problem.noise, prior=None if problem.prior is None else 1.0)
+    return Truncation(pairs=pairs, rest=rest, evidence=evidence, noise_scale=noise_scale, scale=scale)
+
+
+def _layered(problem: WeightProblem, truncated: Truncation) -> tuple[Float64[Tensor, " P"], float]:
+    """One prior precision per layer, from the directions truncated: a determinant of their number, whatever that of weights."""
+    root = truncated.pairs.vectors.to(torch.float64) * truncated.pairs.values.clamp_min(0.0).sqrt()
+    groups = problem.groups
+    count = len(problem.layout.names)
+    grams = torch.stack([root[groups == layer].mT @ root[groups == layer] for layer in range(count)]).cpu()
+    sizes = torch.bincount(groups.cpu(), minlength=count).to(torch.float64)
+
+    def log_determinant(log_noise: Tensor, log_priors: Tensor) -> Tensor:
+        matrix = torch.einsum("l,lij->ij", torch.exp(-log_priors - log_noise), grams)
+        identity = torch.eye(matrix.shape[0], dtype=matrix.dtype)
+        gain = 2.0 * torch.linalg.cholesky(identity + matrix).diagonal().log().sum()
+        return gain + (sizes * log_priors).sum()
+
+    layered = problem.layered(log_determinant)
+    noise_scale, priors = layered.maximise(start=(truncated.noise_scale, truncated.scale), noise=problem.noise)
+    return priors.to(groups.device)[groups], noise_scale

@@ -1,0 +1,87 @@
+"""Learning from more data without refitting: exact Bayesian linear regression on top of a fitted posterior."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.curvature.spectra.lanczos import top_eigenpairs
+from probneural.curvature.weights.roots import DenseWeights, LowRankWeights
+from probneural.heads.laplace.structures.low_rank import LARGEST_RANK, TOLERANCE
+from probneural.heads.weight_problem import WeightProblem
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What new data make of a weight posterior.
+
+    Attributes:
+        weights: The new root.
+        shift: Of the weights from the trained ones, `(P,)`, float64.
+        log_evidence: What the new data add to it, in nats: log p(new | old).
+        next_value: Whitened precision that a low-rank root leaves out along the next direction; 0 of a dense one.
+    """
+
+    weights: DenseWeights | LowRankWeights
+    shift: Float64[Tensor, " P"]
+    log_evidence: float
+    next_value: float
+
+
+def update(problem: WeightProblem, root: DenseWeights | LowRankWeights, *, shift: Float64[Tensor, " P"] | None) -> Update:
+    """Condition a posterior on the pairs of a problem: see `LaplacePredictor.update`.
+
+    With new rows J, noise S and residuals r at the old mean, the covariance becomes C' = (C^-1 + J^T S^-1 J)^-1, the mean
+    moves by C' J^T S^-1 r, and log p(new | old) = -(1/2) [log det(2 pi S) + log det(C C'^-1) + r^T S^-1 r - g^T C' g] with
+    g = J^T S^-1 r.
+
+    Args:
+        problem: The new pairs, with the noise of the posterior.
+        root: Of the posterior's covariance.
+        shift: Of its mean from the trained weights.
+    """
+    old = torch.zeros_like(problem.vector) if shift is None else shift.to(problem.vector)
+    residuals = problem.residuals.flatten(2) - problem.jacobian_product(old[None])[0].to(torch.float64)
+    pulled = problem.transposed_jacobian_product((residuals * problem.weights)[None].to(problem.vector))
+    gradient = pulled[0].to(torch.float64)
+    weights, log_ratio, next_value = _dense(root, problem) if isinstance(root, DenseWeights) else _low_rank(root, problem)
+    step = weights.product(weights.transposed_product(gradient[None]))[0].to(torch.float64)
+    explained = float((residuals.square() * problem.weights).sum()) - float(gradient @ step)
+    gain = -0.5 * (problem.observations * math.log(2 * math.pi) + log_ratio + explained) - problem.offset
+    return Update(weights=weights, shift=old.to(torch.float64) + step, log_evidence=gain, next_value=next_value)
+
+
+def _dense(root: DenseWeights, problem: WeightProblem) -> tuple[DenseWeights, float, float]:
+    """R (I + R^T G R)^(-1/2), log det(I + R^T G R), and 0: nothing is left out."""
+    factor = root.factor.to(torch.float64)
+    gain = torch.zeros(root.rank, root.rank, dtype=torch.float64, device=root.device)
+    for rows in problem.rows()():
+        latent_rows = rows.to(torch.float64) @ factor
+        gain += latent_rows.mT @ latent_rows
+    values, vectors = torch.linalg.eigh(gain)
+    values = values.clamp_min(0.0)  # a Gram matrix: what is negative is rounding
+    return DenseWeights(factor @ vectors * (1.0 + values).rsqrt()), float(values.log1p().sum()), 0.0
+
+
+def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeights, float, float]:
+    """Eigenpairs of the old directions plus the new curvature, with a rank that holds both where that is not too much."""
+    dtype, problem = root.dtype, problem.in_double_precision
+    directions, ratios = root.directions, (root.factors.to(torch.float64).reciprocal().square() - 1.0)
+    prior_std = root.prior_std
+
+    def product(vectors: Tensor) -> Tensor:
+        along = (vectors @ directions.to(vectors)) * ratios.to(vectors)
+        return along @ directions.mT.to(vectors) + problem.product(vectors * prior_std.to(vectors)) * prior_std.to(vectors)
+
+    new = len(problem.data) * problem.weights.numel()
+    rank = min(root.size, len(ratios) + new, max(len(ratios), LARGEST_RANK))
+    pairs = top_eigenpairs(
+        product, root.size, rank=rank, seed=0, start=directions, tolerance=TOLERANCE[dtype], **problem.dtype_and_device
+    )
+    values = pairs.values.clamp_min(0.0).to(torch.float64)
+    weights = LowRankWeights(prior_std, pairs.vectors.to(dtype), (1.0 + values).rsqrt())
+    return weights, float(values.log1p().sum() - ratios.log1p().sum()), max(pairs.next_value, 0.0)

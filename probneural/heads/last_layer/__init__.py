@@ -1,0 +1,1 @@
+"""Posteriors of the last layer: closed form, chains and variational inference."""

@@ -1,0 +1,318 @@
+"""The posterior of the last layer, with its exact covariance: the default head, and the reference for all others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from probneural.checks import assign, check_flag, check_module
+from probneural.contexts import undisturbed
+from probneural.distributions import FeatureRoot, GaussianField, Latent, Predictor
+from probneural.distributions.latent import digest
+from probneural.errors import ShapeError
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
+from probneural.heads.last_layer.readout import Readout, find_readout
+from probneural.heads.residuals import (
+    check_some,
+    estimate_effective_observations,
+    given_noise,
+    given_per_channel,
+    given_precision,
+    output_units,
+    training_pairs,
+)
+from probneural.heads.weight_posterior import weight_posterior
+
+_BATCH_ELEMENTS = 2**23
+"""Feature values evaluated at once (32 MiB in float32)."""
+
+
+@dataclass(frozen=True)
+class LastLayerLaplace:
+    """The Gaussian posterior of a pointwise affine last layer: exact covariance, given the features, at the trained weights.
+
+    u_c(x) = sum over j of w_cj phi_j(x). With m_c effective observations per field, noise variance s_c^2 and prior precision
+    tau_c, the weights of channel c have covariance (m_c G / s_c^2 + tau_c)^-1 around the trained ones, where
+    G = sum over i of 1/|D| * integral of phi_i phi_i^T. The predictive mean is the operator's own output. Noise and prior
+    maximise the evidence, in units of the training outputs' scale, unless given. It cannot see uncertainty in the features
+    themselves.
+
+    What training left of the data counts as noise. With `moves_mean` it does not: the mean weights are those of Bayesian linear
+    regression on the features, with a prior centred at zero (the bias at the mean training output), so with little noise and
+    features that outnumber the data the mean interpolates them. It is the exact posterior of the last layer at this noise and
+    prior, of which `BayesianLastLayer` draws.
+
+    Args:
+        readout: Name of the last layer; found by itself where it can be.
+        noise: Observation variance, in physical units squared: one number or one per channel.
+        prior_precision: Precision of the weights, per physical unit squared of the output: one number, one per feature
+            `(f,)`, or one per channel and feature `(c, f)`, the bias last (its prior is centred at the mean
+            training output); infinity fixes a weight.
+        effective_observations: m, dimensionless, one number or one per channel; by default from the training residuals.
+        moves_mean: Move the mean weights from the trained ones to where regression has them. Noise and prior precision that are
+            not given are still those of the trained weights.
+
+    Reference:
+        Kristiadi, Hein & Hennig (2020), Being Bayesian, even just a bit, fixes overconfidence in ReLU networks. Deviations:
+        quadrature instead of sums over points, effective observations, several outputs, any module.
+    """
+
+    readout: str | None = None
+    _: KW_ONLY
+    noise: float | Tensor | None = None
+    prior_precision: float | Tensor | None = None
+    effective_observations: float | Tensor | None = None
+    moves_mean: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        assign(self, moves_mean=check_flag(self.moves_mean, "moves_mean"))
+
+    @undisturbed()
+    @torch.no_grad()
+    def fit(self, operator: nn.Module, data: FieldPairs) -> LastLayerPredictor:
+        """Fit the posterior.
+
+        Args:
+            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed.
+            data: Training pairs.
+
+        Returns:
+            A predictor with its own copy of the operator.
+
+        Raises:
+            ReadoutError: If the last layer is not pointwise and affine.
+            EvidenceError: If the evidence determines no noise or prior.
+            ArgumentError: If a setting is out of range or of a wrong shape.
+            DataError: If the data are not finite.
+        """
+        pairs = training_pairs(data, check_module(operator, "operator"))
+        where = None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid
+        split = find_readout(operator, pairs.inputs[: min(2, len(pairs))], self.readout, query=where)
+        gram, moments, residuals = statistics(split, pairs)
+        return self._solve(split, pairs, gram, moments, residuals)
+
+    def _solve(self, split: Readout, data: FieldPairs, gram: Tensor, moments: Tensor, residuals: Tensor) -> LastLayerPredictor:
+        mean, scale = output_units(data.outputs)
+        channels, features = split.weight.shape
+        device = gram.device
+        observations = given_per_channel(self.effective_observations, channels, name="effective_observations")
+        if observations is None:
+            observations = estimate_effective_observations(residuals, grid=data.outputs.grid).cpu()
+        noises = given_noise(self.noise, channels, dtype=data.inputs.dtype)
+        priors = self._priors(channels, features)
+        mean_weights = data.outputs.grid.mean_weights.to(device)
+        squares = ((residuals.flatten(2) / scale[:, None]).square() @ mean_weights).sum(0)
+        centre = split.weight.to(device) / scale[:, None]
+        if split.has_bias:
+            centre[:, -1] -= mean / scale
+        factor = torch.zeros(1, channels, features, channels * features, dtype=torch.float64, device=device)
+        noise, prior, evidence = torch.empty_like(scale), torch.empty_like(centre), 0.0
+        shift = torch.zeros_like(centre) if self.moves_mean else None
+        for channel in range(channels):
+            unit, count = float(scale[channel]), float(observations[channel])
+            posterior = weight_posterior(
+                gram * count,
+                centre[channel],
+                observations=count * len(data),
+                residual_sum_of_squares=count * float(squares[channel]),
+                noise=None if noises is None else float(noises[channel]) / unit**2,
+                prior=None if priors is None else priors[channel].to(device) * unit**2,
+            )
+            root = posterior.root.dense()
+            factor[0, channel, :, channel * features : (channel + 1) * features] = unit * root
+            if shift is not None:  # one Newton step from the trained weights to the minimum of a quadratic
+                pull = torch.where(posterior.prior_precision.isfinite(), posterior.prior_precision * centre[channel], 0.0)
+                gradient = count / posterior.noise * moments[channel] / unit - pull
+                step = root @ (root.mT @ gradient)
+                shift[channel] = unit * step
+                evidence += 0.5 * float(gradient @ step)
+            noise[channel] = posterior.noise * unit**2
+            prior[channel] = posterior.prior_precision / unit**2
+            evidence += posterior.log_evidence - count * len(data) * float(scale[channel].log())
+        return LastLayerPredictor(
+            readout=split,
+            factor=factor,
+            noise=noise,
+            prior_precision=prior.cpu() if priors is None else priors,
+            effective_observations=observations,
+            log_evidence=evidence,
+            domain=data.inputs.grid,
+            in_channels=data.inputs.channels,
+            shift=shift,
+        )
+
+    def _priors(self, channels: int, features: int) -> Float64[Tensor, "c f"] | None:
+        if self.prior_precision is None:
+            return None
+        shapes = ((features,), (channels, features))
+        prior = given_precision(self.prior_precision, shapes, remedy="the bias, if there is one, comes last")
+        return prior.expand(channels, features)
+
+
+@torch.no_grad()
+def statistics(
+    split: Readout, data: FieldPairs
+) -> tuple[Float64[Tensor, "f f"], Float64[Tensor, "c f"], Float64[Tensor, "n c *grid"]]:
+    """Gram matrix of the features, their products with the residuals, both by quadrature, and all residuals; float64."""
+    grid = data.outputs.grid
+    query = None if grid == data.inputs.grid else grid
+    features = split.weight.shape[1]
+    mean_weights = grid.mean_weights.to(data.outputs.device)
+    gram = torch.zeros(features, features, dtype=torch.float64, device=data.outputs.device)
+    moments = torch.zeros(split.weight.shape[0], features, dtype=torch.float64, device=data.outputs.device)
+    residuals = []
+    step = max(1, _BATCH_ELEMENTS // (grid.size * features))
+    for start in range(0, len(data), step):
+        batch = data[start : start + step]
+        values, rows = split.evaluate(batch.inputs, query)
+        if values.shape != batch.outputs.values.shape:
+            raise ShapeError(
+                expected=f"an operator with outputs {tuple(batch.outputs.values.shape)}",
+                got=str(tuple(values.shape)),
+                remedy="check its channels",
+            )
+        residuals.append(batch.outputs.values.to(torch.float64) - values.to(torch.float64))
+        flat = rows.to(torch.float64)
+        gram += ((flat * mean_weights[:, None]).flatten(0, 1)).mT @ flat.flatten(0, 1)
+        moments += torch.einsum("npf,p,ncp->cf", flat, mean_weights, residuals[-1].flatten(2))
+    return gram, moments, torch.cat(residuals)
+
+
+class LastLayerPredictor(Predictor):
+    """What `LastLayerLaplace` fits.
+
+    Attributes:
+        readout: The predictor's own copy of the operator, split into features and last layer.
+        factor: Root of the weights' covariance, `(1, c, f, k)`, in physical units.
+        noise: Observation variance per channel, `(c,)`, in physical units squared.
+        prior_precision: Precision of each weight, `(c, f)`, per physical unit squared of the output.
+        effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
+        log_evidence: In nats, of the training outputs in physical units.
+        shift: How far `moves_mean` and updates have moved the mean weights from the trained ones, `(c, f)`, in physical units,
+            or None.
+        latent: The name of the weights' randomness.
+    """
+
+    effective_observations: Float64[Tensor, " c"]  # known to this head
+
+    def __init__(
+        self,
+        *,
+        readout: Readout,
+        factor: Float64[Tensor, "1 c f k"],
+        noise: Float64[Tensor, " c"],
+        prior_precision: Float64[Tensor, "c f"],
+        effective_observations: Float64[Tensor, " c"],
+        log_evidence: float,
+        domain: Grid,
+        in_channels: int,
+        shift: Float64[Tensor, "c f"] | None = None,
+    ) -> None:
+        self.readout = readout
+        self.factor = factor
+        self.noise = noise
+        self.prior_precision = prior_precision
+        self.effective_observations = effective_observations
+        self.log_evidence = log_evidence
+        self.domain = domain
+        self.in_channels = in_channels
+        self.out_channels = factor.shape[1]
+        self.shift = shift
+        moved = () if shift is None else (shift,)
+        self.latent = Latent(id=f"last-layer-{digest(readout.weight, factor, *moved)}", rank=factor.shape[3])
+
+    @property
+    def operator(self) -> nn.Module:
+        """The predictor's own copy of the operator."""
+        return self.readout.operator
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The operator's dtype."""
+        example = next(self.operator.parameters())
+        return example.real.dtype if example.is_complex() else example.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The operator's device."""
+        return next(self.operator.parameters()).device
+
+    @property
+    def weight_covariance(self) -> Float64[Tensor, "k k"]:
+        """Covariance of all weights, channel-major, in physical units squared; float64."""
+        rows = self.factor[0].flatten(0, 1)
+        return rows @ rows.mT
+
+    @undisturbed()
+    @torch.no_grad()
+    def update(self, data: FieldPairs) -> LastLayerPredictor:
+        """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
+
+        On a grid of fewer points than the effective observations, each point counts as one.
+
+        The mean weights move from the trained ones, to where regression on all data has them.
+
+        Args:
+            data: New pairs, on the grids of the training pairs or other ones.
+
+        Returns:
+            A new predictor with a latent of its own.
+
+        Raises:
+            DataError: If the data are not finite pairs.
+            ShapeError: If they do not fit the operator.
+        """
+        pairs = training_pairs(data, self.operator)
+        gram, moments, residuals = statistics(self.readout, pairs)
+        mean_weights = pairs.outputs.grid.mean_weights.to(gram.device)
+        squares = (residuals.square().flatten(2) @ mean_weights).sum(0)
+        channels, features = moments.shape
+        shift = torch.zeros_like(moments) if self.shift is None else self.shift.to(moments)
+        factor, moved, gain = self.factor.clone(), shift.clone(), 0.0
+        for channel in range(channels):
+            columns = slice(channel * features, (channel + 1) * features)
+            observations = min(float(self.effective_observations[channel]), float(data.outputs.grid.size))
+            count, noise = observations * len(data), float(self.noise[channel])
+            precision = observations / noise
+            old = self.factor[0, channel, :, columns]
+            values, vectors = torch.linalg.eigh(precision * old.mT @ gram @ old)
+            values = values.clamp_min(0.0)  # a Gram matrix: what is negative is rounding
+            new = old @ vectors * (1.0 + values).rsqrt()
+            gradient = precision * (moments[channel] - gram @ shift[channel])
+            step = new @ (new.mT @ gradient)
+            residual_sum_of_squares = float(
+                squares[channel] - 2.0 * moments[channel] @ shift[channel] + shift[channel] @ gram @ shift[channel]
+            )
+            explained = precision * residual_sum_of_squares - float(gradient @ step)
+            gain -= 0.5 * (count * math.log(2.0 * math.pi * noise) + float(values.log1p().sum()) + explained)
+            factor[0, channel, :, columns] = new
+            moved[channel] = shift[channel] + step
+        return LastLayerPredictor(
+            readout=self.readout,
+            factor=factor,
+            noise=self.noise,
+            prior_precision=self.prior_precision,
+            effective_observations=self.effective_observations,
+            log_evidence=self.log_evidence + gain,
+            domain=self.domain,
+            in_channels=self.in_channels,
+            shift=moved,
+        )
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        check_some(inputs)
+        where = inputs.grid if query is None else query
+        step = max(1, _BATCH_ELEMENTS // (where.size * self.factor.shape[2]))
+        parts = [self.readout.evaluate(inputs[start : start + step], query) for start in range(0, len(inputs), step)]
+        mean = torch.cat([values for values, _ in parts])
+        features: Float[Tensor, "n p f"] = torch.cat([rows for _, rows in parts])
+        if self.shift is not None:
+            moved = torch.einsum("npf,cf->ncp", features, self.shift.to(features))
+            mean = mean + moved.unflatten(-1, where.shape)
+        return GaussianField(mean, FeatureRoot(features, self.factor), latent=self.latent, grid=where)

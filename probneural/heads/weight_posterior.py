@@ -1,0 +1,96 @@
+"""The Gaussian posterior of weights: what every structure returns, and how a dense one follows from its curvature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.curvature.weights.roots import DenseWeights, WeightRoot
+from probneural.heads.evidence import Evidence
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPosterior:
+    """N(centre, R R^T), with the hyper-parameters it belongs to.
+
+    Attributes:
+        root: R, in weight units; zero for weights that the prior fixes.
+        noise: Observation variance, in the units of the curvature's.
+        prior_precision: `(P,)`, float64, per weight unit squared.
+        log_evidence: In nats.
+        evidence_error: Its standard error where it is estimated, in nats.
+        report: What the structure found out, by name: ranks, bounds, residuals.
+    """
+
+    root: WeightRoot
+    noise: float
+    prior_precision: Float64[Tensor, " P"]
+    log_evidence: float
+    evidence_error: float = 0.0
+    report: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Hyperparameters:
+    """What a fitted posterior stands on, in physical units.
+
+    Attributes:
+        noise: Observation variance per channel, `(c,)`, float64, in output units squared.
+        prior_precision: `(P,)`, float64, per parameter unit squared.
+        effective_observations: Independent observations per field and channel, `(c,)`, float64, dimensionless.
+        log_evidence: In nats, of the training outputs.
+        log_evidence_error: Its standard error where it is estimated, in nats.
+    """
+
+    noise: Float64[Tensor, " c"]
+    prior_precision: Float64[Tensor, " P"]
+    effective_observations: Float64[Tensor, " c"]
+    log_evidence: float
+    log_evidence_error: float
+
+
+def weight_posterior(
+    curvature: Float64[Tensor, "P P"],
+    centre: Float64[Tensor, " P"],
+    *,
+    observations: float,
+    residual_sum_of_squares: float,
+    noise: float | None,
+    prior: Float64[Tensor, " P"] | None,
+) -> WeightPosterior:
+    """Solve for (curvature / noise + diag(prior))^-1 around `centre`, learning by evidence what is None.
+
+    The prior is whitened away first, so infinite precisions are exact and all of it takes one eigendecomposition.
+
+    Args:
+        curvature: Gauss-Newton matrix at unit noise variance.
+        centre: The trained weights.
+        observations: Number of effective observations in all.
+        residual_sum_of_squares: Sum of squared residuals at unit noise variance.
+        noise: Observation variance, or None to learn it.
+        prior: Prior precision of each weight, or None to learn one for all.
+
+    Raises:
+        EvidenceError: If the evidence determines no noise or prior.
+    """
+    prior_std = torch.ones_like(centre) if prior is None else prior.to(curvature).rsqrt()
+    values, vectors = torch.linalg.eigh(prior_std[:, None] * curvature * prior_std)
+    values = values.clamp_min(0.0)  # a Gram matrix: what is negative is rounding
+    free = prior_std > 0
+    model = Evidence(
+        eigenvalues=values[len(values) - int(free.sum()) :].cpu(),
+        observations=observations,
+        residual_sum_of_squares=residual_sum_of_squares,
+        squared_norm=float((centre[free] / prior_std[free]).square().sum()),
+    )
+    noise_scale, scale = model.maximise(noise=noise, prior=None if prior is None else 1.0)
+    return WeightPosterior(
+        root=DenseWeights(prior_std[:, None] * vectors * (values / noise_scale + scale).rsqrt()),
+        noise=noise_scale,
+        prior_precision=torch.full_like(centre, scale) if prior is None else prior,
+        log_evidence=model.value(noise=noise_scale, prior=scale),
+    )

@@ -1,0 +1,344 @@
+"""What every all-layer posterior starts from: the operator's weights, its residuals, and the units they are measured in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from probneural.checks import check_module, check_scale, real_tensor
+from probneural.curvature import ParameterVector
+from probneural.curvature.likelihood import QuadratureGaussian
+from probneural.curvature.problem import CurvatureProblem
+from probneural.curvature.products.functions import (
+    gauss_newton_vector_product,
+    jacobian_vector_product,
+    vector_jacobian_product,
+)
+from probneural.curvature.products.linearisation import Linearisation, gauss_newton_term
+from probneural.curvature.rows import GaussNewtonRows
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.fields import Field, FieldPairs, evaluate
+from probneural.grids import Grid
+from probneural.heads.layer_evidence import LayeredEvidence
+from probneural.heads.residuals import (
+    estimate_effective_observations,
+    given_noise,
+    given_per_channel,
+    given_precision,
+    output_units,
+    training_pairs,
+)
+
+_BATCH_POINTS = 2**16
+"""Grid points evaluated at once."""
+_TRACED = 2**27
+"""Functions times points times parameters from which products are worth a second of tracing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a user gives of the hyper-parameters; the evidence finds the rest.
+
+    Attributes:
+        noise: 1 if the observation variance is given (the unit then is that variance), else None.
+        prior: Prior precision of each parameter, `(P,)`, float64, or None.
+        learns_layers: Whether to learn one prior precision per parameter tensor rather than one for all.
+    """
+
+    noise: float | None
+    prior: Float64[Tensor, " P"] | None
+    learns_layers: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class WeightProblem:
+    """A Gaussian approximation in the weights around their trained values, before its curvature is known.
+
+    With noise variance noise_scale * variance_unit_c in channel c and m_c effective observations, the negative log likelihood
+    is residual_sum_of_squares / (2 noise_scale) plus a constant, and its Gauss-Newton matrix is G / noise_scale, with G = sum
+    over functions and channels of precision_c / |D| * integral of J^T J and precision_c = m_c / variance_unit_c.
+
+    Attributes:
+        operator: A copy in evaluation mode.
+        layout: Which parameters vary.
+        data: Training pairs on the operator's device.
+        effective_observations: m, `(c,)`, float64 on the CPU.
+        variance_unit: `(c,)`, float64, physical units squared.
+        residuals: Outputs minus the operator's, in physical units.
+        given: Hyper-parameters that are not learned.
+    """
+
+    operator: nn.Module
+    layout: ParameterVector
+    data: FieldPairs
+    effective_observations: Float64[Tensor, " c"]
+    variance_unit: Float64[Tensor, " c"]
+    residuals: Float64[Tensor, "n c *grid"]
+    given: Given
+
+    @cached_property
+    def vector(self) -> Float[Tensor, " P"]:
+        """Trained values of the parameters that vary, in the operator's dtype."""
+        return self.layout.flatten(dict(self.operator.named_parameters()))
+
+    @property
+    def query(self) -> Grid | None:
+        """Grid of the outputs where it differs from the inputs'."""
+        return None if self.grid == self.data.inputs.grid else self.grid
+
+    @property
+    def precision(self) -> Float64[Tensor, " c"]:
+        """Precision of each channel at noise scale 1, per physical unit squared."""
+        return self.effective_observations.to(self.variance_unit) / self.variance_unit
+
+    @cached_property
+    def residual_sum_of_squares(self) -> float:
+        """Sum of squared residuals in variance units, weighted by effective observations."""
+        mean_squares = self.residuals.square().flatten(2) @ self.grid.mean_weights.to(self.residuals.device)
+        return float((mean_squares.sum(0) * self.precision).sum())
+
+    @property
+    def noise(self) -> float | None:
+        """Given noise scale, or None."""
+        return self.given.noise
+
+    @property
+    def prior(self) -> Float64[Tensor, " P"] | None:
+        """Given prior precisions, or None."""
+        return self.given.prior
+
+    @property
+    def observations(self) -> float:
+        """Number of effective observations in all."""
+        return float(self.effective_observations.sum()) * len(self.data)
+
+    @property
+    def grid(self) -> Grid:
+        """Where the outputs live."""
+        return self.data.outputs.grid
+
+    @property
+    def weights(self) -> Float64[Tensor, "c p"]:
+        """Curvature of the negative log likelihood at noise scale 1 in each output value."""
+        mean_weights = self.grid.mean_weights.to(self.precision.device)
+        return self.precision[:, None] * mean_weights
+
+    @property
+    def prior_std(self) -> Float64[Tensor, " P"]:
+        """Prior standard deviations, zero where the prior fixes a parameter; ones where the prior is to be learned."""
+        if self.prior is None:
+            return torch.ones(self.layout.size, dtype=torch.float64, device=self.vector.device)
+        return self.prior.to(self.vector.device).rsqrt()
+
+    @property
+    def groups(self) -> Tensor:
+        """Number of the parameter tensor that each coordinate belongs to, `(P,)`."""
+        sizes = torch.tensor([shape.numel() for shape in self.layout.shapes])
+        return torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(self.vector.device)
+
+    @property
+    def whitened_centre(self) -> Float64[Tensor, " P"]:
+        """The trained weights in units of their prior standard deviations, zero where the prior fixes them."""
+        prior_std = self.prior_std
+        centre = self.vector.to(torch.float64)
+        return torch.where(prior_std > 0, centre / torch.where(prior_std > 0, prior_std, 1.0), 0.0)
+
+    @property
+    def offset(self) -> float:
+        """What the variance units subtract from the log evidence, in nats."""
+        return (
+            0.5 * len(self.data) * float((self.effective_observations.to(self.variance_unit) * self.variance_unit.log()).sum())
+        )
+
+    def layered(
+        self,
+        log_determinant: Callable[[Tensor, Tensor], Tensor],
+        *,
+        groups: Tensor | None = None,
+        names: Sequence[str] | None = None,
+    ) -> LayeredEvidence:
+        """Evidence with one prior precision per layer, by default per parameter tensor; see `LayeredEvidence`."""
+        members = (self.groups if groups is None else groups).cpu()
+        count = len(self.layout.names) if names is None else len(names)
+        ones = torch.ones(self.layout.size, dtype=torch.float64)
+        squares = self.vector.to(torch.float64).square().cpu()
+        return LayeredEvidence(
+            log_determinant=log_determinant,
+            names=self.layout.names if names is None else names,
+            sizes=torch.zeros(count, dtype=torch.float64).index_add_(0, members, ones),
+            squared_norms=torch.zeros(count, dtype=torch.float64).index_add_(0, members, squares),
+            observations=self.observations,
+            residual_sum_of_squares=self.residual_sum_of_squares,
+        )
+
+    @cached_property
+    def curvature(self) -> CurvatureProblem:
+        """The data and the likelihood at noise scale 1, for products."""
+        return CurvatureProblem(
+            self.operator,
+            self.data.inputs,
+            layout=self.layout,
+            likelihood=QuadratureGaussian(self.weights),
+            grid=self.query,
+        )
+
+    @property
+    def dtype_and_device(self) -> dict[str, Any]:
+        """Dtype and device of vectors."""
+        return {"dtype": self.vector.dtype, "device": self.vector.device}
+
+    @cached_property
+    def in_double_precision(self) -> WeightProblem:
+        """The same problem in float64, or itself if the operator does not run there.
+
+        Data that determine a direction ten million times better than the prior hide, in float32, all those that they determine
+        up to a hundred times better.
+        """
+        if self.vector.dtype == torch.float64:
+            return self
+        operator = copy.deepcopy(self.operator)._apply(_doubled)
+        inputs = Field(self.data.inputs.values.to(torch.float64), self.data.inputs.grid)
+        try:
+            with torch.no_grad():
+                evaluate(operator, inputs[:1], self.query)
+        except (RuntimeError, DataError):  # it makes tensors of its own dtype on the way
+            return self
+        return replace(self, operator=operator, data=FieldPairs(inputs, self.data.outputs))
+
+    def product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s P"]:
+        """The whitened Gauss-Newton matrix at noise scale 1 times s vectors."""
+        prior_std = self.prior_std.to(vectors)
+        if self._linearisation is not None:
+            return self._linearisation.product(vectors * prior_std) * prior_std
+        return gauss_newton_vector_product(self.curvature, self.vector, vectors * prior_std) * prior_std
+
+    @cached_property
+    def _linearisation(self) -> Linearisation | None:
+        """Of large problems, where tracing the operator costs less than it saves over some hundred products."""
+        work = len(self.data) * self.grid.size * self.layout.size
+        return Linearisation(self.curvature, self.vector, gauss_newton_term(self.curvature)) if work > _TRACED else None
+
+    def jacobian_product(self, tangents: Float[Tensor, "s P"]) -> Float[Tensor, "s n c p"]:
+        """The Jacobian at the training inputs times s changes of the parameters."""
+        return jacobian_vector_product(self.curvature, self.vector, tangents)
+
+    def transposed_jacobian_product(self, cotangents: Float[Tensor, "s n c p"]) -> Float[Tensor, "s P"]:
+        """Its transpose."""
+        return vector_jacobian_product(self.curvature, self.vector, cotangents)
+
+    def rows(self, *, probes: int | None = None, seed: int = 0) -> GaussNewtonRows:
+        """Rows of the Gauss-Newton matrix, whitened by the prior."""
+        return GaussNewtonRows(
+            self.operator,
+            self.layout,
+            self.data.inputs,
+            self.query,
+            self.weights,
+            prior_std=None if self.prior is None else self.prior_std,
+            probes=probes,
+            seed=seed,
+        )
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    """A tensor in double precision; complex ones stay complex, integers what they are."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+
+def prepare(
+    operator: nn.Module,
+    data: FieldPairs,
+    *,
+    parameters: Sequence[str] | None,
+    noise: float | Tensor | None,
+    prior_precision: float | Tensor | Mapping[str, Tensor | float] | str | None,
+    effective_observations: float | Tensor | None,
+) -> WeightProblem:
+    """Check everything a user gives, evaluate the residuals, and choose units.
+
+    Raises:
+        ArgumentError: If a setting is out of range, or a name fits no parameter.
+        ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.
+        DataError: If the data are not finite pairs.
+    """
+    pairs = training_pairs(data, check_module(operator, "operator"))
+    evaluated = copy.deepcopy(operator).eval().requires_grad_(False)
+    layout = ParameterVector.of(evaluated, parameters)
+    residuals = residuals_of(evaluated, pairs)
+    channels = residuals.shape[1]
+    observations = given_per_channel(effective_observations, channels, name="effective_observations")
+    if observations is None:
+        observations = estimate_effective_observations(residuals, grid=pairs.outputs.grid).cpu()
+    scale = output_units(pairs.outputs)[1]
+    dtype = layout.flatten(dict(evaluated.named_parameters())).dtype
+    check_scale(scale, "training outputs", dtype=dtype, power=2)  # products weigh squares of them
+    given = given_noise(noise, channels, dtype=dtype)
+    return WeightProblem(
+        operator=evaluated,
+        layout=layout,
+        data=pairs,
+        effective_observations=observations,
+        variance_unit=scale.square() if given is None else given.to(scale),
+        residuals=residuals,
+        given=Given(
+            noise=None if given is None else 1.0,
+            prior=_prior(prior_precision, layout),
+            learns_layers=isinstance(prior_precision, str),
+        ),
+    )
+
+
+@torch.no_grad()
+def residuals_of(operator: nn.Module, data: FieldPairs) -> Float64[Tensor, "n c *grid"]:
+    """Outputs minus the operator's own, in float64, a few functions at a time.
+
+    Raises:
+        ShapeError: If the operator's outputs do not fit the data's.
+    """
+    grid = data.outputs.grid
+    query = None if grid == data.inputs.grid else grid
+    step = max(1, _BATCH_POINTS // grid.size)
+    residuals = []
+    for start in range(0, len(data), step):
+        batch = data[start : start + step]
+        predicted = evaluate(operator, batch.inputs, query)
+        if predicted.shape != batch.outputs.values.shape:
+            raise ShapeError(
+                expected=f"an operator with outputs {tuple(batch.outputs.values.shape)}",
+                got=str(tuple(predicted.shape)),
+                remedy="check its channels",
+            )
+        residuals.append(batch.outputs.values.to(torch.float64) - predicted.to(torch.float64))
+    return torch.cat(residuals)
+
+
+def _prior(
+    given: float | Tensor | Mapping[str, Tensor | float] | str | None, layout: ParameterVector
+) -> Float64[Tensor, " P"] | None:
+    """Spread a given prior precision over all parameters; None where it is learned."""
+    if given is None or isinstance(given, str):
+        return None
+    if isinstance(given, Mapping):
+        mismatch = set(layout.names) ^ set(given)
+        if mismatch:
+            raise ArgumentError(
+                expected=f"prior_precision for each of {', '.join(layout.names)}",
+                got=f"a mismatch in {mismatch}",
+                remedy="name all",
+            )
+        named = {name: real_tensor(value, f"prior_precision of {name}", error=ArgumentError) for name, value in given.items()}
+        full = {
+            name: named[name].expand(shape) if named[name].ndim == 0 else named[name]
+            for name, shape in zip(layout.names, layout.shapes, strict=True)
+        }
+        given = layout.flatten(full)
+    return given_precision(given, ((layout.size,),), remedy="one per real parameter").expand(layout.size)

@@ -1,0 +1,128 @@
+"""Operators with weights of their own, each evaluated as it is: ensembles, and posteriors that are not linearised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+from torch.func import vmap
+
+from probneural.curvature import ParameterVector
+from probneural.distributions import EmpiricalField, Predictor
+from probneural.errors import ProbneuralError
+from probneural.fields import Field, evaluate
+from probneural.grids import Grid
+from probneural.heads.residuals import check_some
+from probneural.randomness import stream
+from probneural.threads import copy_for_call
+
+_BATCH_POINTS = 2**16
+"""Members times functions times grid points evaluated at once."""
+_VMAP_POINTS = 2**11
+"""Functions times grid points up to which members are evaluated together: vmap saves the overhead of calls and no work."""
+
+
+class WeightSampledPredictor(Predictor):
+    """An ensemble of operators that differ in their weights; its predictions are empirical fields, one sample per member.
+
+    Few points are evaluated for many members at once (`torch.func.vmap`), where that can follow the operator; many points
+    are evaluated one member after the other. Sizes alone decide, so bits repeat.
+
+    Args:
+        operator: Gives everything but the chosen parameters and the buffers that differ, in evaluation mode.
+        layout: Which parameters vary.
+        vectors: Their values, `(s, P)`.
+        noise: Observation variance per channel, `(c,)`, in physical units squared.
+        domain: The grid of the training inputs.
+        in_channels: Channels of the inputs.
+        buffers: Buffers that differ between members (running statistics, for example) by name, `(s, *shape)` each.
+        report: What fitting found out, by name.
+
+    Raises:
+        ArgumentError: If the layout does not fit the operator.
+    """
+
+    def __init__(
+        self,
+        *,
+        operator: nn.Module,
+        layout: ParameterVector,
+        vectors: Float[Tensor, "s P"],
+        noise: Float64[Tensor, " c"],
+        domain: Grid,
+        in_channels: int,
+        buffers: Mapping[str, Tensor] | None = None,
+        report: Mapping[str, float] | None = None,
+    ) -> None:
+        layout.check(operator)
+        self.operator = operator
+        self.layout = layout
+        self.vectors = vectors
+        self.noise = noise
+        self.domain = domain
+        self.in_channels = in_channels
+        self.out_channels = len(noise)
+        self.buffers = dict(buffers or {})
+        self.report = dict(report or {})
+
+    @property
+    def members(self) -> int:
+        """Number of operators s."""
+        return len(self.vectors)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The parameters' dtype."""
+        return self.vectors.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The parameters' device."""
+        return self.vectors.device
+
+    def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
+        check_some(inputs)
+        where = inputs.grid if query is None else query
+        points = max(inputs.grid.size, where.size)
+        step = min(max(1, _BATCH_POINTS // points), len(inputs))
+        width = 1
+        if step * points <= _VMAP_POINTS and self._is_followed_by_vmap:
+            width = min(_BATCH_POINTS // (step * points), self.members)
+        parts = [self._samples(inputs[start : start + step], query, width) for start in range(0, len(inputs), step)]
+        return EmpiricalField(torch.cat(parts, dim=1), grid=where)
+
+    def _evaluate(self, vector: Tensor, buffers: Mapping[str, Tensor], inputs: Field, query: Grid | None) -> Tensor:
+        """One member."""
+        return evaluate(copy_for_call(self.operator, {**self.layout.unflatten(vector), **buffers}), inputs, query)
+
+    def _rows(self, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.vectors[rows], {name: values[rows] for name, values in self.buffers.items()}
+
+    def _samples(self, inputs: Field, query: Grid | None, width: int) -> Float[Tensor, "s n c *grid"]:
+        """All members, `width` at a time."""
+
+        def one(vector: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
+            return self._evaluate(vector, buffers, inputs, query)
+
+        if width == 1:
+            rows = ({name: values[i] for name, values in self.buffers.items()} for i in range(self.members))
+            return torch.stack([one(vector, buffers) for vector, buffers in zip(self.vectors, rows, strict=True)])
+        together = vmap(one)
+        return torch.cat([together(*self._rows(slice(i, i + width))) for i in range(0, self.members, width)])
+
+    @cached_property
+    def _is_followed_by_vmap(self) -> bool:
+        """Whether members that are evaluated together are those evaluated one by one, at a random input."""
+        shape = (1, self.in_channels, *self.domain.shape)
+        values = torch.randn(shape, generator=stream(0, "vmap check"), dtype=torch.float64, device="cpu")
+        inputs = Field(values.to(self.device, self.dtype), self.domain)
+        with torch.no_grad():
+            try:
+                one_by_one, together = (self._samples(inputs, None, width) for width in (1, self.members))
+            except (ProbneuralError, RuntimeError, TypeError, ValueError):  # of modules that refuse the input, or vmap
+                return False
+        rounding = torch.finfo(self.dtype).eps ** 0.5 * one_by_one.abs().max()
+        return bool((together - one_by_one).abs().max() <= rounding)  # a module may have a state that vmap does not see

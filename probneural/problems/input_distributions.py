@@ -1,0 +1,259 @@
+"""Distributions over the coefficients that a problem's inputs are made of, independent of any grid."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.checks import assign, check_callable, check_instance, check_integer, check_real, check_sequence
+from probneural.errors import ArgumentError, ShapeError
+from probneural.grids import Grid
+from probneural.randomness import stream
+
+
+class InputDistribution(ABC):
+    """A distribution of coefficient vectors, from which a problem builds its input functions on any grid; abstract.
+
+    Attributes:
+        dimension: Number of axes of the functions.
+        minimum_resolution: Fewest points per axis on which the functions are allowed.
+    """
+
+    if TYPE_CHECKING:  # at run time a dataclass would take an inherited property for the default of its field
+
+        @property
+        def dimension(self) -> int:
+            """Number of axes of the functions."""
+
+        @property
+        def minimum_resolution(self) -> int:
+            """Fewest points per axis on which the functions are allowed."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number of coefficients of one draw."""
+
+    @abstractmethod
+    def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
+        """Coefficients of which the d leading ones lie at given quantiles, and the others at their medians.
+
+        Args:
+            probabilities: `(n, d)` with d up to `size`, in [0, 1], dimensionless; 0 and 1 give finite coefficients.
+
+        Returns:
+            `(n, size)`, differentiable, in the probabilities' dtype and on their device.
+        """
+
+    @abstractmethod
+    def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+        """Draw coefficients `(n, size)`, float64, from a generator on the CPU; n is at least 1."""
+
+    def draw(self, n: int, seed: int) -> Float64[Tensor, "n size"]:
+        """Draw the coefficients of n functions, independently of any grid.
+
+        Args:
+            n: Number of functions.
+            seed: Names the draw, a non-negative integer; the global generator is not touched.
+
+        Returns:
+            `(n, size)`, float64, on the CPU.
+
+        Raises:
+            ArgumentError: If n is less than 1, or the seed is none.
+        """
+        check_integer(n, "n")
+        return self._draw(n, stream(seed, "functions"))
+
+
+@dataclass(frozen=True)
+class UniformParameters(InputDistribution):
+    """Independent parameters, each uniform on an interval.
+
+    Args:
+        lower: Least value of each parameter, in the parameter's units.
+        upper: Largest value of each, above the least.
+        dimension: Number of axes of the functions that the parameters describe.
+        minimum_resolution: Fewest points per axis on which the functions are allowed.
+
+    Raises:
+        ArgumentError: If the bounds are not equally many, or a lower one is not below its upper one.
+
+    Examples:
+        >>> UniformParameters((0.0, 1.0), (1.0, 3.0)).quantiles(torch.tensor([[0.25]])).tolist()
+        [[0.25, 2.0]]
+    """
+
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+    _: KW_ONLY
+    dimension: int = 1
+    minimum_resolution: int = 3
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        check_integer(self.dimension, "dimension")
+        check_integer(self.minimum_resolution, "minimum_resolution")
+        for name in ("lower", "upper"):
+            bounds = check_sequence(getattr(self, name), name, remedy="give a tuple of numbers")
+            assign(self, **{name: tuple(check_real(bound, name) for bound in bounds)})
+        if len(self.lower) != len(self.upper) or not all(low < high for low, high in zip(self.lower, self.upper, strict=True)):
+            raise ArgumentError(
+                expected="as many lower bounds as upper ones, each below its upper one",
+                got=f"{self.lower} and {self.upper}",
+                remedy="give two tuples of equal length",
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return len(self.lower)
+
+    def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
+        """Parameters at given probabilities of their intervals; see the base class."""
+        rest = probabilities.new_full((probabilities.shape[0], self.size - probabilities.shape[1]), 0.5)
+        low, high = probabilities.new_tensor(self.lower), probabilities.new_tensor(self.upper)
+        return low + (high - low) * torch.cat([probabilities, rest], dim=1)
+
+    def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+        return self.quantiles(torch.rand(n, self.size, dtype=torch.float64, generator=generator))
+
+
+@dataclass(frozen=True)
+class IndependentDistributions(InputDistribution):
+    """Several distributions side by side: the coefficients of each, one after the other.
+
+    Quantiles are dealt out in turn, so the leading coordinates of a design reach every part.
+
+    Args:
+        parts: The distributions, over functions of one dimension.
+
+    Raises:
+        ArgumentError: If there are none, or their dimensions differ.
+    """
+
+    parts: tuple[InputDistribution, ...]
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        if not self.parts or len({part.dimension for part in self.parts}) != 1:
+            raise ArgumentError(
+                expected="at least one distribution, all of one dimension",
+                got=str([part.dimension for part in self.parts]),
+                remedy="give a tuple of distributions over functions of equally many axes",
+            )
+
+    @property
+    def dimension(self) -> int:
+        """Number of axes, which all parts share."""
+        return self.parts[0].dimension
+
+    @property
+    def minimum_resolution(self) -> int:
+        """The finest that any part asks for."""
+        return max(part.minimum_resolution for part in self.parts)
+
+    @property
+    def size(self) -> int:
+        """Number of all coefficients."""
+        return sum(part.size for part in self.parts)
+
+    def split(self, coefficients: Float[Tensor, "n size"]) -> Sequence[Float[Tensor, "n _"]]:
+        """The coefficients of each part."""
+        return coefficients.split([part.size for part in self.parts], dim=1)
+
+    def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
+        """Quantiles dealt out in turn; see the base class."""
+        hands: list[list[Tensor]] = [[] for _ in self.parts]
+        owner = 0
+        for probability in probabilities.unbind(1):
+            while len(hands[owner]) == self.parts[owner].size:
+                owner = (owner + 1) % len(self.parts)
+            hands[owner].append(probability)
+            owner = (owner + 1) % len(self.parts)
+        dealt = [torch.stack(hand, dim=1) if hand else probabilities[:, :0] for hand in hands]
+        return torch.cat([part.quantiles(hand) for part, hand in zip(self.parts, dealt, strict=True)], dim=1)
+
+    def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+        return torch.cat([part._draw(n, generator) for part in self.parts], dim=1)
+
+
+@dataclass(frozen=True)
+class StateDistribution(InputDistribution):
+    """A distribution of coefficients, and the function that makes fields of them.
+
+    Args:
+        coefficients: The distribution of coefficients.
+        build: Maps coefficients `(n, coefficients.size)` and a grid to fields `(n, channels, *grid.shape)`, differentiably.
+        channels: Number of channels of the fields.
+
+    Raises:
+        ArgumentError: If an argument is of another kind, or `channels` is less than 1.
+
+    Examples:
+        >>> heights = UniformParameters((0.0,), (1.0,))
+        >>> constant = StateDistribution(heights, lambda values, grid: values[:, :, None].expand(-1, 1, grid.size))
+        >>> constant.size, constant.channels
+        (1, 1)
+    """
+
+    coefficients: InputDistribution
+    build: Callable[[Tensor, Grid], Tensor]
+    _: KW_ONLY
+    channels: int = 1
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        remedy = "give a distribution, and a function of its coefficients and a grid"
+        check_instance(self.coefficients, InputDistribution, "coefficients", remedy=remedy, error=ArgumentError)
+        check_callable(self.build, "build", remedy=remedy)
+        check_integer(self.channels, "channels")
+
+    @property
+    def dimension(self) -> int:
+        """Number of axes, which the distribution of the coefficients says."""
+        return self.coefficients.dimension
+
+    @property
+    def minimum_resolution(self) -> int:
+        """Fewest points per axis, which the distribution of the coefficients says."""
+        return self.coefficients.minimum_resolution
+
+    @property
+    def size(self) -> int:
+        """Number of coefficients."""
+        return self.coefficients.size
+
+    def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
+        """Quantiles of the coefficients; see the base class."""
+        return self.coefficients.quantiles(probabilities)
+
+    def evaluate(self, coefficients: Float[Tensor, "n size"], grid: Grid) -> Float[Tensor, "n c *grid"]:
+        """Fields on a grid.
+
+        Raises:
+            ShapeError: If `build` returns another shape.
+        """
+        states = self.build(coefficients, grid)
+        expected = (len(coefficients), self.channels, *grid.shape)
+        if not isinstance(states, Tensor) or states.shape != expected:
+            raise ShapeError(
+                expected=f"states of shape {expected} from build",
+                got=describe_tensor(states),
+                remedy="channels are the second axis",
+            )
+        return states
+
+    def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+        return self.coefficients._draw(n, generator)
+
+
+def describe_tensor(value: object) -> str:
+    """Shape and dtype of a tensor, or the type of anything else, for messages."""
+    return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else str(type(value))

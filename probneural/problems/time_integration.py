@@ -1,0 +1,234 @@
+"""Ordinary differential equations in time, by adaptive steps: explicit ones of torchdiffeq, implicit ones of SciPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from probneural.checks import check_choice, check_integer, check_positive
+from probneural.errors import UnsupportedError
+
+_MOST_GROWTH = 300.0
+"""Largest exponent of an integrating factor; e^709 would overflow."""
+
+_EXPLICIT = ("dopri5", "dopri8", "bosh3")
+_IMPLICIT = ("LSODA", "BDF", "Radau")
+
+Rate = Callable[[Tensor, Tensor], Tensor]
+"""Maps a time and states `(k, n, c, *grid)` to their rates of change."""
+
+
+class IntegrationError(Exception):
+    """There is no solution until the final time, or it takes too many steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeIntegrator:
+    """How the equations of [`MethodOfLines`][probneural.problems.MethodOfLines] are integrated in time.
+
+    Args:
+        method: Explicit Runge-Kutta pairs of order 5, 8 or 3, or implicit methods of SciPy.
+        rtol: Tolerance relative to the state.
+        atol: Absolute tolerance, in units of the state.
+        max_steps: Largest number of steps, those that are tried again included; implicit methods do not count.
+
+    Raises:
+        ArgumentError: If an argument is out of range.
+    """
+
+    method: Literal["dopri5", "dopri8", "bosh3", "LSODA", "BDF", "Radau"] = "dopri5"
+    rtol: float = 1e-8
+    atol: float = 1e-10
+    max_steps: int = 100_000
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        check_choice(self.method, _EXPLICIT + _IMPLICIT, "method")
+        check_positive(self.rtol, "rtol")
+        check_positive(self.atol, "atol")
+        check_integer(self.max_steps, "max_steps")
+
+    @property
+    def is_implicit(self) -> bool:
+        """Whether the method is one of SciPy's, which autograd cannot see."""
+        return self.method in _IMPLICIT
+
+    def advance(self, states: Tensor, rate: Rate, *, time: float, symbol: Tensor | None) -> Tensor:
+        """Integrate from time 0.
+
+        Args:
+            states: `(k, n, c, *grid)`: states, or states and their tangents; they share their steps.
+            rate: Their rate of change.
+            time: When to end.
+            symbol: Rates of a further linear part, `(c or 1, *spectrum)` on the half spectrum of the grid, or None.
+
+        Returns:
+            The states at the end.
+
+        Raises:
+            IntegrationError: If there is no solution until then, or it takes too many steps.
+            UnsupportedError: If the method is implicit where autograd is on.
+        """
+        if self.is_implicit:
+            return self._advance_implicitly(states, rate, time)
+        odeint = _torchdiffeq()
+        flow: _Plain | _Rotating
+        if symbol is None:
+            flow, spans = _Plain(rate, rtol=self.rtol, atol=self.atol), 1
+        else:
+            flow = _Rotating(rate, symbol, states.shape[3:], rtol=self.rtol, atol=self.atol)
+            spans = max(1, math.ceil(time * flow.stiffness / _MOST_GROWTH))
+        # Steps are numbers without a gradient: their choice does not belong to the solution.
+        with torch.no_grad():
+            pace = rate(states.new_zeros(()), states[:1]).square().mean().sqrt()
+            size = states[0].square().mean().sqrt()
+            step = float(torch.nan_to_num(0.01 * (size + self.atol) / (pace + self.atol), nan=0.0).clamp(1e-9, 1e-2))
+        step = min(step * max(1.0, time), time)
+        for span in range(spans):
+            ends = torch.tensor([span, span + 1], dtype=states.dtype, device=states.device) * (time / spans)
+            flow.begin(float(ends[0]))
+            options = {"first_step": step, "step_t": ends[1:], "max_num_steps": self.max_steps, "norm": flow.norm}
+            try:
+                path = odeint(
+                    flow, flow.enter(states), ends, rtol=flow.rtol, atol=flow.atol, method=self.method, options=options
+                )
+            except AssertionError as error:  # what torchdiffeq says of steps that vanish, states that overflow, and patience
+                raise IntegrationError(str(error)) from error
+            states = flow.leave(path[-1], float(ends[1]))
+            step = max(flow.longest_step, 1e-3 * step)
+        if not bool(torch.isfinite(states).all()):
+            raise IntegrationError("values that are not finite at the end")
+        return states
+
+    def _advance_implicitly(self, states: Tensor, rate: Rate, time: float) -> Tensor:
+        """SciPy's methods, one field at a time: a Jacobian of all of them would be mostly zeros."""
+        from scipy.integrate import solve_ivp
+
+        if states.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedError(
+                expected="an explicit method where autograd is on",
+                got=f"method={self.method!r}, which SciPy computes out of autograd's sight",
+                remedy="use problem.derivative or forward mode, or linear_symbol with dopri5",
+            )
+        ends = []
+        for start in states.detach().split(1, dim=1):
+
+            def slope(now: float, flat: Any, like: Tensor = start) -> Any:
+                state = torch.from_numpy(flat).to(like).reshape(like.shape)
+                with torch.no_grad():
+                    return rate(torch.tensor(now).to(like), state).cpu().flatten().numpy()
+
+            path = solve_ivp(
+                slope,
+                (0.0, time),
+                start.cpu().flatten().numpy(),
+                method=self.method,
+                t_eval=[time],
+                rtol=max(self.rtol, 3e-14),
+                atol=self.atol,
+            )
+            if not path.success:
+                raise IntegrationError(path.message)
+            ends.append(torch.from_numpy(path.y[:, -1]).to(start).reshape(start.shape))
+        return torch.cat(ends, dim=1)
+
+
+class _Plain:
+    """The equation as it stands, for torchdiffeq: states are their own coordinates."""
+
+    stiffness = 0.0
+
+    def __init__(self, rate: Callable[[Tensor, Tensor], Tensor], *, rtol: float, atol: float) -> None:
+        self._rate, self.rtol, self.atol = rate, rtol, atol
+        self.longest_step = 0.0
+
+    def begin(self, time: float) -> None:
+        """Start a span of time."""
+        self.longest_step = 0.0
+
+    def enter(self, states: Tensor) -> Tensor:
+        """Coordinates of the states at the beginning of the span."""
+        return states
+
+    def leave(self, coordinates: Tensor, time: float) -> Tensor:
+        """States of coordinates at a time."""
+        return coordinates
+
+    def norm(self, ratios: Tensor) -> Tensor:
+        """The largest root-mean-square of a field, or of its tangent."""
+        return ratios.flatten(2).square().mean(2).sqrt().max()
+
+    def callback_accept_step(self, time: Tensor, coordinates: Tensor, step: Tensor) -> None:
+        """Note a step."""
+        self.longest_step = max(self.longest_step, float(step))
+
+    def __call__(self, time: Tensor, coordinates: Tensor) -> Tensor:
+        return self._rate(time, coordinates)
+
+
+class _Rotating:
+    """The equation for ŵ = e^(−λ(t − s)) û, in which the linear part is gone; s is the beginning of the span.
+
+    Its coordinates grow by up to e^(|λ|(t − s)) where û does not, so tolerances are applied to the state they stand for:
+    with the ones below, torchdiffeq gives errors themselves to `norm`.
+    """
+
+    rtol, atol = 0.0, 1.0
+
+    def __init__(
+        self, rate: Callable[[Tensor, Tensor], Tensor], symbol: Tensor, shape: Sequence[int], *, rtol: float, atol: float
+    ) -> None:
+        self._rate, self._symbol, self._shape = rate, symbol, tuple(shape)
+        self._tolerances = (rtol, atol)
+        self._axes = tuple(range(-len(self._shape), 0))
+        self._start = 0.0
+        self._factor = symbol
+        self._scale = torch.ones(())
+        self.longest_step = 0.0
+        self.stiffness = float(symbol.real.abs().max())
+
+    def begin(self, time: float) -> None:
+        """Start a span of time."""
+        self._start = time
+        self.longest_step = 0.0
+
+    def enter(self, states: Tensor) -> Tensor:
+        """Coordinates of the states at the beginning of the span."""
+        return torch.fft.rfftn(states, dim=self._axes, norm="forward")
+
+    def leave(self, coordinates: Tensor, time: float) -> Tensor:
+        """States of coordinates at a time."""
+        return self._read(coordinates * torch.exp(self._symbol * (time - self._start)))
+
+    def norm(self, errors: Tensor) -> Tensor:
+        """The largest root-mean-square of an error over its tolerance, at the time of the last evaluation."""
+        ratios = self._read(errors.detach() * self._factor) / self._scale
+        return ratios.flatten(2).square().mean(2).sqrt().max()
+
+    def callback_accept_step(self, time: Tensor, coordinates: Tensor, step: Tensor) -> None:
+        """Note a step."""
+        self.longest_step = max(self.longest_step, float(step))
+
+    def __call__(self, time: Tensor, coordinates: Tensor) -> Tensor:
+        factor = torch.exp(self._symbol * (time - self._start))
+        states = self._read(coordinates * factor)
+        rtol, atol = self._tolerances
+        self._factor, self._scale = factor.detach(), atol + rtol * states.detach().abs()
+        return torch.fft.rfftn(self._rate(time, states), dim=self._axes, norm="forward") / factor
+
+    def _read(self, spectrum: Tensor) -> Tensor:
+        values: Tensor = torch.fft.irfftn(spectrum, s=self._shape, dim=self._axes, norm="forward")
+        return values
+
+
+def _torchdiffeq() -> Any:
+    try:
+        from torchdiffeq import odeint
+    except ModuleNotFoundError as error:
+        raise ImportError(f"MethodOfLines needs {error.name}: pip install 'probneural[ode]'") from error
+    return odeint

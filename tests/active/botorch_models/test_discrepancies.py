@@ -1,0 +1,96 @@
+"""Models over calibrated predictors, whose fields have a discrepancy of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import probneural as pn
+from probneural.active import OperatorDraws, OperatorModel
+from probneural.distributions import GaussianField
+from probneural.fields import Field
+
+PROBLEM = pn.problems.Heat(dimension=1)
+TRAIN = PROBLEM.sample(20, resolution=32, seed=0)
+PROBE = pn.functionals.stack([pn.functionals.integral(TRAIN.outputs.grid), pn.functionals.sensors(TRAIN.outputs.grid, [[0.3]])])
+
+
+def encode(designs: Tensor) -> Field:
+    return PROBLEM.encode(designs, grid=TRAIN.inputs.grid)
+
+
+@pytest.fixture(scope="module", params=["last-layer", "kernel"])
+def predictor(request: pytest.FixtureRequest) -> pn.calibration.ScaledPredictor:
+    """A poor operator (it returns half its input, and noise), calibrated."""
+    rough = 0.05 * torch.randn(TRAIN.inputs.values.shape, generator=torch.Generator().manual_seed(0))
+    wrong = pn.FieldPairs(TRAIN.inputs, Field(0.5 * TRAIN.inputs.values + rough, TRAIN.inputs.grid))
+    if request.param == "last-layer":
+        raw: pn.distributions.Predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(wrong), TRAIN)
+    else:
+        raw = pn.heads.KernelOperator().fit(None, wrong)
+    return pn.calibration.VarianceScale().fit(raw, PROBLEM.sample(30, resolution=32, seed=1))
+
+
+def designs(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, PROBLEM.design_dim, generator=generator, dtype=torch.double)
+
+
+def test_posteriors_are_those_of_the_field(predictor: pn.calibration.ScaledPredictor) -> None:
+    X = designs(3)
+    model = OperatorModel(predictor, encode=encode, functional=PROBE)
+    posterior, field = model.posterior(X[:, None]), predictor(encode(X)).apply(PROBE)
+    assert isinstance(field, GaussianField)
+    assert field.discrepancy is not None
+    torch.testing.assert_close(posterior.mean[:, 0], field.mean[:, 0].double(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(posterior.variance[:, 0], field.variance[:, 0].double(), rtol=1e-4, atol=1e-12)
+    own = field.discrepancy.row_squares()[:, 0].double()
+    assert (own[:, 1] > 0.01 * posterior.variance[:, 0, 1]).all()
+
+
+def test_observing_counts_the_discrepancy_as_noise(predictor: pn.calibration.ScaledPredictor) -> None:
+    """Against dense algebra over two designs and a third."""
+    X, Y = designs(3, seed=1), torch.tensor([[0.3, -0.2], [0.1, 0.4]], dtype=torch.double)
+    model = OperatorModel(predictor, encode=encode, functional=PROBE, noise=1e-3)
+    known = model.condition_on_observations(X[:2], Y)
+    field = predictor(encode(X)).apply(PROBE)
+    assert isinstance(field, GaussianField)
+    root = field.root.dense().double()[:, 0].flatten(0, 1)
+    own = field.discrepancy.dense().double()[:, 0]
+    mean = field.mean.double()[:, 0].flatten()
+    shared, blocks = root @ root.mT, torch.block_diag(*(own @ own.mT))
+    noisy = (shared + blocks)[:4, :4] + 1e-3 * torch.eye(4, dtype=torch.double)
+    gain = shared[4:, :4] @ torch.linalg.inv(noisy)
+    expected = mean[4:] + gain @ (Y.flatten() - mean[:4])
+    variance = (shared[4:, 4:] - gain @ shared[:4, 4:]).diagonal() + blocks[4:, 4:].diagonal()
+    posterior = known.posterior(X[2:])
+    torch.testing.assert_close(posterior.mean[0], expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(posterior.variance[0], variance, rtol=1e-4, atol=1e-10)
+
+
+def test_fantasies_and_their_gradients(predictor: pn.calibration.ScaledPredictor) -> None:
+    from botorch.sampling.normal import SobolQMCNormalSampler
+
+    X = designs(2, 1, seed=2).requires_grad_()
+    model = OperatorModel(predictor, encode=encode, functional=PROBE, noise=1e-3)
+    fantasies = model.fantasize(X, SobolQMCNormalSampler(torch.Size([3]), seed=0))
+    posterior = fantasies.posterior(designs(2, 2, seed=3))
+    assert posterior.mean.shape == (3, 2, 2, 2)
+    (gradient,) = torch.autograd.grad(posterior.mean.square().sum() + posterior.variance.sum(), X)
+    assert torch.isfinite(gradient).all()
+    assert gradient.abs().max() > 0
+
+
+def test_draws_are_functions(predictor: pn.calibration.ScaledPredictor) -> None:
+    X = designs(4, seed=4)
+    model = OperatorModel(predictor, encode=encode, functional=PROBE)
+    paths = OperatorDraws(model, seed=5)
+    together, apart = paths.posterior(X).mean, torch.stack([paths.posterior(x[None]).mean[0] for x in X])
+    assert ((together - apart).abs() <= 1e-3 * model.posterior(X).variance.sqrt()).all()
+
+
+def test_observing_whole_fields_counts_it_too(predictor: pn.calibration.ScaledPredictor) -> None:
+    weights = pn.active.observation_weights(predictor, TRAIN.outputs.grid)
+    counts = 32.0 if predictor.effective_observations is None else float(predictor.effective_observations.clamp_max(32.0))
+    assert float(weights.sum()) == pytest.approx(counts / float(predictor.residual_variance), rel=1e-6)

@@ -1,0 +1,207 @@
+"""Function draws as deterministic models: what they are draws of, their shapes, and BoTorch's Thompson sampling."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from botorch.acquisition import PosteriorMean
+from botorch.acquisition.thompson_sampling import PathwiseThompsonSampling
+from botorch.optim import optimize_acqf
+from botorch.sampling.pathwise import draw_matheron_paths
+from torch import Tensor
+
+from probneural.active import OperatorDraws, OperatorModel
+from probneural.distributions import FeatureRoot, GaussianField
+from probneural.errors import ArgumentError, LatentError, ShapeError
+from probneural.grids import Grid
+from tests.active.predictors import INPUT_GRID, KINDS, FeaturePredictor, encode, factor, kernel, one_number, three_numbers
+from tests.calibration.synthetic import scaled_by
+
+CUBE = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+
+
+def designs(*shape: int, seed: int = 51) -> Tensor:
+    return torch.rand(*shape, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def model_of(kind: str, *, functional: object = None, channels: int = 2) -> OperatorModel:
+    predictor = kernel(channels) if kind == "kernel" else FeaturePredictor(KINDS[kind], out_channels=channels)
+    return OperatorModel(predictor, encode=encode, functional=functional or three_numbers())
+
+
+def known_model() -> OperatorModel:
+    Y = torch.randn(3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return model_of("feature root").condition_on_observations(designs(3, seed=52), Y)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "kernel"])
+def test_one_draw_is_the_predictors_draw_of_that_name(kind: str) -> None:
+    model, X = model_of(kind), designs(5)
+    path = OperatorDraws(model, seed=3)
+    for seed in (3, 4, 5):  # of an ensemble, several members
+        operator = model.predictor.draw(seed)
+        expected = model.functional(operator(encode(X).values, grid=INPUT_GRID)).flatten(1)
+        torch.testing.assert_close(OperatorDraws(model, seed=seed)(X), expected, rtol=1e-12, atol=1e-12)
+    assert (path.batch_shape, path.num_outputs) == ((), 6)
+    assert torch.equal(path(X), OperatorDraws(model, seed=3)(X))
+    torch.testing.assert_close(path(X)[2:3], path(X[2:3]), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "kernel"])
+def test_every_draw_is_evaluated_at_its_own_designs_or_at_all(kind: str) -> None:
+    model = model_of(kind)
+    paths, X = OperatorDraws(model, 4, seed=3), designs(5, 4, 3)
+    assert paths.batch_shape == (4,)
+    values, shared, plain = paths(X), paths(X[:, :1]), paths(X[0, 0])
+    assert values.shape == shared.shape == (5, 4, 3, 6)
+    assert plain.shape == (4, 3, 6)
+    torch.testing.assert_close(shared[0], plain)
+    for place in range(4):
+        torch.testing.assert_close(values[:, place], paths(X[:, place : place + 1])[:, place])
+    posterior = paths.posterior(X)
+    torch.testing.assert_close(posterior.mean, values)
+    assert not posterior.variance.any()
+    torch.testing.assert_close(paths.subset_output([5, 0])(X), values[..., [5, 0]])
+    single = OperatorDraws(model, 1, seed=3)
+    torch.testing.assert_close(single(X[:, 0]), OperatorDraws(model, seed=3)(X[:, 0]))  # one draw, five t-batches
+
+
+def test_draws_have_the_moments_of_the_posterior() -> None:
+    model, X = known_model(), designs(2)
+    posterior, count = model.posterior(X), 20_000
+    draws = OperatorDraws(model, count, seed=0)(X).flatten(1)
+    covariance, spread = posterior.covariance, posterior.covariance.diagonal()
+    centred = draws - posterior.mean.flatten()
+    bound = ((covariance.square() + spread[:, None] * spread) / count).sqrt()
+    assert ((centred.mT @ centred / count - covariance) / bound).abs().max() < 4.5
+    assert (centred.mean(0) / (spread / count).sqrt()).abs().max() < 4.5
+
+
+def test_draws_of_batched_models() -> None:
+    """Each fantasy has its own draws, driven by common random numbers."""
+    model = model_of("feature root")
+    known = model.condition_on_observations(
+        designs(2, seed=52), torch.zeros(3, 2, 6, dtype=torch.float64) + torch.arange(3)[:, None, None]
+    )
+    paths, X = OperatorDraws(known, 4, seed=1), designs(5, seed=53)
+    assert paths.batch_shape == (4, 3)
+    assert paths(X).shape == (4, 3, 5, 6)
+    alone = model.condition_on_observations(designs(2, seed=52), torch.full((2, 6), 2.0, dtype=torch.float64))
+    torch.testing.assert_close(paths(X)[:, 2], OperatorDraws(alone, 4, seed=1)(X), rtol=1e-9, atol=1e-9)
+
+
+def test_draws_agree_with_what_was_observed() -> None:
+    model, X = model_of("feature root"), designs(1, seed=52)
+    known = model.condition_on_observations(X, torch.ones(1, 6).double(), noise=1e-8)
+    assert (OperatorDraws(known, 50, seed=0)(X) - 1.0).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", [*KINDS, "kernel"])
+def test_draws_have_the_dtype_of_the_designs_and_differentiate(kind: str, given: torch.dtype) -> None:
+    paths = OperatorDraws(model_of(kind), 2, seed=0)
+    assert paths(designs(3).to(given)).dtype == given
+    assert torch.autograd.gradcheck(paths, (designs(3).requires_grad_(),), eps=1e-6, atol=1e-7)
+
+
+def test_seeds_come_from_the_global_generator_unless_given() -> None:
+    model, X = model_of("members"), designs(3)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        first = OperatorDraws(model, 9)(X)
+        state = torch.get_rng_state()
+        again = OperatorDraws(model, 9, seed=5)(X)
+        assert torch.equal(state, torch.get_rng_state())
+        assert not torch.equal(first, again)
+        torch.manual_seed(1)
+        assert torch.equal(first, OperatorDraws(model, 9)(X))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "kernel"])
+@pytest.mark.parametrize("functional", [one_number(), three_numbers()])
+def test_botorchs_way_to_draw_paths(kind: str, functional: object) -> None:
+    model, X = model_of(kind, functional=functional, channels=1), designs(5, 3, 1)
+    path = draw_matheron_paths(model, torch.Size([3]))
+    path.set_ensemble_as_batch(True)
+    seed = path.draws.seed
+    expected = OperatorDraws(model, 3, seed=seed)(X)
+    found = path(X)[..., None] if functional.size == 1 else path(X[..., None, :, :]).mT
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["feature root", "members", "kernel"])
+def test_thompson_sampling_maximises_each_draw(kind: str) -> None:
+    """One batch of BoTorch's acquisition function against the maximum of each draw over a fine grid."""
+    model = model_of(kind, functional=one_number(), channels=1)
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        score = PathwiseThompsonSampling(model)
+    found, _ = optimize_acqf(score, bounds=CUBE, q=3, num_restarts=6, raw_samples=64, options={"seed": 0})
+    line = torch.linspace(0, 1, 41, dtype=torch.float64)
+    with torch.no_grad():
+        everywhere = score.samples(torch.cartesian_prod(line, line)[None])[..., 0].amax(-1)
+        reached = score.samples(found[:, None])[:, 0, 0]
+    assert everywhere.shape == reached.shape == (3,)
+    assert (reached >= everywhere - 2e-2).all()
+
+
+def test_one_path_is_an_objective_of_its_own() -> None:
+    path = OperatorDraws(known_model().subset_output([0]), seed=7)
+    found, value = optimize_acqf(PosteriorMean(path), bounds=CUBE, q=1, num_restarts=4, raw_samples=32, options={"seed": 0})
+    line = torch.linspace(0, 1, 41, dtype=torch.float64)
+    assert value >= path(torch.cartesian_prod(line, line)).max() - 1e-6
+    torch.testing.assert_close(path(found)[0, 0], value)
+
+
+def test_draws_of_calibrated_processes() -> None:
+    """Their draws are those of the processes, scaled; as everywhere, what was calibrated is no longer the same distribution."""
+    plain = model_of("kernel", channels=1)
+    model, X = OperatorModel(scaled_by(4.0, plain.predictor), encode=encode, functional=plain.functional), designs(4)
+    deviation = OperatorDraws(plain, seed=3)(X) - plain.posterior(X).mean
+    torch.testing.assert_close(OperatorDraws(model, seed=3)(X), plain.posterior(X).mean + 2.0 * deviation)
+    known = model.condition_on_observations(X[:1], torch.zeros(1, 3).double())
+    assert (known.posterior(X[:1]).variance < model.posterior(X[:1]).variance).all()
+
+
+@pytest.mark.bad_input
+def test_processes_that_have_observed_something_have_no_draws() -> None:
+    model, X = model_of("kernel"), designs(2)
+    for known in (
+        model.condition_on_observations(X, torch.zeros(2, 6).double()),
+        model.condition_on_observations(designs(3, 0), torch.zeros(3, 0, 6).double()),
+    ):
+        with pytest.raises(LatentError, match="observed nothing.*fit the head to what was observed"):
+            OperatorDraws(known, 2, seed=0)(X)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("count", [0, -1, 2.0, True])
+def test_bad_counts(count: object) -> None:
+    with pytest.raises(ArgumentError, match="an integer of at least 1 as count of draws"):
+        OperatorDraws(model_of("members"), count)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("seed", ["a", 1.0, True])
+def test_bad_seeds(seed: object) -> None:
+    with pytest.raises(ArgumentError, match="seed as an integer of at least 0"):
+        OperatorDraws(model_of("members"), seed=seed)
+
+
+@pytest.mark.bad_input
+def test_designs_that_do_not_fit_the_draws() -> None:
+    with pytest.raises(ShapeError, match=r"against \(4,\), the draws; got \(5,\)"):
+        OperatorDraws(model_of("members"), 4, seed=0)(designs(5, 3))
+
+
+@pytest.mark.bad_input
+def test_latents_that_differ_from_call_to_call_are_refused() -> None:
+    """A latent that belongs to single calls has to say so."""
+
+    def anew(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
+        return GaussianField(mean, FeatureRoot(features, factor(1)), latent=f"of {float(mean.sum())}", grid=grid)
+
+    paths = OperatorDraws(OperatorModel(FeaturePredictor(anew), encode=encode, functional=one_number()), 2, seed=0)
+    paths(designs(3))
+    with pytest.raises(LatentError, match=r"from call to call, 'of .*is_shared_across_calls=False"):
+        paths(designs(4))

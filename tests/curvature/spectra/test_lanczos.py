@@ -1,0 +1,345 @@
+"""Largest eigenpairs against dense eigendecompositions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, jvp, vjp, vmap
+
+from probneural.curvature.spectra import lanczos
+from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
+from probneural.errors import ArgumentError, DataError, ShapeError
+from tests.curvature.spectrum_cases import F64, Counted, rotation, spectra, with_eigenvalues
+from tests.helpers import normal
+
+SPECTRA = spectra()
+
+
+def check(found: Eigenpairs, matrix: Tensor, *, tolerance: float = 1e-4) -> None:
+    """What must hold of any result: true eigenvalues from the top, orthonormal vectors, honest residuals."""
+    eps = torch.finfo(found.vectors.dtype).eps
+    count = len(found.values)
+    truth = torch.linalg.eigvalsh(matrix).flip(0)
+    scale = float(truth[0].clamp_min(0.0))
+    vectors = found.vectors.to(F64)
+    assert found.vectors.shape == (len(matrix), count)
+    assert found.values.dtype == F64
+    assert bool((found.values > 0).all())
+    assert bool((found.values.diff() <= 1e-12 * scale).all())
+    torch.testing.assert_close(vectors.mT @ vectors, torch.eye(count, dtype=F64), rtol=0, atol=50 * eps)
+    bound = torch.clamp(tolerance * truth[:count], min=50 * eps * scale)
+    assert bool((found.residuals <= bound).all())
+    assert bool(((found.values - truth[:count]).abs() <= bound).all())
+    residuals = (matrix @ vectors - vectors * found.values).norm(dim=0)
+    torch.testing.assert_close(residuals, found.residuals, rtol=1e-2, atol=20 * eps * scale)
+    left = float(truth[count]) if count < len(truth) else 0.0
+    if left > 100 * eps * scale:
+        assert left * 0.98 <= found.next_value <= left * 1.12
+    else:
+        assert 0.0 <= found.next_value <= 100 * eps * scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("rank", [1, 10, 30, 120])
+@pytest.mark.parametrize("name", SPECTRA)
+def test_rank(name: str, rank: int, dtype: torch.dtype) -> None:
+    matrix = with_eigenvalues(SPECTRA[name])
+    counted = Counted(matrix)
+    found = top_eigenpairs(counted, 120, rank=rank, dtype=dtype)
+    check(found, matrix)
+    assert found.is_converged
+    assert found.vectors.dtype == dtype
+    assert found.products == counted.rows
+    visible = int((SPECTRA[name] > 100 * torch.finfo(dtype).eps * SPECTRA[name].max()).sum())
+    assert min(rank, visible) <= len(found.values) <= rank
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_smallest(name: str) -> None:
+    matrix = with_eigenvalues(SPECTRA[name])
+    found = top_eigenpairs(Counted(matrix), 120, smallest=0.0701)
+    check(found, matrix)
+    assert found.is_converged
+    assert len(found.values) == int((SPECTRA[name] >= 0.0701).sum())
+    assert found.next_value < 0.0701
+
+
+def test_smallest_with_a_largest_rank() -> None:
+    matrix = with_eigenvalues(SPECTRA["harmonic"])
+    found = top_eigenpairs(Counted(matrix), 120, smallest=0.1, rank=7)
+    check(found, matrix)
+    assert len(found.values) == 7
+
+
+@pytest.mark.parametrize("kind", [{"rank": 3}, {"smallest": 1.0}])
+def test_zero_map(kind: dict[str, float]) -> None:
+    found = top_eigenpairs(torch.zeros_like, 50, **kind)  # type: ignore[arg-type]
+    assert found.values.shape == (0,)
+    assert found.vectors.shape == (50, 0)
+    assert found.residuals.shape == (0,)
+    assert found.next_value == 0.0
+    assert found.is_converged
+
+
+def test_one_by_one() -> None:
+    found = top_eigenpairs(lambda rows: 3.0 * rows, 1, rank=1)
+    assert found.values.tolist() == [3.0]
+    assert found.vectors.abs().tolist() == [[1.0]]
+    assert found.next_value == 0.0
+    assert len(top_eigenpairs(torch.zeros_like, 1, rank=1).values) == 0
+
+
+def test_largest_rank_leaves_nothing() -> None:
+    assert top_eigenpairs(Counted(with_eigenvalues(SPECTRA["wide"])), 120, rank=120).next_value == 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_rounding_is_not_a_next_value(dtype: torch.dtype, seed: int) -> None:
+    matrix = with_eigenvalues(SPECTRA["low rank"], seed=seed)
+    found = top_eigenpairs(Counted(matrix), 120, rank=10, dtype=dtype, seed=seed)
+    assert len(found.values) == 10
+    assert found.next_value == 0.0
+
+
+@pytest.mark.parametrize("size", [30, 500])
+def test_a_noisy_product_ends_unconverged(size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = with_eigenvalues(torch.linspace(1.0, 0.0, size, dtype=F64))
+    counted = Counted(matrix)
+
+    def product(rows: Tensor) -> Tensor:
+        return counted(rows) + 1e-6 * torch.randn(rows.shape, generator=generator, dtype=F64)
+
+    found = top_eigenpairs(product, size, rank=3, tolerance=1e-10)
+    assert not found.is_converged
+    assert counted.rows <= 400
+    torch.testing.assert_close(found.values, torch.linalg.eigvalsh(matrix).flip(0)[:3], rtol=0, atol=1e-4)
+
+
+def test_the_last_product_counts() -> None:
+    """A limit that is just enough is no failure."""
+    matrix = with_eigenvalues(SPECTRA["harmonic"])
+    needed = top_eigenpairs(Counted(matrix), 120, rank=5).products
+    assert top_eigenpairs(Counted(matrix), 120, rank=5, max_products=needed).is_converged
+    assert not top_eigenpairs(Counted(matrix), 120, rank=5, max_products=needed - 1).is_converged
+
+
+def test_low_rank_stops_early() -> None:
+    found = top_eigenpairs(Counted(with_eigenvalues(SPECTRA["low rank"])), 120, rank=100)
+    assert len(found.values) == 10
+    assert found.next_value == 0.0
+    assert found.products <= 50
+
+
+@pytest.mark.parametrize("block", [1, 3, 8, 200])
+def test_blocks(block: int) -> None:
+    matrix = with_eigenvalues(SPECTRA["squares"])
+    check(top_eigenpairs(Counted(matrix), 120, rank=6, block=block), matrix)
+
+
+def test_multiplicities_up_to_the_block_are_found() -> None:
+    values = torch.cat([torch.full((8,), 2.0), torch.linspace(1.9, 0.0, 292)]).to(F64)
+    found = top_eigenpairs(Counted(with_eigenvalues(values)), 300, rank=8)
+    torch.testing.assert_close(found.values, values[:8], rtol=1e-6, atol=0)
+    assert found.next_value < 1.91
+
+
+def test_one_look_outside_an_invariant_span_is_enough() -> None:
+    found = top_eigenpairs(torch.clone, 300, rank=5)
+    assert found.products <= 24
+    assert found.next_value == pytest.approx(1.0)
+
+
+def test_tighter_tolerance() -> None:
+    matrix = with_eigenvalues(SPECTRA["harmonic"])
+    check(top_eigenpairs(Counted(matrix), 120, rank=10, tolerance=1e-10), matrix, tolerance=1e-10)
+
+
+def test_restarts_reach_the_same_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = with_eigenvalues(torch.arange(1, 401, dtype=F64).flip(0) ** 0.5)
+    grown = top_eigenpairs(Counted(matrix), 400, rank=5, block=4)
+    monkeypatch.setattr(lanczos, "_ROOM", 0)
+    longest = []
+    original = lanczos._Search.extend
+
+    def watched(self: lanczos._Search, fresh: Tensor) -> float:
+        largest = original(self, fresh)
+        longest.append(self.count)
+        return largest
+
+    monkeypatch.setattr(lanczos._Search, "extend", watched)
+    restarted = top_eigenpairs(Counted(matrix), 400, rank=5, block=4)
+    check(restarted, matrix)
+    assert max(longest) <= 53 < grown.products
+    assert restarted.products > max(longest)
+    torch.testing.assert_close(restarted.values, grown.values, rtol=1e-7, atol=0)
+
+
+def test_start_saves_products() -> None:
+    matrix = with_eigenvalues(SPECTRA["harmonic"])
+    first = top_eigenpairs(Counted(matrix), 120, rank=20)
+    again = top_eigenpairs(Counted(matrix), 120, rank=20, start=first.vectors, seed=5)
+    check(again, matrix)
+    assert again.products < 0.75 * first.products
+    doubled = top_eigenpairs(Counted(matrix), 120, rank=40, start=first.vectors)
+    check(doubled, matrix)
+
+
+@pytest.mark.parametrize("start", [torch.zeros(120, 3), torch.ones(120, 3), normal(120, 120, seed=4), normal(120, 0, seed=4)])
+def test_any_start_will_do(start: Tensor) -> None:
+    matrix = with_eigenvalues(SPECTRA["squares"])
+    check(top_eigenpairs(Counted(matrix), 120, rank=5, start=start), matrix)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_start_that_misses_a_direction(seed: int) -> None:
+    """Exact pairs of a start converge at once, which must not end the search; in eight random vectors 10 shows as about 1."""
+    basis = rotation(100)
+    values = torch.cat([torch.tensor([10.0]), torch.ones(20), torch.zeros(79)]).to(F64)
+    matrix = (basis * values) @ basis.mT
+    check(top_eigenpairs(Counted(matrix), 100, rank=5, start=basis[:, 1:15], seed=seed), matrix)
+
+
+def test_seeds_repeat_and_leave_the_global_generator() -> None:
+    matrix = with_eigenvalues(SPECTRA["harmonic"])
+    before = torch.get_rng_state()
+    first, second, other = (top_eigenpairs(Counted(matrix), 120, rank=4, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(first.vectors, second.vectors)
+    assert not torch.equal(first.vectors, other.vectors)
+
+
+def test_too_few_products_are_reported() -> None:
+    matrix = with_eigenvalues(torch.linspace(1.0, 2.0, 400, dtype=F64))
+    counted = Counted(matrix)
+    found = top_eigenpairs(counted, 400, rank=10, max_products=40)
+    assert not found.is_converged
+    assert counted.rows <= 40
+    assert len(found.values) == 10
+    vectors = found.vectors
+    torch.testing.assert_close((matrix @ vectors - vectors * found.values).norm(dim=0), found.residuals)
+    assert float(found.residuals.max()) > 1e-3
+
+
+@given(
+    size=st.integers(1, 30),
+    rank=st.integers(1, 30),
+    nonzero=st.integers(0, 30),
+    block=st.integers(1, 9),
+    seed=st.integers(0, 99),
+    power=st.integers(-150, 150),
+)
+def test_any_size_rank_and_scale(size: int, rank: int, nonzero: int, block: int, seed: int, power: int) -> None:
+    rank, nonzero = min(rank, size), min(nonzero, size)
+    values = torch.zeros(size, dtype=F64)
+    values[:nonzero] = torch.rand(nonzero, generator=torch.Generator().manual_seed(seed), dtype=F64) + 0.1
+    matrix = with_eigenvalues(values, seed=seed)
+    scale = 10.0**power
+    found = top_eigenpairs(Counted(matrix * scale), size, rank=rank, block=block, seed=seed)
+    assert found.is_converged
+    assert len(found.values) == min(rank, nonzero)
+    expected = values.sort(descending=True).values[: len(found.values)]
+    torch.testing.assert_close(found.values / scale, expected, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_gauss_newton_of_a_network(dtype: torch.dtype) -> None:
+    module = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2)).to(dtype)
+    inputs = normal(40, 3, seed=1).to(dtype)
+    names = [name for name, _ in module.named_parameters()]
+    shapes = [tensor.shape for tensor in module.parameters()]
+    vector = torch.cat([tensor.detach().flatten() for tensor in module.parameters()])
+
+    def outputs(parameters: Tensor) -> Tensor:
+        pieces = parameters.split([shape.numel() for shape in shapes])
+        replaced = {name: piece.view(shape) for name, piece, shape in zip(names, pieces, shapes, strict=True)}
+        return functional_call(module, replaced, (inputs,)).flatten()
+
+    _, pull = vjp(outputs, vector)
+
+    def product(rows: Tensor) -> Tensor:
+        return vmap(lambda row: pull(jvp(outputs, (vector,), (row,))[1])[0])(rows)
+
+    dense = jacrev(outputs)(vector).detach().to(F64)
+    found = top_eigenpairs(product, len(vector), rank=25, dtype=dtype)
+    truth = torch.linalg.eigvalsh(dense.mT @ dense).flip(0)
+    assert not found.vectors.requires_grad
+    bound = torch.clamp(1e-4 * truth[:25], min=1e-5 * float(truth[0]) if dtype == torch.float32 else 0.0)
+    assert bool(((found.values - truth[:25]).abs() <= bound).all())
+
+
+def test_progress_is_off_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    top_eigenpairs(Counted(with_eigenvalues(SPECTRA["low rank"])), 120, rank=3)
+    assert capsys.readouterr().err == ""
+    top_eigenpairs(Counted(with_eigenvalues(SPECTRA["low rank"])), 120, rank=3, progress=True)
+    assert "eigenpairs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", [0, 2])
+def test_nan_is_a_data_error(where: int) -> None:
+    matrix = with_eigenvalues(torch.linspace(1.0, 2.0, 100, dtype=F64))
+    calls = []
+
+    def product(rows: Tensor) -> Tensor:
+        calls.append(len(rows))
+        return rows @ matrix * (float("nan") if len(calls) > where else 1.0)
+
+    with pytest.raises(DataError, match="finite"):
+        top_eigenpairs(product, 100, rank=3)
+
+
+def test_indefinite_and_asymmetric_maps_are_refused() -> None:
+    values = torch.linspace(1.0, -0.5, 50, dtype=F64)
+    with pytest.raises(ArgumentError, match="semi-definite"):
+        top_eigenpairs(Counted(with_eigenvalues(values)), 50, rank=3)
+    with pytest.raises(ArgumentError, match="semi-definite"):
+        top_eigenpairs(Counted(-torch.eye(5, dtype=F64)), 5, rank=3)
+    with pytest.raises(ArgumentError, match="symmetric"):
+        top_eigenpairs(Counted(normal(50, 50, seed=0)), 50, rank=3)
+    skew = 0.1 * normal(50, 50, seed=0).triu(1)
+    with pytest.raises(ArgumentError, match="symmetric"):  # seen between blocks only
+        top_eigenpairs(Counted(5.0 * torch.eye(50, dtype=F64) + skew - skew.mT), 50, rank=3, block=1)
+
+
+def test_rounding_below_zero_is_not_refused() -> None:
+    values = torch.cat([torch.linspace(1.0, 0.5, 5), torch.full((45,), -1e-6)]).to(F64)
+    found = top_eigenpairs(Counted(with_eigenvalues(values)), 50, rank=8).values
+    torch.testing.assert_close(found, values[:5], atol=1e-12, rtol=0)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({}, ArgumentError),
+        ({"rank": 0}, ArgumentError),
+        ({"rank": 6}, ArgumentError),
+        ({"rank": 1.5}, ArgumentError),
+        ({"smallest": 0.0}, ArgumentError),
+        ({"smallest": float("nan")}, ArgumentError),
+        ({"rank": 2, "tolerance": 0.0}, ArgumentError),
+        ({"rank": 2, "tolerance": float("nan")}, ArgumentError),
+        ({"rank": 2, "block": 0}, ArgumentError),
+        ({"rank": 2, "max_products": 0}, ArgumentError),
+        ({"rank": 2, "start": torch.ones(2, 5)}, ShapeError),
+        ({"rank": 2, "start": torch.ones(5)}, ShapeError),
+        ({"rank": 2, "start": torch.full((5, 1), float("nan"))}, DataError),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, object], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        top_eigenpairs(lambda rows: rows, 5, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.bad_input
+def test_bad_products() -> None:
+    with pytest.raises(ShapeError, match="one image per row"):
+        top_eigenpairs(lambda rows: rows[:, :-1], 5, rank=2)
+    with pytest.raises(DataError, match="real"):
+        top_eigenpairs(lambda rows: rows.to(torch.complex128), 5, rank=2)
+    with pytest.raises(ArgumentError):
+        top_eigenpairs(lambda rows: rows, 0, rank=2)

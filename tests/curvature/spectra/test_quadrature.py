@@ -1,0 +1,241 @@
+"""Stochastic Lanczos quadrature against traces of dense functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from probneural.curvature.spectra import quadrature
+from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
+from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
+from probneural.errors import ArgumentError, DataError, ShapeError
+from tests.curvature.spectrum_cases import F64, Counted, spectra, with_eigenvalues
+
+SIZE = 120
+SPECTRA = spectra(SIZE)
+
+
+def dense_pairs(matrix: Tensor, rank: int) -> Eigenpairs:
+    values, vectors = torch.linalg.eigh(matrix)
+    values, vectors = values.flip(0), vectors.flip(1)
+    following = float(values[rank]) if rank < len(values) else 0.0
+    return Eigenpairs(values[:rank], vectors[:, :rank], torch.zeros(rank, dtype=F64), following, True, 0)
+
+
+def log_shift(noise: float, prior: float) -> Callable[[Tensor], Tensor]:
+    return lambda values: torch.log(values / noise + prior)
+
+
+@pytest.mark.parametrize("rank", [0, 15])
+@pytest.mark.parametrize("name", SPECTRA)
+def test_log_determinants_within_their_errors(name: str, rank: int) -> None:
+    matrix = with_eigenvalues(SPECTRA[name])
+    steps = 120 if name == "wide" else 40
+    measure = spectral_density(Counted(matrix), SIZE, probes=30, steps=steps, deflate=dense_pairs(matrix, rank), seed=3)
+    for noise, prior in ((1.0, 1.0), (1e-2, 0.1), (10.0, 3.0)):
+        function = log_shift(noise, prior)
+        truth = float(function(SPECTRA[name]).sum())
+        estimate, error = measure.trace(function)
+        assert abs(estimate - truth) <= 3.5 * error + 1e-6 * abs(truth)
+        rest, same = measure.remainder(function)
+        assert same == error
+        assert rest + float(function(measure.known).sum()) == pytest.approx(estimate, rel=1e-12)
+
+
+@pytest.mark.parametrize("rank", [0, 7])
+def test_shapes_and_weights(rank: int) -> None:
+    matrix = with_eigenvalues(SPECTRA["harmonic"])
+    counted = Counted(matrix)
+    measure = spectral_density(counted, SIZE, probes=5, steps=12, deflate=dense_pairs(matrix, rank))
+    assert measure.nodes.shape == measure.weights.shape == (5, 12)
+    assert measure.known.shape == (rank,)
+    assert measure.nodes.dtype == measure.weights.dtype == F64
+    assert bool((measure.nodes >= 0).all())
+    assert bool((measure.weights >= 0).all())
+    torch.testing.assert_close(measure.weights.sum(1), torch.full((5,), SIZE - rank, dtype=F64))
+    assert measure.trace(torch.ones_like)[0] == pytest.approx(SIZE)
+    assert measure.products == counted.rows == 60
+
+
+def test_gauss_quadrature_is_exact_up_to_twice_the_steps() -> None:
+    matrix = with_eigenvalues(torch.linspace(0.0, 1.0, SIZE, dtype=F64))
+    short = spectral_density(Counted(matrix), SIZE, probes=3, steps=5)
+    long = spectral_density(Counted(matrix), SIZE, probes=3, steps=60)
+    for power in range(1, 10):
+        assert short.trace(lambda x, p=power: x**p) == pytest.approx(long.trace(lambda x, p=power: x**p), rel=1e-10)
+    assert short.trace(lambda x: x**10)[0] != pytest.approx(long.trace(lambda x: x**10)[0], rel=1e-10)
+
+
+def test_error_bars_are_calibrated() -> None:
+    values = SPECTRA["squares"] * 100
+    matrix = with_eigenvalues(values)
+    function = log_shift(1.0, 1.0)
+    truth = float(function(values).sum())
+    scores = []
+    for seed in range(60):
+        estimate, error = spectral_density(Counted(matrix), SIZE, probes=16, steps=30, seed=seed).trace(function)
+        scores.append((estimate - truth) / error)
+    scores = torch.tensor(scores)
+    assert 0.7 < float(scores.square().mean().sqrt()) < 1.35  # Student's t of 15 degrees would have 1.07
+    assert abs(float(scores.mean())) < 0.45
+
+
+def test_deflation_lowers_the_error() -> None:
+    values = SPECTRA["exponential"] * 1e4
+    matrix = with_eigenvalues(values)
+    function = log_shift(1.0, 1.0)
+    plain = spectral_density(Counted(matrix), SIZE, probes=10, steps=30)
+    pairs = top_eigenpairs(Counted(matrix), SIZE, rank=40, tolerance=1e-8)
+    deflated = spectral_density(Counted(matrix), SIZE, probes=10, steps=30, deflate=pairs)
+    assert deflated.trace(function)[1] < 0.2 * plain.trace(function)[1]
+    assert deflated.trace(function)[0] == pytest.approx(float(function(values).sum()), rel=1e-2)
+    assert float(deflated.nodes.max()) < 1.1 * float(values[40])
+
+
+def test_exact_cases() -> None:
+    matrix = with_eigenvalues(SPECTRA["low rank"])
+    found = spectral_density(Counted(matrix), SIZE, probes=2, steps=20, deflate=dense_pairs(matrix, 10))
+    value, error = found.trace(torch.log1p)
+    assert value == pytest.approx(float(SPECTRA["low rank"].log1p().sum()), rel=1e-12)
+    assert error < 1e-10
+    everything = spectral_density(Counted(matrix), SIZE, probes=2, steps=20, deflate=dense_pairs(matrix, SIZE))
+    assert everything.products == 0
+    assert everything.remainder(torch.log1p) == (0.0, 0.0)
+    assert everything.trace(torch.exp)[0] == pytest.approx(float(SPECTRA["low rank"].exp().sum()))
+
+
+def test_zero_map_and_one_by_one() -> None:
+    assert spectral_density(torch.zeros_like, 9, probes=3, steps=5).trace(torch.exp) == (pytest.approx(9.0), pytest.approx(0.0))
+    one = spectral_density(lambda rows: 4.0 * rows, 1, probes=1, steps=5)
+    assert one.nodes.tolist() == [[4.0]]
+    assert one.trace(torch.sqrt)[0] == 2.0
+    assert math.isinf(one.trace(torch.sqrt)[1])
+
+
+@pytest.mark.parametrize("name", ["identity", "low rank", "more copies than a block"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_runs_that_end_early(name: str, dtype: torch.dtype) -> None:
+    matrix = with_eigenvalues(SPECTRA[name])
+    measure = spectral_density(Counted(matrix), SIZE, probes=3, steps=30, dtype=dtype)
+    assert measure.products < 3 * 30
+    torch.testing.assert_close(measure.weights.sum(1), torch.full((3,), SIZE, dtype=F64))
+    distinct = SPECTRA[name].unique()
+    heavy = measure.nodes[measure.weights > 1e-3]
+    assert float((heavy[:, None] - distinct).abs().min(1).values.max()) < (1e-10 if dtype == F64 else 1e-4)
+
+
+def test_what_fills_up_a_run_is_never_evaluated() -> None:
+    measure = spectral_density(lambda rows: 2.0 * rows, 30, probes=2, steps=10)
+    assert measure.trace(torch.log)[0] == pytest.approx(30 * math.log(2.0))
+
+
+def test_probes_that_end_at_different_steps() -> None:
+    """A diagonal map, and probes one of which has been made to see two of its three eigenvalues only."""
+    weights = torch.tensor([3.0, 2.0, 2.0, 1.0], dtype=F64)
+    first = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]], dtype=F64)
+    diagonal, beside, products = quadrature._lanczos(lambda rows: rows * weights, first, torch.zeros(0, 4, dtype=F64), steps=4)
+    assert products == 6
+    assert beside[0, 1] == 0.0 == beside[1, 2]
+    matrix = diagonal.diag_embed() + beside.diag_embed(1) + beside.diag_embed(-1)
+    torch.testing.assert_close(torch.linalg.eigvalsh(matrix[0, :2, :2]), torch.tensor([2.0, 3.0], dtype=F64))
+    torch.testing.assert_close(torch.linalg.eigvalsh(matrix[1, :3, :3]), torch.tensor([1.0, 2.0, 3.0], dtype=F64))
+
+
+def test_float32() -> None:
+    matrix = with_eigenvalues(SPECTRA["wide"].clamp(1e-3, 1e2))
+    single = spectral_density(Counted(matrix), SIZE, probes=6, steps=60, dtype=torch.float32)
+    double = spectral_density(Counted(matrix), SIZE, probes=6, steps=60)
+    function = log_shift(1.0, 1.0)
+    assert single.trace(function)[0] == pytest.approx(double.trace(function)[0], rel=1e-4)
+
+
+def test_memory_is_bounded_without_changing_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = with_eigenvalues(SPECTRA["harmonic"])
+    at_once = spectral_density(Counted(matrix), SIZE, probes=5, steps=9)
+    monkeypatch.setattr(quadrature, "_ROOM", 2 * 9 * SIZE)
+    batches = []
+
+    def product(rows: Tensor) -> Tensor:
+        batches.append(len(rows))
+        return rows @ matrix
+
+    in_turn = spectral_density(product, SIZE, probes=5, steps=9)
+    assert max(batches) == 2
+    torch.testing.assert_close(in_turn.nodes, at_once.nodes)
+
+
+@given(
+    size=st.integers(1, 20),
+    rank=st.integers(0, 20),
+    probes=st.integers(1, 4),
+    steps=st.integers(1, 25),
+    seed=st.integers(0, 50),
+)
+def test_traces_of_the_identity_function(size: int, rank: int, probes: int, steps: int, seed: int) -> None:
+    """Constants are exact, and nodes stay within the spectrum."""
+    values = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    matrix = with_eigenvalues(values, seed=seed)
+    measure = spectral_density(
+        Counted(matrix), size, probes=probes, steps=steps, seed=seed, deflate=dense_pairs(matrix, min(rank, size))
+    )
+    assert measure.trace(torch.ones_like)[0] == pytest.approx(size)
+    left = values.sort(descending=True).values[min(rank, size) :]
+    nodes = measure.nodes[measure.weights > 1e-9]
+    if len(left):
+        assert float(nodes.max()) <= float(left.max()) + 1e-9
+        assert float(nodes.min()) >= float(left.min()) - 1e-9
+
+
+def test_seeds_repeat_and_leave_the_global_generator() -> None:
+    matrix = with_eigenvalues(SPECTRA["harmonic"])
+    before = torch.get_rng_state()
+    first, second, other = (spectral_density(Counted(matrix), SIZE, probes=2, steps=5, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(first.nodes, second.nodes)
+    assert not torch.equal(first.nodes, other.nodes)
+
+
+def test_signs_of_nodes() -> None:
+    values = torch.linspace(1.0, -0.2, SIZE, dtype=F64)
+    with pytest.raises(ArgumentError, match="semi-definite"):
+        spectral_density(Counted(with_eigenvalues(values)), SIZE, probes=2, steps=10)
+    with pytest.raises(ArgumentError, match="semi-definite"):
+        spectral_density(torch.neg, SIZE, probes=2, steps=10)
+    values = torch.cat([torch.ones(20), torch.full((SIZE - 20,), -1e-7)]).to(F64)
+    measure = spectral_density(Counted(with_eigenvalues(values)), SIZE, probes=2, steps=10)
+    assert float(measure.nodes.min()) == 0.0
+    assert math.isfinite(measure.trace(torch.sqrt)[0])
+
+
+def test_functions_that_are_not_finite() -> None:
+    matrix = with_eigenvalues(SPECTRA["low rank"])
+    measure = spectral_density(Counted(matrix), SIZE, probes=2, steps=30)
+    with pytest.raises(DataError, match="finite"):
+        measure.trace(lambda nodes: torch.where(nodes < 1e-8, math.inf, nodes))
+    known = SpectralMeasure(measure.nodes, measure.weights, torch.zeros(1, dtype=F64), 0)
+    with pytest.raises(DataError, match="finite"):
+        known.trace(lambda nodes: torch.where(nodes == 0.0, math.inf, nodes))
+
+
+def test_nan_product() -> None:
+    with pytest.raises(DataError, match="finite"):
+        spectral_density(lambda rows: rows * math.nan, 9, probes=2, steps=3)
+
+
+@pytest.mark.bad_input
+def test_bad_input() -> None:
+    for name in ("probes", "steps"):
+        with pytest.raises(ArgumentError, match=name):
+            spectral_density(torch.clone, 5, **{"probes": 2, "steps": 2, name: 0})
+    with pytest.raises(ArgumentError, match="size"):
+        spectral_density(torch.clone, 0, probes=2, steps=2)
+    with pytest.raises(ShapeError):
+        spectral_density(lambda rows: rows[:, 1:], 5, probes=2, steps=2)
+    with pytest.raises(ShapeError):
+        spectral_density(torch.clone, 6, probes=2, steps=2, deflate=dense_pairs(torch.eye(5, dtype=F64), 2))

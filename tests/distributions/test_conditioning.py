@@ -1,0 +1,200 @@
+"""Latent updates and densities against dense algebra, in batches, with more and with fewer observations than latents."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from probneural.distributions.conditioning import (
+    LowRankUpdate,
+    condition_exactly,
+    condition_noisily,
+    log_density,
+    log_density_of_gram,
+    log_density_without_noise,
+    singular_values,
+)
+from probneural.errors import ConstraintError, ShapeError
+from tests.distributions.cases import normal, transform
+
+SHAPES = [(3, 5), (5, 3), (4, 4), (1, 6), (6, 1)]
+
+
+def problem(observations: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Roots, residuals and noises of two independent problems."""
+    noise = 0.1 + normal("noise", 2, observations).square()
+    return normal("root", 2, observations, rank), normal("residual", 2, observations), noise
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+class TestLowRankUpdate:
+    def test_is_its_matrix(self, batch: tuple[int, ...], rows: int) -> None:
+        one, matrix = transform("transform", *batch, rows, 5)
+        assert torch.allclose(one.dense(), matrix, rtol=0, atol=1e-14)
+        assert torch.equal(one.dense(), one.product(torch.eye(5, dtype=torch.float64).expand(*batch, 5, 5)))
+        assert (one.rank, one.batch_shape) == (5, batch)
+
+    @pytest.mark.parametrize("more", [(), (4,), (2, 4), (0,)])
+    def test_products(self, batch: tuple[int, ...], rows: int, more: tuple[int, ...]) -> None:
+        one, matrix = transform("transform", *batch, rows, 5)
+        latents = normal("latents", *batch, *more, 5)
+        letters = "abc"[: len(batch)]
+        expected = torch.einsum(f"{letters}kl,{letters}...l->{letters}...k", matrix, latents)
+        assert one.product(latents).shape == latents.shape
+        assert torch.allclose(one.product(latents), expected, rtol=0, atol=1e-13)
+        assert one.product(latents.float()).dtype == torch.float32
+
+    def test_is_selected_by_input(self, batch: tuple[int, ...], rows: int) -> None:
+        one, matrix = transform("transform", *batch, rows, 5)
+        if not batch:
+            with pytest.raises(ShapeError, match=r"a map per input, directions \(n, r, k\)"):
+                one[0]
+            return
+        for index in (0, -1, slice(1), torch.tensor([1, 0, 1])):
+            assert torch.allclose(one[index].dense(), matrix[index], rtol=0, atol=1e-14)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("factors", [(), (3,), (2, 1), (1, 2)])
+def test_directions_and_factors_that_do_not_fit(factors: tuple[int, ...]) -> None:
+    with pytest.raises(ShapeError, match=r"directions \(\*batch, r, k\) with factors"):
+        LowRankUpdate(torch.ones(2, 5), torch.ones(factors))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (2, 3, 70), (0, 2, 4), (2, 0, 4), (3, 0)])
+def test_singular_values(shape: tuple[int, ...]) -> None:
+    matrix = normal("matrix", *shape)
+    left, values, right = singular_values(matrix)
+    identity = torch.eye(min(shape[-2:]), dtype=torch.float64)
+    assert torch.allclose((left * values[..., None, :]) @ right, matrix, rtol=0, atol=1e-13)
+    assert torch.allclose(right @ right.mT, identity.expand(*shape[:-2], -1, -1), rtol=0, atol=1e-14)
+    assert torch.allclose(left.mT @ left, identity.expand(*shape[:-2], -1, -1), rtol=0, atol=1e-14)
+    assert torch.allclose(values, torch.linalg.svdvals(matrix), rtol=1e-13)
+
+
+@pytest.mark.parametrize(("observations", "rank"), SHAPES)
+class TestConditionNoisily:
+    def test_is_bayes_rule(self, observations: int, rank: int) -> None:
+        root, residual, noise = problem(observations, rank)
+        update = condition_noisily(root, residual, noise)
+        precision = torch.eye(rank, dtype=torch.float64) + root.mT @ (root / noise[..., None])
+        shift = torch.linalg.solve(precision, (root.mT @ (residual / noise)[..., None])[..., 0])
+        gram = root @ root.mT + torch.diag_embed(noise)
+        chi2 = (residual * torch.linalg.solve(gram, residual)).mean(-1)
+        assert torch.allclose(update.shift, shift, rtol=1e-11, atol=1e-12)
+        factor = update.transform.dense()
+        assert torch.allclose(factor @ factor.mT, torch.linalg.inv(precision), rtol=1e-11, atol=1e-12)
+        assert torch.allclose(factor, factor.mT, rtol=0, atol=1e-14)  # the symmetric root
+        assert update.transform.directions.shape == (2, min(observations, rank), rank)
+        assert torch.allclose(update.chi2, chi2, rtol=1e-11)
+        assert torch.allclose(update.multipliers, torch.linalg.solve(gram, residual), rtol=1e-9, atol=1e-11)
+
+    def test_keeps_its_precision_from_no_noise_to_much(self, observations: int, rank: int) -> None:
+        """The posterior variance of a single latent direction is noise / (noise + prior)."""
+        for noise in (1e-12, 1e-6, 1.0, 1e12):
+            root = torch.zeros(observations, rank, dtype=torch.float64)
+            root[0, 0] = 2.0
+            update = condition_noisily(
+                root, torch.ones(observations, dtype=torch.float64), torch.full((observations,), noise).double()
+            )
+            assert update.transform.dense()[0, 0].square().item() == pytest.approx(noise / (noise + 4.0), rel=1e-3)
+            assert update.shift[0].item() == pytest.approx(2.0 / (noise + 4.0), rel=1e-9)
+
+
+def exactly(root: Tensor, residual: Tensor, rounding: float = 1e-13) -> tuple[Tensor, Tensor, Tensor]:
+    update = condition_exactly(root, residual, rounding=torch.full_like(residual, rounding), dtype=torch.float64)
+    return update.shift, update.transform.dense(), update.chi2
+
+
+class TestConditionExactly:
+    @pytest.mark.parametrize(("observations", "rank"), [(3, 5), (4, 4), (1, 6)])
+    def test_is_the_limit_of_no_noise(self, observations: int, rank: int) -> None:
+        root, residual, noise = problem(observations, rank)
+        shift, factor, chi2 = exactly(root, residual)
+        limit = condition_noisily(root, residual, 1e-14 * noise)
+        assert torch.allclose(root @ shift[..., None], residual[..., None], rtol=0, atol=1e-12)
+        assert torch.allclose(shift, limit.shift, rtol=0, atol=1e-9)
+        assert torch.allclose(factor, limit.transform.dense(), rtol=0, atol=1e-5)
+        assert torch.allclose(factor @ factor, factor, rtol=0, atol=1e-13)  # a projection
+        assert torch.allclose(chi2, limit.chi2, rtol=1e-8)
+
+    def test_multipliers(self) -> None:
+        """They solve the normal equations; observations that come twice share theirs."""
+        root, residual, _ = problem(3, 5)
+        rounding = torch.full_like(residual, 1e-13)
+        update = condition_exactly(root, residual, rounding=rounding, dtype=torch.float64)
+        assert torch.allclose(update.multipliers, torch.linalg.solve(root @ root.mT, residual), rtol=1e-9)
+        twice = [torch.cat([part, part], dim=1) for part in (root, residual, rounding)]
+        repeated = condition_exactly(twice[0], twice[1], rounding=twice[2], dtype=torch.float64)
+        assert torch.allclose(repeated.multipliers, torch.cat([update.multipliers] * 2, dim=1) / 2, rtol=1e-9)
+
+    @pytest.mark.parametrize("scale", [1e-9, 1e9])
+    def test_does_not_depend_on_units(self, scale: float) -> None:
+        root, residual, _ = problem(3, 5)
+        units = torch.tensor([1.0, scale, 1.0], dtype=torch.float64)
+        expected, actual = exactly(root, residual), exactly(root * units[:, None], residual * units, rounding=1e-30)
+        for one, other in zip(expected, actual, strict=True):
+            assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+    def test_rows_of_rounding_size_are_no_directions(self) -> None:
+        root, residual, _ = problem(1, 4)
+        blurred, zero = torch.cat([root, 1e-15 * normal("blur", 2, 1, 4)], dim=1), torch.zeros(2, 1, dtype=torch.float64)
+        expected = exactly(root, residual)
+        for one, other in zip(expected, exactly(blurred, torch.cat([residual, 1e-14 + zero], dim=1)), strict=True):
+            assert torch.allclose(one, other, rtol=1e-12, atol=1e-13)
+
+    @pytest.mark.bad_input
+    def test_what_cannot_be_met_is_refused(self) -> None:
+        root, residual, _ = problem(5, 3)
+        with pytest.raises(ConstraintError, match=r"5 observations of numerical rank 3, 10 of which stay unmet"):
+            exactly(root, residual)
+        attainable = (root @ normal("latent", 3))[0]
+        exactly(root[0], attainable)
+        with pytest.raises(ConstraintError, match="drop repeated or contradicting observations"):
+            exactly(root[0], attainable + 1e-4)
+
+
+@pytest.mark.parametrize(("observations", "rank"), SHAPES)
+class TestLogDensity:
+    def normal(self, root: Tensor, noise: Tensor) -> torch.distributions.MultivariateNormal:
+        covariance = root @ root.mT + torch.diag_embed(noise)
+        return torch.distributions.MultivariateNormal(torch.zeros_like(noise), covariance)
+
+    def test_with_noise(self, observations: int, rank: int) -> None:
+        root, residual, noise = problem(observations, rank)
+        assert torch.allclose(log_density(root, residual, noise), self.normal(root, noise).log_prob(residual), rtol=1e-11)
+
+    def test_from_the_gram_matrix(self, observations: int, rank: int) -> None:
+        root, residual, noise = problem(observations, rank)
+        units = 10.0 ** torch.arange(-8, 8, dtype=torch.float64)[:observations]
+        root, residual, noise = root * units[:, None], residual * units, noise * units.square()
+        gram = root @ root.mT
+        density = log_density_of_gram(gram, residual, noise, dtype=torch.float64)
+        assert torch.allclose(density, log_density(root, residual, noise), rtol=1e-11)
+        exact = log_density_of_gram(gram, residual, 0 * noise, dtype=torch.float64)
+        if observations > rank:
+            assert exact.isnan().all()
+        else:
+            assert torch.allclose(exact, log_density_without_noise(root, residual, dtype=torch.float64), rtol=1e-9)
+        half = noise * (torch.arange(observations) < 1)
+        partly = log_density_of_gram(gram, residual, half, dtype=torch.float64)
+        wider = torch.cat([root, torch.diag_embed(half.sqrt())], dim=-1)
+        if observations <= rank + 1:
+            assert torch.allclose(partly, log_density_without_noise(wider, residual, dtype=torch.float64), rtol=1e-9)
+        else:
+            assert partly.isnan().all()
+
+    def test_without_noise(self, observations: int, rank: int) -> None:
+        root, residual, noise = problem(observations, rank)
+        density = log_density_without_noise(root, residual, dtype=torch.float64)
+        if observations > rank:
+            assert density.isnan().all()
+        else:
+            assert torch.allclose(density, self.normal(root, 0 * noise).log_prob(residual), rtol=1e-9)
+
+    def test_without_noise_of_a_deficient_root(self, observations: int, rank: int) -> None:
+        root, residual, _ = problem(observations, rank)
+        root[..., -1, :] = root.sum(-2) - root[..., -1, :] if observations > 1 else 0.0
+        assert log_density_without_noise(root, residual, dtype=torch.float64).isnan().all()

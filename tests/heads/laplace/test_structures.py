@@ -1,0 +1,297 @@
+"""What each structure promises beyond the contract: agreement with the dense posterior, bounds, evidence, draws."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
+from probneural.distributions import EmpiricalField
+from probneural.errors import ArgumentError, EvidenceError, UnsupportedError
+from probneural.fields import Field, FieldPairs, evaluate
+from probneural.functionals import integral, sensors, stack
+from probneural.grids import Grid
+from probneural.heads import Diagonal, Full, Iterative, Kronecker, Laplace, LowRank
+from probneural.heads.layer_evidence import LayeredEvidence
+from tests.heads.cases import OperatorCase, fields, operator_case, structured
+from tests.heads.test_head_contract import close
+from tests.helpers import normal
+
+CASES = ["fno-1d", "fno-outputs", "fno-2d", "complex", "channels-last"]
+EVERY = pytest.mark.parametrize("operator", CASES)
+STRUCTURES = ["full", "low_rank", "kronecker", "diagonal", "iterative"]
+
+
+def given(case: OperatorCase) -> dict[str, object]:
+    variance = case.data.outputs.values.var((0, *range(2, case.data.outputs.values.ndim)))
+    return {"noise": variance / 50, "prior_precision": 2.0, "effective_observations": 4.0}
+
+
+def make(structure: str, case: OperatorCase, *, rank: int | None = None, probes: int | None = None, **settings: object):
+    return Laplace(structured(structure, rank=rank, probes=probes), **given(case), **settings).fit(case.operator, case.data)
+
+
+@EVERY
+@pytest.mark.parametrize("structure", ["low_rank", "iterative"])
+def test_structures_that_claim_it_equal_the_dense_posterior(operator: str, structure: str) -> None:
+    case = operator_case(operator)
+    dense, predictor = make("full", case), make(structure, case, rank=300)
+    exact, field = dense(case.inputs), predictor(case.inputs)
+    close(field.cross_covariance(field), exact.cross_covariance(exact), 1e-10)
+    assert predictor.log_evidence == pytest.approx(dense.log_evidence, rel=1e-10)
+    close(predictor.prior_precision, dense.prior_precision)
+    close(predictor.noise, dense.noise)
+
+
+@EVERY
+def test_bounds_of_a_truncation_hold_and_close(operator: str) -> None:
+    case = operator_case(operator)
+    exact = make("full", case)(case.inputs).variance
+    gaps = []
+    for rank in (3, 8, 20):
+        predictor = make("low_rank", case, rank=rank)
+        lower, upper = predictor.variance_bounds(case.inputs)
+        slack = 1e-9 * exact
+        assert bool((lower <= exact + slack).all())
+        assert bool((exact <= upper + slack).all())
+        torch.testing.assert_close(upper, predictor(case.inputs).variance)
+        gaps.append(float((upper - lower).sum()))
+        assert predictor.report["rank"] == rank
+        assert 0 < predictor.report["captured_energy"] <= 1
+    assert gaps[2] < gaps[1] < gaps[0]
+
+
+@pytest.mark.parametrize("operator", ["fno-1d", "complex"])
+def test_growth_stops_where_the_next_direction_carries_less_than_the_prior(operator: str) -> None:
+    case = operator_case(operator)
+    predictor = make("low_rank", case)
+    eigenvalues = torch.linalg.eigvalsh(torch.linalg.inv(make("full", case).weight_covariance) / 2.0).flip(0) - 1.0
+    kept = int(predictor.report["rank"])
+    assert kept >= int((eigenvalues > 1.0).sum())
+    assert predictor.report["next_ratio"] < 1.0
+    assert kept < len(eigenvalues)
+    # an estimate of the next eigenvalue from above, by its residual
+    assert float(eigenvalues[kept]) * (1 - 1e-6) <= predictor.report["next_ratio"] <= float(eigenvalues[kept]) + 1e-6
+
+
+def test_growth_takes_as_many_rounds_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from probneural.heads.laplace.structures import low_rank
+
+    monkeypatch.setattr(low_rank, "_FIRST_RANK", 2)
+    predictor = make("low_rank", operator_case("fno-1d"))
+    assert predictor.report["rank"] > 4
+    assert predictor.report["next_ratio"] < 1.0
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("operator", ["fno-1d", "complex"])
+def test_roots_and_their_transposes_are_adjoint(structure: str, operator: str) -> None:
+    """<R xi, w> = <xi, R^T w>: draws use the one, variances the other."""
+    weights = make(structure, operator_case(operator), rank=20).weights
+    latents, vectors = normal(3, weights.rank, seed=1), normal(2, weights.size, seed=2)
+    left = weights.product(latents) @ vectors.mT
+    close(left, latents @ weights.transposed_product(vectors).mT, 1e-7)
+    assert float(left.abs().min()) > 0
+
+
+def test_a_truncated_evidence_lies_within_its_error() -> None:
+    case = operator_case("fno-1d")
+    exact = make("full", case).log_evidence
+    predictor = make("low_rank", case, rank=5)
+    assert predictor.log_evidence_error > 0
+    assert abs(predictor.log_evidence - exact) <= 5 * predictor.log_evidence_error
+
+
+def test_growth_that_stops_too_early_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from probneural.heads.laplace.structures import low_rank
+
+    monkeypatch.setattr(low_rank, "LARGEST_RANK", 4)
+    with pytest.warns(UserWarning, match="low rank stopped at 4 directions"):
+        make("low_rank", operator_case("fno-1d"))
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("operator", ["fno-1d", "complex"])
+def test_draws_have_the_stated_covariance(structure: str, operator: str) -> None:
+    """Entries of a Wishart matrix from 4,000 draws, each within six of its standard deviations; few outside three."""
+    case = operator_case(operator)
+    predictor = make(structure, case, rank=30)
+    field = predictor(case.inputs[:1])
+    covariance = field.cross_covariance(field)
+    count = 4000
+    draws = field.rsample((count,), seed=3).flatten(1) - field.mean.flatten()
+    empirical = draws.mT @ draws / count
+    variance = covariance.diagonal()
+    error = ((covariance.square() + torch.outer(variance, variance)) / count).sqrt()
+    standardised = ((empirical - covariance) / error).abs()
+    assert float(standardised.max()) < 6
+    assert float((standardised > 3).double().mean()) < 0.05
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_constraints_hold_at_every_structure(structure: str, lazy: bool) -> None:
+    """The integral and two values, in the mean and in each of 100 draws, through formed roots and through products."""
+    case = operator_case("fno-ends")
+    variance_estimation = VarianceEstimation(exact_passes=0) if lazy else VarianceEstimation()
+    predictor = make(structure, case, rank=40, variance_estimation=variance_estimation)
+    u = predictor(case.inputs)
+    assert isinstance(u.root, JacobianRoot) == (lazy and structure != "full")
+    constraint = stack([integral(u.grid), sensors(u.grid, [[0.0], [1.0]])])
+    wanted = constraint(u.mean) + 0.1
+    v = u.constrain(constraint, wanted)
+    assert float((constraint(v.mean) - wanted).abs().max()) <= 1e-10
+    assert float((constraint(v.rsample((100,), seed=0)) - wanted).abs().max()) <= 1e-10
+    measured = u[:1].condition(constraint, wanted[:1], noise=1e-4)
+    w = u.under(measured.latent)
+    assert w.latent.id != u.latent.id
+    rows = u.root.push(constraint).dense().flatten(0, 2)[:3]
+    gain = torch.linalg.solve(
+        rows @ rows.mT + 1e-4 * torch.eye(3, dtype=rows.dtype), (wanted - constraint(u.mean))[:1].flatten()
+    )
+    moved = u.root.product((rows.mT @ gain)[None])[0].unflatten(-1, u.grid.shape)
+    close(w.mean - u.mean, moved, 1e-8)
+
+
+def test_a_nonlinear_constraint_holds_through_a_lazy_root() -> None:
+    case = operator_case("fno-1d")
+    predictor = make("low_rank", case, rank=40, variance_estimation=VarianceEstimation(exact_passes=0))
+    u = predictor(case.inputs)
+    share = u.grid.weights / u.grid.volume
+    energy = 1.1 * (u.mean.square() @ share)
+
+    v = u.constrain_residual(lambda values: values.square() @ share - energy)
+    assert float((v.mean.square() @ share - energy).abs().max()) <= 1e-9
+
+
+@pytest.mark.parametrize("structure", ["full", "low_rank", "kronecker", "diagonal"])
+@pytest.mark.parametrize("operator", ["fno-1d", "channels-last"])
+def test_one_prior_per_layer_raises_the_evidence(structure: str, operator: str) -> None:
+    case = operator_case(operator)
+    form = structured(structure, rank=300)
+    shared = Laplace(form).fit(case.operator, case.data)
+    layered = Laplace(form, prior_precision="per_layer").fit(case.operator, case.data)
+    assert layered.log_evidence > shared.log_evidence
+    assert len(layered.prior_precision.unique()) > 1
+    if structure == "low_rank":
+        dense = Laplace("full", prior_precision="per_layer").fit(case.operator, case.data)
+        assert layered.log_evidence == pytest.approx(dense.log_evidence, rel=1e-6)
+        close(layered(case.inputs).variance, dense(case.inputs).variance, 1e-3)
+
+
+def test_evidence_gradients_equal_finite_differences() -> None:
+    """At every layer and for the noise, through the determinant of a dense matrix and in closed form for a diagonal one."""
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(9, 9, generator=generator, dtype=torch.float64)
+    groups = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
+    curvature = root @ root.mT
+
+    def dense(log_noise: Tensor, log_priors: Tensor) -> Tensor:
+        return torch.linalg.slogdet(curvature * torch.exp(-log_noise) + log_priors.exp()[groups].diag())[1]
+
+    evidence = LayeredEvidence(
+        log_determinant=dense,
+        names=["a", "b", "c"],
+        sizes=torch.tensor([3.0, 2.0, 4.0], dtype=torch.float64),
+        squared_norms=torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64),
+        observations=20.0,
+        residual_sum_of_squares=3.0,
+    )
+    point = (torch.tensor(-0.5, dtype=torch.float64), torch.tensor([0.1, -0.3, 0.7], dtype=torch.float64))
+    assert torch.autograd.gradcheck(evidence.value, tuple(part.requires_grad_() for part in point))
+    noise, priors = evidence.maximise(start=(1.0, 1.0))
+    best = evidence.value(torch.tensor(noise, dtype=torch.float64).log(), priors.log())
+    for step in (0.01, -0.01):
+        assert evidence.value(torch.tensor(noise, dtype=torch.float64).log() + step, priors.log()) < best
+        for layer in range(3):
+            moved = priors.log() + step * torch.eye(3, dtype=torch.float64)[layer]
+            assert evidence.value(torch.tensor(noise, dtype=torch.float64).log(), moved) < best
+
+
+@pytest.mark.parametrize("structure", ["low_rank", "kronecker", "diagonal"])
+def test_refinement_changes_no_posterior(structure: str) -> None:
+    """Everything learned anew at 64 and 256 points: the standard deviation moves by .1 % at most."""
+    case = operator_case("fno-1d")
+    found = []
+    for size in (64, 256):
+        grid = Grid.uniform(size)
+        inputs = fields(grid, 8, 1, seed=1)
+        with torch.no_grad():
+            values = evaluate(copy.deepcopy(case.operator).eval(), inputs) + 0.1 * fields(grid, 8, 1, seed=7).values
+        head = Laplace(structured(structure, rank=300))
+        predictor = head.fit(case.operator, FieldPairs(inputs, Field(values, grid)))
+        found.append(predictor(case.inputs, case.inputs.grid).standard_deviation)
+    close(found[0], found[1], 1e-3)
+
+
+def test_weight_samples_follow_the_posterior() -> None:
+    case = operator_case("complex")
+    predictor = make("full", case)
+    tight = Laplace("full", noise=1e-10, prior_precision=1e8).fit(case.operator, case.data)
+    ensemble = tight.sampled(400, seed=0)
+    field = ensemble(case.inputs)
+    assert isinstance(field, EmpiricalField)
+    assert field.samples.shape[0] == 400
+    ratio = field.variance.sqrt() / tight(case.inputs).standard_deviation  # so narrow that the operator is linear
+    assert float((ratio - 1).abs().max()) < 0.2
+    assert not torch.equal(predictor.sampled(2, seed=0)(case.inputs).mean, predictor.sampled(2, seed=1)(case.inputs).mean)
+    torch.testing.assert_close(
+        predictor.sampled(2, seed=0)(case.inputs).mean, predictor.sampled(2, seed=0)(case.inputs).mean, rtol=1e-12, atol=1e-12
+    )
+    draw = ensemble.draw(0)(case.inputs.values)
+    assert bool((draw == field.samples).flatten(1).all(1).any())
+
+
+def test_projections_and_products_replace_exact_curvature() -> None:
+    """Estimated curvature: repeatable, close to the exact one, and reported."""
+    case = operator_case("fno-outputs")
+    for structure, probes, allowed in (("kronecker", 40, 0.3), ("full", 60, 0.3), ("diagonal", 60, 0.4)):
+        exact, estimated = make(structure, case), make(structure, case, probes=probes)
+        ratio = estimated(case.inputs).standard_deviation / exact(case.inputs).standard_deviation
+        assert float((ratio - 1).abs().mean()) < allowed
+        again = make(structure, case, probes=probes)
+        assert torch.equal(again(case.inputs).variance, estimated(case.inputs).variance)
+        assert not torch.equal(exact(case.inputs).variance, estimated(case.inputs).variance)
+    assert {"relative_error", "below_zero"} <= set(estimated.report)
+
+
+@pytest.mark.bad_input
+def test_errors() -> None:
+    case = operator_case("fno-1d")
+    for structure in (LowRank, Iterative):
+        for rank in (0, 1.5):
+            with pytest.raises(ArgumentError, match="an integer of at least 1"):
+                structure(rank=rank)
+    for structure in (Full, Kronecker, Diagonal):
+        with pytest.raises(ArgumentError, match="an integer of at least 1"):
+            structure(probes=0)
+    with pytest.raises(ArgumentError, match="prior_precision among per_layer"):
+        Laplace(prior_precision="per_tensor")
+    with pytest.raises(UnsupportedError, match="a low-rank structure, which leaves directions out"):
+        make("diagonal", case).variance_bounds(case.inputs)
+    named = {name: -1.0 if name == "lift.bias" else 1.0 for name, _ in case.operator.named_parameters()}
+    with pytest.raises(ArgumentError, match="prior_precision > 0"):
+        Laplace(structure="kronecker", prior_precision=named).fit(case.operator, case.data)
+
+
+def test_kronecker_refuses_priors_that_have_no_such_product() -> None:
+    """Several channels, whose complex correlations do not commute with a ratio of real to imaginary parts."""
+    case = operator_case("fno-1d")
+    prior = {name: torch.ones_like(parameter) for name, parameter in case.operator.named_parameters()}
+    name = next(name for name in prior if name.startswith("spectral"))
+    prior[name][..., 1] = 1.0 / 0.7**2
+    with pytest.raises(UnsupportedError, match=rf"different ones in {name}.*structure 'full', 'low_rank' or 'iterative'"):
+        Laplace(structure="kronecker", noise=0.01, prior_precision=prior).fit(case.operator, case.data)
+
+
+@pytest.mark.bad_input
+def test_a_layer_of_zeros_has_no_evidence() -> None:
+    case = operator_case("channels-last")
+    with torch.no_grad():
+        module = type(case.operator)().to(torch.float64)
+        module.layers[0].bias.zero_()
+    with pytest.raises(EvidenceError, match="layers.0.bias that are not all zero"):
+        Laplace("diagonal", prior_precision="per_layer").fit(module, case.data)

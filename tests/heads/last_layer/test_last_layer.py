@@ -1,0 +1,479 @@
+"""The last-layer posterior against dense linear algebra, and what counts as a read-out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from probneural.errors import EvidenceError, ReadoutError
+from probneural.fields import Field, FieldPairs, evaluate
+from probneural.grids import Grid
+from probneural.heads import Laplace, LastLayerLaplace
+from probneural.heads.last_layer.readout import find_readout
+from probneural.operators import FNO
+from probneural.problems import Burgers
+from probneural.training import fit
+from tests.heads.cases import (
+    ENDS,
+    PERIODIC,
+    BranchTrunk,
+    ConvStack,
+    data_for,
+    fields,
+    operator_case,
+    operator_cases,
+    to_dtype,
+)
+
+F64 = torch.float64
+
+
+def features_of(operator: nn.Module, layer: str, inputs: Field) -> Tensor:
+    """Phi with the constant last, `(n, p, f)`, caught by a hook of the test's own."""
+    caught = []
+    handle = operator.get_submodule(layer).register_forward_hook(lambda module, arguments, output: caught.append(arguments[0]))
+    with torch.no_grad():
+        evaluate(operator, inputs)
+    handle.remove()
+    rows = caught[0].flatten(2).mT
+    return torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
+
+
+@dataclass
+class Dense:
+    """Everything about one channel of a last-layer posterior in physical units, without tricks."""
+
+    phi: Tensor
+    weights: Tensor
+    residuals: Tensor
+    grid: Grid
+    count: float
+
+    def curvature(self, noise: float) -> Tensor:
+        share = self.grid.weights / self.grid.volume
+        return self.count / noise * torch.einsum("npf,p,npg->fg", self.phi, share, self.phi)
+
+    def covariance(self, noise: float, prior: Tensor) -> Tensor:
+        return torch.linalg.inv(self.curvature(noise) + prior.diag())
+
+    def evidence(self, noise: float, prior: Tensor) -> float:
+        share = self.grid.weights / self.grid.volume
+        observations = self.count * len(self.phi)
+        misfit = float((self.residuals.square() @ share).sum()) * self.count / noise
+        penalty = float((prior * self.weights.square()).sum())
+        shrinkage = torch.linalg.slogdet(self.curvature(noise) + prior.diag())[1] - prior.log().sum()
+        return -0.5 * (observations * math.log(2 * math.pi * noise) + misfit + penalty + float(shrinkage))
+
+
+def scaled_fno() -> tuple[FNO, FieldPairs]:
+    """Two outputs of very different units on a grid whose weights are not uniform."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        operator = FNO(1, 2, modes=(3,), width=4, depth=2, projection=6, periodic=False).to(F64)
+    inputs = fields(ENDS, 6, 1, seed=1)
+    targets = fields(ENDS, 6, 2, seed=2).values
+    units = torch.tensor([[50.0], [1e-2]], dtype=F64)
+    data = FieldPairs(inputs, Field(units * (targets + 3.0), ENDS))
+    operator.fit_normalizers(data)
+    return operator, data
+
+
+def dense_channels(operator: FNO, data: FieldPairs, counts: Tensor) -> list[Dense]:
+    phi = features_of(operator, "readout", data.inputs)
+    with torch.no_grad():
+        residuals = data.outputs.values - operator(data.inputs.values, grid=data.inputs.grid)
+    scale, mean = operator.output_normalizer.scale, operator.output_normalizer.mean
+    weight = (operator.readout.weight * scale[:, None]).detach()
+    offset = (operator.readout.bias * scale + mean).detach()
+    share = data.outputs.grid.weights / data.outputs.grid.volume
+    centre = (data.outputs.values @ share).mean(0)  # the constant's prior sits at the mean training output
+    weights = torch.cat([weight, (offset - centre)[:, None]], dim=1)
+    pieces = zip(weights, residuals.unbind(1), counts.tolist(), strict=True)
+    return [Dense(phi, row, part, data.outputs.grid, count) for row, part, count in pieces]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        LastLayerLaplace(),
+        LastLayerLaplace(noise=torch.tensor([20.0, 1e-6])),
+        LastLayerLaplace(prior_precision=torch.tensor([[1e-3], [1e4]]).expand(2, 7), effective_observations=4.0),
+        LastLayerLaplace(
+            noise=0.1, prior_precision=torch.linspace(0.1, 0.7, 7), effective_observations=torch.tensor([3.0, 5.0])
+        ),
+    ],
+    ids=["learned", "noise", "prior", "given"],
+)
+def test_posterior_and_evidence_equal_dense_algebra(head: LastLayerLaplace) -> None:
+    operator, data = scaled_fno()
+    predictor = head.fit(operator, data)
+    field = predictor(fields(ENDS, 2, 1, seed=9))
+    phi = features_of(operator, "readout", fields(ENDS, 2, 1, seed=9))
+    covariance = field.cross_covariance(field).reshape(2, 2, ENDS.size, 2, 2, ENDS.size)
+    assert float(covariance[:, 0, :, :, 1].abs().max()) == 0.0
+    total = 0.0
+    for channel, dense in enumerate(dense_channels(operator, data, predictor.effective_observations)):
+        noise, prior = float(predictor.noise[channel]), predictor.prior_precision[channel]
+        total += dense.evidence(noise, prior)
+        weights = dense.covariance(noise, prior)
+        expected = torch.einsum("npf,fg,mqg->npmq", phi, weights, phi)
+        error = (covariance[:, channel, :, :, channel] - expected).abs().max() / expected.abs().max()
+        assert float(error) <= 1e-10
+        rows = predictor.weight_covariance.reshape(2, 7, 2, 7)[channel, :, channel]
+        assert float((rows - weights).abs().max() / weights.abs().max()) <= 1e-9
+    assert predictor.log_evidence == pytest.approx(total, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    "head", [LastLayerLaplace(), LastLayerLaplace(noise=torch.tensor([20.0, 1e-6]))], ids=["both", "prior"]
+)
+def test_learned_settings_are_stationary_and_beat_their_neighbours(head: LastLayerLaplace) -> None:
+    operator, data = scaled_fno()
+    predictor = head.fit(operator, data)
+    for channel, dense in enumerate(dense_channels(operator, data, predictor.effective_observations)):
+        noise, prior = float(predictor.noise[channel]), predictor.prior_precision[channel]
+        best = dense.evidence(noise, prior)
+        moves = [(1.0, 1.0 + 1e-4)] if head.noise is not None else [(1.0, 1.0 + 1e-4), (1.0 + 1e-4, 1.0)]
+        for along_noise, along_prior in moves:
+            plus = dense.evidence(noise * along_noise, prior * along_prior)
+            minus = dense.evidence(noise / along_noise, prior / along_prior)
+            assert abs(plus - minus) / 2e-4 <= 1e-5  # nats per unit of the logarithm
+        for factor in (0.5, 0.9, 1.1, 2.0):
+            assert dense.evidence(noise, prior * factor) < best
+            if head.noise is None:
+                assert dense.evidence(noise * factor, prior) < best
+                assert dense.evidence(noise * factor, prior / factor) < best
+
+
+def test_noise_alone_is_stationary() -> None:
+    operator, data = scaled_fno()
+    predictor = LastLayerLaplace(prior_precision=torch.tensor([[1e-3], [1e4]]).expand(2, 7)).fit(operator, data)
+    for channel, dense in enumerate(dense_channels(operator, data, predictor.effective_observations)):
+        noise, prior = float(predictor.noise[channel]), predictor.prior_precision[channel]
+        assert abs(dense.evidence(noise * 1.0001, prior) - dense.evidence(noise / 1.0001, prior)) / 2e-4 <= 1e-5
+        for factor in (0.5, 0.9, 1.1, 2.0):
+            assert dense.evidence(noise * factor, prior) < dense.evidence(noise, prior)
+
+
+class Features(nn.Module):
+    """Frozen features under a read-out without bias."""
+
+    def __init__(self, width: int = 5) -> None:
+        super().__init__()
+        self.hidden = nn.Conv1d(1, width, 3, padding=1, padding_mode="circular").requires_grad_(False)
+        self.last = nn.Conv1d(width, 1, 1, bias=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.hidden(values)))
+
+
+@pytest.mark.parametrize("head", [LastLayerLaplace(moves_mean=True), LastLayerLaplace(noise=1e-3, moves_mean=True)])
+def test_moved_means_are_regressions_on_the_features(head: LastLayerLaplace) -> None:
+    """Weights that minimise misfit and penalty do not depend on those that training ended at."""
+    operator, data = scaled_fno()
+    queries = fields(ENDS, 2, 1, seed=9)
+    predictor = head.fit(operator, data)
+    phi, share = features_of(operator, "readout", data.inputs), ENDS.weights / ENDS.volume
+    for channel, dense in enumerate(dense_channels(operator, data, predictor.effective_observations)):
+        noise, prior = float(predictor.noise[channel]), predictor.prior_precision[channel]
+        mean = float((data.outputs.values[:, channel] @ share).mean())
+        moments = torch.einsum("npf,p,np->f", phi, share, data.outputs.values[:, channel] - mean)
+        weights = dense.covariance(noise, prior) @ (dense.count / noise * moments)
+        expected = mean + features_of(operator, "readout", queries) @ weights
+        torch.testing.assert_close(predictor(queries).mean[:, channel], expected, rtol=1e-7, atol=0)
+        before = LastLayerLaplace(noise=head.noise).fit(operator, data)
+        moved = (before(queries).mean[:, channel] - expected).abs().max()
+        assert float(before.noise[channel]) == noise
+        assert float(moved) > 1e-2 * float(data.outputs.values[:, channel].std())
+
+
+def test_a_moved_mean_keeps_weights_that_the_prior_fixes() -> None:
+    operator, data = scaled_fno()
+    prior = torch.full((7,), 0.1, dtype=F64)
+    prior[2] = math.inf
+    predictor = LastLayerLaplace(noise=0.1, prior_precision=prior, moves_mean=True).fit(operator, data)
+    assert predictor.shift is not None
+    assert predictor.shift[:, 2].tolist() == [0.0, 0.0]
+    assert bool((predictor.shift[:, :2] != 0).all())
+
+
+def test_a_mean_with_more_features_than_data_interpolates_them() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = Features(80).to(F64)
+    inputs = fields(PERIODIC, 2, 1, seed=1)
+    data = FieldPairs(inputs, Field(inputs.values.square(), PERIODIC))
+    settings = {"noise": 1e-8, "prior_precision": 1e-2, "effective_observations": float(PERIODIC.size)}
+    left = [
+        float((LastLayerLaplace(**settings, moves_mean=moves).fit(module, data)(inputs).mean - data.outputs.values).abs().max())
+        for moves in (False, True)
+    ]
+    assert left[0] > 0.1
+    assert left[1] < 1e-4
+
+
+@pytest.mark.parametrize("is_trained", [True, False], ids=["trained", "moved"])
+def test_evidence_of_the_conjugate_case_is_the_exact_marginal_likelihood(is_trained: bool) -> None:
+    noise, prior = 0.04, 3.0
+    module = Features().to(F64)
+    inputs = fields(PERIODIC, 6, 1, seed=1)
+    generator = torch.Generator().manual_seed(5)
+    targets = inputs.values.square() + noise**0.5 * torch.randn(inputs.values.shape, generator=generator, dtype=F64)
+    phi = features_of(module, "last", inputs)[..., :-1].flatten(0, 1)
+    precision = phi.mT @ phi / noise + prior * torch.eye(5, dtype=F64)
+    solved = torch.linalg.solve(precision, phi.mT @ targets.flatten()) / noise
+    with torch.no_grad():
+        module.last.weight.copy_((solved if is_trained else 3.0 + solved.flip(0))[None, :, None])
+    settings = {"noise": noise, "prior_precision": prior, "effective_observations": float(PERIODIC.size)}
+    head = LastLayerLaplace(**settings, moves_mean=not is_trained)
+    predictor = head.fit(module, FieldPairs(inputs, Field(targets, PERIODIC)))
+    marginal = noise * torch.eye(len(phi), dtype=F64) + phi @ phi.mT / prior
+    exact = torch.distributions.MultivariateNormal(torch.zeros(len(phi), dtype=F64), marginal).log_prob(targets.flatten())
+    assert abs(predictor.log_evidence / float(exact) - 1) <= 1e-8
+    field = predictor(inputs)
+    torch.testing.assert_close(field.mean.flatten(), phi @ solved, rtol=1e-9, atol=1e-12)
+    expected = phi @ torch.linalg.inv(precision) @ phi.mT
+    assert float((field.cross_covariance(field) - expected).abs().max() / expected.abs().max()) <= 1e-10
+    if not is_trained:
+        return
+    full = Laplace("full", parameters=["last"], **settings).fit(module, FieldPairs(inputs, Field(targets, PERIODIC)))
+    assert abs(full.log_evidence / float(exact) - 1) <= 1e-8
+
+
+def test_infinite_prior_precision_fixes_weights() -> None:
+    operator, data = scaled_fno()
+    prior = torch.full((2, 7), 0.5, dtype=F64)
+    prior[0, [1, 4]] = math.inf
+    prior[1] = math.inf
+    predictor = LastLayerLaplace(noise=torch.tensor([20.0, 1e-6]), prior_precision=prior, effective_observations=4.0).fit(
+        operator, data
+    )
+    dense = dense_channels(operator, data, predictor.effective_observations)
+    kept = [0, 2, 3, 5, 6]
+    reduced = Dense(dense[0].phi[..., kept], dense[0].weights[kept], dense[0].residuals, ENDS, 4.0)
+    empty = Dense(dense[1].phi[..., :0], dense[1].weights[:0], dense[1].residuals, ENDS, 4.0)
+    total = reduced.evidence(20.0, prior[0, kept]) + empty.evidence(float(predictor.noise[1]), prior[1, :0])
+    assert predictor.log_evidence == pytest.approx(total, rel=1e-10)
+    field = predictor(data.inputs)
+    expected = torch.einsum("npf,fg,npg->np", reduced.phi, reduced.covariance(20.0, prior[0, kept]), reduced.phi)
+    torch.testing.assert_close(field.variance[:, 0], expected, rtol=1e-9, atol=0)
+    assert float(field.variance[:, 1].max()) == 0.0
+
+
+def test_weights_are_in_physical_units_of_the_output() -> None:
+    """The same data in other units give the same posterior in those units, and the evidence of a density."""
+    operator, data = scaled_fno()
+    predictor = LastLayerLaplace().fit(operator, data)
+    factor = torch.tensor([[1e3], [1e-4]], dtype=F64)
+    other = FieldPairs(data.inputs, Field(data.outputs.values * factor, ENDS))
+    operator.fit_normalizers(other)
+    scaled = LastLayerLaplace().fit(operator, other)
+    torch.testing.assert_close(scaled.noise, predictor.noise * factor[:, 0] ** 2, rtol=1e-6, atol=0)
+    torch.testing.assert_close(scaled.prior_precision, predictor.prior_precision / factor**2, rtol=1e-6, atol=0)
+    torch.testing.assert_close(scaled(data.inputs).variance, predictor(data.inputs).variance * factor**2, rtol=1e-6, atol=0)
+    density = len(data) * float((predictor.effective_observations * factor[:, 0].log()).sum())
+    assert scaled.log_evidence == pytest.approx(predictor.log_evidence - density, rel=1e-9)
+
+
+def test_laplace_on_the_readout_is_the_same_posterior() -> None:
+    operator, data = scaled_fno()
+    settings = {"noise": torch.tensor([20.0, 1e-6]), "effective_observations": torch.tensor([3.0, 5.0])}
+    physical = torch.tensor([2e-3, 5e3], dtype=F64)
+    last = LastLayerLaplace(prior_precision=physical[:, None].expand(2, 7), **settings).fit(operator, data)
+    own = physical * operator.output_normalizer.scale.square()  # weights inside are in units of the normaliser
+    priors = {"readout.weight": own[:, None].expand(2, 6), "readout.bias": own}
+    full = Laplace("full", parameters=["readout"], prior_precision=priors, **settings).fit(operator, data)
+    inputs = fields(ENDS, 2, 1, seed=9)
+    left, right = last(inputs), full(inputs)
+    a, b = left.cross_covariance(left), right.cross_covariance(right)
+    assert float((a - b).abs().max() / a.abs().max()) <= 1e-10
+    torch.testing.assert_close(left.variance, right.variance, rtol=1e-9, atol=0)
+
+
+def test_posterior_does_not_change_with_the_grid() -> None:
+    """A trained operator, refitted on the same functions at 64 to 256 points, everything learned anew."""
+    problem = Burgers(0.1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        operator = FNO(1, 1, modes=(12,), width=8, depth=2, projection=16).to(F64)
+    train = problem.sample(48, resolution=64, seed=0, dtype=F64)
+    fit(operator, train, epochs=25, seed=0, show_progress=False)
+    found = []
+    for size in (64, 128, 256):
+        predictor = LastLayerLaplace().fit(operator, problem.sample(48, resolution=size, seed=0, dtype=F64))
+        inputs = problem.sample(8, resolution=size, seed=1, dtype=F64).inputs
+        found.append(predictor(inputs).standard_deviation[..., :: size // 64])
+    changes = [float((other / found[-1] - 1).abs().max()) for other in found[:-1]]
+    assert max(changes) <= 1e-3
+
+
+# What counts as a read-out.
+
+
+@pytest.mark.parametrize("case", operator_cases(), ids=lambda case: case.name)
+def test_readout_is_found_and_its_weights_are_physical(case) -> None:
+    readout = find_readout(case.operator, case.data.inputs[:2], None)
+    assert readout.name == case.readout
+    assert readout.has_bias == (case.name != "no-bias")
+    values, rows = readout.evaluate(case.inputs)
+    with torch.no_grad():
+        expected = torch.einsum("npf,cf->ncp", rows, readout.weight).unflatten(-1, case.inputs.grid.shape)
+    torch.testing.assert_close(values, expected, rtol=1e-9, atol=1e-9 * float(values.abs().max()))
+    named = LastLayerLaplace(readout=case.readout).fit(case.operator, case.data)
+    assert torch.equal(named(case.inputs).variance, LastLayerLaplace().fit(case.operator, case.data)(case.inputs).variance)
+
+
+class Wide(ConvStack):
+    """A last layer that looks at its neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Conv1d(4, 1, 3, padding=1, padding_mode="circular")
+
+
+class Bounded(ConvStack):
+    """A nonlinearity after the last layer."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.tanh(super().forward(values))
+
+
+class BoundedSmall(nn.Module):
+    """A nonlinearity in one output channel only, the one of smaller units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readout = nn.Conv1d(1, 2, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        both = self.readout(values)
+        return torch.cat([1e9 * both[:, :1], torch.tanh(both[:, 1:])], dim=1)
+
+
+class Clipped(nn.Module):
+    """A limit after the last layer, which outputs of the usual size never reach."""
+
+    def __init__(self, size: float, limit: float) -> None:
+        super().__init__()
+        self.readout = nn.Conv1d(1, 1, 1)
+        self.limit = limit
+        with torch.no_grad():
+            self.readout.weight.fill_(size)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.readout(values).clamp(-self.limit, self.limit)
+
+
+class Smoothed(ConvStack):
+    """A convolution after the last layer."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        out = super().forward(values)
+        return (out + out.roll(1, -1)) / 2
+
+
+class Twice(nn.Module):
+    """A layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv1d(1, 1, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(values)))
+
+
+class Summed(nn.Module):
+    """Two channels of a last layer that only appear as their sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readout = nn.Conv1d(1, 2, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.readout(values).sum(1, keepdim=True).expand(-1, 2, -1)
+
+
+class Bare(nn.Module):
+    """No parameters."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values
+
+
+class ComplexLayer(nn.Module):
+    """A complex factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(1, dtype=torch.complex128))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values * self.factor
+
+
+class ComplexOutput(nn.Module):
+    """A read-out that acts on a spectrum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readout = ComplexLayer()
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.fft.irfft(self.readout(torch.fft.rfft(values)), n=values.shape[-1])
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "message"),
+    [
+        (Wide, None, "last: 'last', a layer that is not pointwise and affine"),
+        (Wide, "last", "not pointwise and affine"),
+        (Bounded, "last", "what follows it is not pointwise and affine"),
+        (Bounded, None, "what follows it is not pointwise and affine"),
+        (BoundedSmall, None, "what follows it is not pointwise and affine"),
+        (lambda: Clipped(size=1e3, limit=50.0), None, "what follows it is not pointwise and affine"),
+        (lambda: Clipped(size=1e-3, limit=2.0), None, "what follows it is not pointwise and affine"),
+        (Smoothed, "last", "what follows it is not pointwise and affine"),
+        (ConvStack, "first", "not pointwise and affine"),
+        (ConvStack, "lost", "a submodule among first, norm, dropout, last; got 'lost'"),
+        (Twice, "layer", "called 2 times"),
+        (Twice, None, "called 2 times"),
+        (Summed, None, "not free combinations"),
+        (Bare, None, "no layer with parameters"),
+        (BranchTrunk, None, "not pointwise and affine on the output's grid"),
+        (ComplexOutput, None, "not on one real tensor"),
+    ],
+)
+@pytest.mark.bad_input
+def test_readout_errors(make: Callable[[], nn.Module], name: str | None, message: str) -> None:
+    module = to_dtype(make(), F64)
+    grid = Grid.uniform(8)
+    data = data_for(module, fields(grid, 4, 1, seed=0))
+    with pytest.raises(ReadoutError, match=message):
+        LastLayerLaplace(readout=name).fit(module, data)
+    assert not any(child._forward_hooks for child in module.modules())
+
+
+@pytest.mark.parametrize("kind", [LastLayerLaplace, Laplace])
+def test_a_perfect_fit_has_no_noise_to_learn(kind: type) -> None:
+    module = Features().to(F64)
+    nn.init.zeros_(module.last.weight)
+    inputs = fields(PERIODIC, 4, 1, seed=0)
+    perfect = FieldPairs(inputs, Field(torch.zeros_like(inputs.values), PERIODIC))
+    with pytest.raises(EvidenceError, match="residuals that are not all zero.*give noise="):
+        kind().fit(module, perfect)
+    predictor = kind(noise=1e-4, prior_precision=1.0).fit(module, perfect)
+    assert bool((predictor(inputs).variance > 0).all())
+
+
+def test_weights_that_vanish_leave_no_prior_to_learn() -> None:
+    case = operator_case("no-bias")
+    module = ConvStack(bias=False).to(F64)
+    nn.init.zeros_(module.last.weight)
+    with pytest.raises(EvidenceError, match="weights that are not all zero"):
+        LastLayerLaplace().fit(module, case.data)

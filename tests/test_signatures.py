@@ -1,0 +1,132 @@
+"""What callers may write without a name: at most two positional arguments, of functions, methods and constructors."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from abc import ABCMeta
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+import probneural
+
+ROOMS = ("problems", "operators", "training", "plots", "metrics", "calibration")
+"""Subpackages in which every public callable keeps the rule; elsewhere, those that the package exports."""
+
+FIXED = (torch.autograd.Function, nn.Module)
+"""Base classes whose methods are called by PyTorch, which decides on their arguments."""
+
+EXCEPTIONS = {
+    "probneural.active.botorch_models.model.OperatorModel.fantasize": "the signature is BoTorch's",
+    "probneural.active.botorch_models.model.OperatorModel.posterior": "the signature is BoTorch's",
+}
+"""Public callables with three positional arguments or more, and the reason for each."""
+
+OTHER_ROOMS = {
+    "probneural.active.selection.selectors.Selector.select",
+    "probneural.curvature.jacobian.evaluate_at",
+    "probneural.curvature.jacobian.jacobian",
+    "probneural.curvature.jacobian_root.JacobianRoot",
+    "probneural.curvature.kfac.factorisation.kronecker",
+    "probneural.curvature.kfac.factors.KroneckerFactors",
+    "probneural.curvature.kfac.factors.KroneckerWeights",
+    "probneural.curvature.parameters.ParameterVector",
+    "probneural.curvature.products.functions.fisher_vector_product",
+    "probneural.curvature.products.functions.gauss_newton_vector_product",
+    "probneural.curvature.products.functions.hessian_vector_product",
+    "probneural.curvature.products.functions.jacobian_vector_product",
+    "probneural.curvature.products.functions.vector_jacobian_product",
+    "probneural.curvature.products.linearisation.Linearisation",
+    "probneural.curvature.rows.GaussNewtonRows",
+    "probneural.curvature.spectra.conjugate_gradients.LowRankPreconditioner",
+    "probneural.curvature.spectra.conjugate_gradients.Solution",
+    "probneural.curvature.spectra.diagonals.Estimate",
+    "probneural.curvature.spectra.lanczos.Eigenpairs",
+    "probneural.curvature.spectra.quadrature.SpectralMeasure",
+    "probneural.curvature.weights.roots.LowRankWeights",
+    "probneural.distributions.latent.Latent",
+}
+"""What the package's other subpackages export and does not keep the rule yet."""
+
+LARGE_CONSTRUCTORS = {
+    "probneural.heads.laplace.laplace.LaplacePredictor": "made by `fit` and by `load`: its arguments are what a file holds",
+    "probneural.heads.last_layer.laplace.LastLayerPredictor": "likewise",
+    "probneural.heads.last_layer.predictors.SampledLastLayerPredictor": "likewise",
+    "probneural.metrics.scores.Scores": "a record with one field per score, which only `score` builds",
+    "probneural.operators.deeponet.DeepONet": "what the network is: its channels, grids, products, layers and couplings",
+    "probneural.operators.fno.FNO": "the seven sizes of the architecture as the field names them, the embedding and the seed",
+}
+"""Classes of the package, internal ones too, whose constructors take more than eight arguments; the reason for each."""
+
+
+def modules() -> Iterator[Any]:
+    for module in pkgutil.walk_packages(probneural.__path__, "probneural."):
+        yield importlib.import_module(module.name)
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """Public functions and classes of the rooms, and what other subpackages export, by qualified name; each once."""
+    seen: set[int] = set()
+    for module in modules():
+        room = module.__name__.split(".")[1]
+        names = [name for name in vars(module) if not name.startswith("_")] if room in ROOMS else getattr(module, "__all__", ())
+        for name in names:
+            thing = getattr(module, name)
+            home = getattr(thing, "__module__", "")
+            ours = home == module.__name__ if room in ROOMS else home.startswith("probneural.")
+            if (inspect.isclass(thing) or inspect.isfunction(thing)) and ours and id(thing) not in seen:
+                seen.add(id(thing))
+                yield f"{thing.__module__}.{thing.__qualname__}", thing
+
+
+def callables() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Functions, constructors, and methods that the class itself defines."""
+    for name, thing in public():
+        if inspect.isfunction(thing):
+            yield name, thing
+            continue
+        if not issubclass(thing, torch.autograd.Function) and not issubclass(thing, tuple | Exception):
+            yield name, thing
+        inherited = {member for base in FIXED if issubclass(thing, base) for member in dir(base)}
+        for member, value in vars(thing).items():
+            is_public = member == "__call__" or not (member.startswith("_") or member in inherited)
+            if is_public and (inspect.isfunction(value) or isinstance(value, classmethod | staticmethod)):
+                yield f"{name}.{member}", getattr(thing, member)
+
+
+def positional(function: Callable[..., Any]) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind in kinds]
+    return names[1:] if names[:1] == ["self"] else names
+
+
+def test_at_most_two_arguments_are_positional() -> None:
+    known = {*EXCEPTIONS, *OTHER_ROOMS}
+    many = {name: positional(function) for name, function in callables()}
+    many = {name: arguments for name, arguments in many.items() if len(arguments) > 2}
+    assert {name: arguments for name, arguments in many.items() if name not in known} == {}
+    assert EXCEPTIONS.keys() - many.keys() == set()
+
+
+def test_constructors_take_at_most_eight_arguments() -> None:
+    classes = {thing for module in modules() for thing in vars(module).values() if type(thing) in (type, ABCMeta)}
+    large = {
+        f"{thing.__module__}.{thing.__qualname__}"
+        for thing in classes
+        if thing.__module__.startswith("probneural.") and not issubclass(thing, tuple | Exception | torch.autograd.Function)
+        if len(inspect.signature(thing).parameters) > 8
+    }
+    assert large == LARGE_CONSTRUCTORS.keys()
+
+
+def test_the_rule_is_seen() -> None:
+    def three(first: int, second: int, third: int) -> None: ...
+
+    def two(first: int, second: int, *, third: int) -> None: ...
+
+    assert positional(three) == ["first", "second", "third"]
+    assert positional(two) == ["first", "second"]
