@@ -85,7 +85,7 @@ class OperatorModel(Model, FantasizeMixin):
         >>> import probneural as pn
         >>> problem = pn.problems.Heat(dimension=1)
         >>> pairs = problem.sample(20, resolution=32, seed=0)
-        >>> predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> predictor = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
         >>> probe = pn.functionals.sensors(pairs.outputs.grid, [[0.25], [0.75]])
         >>> encode = lambda designs: problem.encode(designs, grid=pairs.inputs.grid)
         >>> model = OperatorModel(predictor, encode=encode, functional=probe)

@@ -38,7 +38,7 @@ class OperatorDraws(DeterministicModel):
         >>> import probneural as pn
         >>> problem = pn.problems.Heat(dimension=1)
         >>> pairs = problem.sample(20, resolution=32, seed=0)
-        >>> predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> predictor = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
         >>> encode = lambda designs: problem.encode(designs, grid=pairs.inputs.grid)
         >>> model = OperatorModel(predictor, encode=encode, functional=pn.functionals.integral(pairs.outputs.grid))
         >>> X = torch.full((5, 1, problem.design_dim), 0.5, dtype=torch.double)

@@ -220,7 +220,7 @@ class FieldInformationGain(FieldAcquisition):
         >>> import probneural as pn
         >>> heat = pn.problems.Heat(dimension=1)
         >>> pairs = heat.sample(20, resolution=64, seed=0)
-        >>> predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> predictor = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
         >>> encode = lambda designs: heat.encode(designs, grid=pairs.inputs.grid)
         >>> model = OperatorModel(predictor, encode=encode, functional=pn.functionals.integral(pairs.outputs.grid))
         >>> score = FieldInformationGain(model)
@@ -281,7 +281,7 @@ class FieldIntegratedVariance(FieldAcquisition):
         >>> import probneural as pn
         >>> heat = pn.problems.Heat(dimension=1)
         >>> pairs = heat.sample(20, resolution=64, seed=0)
-        >>> predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> predictor = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
         >>> encode = lambda designs: heat.encode(designs, grid=pairs.inputs.grid)
         >>> model = OperatorModel(predictor, encode=encode, functional=pn.functionals.integral(pairs.outputs.grid))
         >>> score = FieldIntegratedVariance(model, targets=heat.sample(8, resolution=64, seed=1).inputs)

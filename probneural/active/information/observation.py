@@ -36,7 +36,7 @@ def observation_weights(
     Examples:
         >>> import probneural as pn
         >>> pairs = pn.problems.Heat(dimension=1).sample(20, resolution=64, seed=0)
-        >>> predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> predictor = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
         >>> coarse, fine = (observation_weights(predictor, pairs.inputs.grid.resized((n,))).sum() for n in (64, 256))
         >>> bool((coarse / fine - 1).abs() < 1e-12)
         True

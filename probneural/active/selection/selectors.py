@@ -107,7 +107,7 @@ class RandomSelection(Selector):
     Examples:
         >>> import probneural as pn
         >>> pairs = pn.problems.Heat(dimension=1).sample(20, resolution=64, seed=0)
-        >>> predictor = pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> predictor = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
         >>> chosen = RandomSelection().select(predictor, pairs.inputs, 20, seed=0)
         >>> sorted(chosen.tolist()) == list(range(20))
         True
