@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.checks import check_choice, check_integer
-from probneural.errors import GridError
+from probneural.checks import check_choice, check_instance, check_integer
+from probneural.errors import GridError, ShapeError
 from probneural.fields import FieldPairs
 from probneural.grids import Grid, check_grid
 from probneural.operators.base import Operator, initial_weights
@@ -46,8 +46,8 @@ class DeepONet(Operator):
     | `"split_trunk"` | one network, K outputs for all channels | one network, K outputs per channel |
 
     In all of them the products b t differ by channel, and the read-out, of the weights w, gives a channel its own only. It
-    begins as the plain sum. The products are formed, for a posterior of the last layer to see: n x c x K x p numbers for n
-    inputs and p points, as many as an `FNO` has whose projection is c x K channels wide.
+    begins as the plain sum. A posterior of the last layer sees the products: n x c x K x p numbers for n inputs and p points,
+    as many as an `FNO` has whose projection is c x K channels wide. They are formed for it alone.
 
     Good values: the defaults and those of `pn.fit`. For smooth maps, whose error is small, a tenth of that learning
     rate goes further; fronts take more `frequencies`, which the training outputs' grid must resolve. It does not
@@ -139,10 +139,46 @@ class DeepONet(Operator):
         target = where if query is None else check_grid(query, "query")
         _check_query(target, self.domain)
         branch = self.branch(values, where)
-        position = _embedding(target.points, self.domain, self.frequencies).to(branch)
-        trunk = torch.cat([network(position) for network in self.trunk], dim=1).mT.unflatten(0, (-1, self.basis))
-        features = (branch[..., None] * trunk).flatten(1, 2).unflatten(-1, target.shape)
-        return self.output_normalizer.inverse(self.readout(features))
+        functions = self._trunk(target.points, like=branch).mT.unflatten(0, (-1, self.basis)).unflatten(-1, target.shape)
+        return self.output_normalizer.inverse(self.readout.contract(branch, functions))
+
+    def evaluate_at(
+        self, values: Float[Tensor, "n c *grid"], points: Float[Tensor, "n p d"], *, grid: Grid | None = None
+    ) -> Float[Tensor, "n c2 p"]:
+        """Evaluate each output function at points of its own; gradients reach the points.
+
+        Args:
+            values: Input functions, in physical units.
+            points: p points per function in the domain of the outputs, in its units.
+            grid: Where the inputs live; by default on the sensors' domain, or at scattered sensors.
+
+        Returns:
+            `(n, c2, p)`, in physical units.
+
+        Raises:
+            ShapeError: If the values are not `(n, in_channels, *grid)`, or there are not p points for each.
+            DataError: If the values are of another dtype than the operator, or points are not finite.
+            GridError: If the grid does not hold the sensors, or points lie outside the domain of the outputs.
+        """
+        where = self.branch.locate(values, grid)
+        check_instance(points, Tensor, "points", remedy="convert with torch.as_tensor(points)")
+        if points.ndim != 3 or len(points) != len(values) or 0 in points.shape:
+            raise ShapeError(
+                expected=f"points of shape ({len(values)}, points, {self.domain.dimension})",
+                got=str(tuple(points.shape)),
+                remedy="give points for each function, or the same to all as query=",
+            )
+        flat = points.flatten(0, 1)
+        _check_query(Grid.scattered(flat, torch.ones(len(flat))), self.domain)
+        branch = self.branch(values, where)
+        trunk = self._trunk(flat, like=branch).unflatten(-1, (-1, self.basis)).unflatten(0, points.shape[:2])
+        weighted = branch * self.readout.weight
+        flat_values = torch.einsum("nck,npck->ncp", weighted, trunk.expand(-1, -1, self.out_channels, -1))
+        return self.output_normalizer.inverse(flat_values + self.readout.bias[:, None])
+
+    def _trunk(self, points: Float[Tensor, "p d"], *, like: Tensor) -> Float[Tensor, "p f"]:
+        position = _embedding(points.double(), self.domain, self.frequencies).to(like)
+        return torch.cat([network(position) for network in self.trunk], dim=1)
 
     def reset_parameters(self) -> None:
         """Draw branch and trunk anew and return the read-out to the plain sum; normalisers keep their units."""

@@ -18,6 +18,7 @@ from probneural.operators.layers import (
     ChannelNormalizer,
     PointwiseLinear,
     SpectralConv,
+    channels_innermost,
     position_channels,
     position_embedding,
 )
@@ -106,16 +107,16 @@ class FNO(Operator):
         if self.embeds_position:
             position = position_embedding(where, hidden)
             hidden = torch.cat([hidden, position.expand(len(hidden), *position.shape[1:])], dim=1)
-        hidden = self.lift(hidden)
+        hidden = self.lift(channels_innermost(hidden))
         last = len(self.spectral) - 1
         for number, (spectral, pointwise) in enumerate(zip(self.spectral, self.pointwise, strict=True)):
-            hidden = spectral(hidden, endpoint=where.endpoint) + pointwise(hidden)
+            hidden = spectral(hidden, endpoint=where.endpoint, pointwise=pointwise)
             if number < last:
                 hidden = nn.functional.gelu(hidden)
         if query is not None:
             hidden = resample(hidden, where, query)
         features = nn.functional.gelu(self.projection(hidden))
-        return self.output_normalizer.inverse(self.readout(features))
+        return self.output_normalizer.inverse(self.readout(features)).contiguous()
 
     def configuration(self) -> dict[str, Any]:
         """The constructor's arguments."""

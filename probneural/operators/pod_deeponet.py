@@ -124,9 +124,7 @@ class PODDeepONet(Operator):
         coefficients = self.branch(values, where)
         coefficients = torch.cat([torch.ones_like(coefficients[..., :1]), coefficients], dim=-1)
         functions = torch.cat([self.mean_function[:, None], self.modes], dim=1).unflatten(-1, self.out_grid.shape)
-        functions = resample(functions, self.out_grid, target).flatten(2)
-        features = (coefficients[..., None] * functions).flatten(1, 2).unflatten(-1, target.shape)
-        return self.output_normalizer.inverse(self.readout(features))
+        return self.output_normalizer.inverse(self.readout.contract(coefficients, resample(functions, self.out_grid, target)))
 
     def reset_parameters(self) -> None:
         """Draw the branch anew and return the read-out to the plain sum; units, mean and modes stay."""

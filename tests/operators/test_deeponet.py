@@ -22,7 +22,7 @@ from probneural.problems import Burgers
 from probneural.storage import load, save
 from probneural.training import fit
 from probneural.training.losses import relative_l2
-from tests.helpers import generator
+from tests.helpers import generator, uniform
 from tests.operators.cases import smooth
 
 COUPLINGS = ["independent", "split_branch", "split_trunk", "split_both"]
@@ -116,6 +116,48 @@ def test_begins_as_the_plain_sum() -> None:
     operator.readout.register_forward_hook(lambda module, arguments, output: caught.extend([arguments[0], output]))
     operator(torch.ones(2, 1, 7))
     torch.testing.assert_close(caught[0].unflatten(1, (2, 3)).sum(2), caught[1])
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_products_are_formed_for_hooks_alone(coupling: str) -> None:
+    """What a hook on the read-out sees are all products, and the values are the same with and without it."""
+    operator, values = built(coupling=coupling), smooth(SENSORS, count=4, channels=2)
+    plain = operator(values, query=POINTS)
+    caught: list[Tensor] = []
+    operator.readout.register_forward_hook(lambda module, arguments, output: caught.append(arguments[0]))
+    torch.testing.assert_close(operator(values, query=POINTS), plain, atol=1e-13, rtol=1e-13)
+    assert [tuple(features.shape) for features in caught] == [(4, 3 * operator.basis, *POINTS.shape)]
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_each_function_at_points_of_its_own(coupling: str) -> None:
+    """As one query per function would have it; gradients reach the points."""
+    operator, values = built(coupling=coupling), smooth(SENSORS, count=3, channels=2)
+    points = uniform(3, 5, POINTS.dimension, seed="points").requires_grad_()
+    result = operator.evaluate_at(values, points)
+    expected = [
+        operator(values[index : index + 1], query=Grid.scattered(points[index], torch.ones(5)))[0]
+        for index in range(len(values))
+    ]
+    torch.testing.assert_close(result, torch.stack(expected), atol=1e-13, rtol=1e-13)
+    (slopes,) = torch.autograd.grad(result.sum(), points)
+    step = 1e-6
+    moved = operator.evaluate_at(values, points + step) - operator.evaluate_at(values, points - step)
+    torch.testing.assert_close(slopes.sum((1, 2)), moved.sum((1, 2)) / (2 * step), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.bad_input
+def test_refuses_points_of_other_shapes_and_elsewhere() -> None:
+    operator, values = built(), smooth(SENSORS, count=3, channels=2)
+    for points in (torch.zeros(5, 1), torch.zeros(2, 5, 1), torch.zeros(3, 0, 1)):
+        with pytest.raises(ShapeError, match=r"points of shape \(3, points, "):
+            operator.evaluate_at(values, points)
+    with pytest.raises(GridError):
+        operator.evaluate_at(values, torch.zeros(3, 5, 2))
+    with pytest.raises(DataError, match="finite points"):
+        operator.evaluate_at(values, torch.full((3, 5, 1), float("nan")))
+    with pytest.raises(DataError, match="a Tensor as points"):
+        operator.evaluate_at(values, [[0.1]])
 
 
 def test_trunk_sees_each_point_and_branch_each_input_once() -> None:

@@ -8,10 +8,13 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import jvp, vmap
 
 from probneural.errors import ArgumentError, ResolutionError, ShapeError
 from probneural.grids import Grid, resample
 from probneural.operators import PointwiseLinear, SpectralConv
+from probneural.threads import copy_for_call
 from tests.helpers import normal
 
 
@@ -59,6 +62,9 @@ SHAPES = [
     ((3, 1), (5, 2)),
     ((2, 2, 2), (3, 4, 3)),
     ((1, 2, 3), (2, 5, 6)),
+    ((70,), (150,)),  # more frequencies than are computed by matrix products
+    ((34, 2), (70, 5)),
+    ((2, 70), (4, 140)),
 ]
 shapes = pytest.mark.parametrize(("modes", "shape"), SHAPES, ids=str)
 
@@ -174,6 +180,48 @@ def test_adjoint_identity_with_walls(periodic: tuple[bool, bool]) -> None:
     (pulled,) = torch.autograd.grad(conv(values), values, target)
     other = noise(4, 2, 6, 7)[:2]
     torch.testing.assert_close((target * conv(other)).sum(), (pulled * other).sum(), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("modes", [(3,), (2, 3), (70,), (34, 2)], ids=str)
+@pytest.mark.parametrize("periodic", [True, False])
+def test_a_pointwise_layer_is_added(modes: tuple[int, ...], periodic: bool) -> None:
+    """The sum is that of the two layers, and so are its gradients."""
+    conv, pointwise = layer(*modes, periodic=periodic), PointwiseLinear(2, 3).double()
+    values = noise(2, 2, *(2 * mode + 1 for mode in modes)).requires_grad_()
+    leaves = [values, *conv.parameters(), *pointwise.parameters()]
+    both, apart = conv(values, pointwise=pointwise), conv(values) + pointwise(values)
+    torch.testing.assert_close(both, apart, atol=1e-13, rtol=0)
+    target = normal(*both.shape, seed="target")
+    gradients = [torch.autograd.grad(result, leaves, target) for result in (both, apart)]
+    torch.testing.assert_close(*gradients, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["weight", "pointwise.weight", "pointwise.bias"])
+def test_transforms_may_follow_one_weight_alone(name: str) -> None:
+    """What is added in place elsewhere must not be so where a transform follows one summand only."""
+    conv, pointwise = layer(2, 3), PointwiseLinear(2, 3).double()
+    values = noise(2, 2, 5, 6)
+    state = {
+        "weight": conv.weight.detach(),
+        "pointwise.weight": pointwise.weight.detach(),
+        "pointwise.bias": pointwise.bias.detach(),
+    }
+
+    def outputs(weight: Tensor) -> Tensor:
+        given = state | {name: weight}
+        added = copy_for_call(pointwise, {"weight": given["pointwise.weight"], "bias": given["pointwise.bias"]})
+        return copy_for_call(conv, {"weight": given["weight"]})(values, pointwise=added)
+
+    weights = torch.stack([state[name], -2.0 * state[name], state[name] + 1.0])
+    expected = torch.stack([outputs(weight) for weight in weights])
+    torch.testing.assert_close(vmap(outputs)(weights), expected, atol=1e-13, rtol=0)
+    tangent = normal(*state[name].shape, seed="tangent")
+    value, slope = jvp(outputs, (state[name],), (tangent,))
+    torch.testing.assert_close(value, expected[0], atol=1e-13, rtol=0)
+    torch.testing.assert_close(slope, outputs(state[name] + tangent) - expected[0], atol=1e-12, rtol=0)
+    with forward_ad.dual_level():
+        dual = forward_ad.unpack_dual(outputs(forward_ad.make_dual(state[name], tangent))).tangent
+    torch.testing.assert_close(dual, slope, atol=1e-13, rtol=0)
 
 
 def test_weights_lie_mode_major() -> None:

@@ -47,6 +47,33 @@ class GroupedLinear(nn.Module):
         flat = torch.matmul(self.weight[:, None], grouped)[:, :, 0] + self.bias[:, None]
         return flat.unflatten(-1, values.shape[2:])
 
+    def contract(
+        self, coefficients: Float[Tensor, "n g features"], functions: Float[Tensor, "h features *grid"]
+    ) -> Float[Tensor, "n c *grid"]:
+        """Apply the layer to products of coefficients and functions, without forming those n x c x features x p numbers.
+
+        A hook on the layer sees them, so where there is one they are formed.
+
+        Args:
+            coefficients: `(n, c, features)`, or `(n, 1, features)` for all channels.
+            functions: `(c, features, *grid)`, or `(1, features, *grid)` for all channels.
+
+        Returns:
+            `(n, c, *grid)`.
+        """
+        shape = functions.shape[2:]
+        flat = functions.flatten(2)
+        if self._forward_hooks or self._forward_pre_hooks:
+            products = (coefficients[..., None] * flat).expand(-1, self.channels, -1, -1)
+            return self(products.flatten(1, 2).unflatten(-1, shape))
+        weighted = coefficients * self.weight
+        if len(flat) == 1:
+            values = torch.matmul(weighted.flatten(0, 1), flat[0]).unflatten(0, (-1, self.channels)) + self.bias[:, None]
+        else:
+            bias = self.bias[:, None, None].expand(-1, len(coefficients), 1)
+            values = torch.baddbmm(bias, weighted.movedim(1, 0), flat).movedim(0, 1)
+        return values.unflatten(-1, shape)
+
     def extra_repr(self) -> str:
         """Sizes, for printing."""
         return f"{self.channels}, {self.features}"

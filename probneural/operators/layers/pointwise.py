@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_integer
+from probneural.operators.layers.layout import functions_first, grid_first
 
 
 class PointwiseLinear(nn.Module):
@@ -41,9 +42,11 @@ class PointwiseLinear(nn.Module):
         nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, values: Float[Tensor, "n in *grid"]) -> Float[Tensor, "n out *grid"]:
-        """Map `(n, in_channels, *grid)` to `(n, out_channels, *grid)`."""
-        flat = torch.matmul(self.weight, values.flatten(2)) + self.bias[:, None]
-        return flat.unflatten(-1, values.shape[2:])
+        """Map `(n, in_channels, *grid)` to `(n, out_channels, *grid)`, in the memory layout that the values have."""
+        if values.stride(1) == 1:  # channels lie innermost: see `layout`
+            return functions_first(nn.functional.linear(grid_first(values), self.weight, self.bias))
+        weight, bias = self.weight.expand(len(values), -1, -1), self.bias[:, None].expand(len(values), -1, 1)
+        return torch.baddbmm(bias, weight, values.flatten(2)).unflatten(-1, values.shape[2:])
 
     def extra_repr(self) -> str:
         """Channels, for printing."""

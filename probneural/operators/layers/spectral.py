@@ -14,14 +14,17 @@ from probneural.checks import check_flag, check_integer
 from probneural.errors import ResolutionError
 from probneural.grids import per_axis
 from probneural.operators.checks import check_input, check_modes
+from probneural.operators.layers.layout import functions_first, grid_first
+from probneural.operators.layers.pointwise import PointwiseLinear
+from probneural.operators.layers.transforms import Continuation, TruncatedTransform
 
 
 class SpectralConv(nn.Module):
     """(Ku)_o(x) = sum over |k| < m and i of W_oi(k) û_i(k) exp(2πi k·x): a convolution with a band-limited kernel.
 
-    Frequencies |k| < m are kept on each axis. Transforms are pruned axis by axis, and the weights lie mode-major so that
-    the product is one batched matrix product. Coefficients are normalised by the number of points, so the layer is the same
-    operator on every grid that resolves its input.
+    Frequencies |k| < m are kept on each axis. Transforms go axis by axis and compute no other frequencies; the weights lie
+    mode-major, so that the product is a batched matrix product. Coefficients are normalised by the number of points, so the
+    layer is the same operator on every grid that resolves its input. All arithmetic is real.
 
     An axis that is not periodic is continued evenly beyond its ends, which keeps a continuous function continuous; its modes
     then count half periods of the domain. On a grid with both end points the mirror stands there, on every grid alike. On
@@ -66,16 +69,21 @@ class SpectralConv(nn.Module):
         nn.init.normal_(self.weight, std=math.sqrt(0.5 / self.in_channels))
 
     def forward(
-        self, values: Float[Tensor, "n in *grid"], *, endpoint: Sequence[bool] | None = None
+        self,
+        values: Float[Tensor, "n in *grid"],
+        *,
+        endpoint: Sequence[bool] | None = None,
+        pointwise: PointwiseLinear | None = None,
     ) -> Float[Tensor, "n out *grid"]:
-        """Convolve.
+        """Convolve, Ku; or Ku + Wu + b, which costs fewer passes over memory than the sum of two layers.
 
         Args:
             values: `(n, in_channels, *grid)`.
             endpoint: Whether each axis includes its right end; by default those that are not periodic do.
+            pointwise: The layer Wu + b, of the same numbers of channels; none by default.
 
         Returns:
-            `(n, out_channels, *grid)`.
+            `(n, out_channels, *grid)`, in the memory layout of `channels_innermost`.
 
         Raises:
             ShapeError: If the values do not have that shape.
@@ -84,40 +92,49 @@ class SpectralConv(nn.Module):
         """
         check_input(values, channels=self.in_channels, dimension=len(self.modes), dtype=self.weight.dtype)
         sizes = values.shape[2:]
-        has_end = tuple(not flag for flag in self.periodic) if endpoint is None else tuple(endpoint)
-        extended = values
-        for axis, (is_periodic, closed) in enumerate(zip(self.periodic, has_end, strict=True), start=2):
-            if not is_periodic:
-                extended = _continue_evenly(extended, axis, closed)
-        self._check_resolution(extended.shape[2:])
-        out = self._convolve(extended)
-        for axis, is_periodic in enumerate(self.periodic, start=2):
-            if not is_periodic:
-                out = out.narrow(axis, 0, sizes[axis - 2])
-        return out
+        transforms = self._transforms(sizes, endpoint)
+        self._check_resolution([transform.period for transform in transforms])
+        flat = grid_first(values).contiguous()
+        hidden = flat
+        inner = hidden.shape[-2] * hidden.shape[-1]
+        for axis in reversed(
+            range(len(sizes))
+        ):  # (*grid[:axis], points, pair, inner) -> (*grid[:axis], pair, frequencies, inner)
+            hidden = transforms[axis].analyse(hidden.reshape(math.prod(sizes[:axis]), -1, inner))
+            inner *= transforms[axis].retained
+        hidden = self._mix(hidden.reshape(2, -1, len(values), self.in_channels), None if pointwise is None else pointwise.bias)
+        inner = inner // self.in_channels * self.out_channels
+        for axis, transform in enumerate(transforms):
+            inner //= transform.retained
+            hidden = transform.synthesise(hidden.reshape(math.prod(sizes[:axis]), -1, inner))
+        if pointwise is not None:
+            hidden = _add_product(hidden.reshape(-1, self.out_channels), flat.reshape(-1, self.in_channels), pointwise.weight)
+        return functions_first(hidden.reshape(*sizes, len(values), self.out_channels))
 
-    def _convolve(self, values: Tensor) -> Tensor:
-        sizes = values.shape[2:]
-        spectrum = torch.fft.rfft(values, dim=-1, norm="forward")[..., : self.modes[-1]]
-        for axis in range(-2, -len(sizes) - 1, -1):
-            mode = self.modes[axis]
-            full = torch.fft.fft(spectrum, dim=axis, norm="forward")
-            if mode == 1:
-                spectrum = full.narrow(axis, 0, 1)
-            else:
-                negative = full.narrow(axis, sizes[axis] - mode + 1, mode - 1)
-                spectrum = torch.cat([full.narrow(axis, 0, mode), negative], dim=axis)
-        weight = torch.complex(self.weight[..., 0], self.weight[..., 1]).flatten(0, len(sizes) - 1)
-        retained = spectrum.shape[2:]
-        mixed = torch.bmm(spectrum.flatten(2).permute(2, 0, 1), weight)
-        spectrum = mixed.permute(1, 2, 0).unflatten(-1, retained)
-        for axis in range(-len(sizes), -1):
-            mode, size = self.modes[axis], sizes[axis]
-            shape = list(spectrum.shape)
-            shape[axis] = size - 2 * mode + 1
-            pieces = [spectrum.narrow(axis, 0, mode), spectrum.new_zeros(shape), spectrum.narrow(axis, mode, mode - 1)]
-            spectrum = torch.fft.ifft(torch.cat(pieces, dim=axis), dim=axis, norm="forward")
-        return torch.fft.irfft(spectrum, n=sizes[-1], dim=-1, norm="forward")
+    def _transforms(self, sizes: Sequence[int], endpoint: Sequence[bool] | None) -> list[TruncatedTransform]:
+        has_end = [not flag for flag in self.periodic] if endpoint is None else endpoint
+        transforms: list[TruncatedTransform] = []
+        for size, mode, is_periodic, closed in zip(sizes, self.modes, self.periodic, has_end, strict=True):
+            continuation: Continuation = "periodic" if is_periodic else "about the end" if closed else "beyond the end"
+            transforms.append(TruncatedTransform(size, mode, continuation, is_real=len(transforms) == len(sizes) - 1))
+        return transforms
+
+    def _mix(self, spectrum: Float[Tensor, "2 k n in"], bias: Tensor | None) -> Float[Tensor, "2 k n out"]:
+        """Multiply by one complex matrix per frequency, in real arithmetic; a bias is the coefficient of a constant."""
+        # Batched products need contiguous matrices: on strided ones PyTorch runs them one by one.
+        weight = self.weight.flatten(0, -4).movedim(-1, 0).contiguous()
+        (real, imaginary), (weight_real, weight_imaginary) = spectrum.unbind(), weight.unbind()
+        if bias is None:
+            first = torch.bmm(real, weight_real)
+        else:
+            at_zero = nn.functional.pad(bias[None, None], (0, 0, 0, 0, 0, len(real) - 1))
+            first = torch.baddbmm(at_zero.expand(-1, real.shape[1], -1), real, weight_real)
+        return torch.stack(
+            [
+                torch.baddbmm(first, imaginary, weight_imaginary, alpha=-1),
+                torch.baddbmm(torch.bmm(real, weight_imaginary), imaginary, weight_real),
+            ]
+        )
 
     def _check_resolution(self, sizes: Sequence[int]) -> None:
         for axis, (size, mode) in enumerate(zip(sizes, self.modes, strict=True)):
@@ -133,9 +150,11 @@ class SpectralConv(nn.Module):
         return f"{self.in_channels}, {self.out_channels}, modes={self.modes}, periodic={self.periodic}"
 
 
-def _continue_evenly(values: Tensor, axis: int, closed: bool) -> Tensor:
-    """Append the mirror image: about the last point where the grid is closed, else about half a step beyond it."""
-    mirror = values.flip(axis)
-    if closed:
-        mirror = mirror.narrow(axis, 1, max(values.shape[axis] - 2, 0))
-    return torch.cat([values, mirror], dim=axis)
+def _add_product(values: Float[Tensor, "m out"], inputs: Float[Tensor, "m in"], weight: Float[Tensor, "out in"]) -> Tensor:
+    """Add `inputs @ weight.mT` to values that nothing else refers to: in their own memory, unless a transform is active.
+
+    A transform may follow the product and not the values (a batch of weights, say), whose memory cannot hold the sum then.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return torch.addmm(values, inputs, weight.mT)
+    return values.addmm_(inputs, weight.mT)

@@ -1,0 +1,155 @@
+"""Fourier transforms along one axis that keep low frequencies only, in real arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.contexts import undisturbed
+
+Continuation = Literal["periodic", "about the end", "beyond the end"]
+"""How values go on past an axis: periodically, mirrored about the last point, or mirrored half a step beyond it."""
+
+_MATRIX_FREQUENCIES = 64
+"""Most frequencies for which a matrix product replaces the fast transform.
+
+A product costs 4 operations per value and frequency. Measured on two CPU cores, on 64 to 4,096 points: 2 to 6 times faster than
+the fast transform for 16 frequencies, 1.2 to 3 for 32, .6 to 1.7 for 64, .4 to 1.4 for 128.
+"""
+
+
+@dataclass(frozen=True)
+class TruncatedTransform:
+    """The discrete Fourier transform along one axis, restricted to frequencies |k| < m, and its adjoint up to weights.
+
+    Complex numbers are pairs of real ones. The first axis to be transformed holds real values and keeps k = 0 ... m - 1; all
+    others keep k = 0 ... m - 1, -(m - 1) ... -1.
+
+    Args:
+        size: Points along the axis.
+        modes: m.
+        continuation: How the values go on past the axis.
+        is_real: Whether this is the axis that holds real values.
+    """
+
+    size: int
+    modes: int
+    continuation: Continuation
+    is_real: bool
+
+    @property
+    def period(self) -> int:
+        """Points of one period, the mirrored ones included."""
+        if self.continuation == "periodic":
+            return self.size
+        return 2 * self.size if self.continuation == "beyond the end" else max(2 * self.size - 2, 1)
+
+    @property
+    def retained(self) -> int:
+        """Number of frequencies kept."""
+        return self.modes if self.is_real else 2 * self.modes - 1
+
+    @property
+    def frequencies(self) -> Tensor:
+        """The frequencies k in the order of the coefficients, `(retained,)`, float64."""
+        positive = torch.arange(self.modes, dtype=torch.float64, device="cpu")
+        return positive if self.is_real else torch.cat([positive, -positive[1:].flip(0)])
+
+    def analyse(self, values: Float[Tensor, "b points inner"]) -> Float[Tensor, "b coefficients inner"]:
+        """Compute coefficients, divided by the number of points of one period.
+
+        Args:
+            values: `(b, size, inner)`, or `(b, size * 2, inner)` with pairs of real and imaginary parts.
+
+        Returns:
+            `(b, 2 * retained, inner)`: all real parts, then all imaginary ones.
+        """
+        if self.retained <= _MATRIX_FREQUENCIES:
+            return _product(self._matrix(values, inverse=False), values)
+        if self.is_real:
+            spectrum = torch.fft.rfft(self._continue(values), dim=1, norm="forward")[:, : self.modes]
+        else:
+            full = torch.fft.fft(self._continue(torch.complex(*values.unflatten(1, (-1, 2)).unbind(2))), dim=1, norm="forward")
+            spectrum = torch.cat([full[:, : self.modes], full[:, self.period - self.modes + 1 :]], dim=1)
+        return torch.cat([spectrum.real, spectrum.imag], dim=1)
+
+    def synthesise(self, coefficients: Float[Tensor, "b coefficients inner"]) -> Float[Tensor, "b points inner"]:
+        """Evaluate a sum of waves at the points: the inverse of `analyse` for values of retained frequencies.
+
+        Args:
+            coefficients: `(b, 2 * retained, inner)`: all real parts, then all imaginary ones; those of the real axis stand for
+                their conjugates at -k too.
+
+        Returns:
+            `(b, size, inner)`, or `(b, size * 2, inner)` with pairs of real and imaginary parts.
+        """
+        if self.retained <= _MATRIX_FREQUENCIES:
+            return _product(self._matrix(coefficients, inverse=True), coefficients)
+        spectrum = torch.complex(*coefficients.unflatten(1, (2, -1)).unbind(1))
+        if self.is_real:
+            return torch.fft.irfft(spectrum, n=self.period, dim=1, norm="forward")[:, : self.size]
+        zeros = spectrum.new_zeros(len(spectrum), self.period - self.retained, spectrum.shape[2])
+        full = torch.cat([spectrum[:, : self.modes], zeros, spectrum[:, self.modes :]], dim=1)
+        values = torch.fft.ifft(full, dim=1, norm="forward")[:, : self.size]
+        return torch.stack([values.real, values.imag], dim=2).flatten(1, 2)
+
+    def _continue(self, values: Tensor) -> Tensor:
+        if self.continuation == "periodic":
+            return values
+        mirror = values.flip(1)
+        if self.continuation == "about the end":
+            mirror = mirror[:, 1 : max(self.size - 1, 1)]
+        return torch.cat([values, mirror], dim=1)
+
+    def _matrix(self, like: Tensor, *, inverse: bool) -> Tensor:
+        if torch.compiler.is_compiling():  # a tracer's tensors must not outlive the trace
+            return _matrix(self, inverse, like.dtype, like.device)
+        return _remembered_matrix(self, inverse, like.dtype, like.device)
+
+
+def _product(matrix: Tensor, values: Tensor) -> Tensor:
+    return torch.bmm(matrix.expand(len(values), *matrix.shape), values)
+
+
+@lru_cache(maxsize=64)
+def _remembered_matrix(transform: TruncatedTransform, inverse: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with undisturbed():  # autograd refuses inference tensors, and the next caller may need it
+        return _matrix(transform, inverse, dtype, device)
+
+
+def _matrix(transform: TruncatedTransform, inverse: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Build the real matrix of one direction, in float64 first.
+
+    With c_kx = cos(2 pi k x / period) and s_kx likewise, a real axis has rows c and -s; a complex one has blocks
+    [[c, s], [-s, c]] on pairs. Mirrored points are folded onto their originals.
+    """
+    points = torch.arange(transform.period if not inverse else transform.size, dtype=torch.float64, device="cpu")
+    # Reducing each phase to one turn before it meets the cosine keeps the error near machine precision at high k.
+    phase = 2.0 * math.pi / transform.period * torch.remainder(transform.frequencies[:, None] * points, transform.period)
+    cosine, sine = torch.cos(phase), torch.sin(phase)
+    if inverse:
+        if transform.is_real:
+            multiplicity = torch.where(transform.frequencies == 0, 1.0, 2.0)[:, None]
+            matrix = torch.cat([multiplicity * cosine, -multiplicity * sine]).T
+        else:
+            matrix = torch.stack([torch.cat([cosine, -sine]).T, torch.cat([sine, cosine]).T], dim=1).flatten(0, 1)
+        return matrix.to(device, dtype).contiguous()
+    cosine, sine = _folded(cosine, transform) / transform.period, _folded(sine, transform) / transform.period
+    if transform.is_real:
+        matrix = torch.cat([cosine, -sine])
+    else:
+        matrix = torch.cat([torch.stack([cosine, sine], dim=2), torch.stack([-sine, cosine], dim=2)]).flatten(1, 2)
+    return matrix.to(device, dtype).contiguous()
+
+
+def _folded(matrix: Tensor, transform: TruncatedTransform) -> Tensor:
+    """Add the columns of mirrored points to those of the points they repeat."""
+    own, mirrored = matrix[:, : transform.size], matrix[:, transform.size :].flip(1)
+    offset = 1 if transform.continuation == "about the end" else 0
+    return torch.nn.functional.pad(mirrored, (offset, transform.size - offset - mirrored.shape[1])) + own
