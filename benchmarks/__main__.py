@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import acquisition_cost, active, bo, curvature, exact, gold, laplace, low_data, published, tables
+from benchmarks import acquisition_cost, active, bo, curvature, exact, gold, laplace, low_data, published, speed, tables
 from probneural.errors import ProbneuralError
 
 LOCAL = Path(__file__).parent / "results" / "local"
@@ -57,6 +57,10 @@ def main() -> None:
         )
         other.add_argument("--output", type=Path, default=LOCAL, help="folder for the JSON file")
         other.add_argument("--workers", type=int, default=2, help="single-threaded worker processes, where nothing is timed")
+    run = commands.add_parser("speed", help="operators beside neuraloperator's and deepxde's; minutes")
+    run.add_argument("--small", dest="mode", action="store_const", const="small", help="seconds; the numbers mean nothing")
+    run.add_argument("--device", default="cpu", help="where everything runs: cpu or cuda")
+    run.add_argument("--output", type=Path, default=LOCAL, help="folder for speed.json")
     commands.add_parser("tables", help="write the tables of README and docs anew from the committed results")
     options = parser.parse_args()
     if options.name == "tables":
@@ -73,6 +77,8 @@ def main() -> None:
         except ValueError as error:
             parser.error(str(error))
         bo.main(mode=options.mode or "default", output=options.output, workers=options.workers, problem=options.problem)
+    elif options.name == "speed":
+        speed.main(mode=options.mode or "default", output=options.output, device=options.device)
     elif options.name in TIMED:
         TIMED[options.name](mode=options.mode or "default", output=options.output)
     elif options.name in SPREAD:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 _AUTOCAST = ("cpu", "cuda", "mps")
 
@@ -35,4 +36,24 @@ def undisturbed(*, keeps_autocast: bool = False) -> Iterator[None]:
         for kind in () if keeps_autocast else _AUTOCAST:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def outside_of_transforms() -> Iterator[None]:
+    """Leave functorch's transforms, tracers and fake tensors too, so that a tensor made here may be kept for other calls.
+
+    What PyTorch makes under a transform belongs to its level, and under a tracer to its graph: a cache must hold neither.
+
+    Examples:
+        >>> kept = []
+        >>> def function(x):
+        ...     with outside_of_transforms():
+        ...         kept.append(torch.ones(1))
+        ...     return x * kept[0]
+        >>> slope = torch.func.grad(lambda x: function(x).sum())(torch.ones(1))
+        >>> (kept[0] + 1.0).item()
+        2.0
+    """
+    with undisturbed(), torch._C._DisableFuncTorch(), _disable_current_modes():
         yield

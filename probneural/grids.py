@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import check_flag, check_instance, check_integer, check_positive, check_real, real_tensor
-from probneural.contexts import undisturbed
+from probneural.contexts import outside_of_transforms, undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.interpolation import polynomial_matrix, trigonometric_matrix
 
@@ -82,7 +82,7 @@ def _transfer(source: Axis, target: Axis) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _remembered_transfer(source: Axis, target: Axis) -> Tensor:
-    with undisturbed():  # autograd refuses inference tensors, and the next caller may need it
+    with outside_of_transforms():
         return source.matrix(target.coordinates)
 
 
@@ -199,7 +199,7 @@ class Grid:
 
     @cached_property
     def _remembered_tensors(self) -> tuple[Tensor, Tensor]:
-        with undisturbed():  # autograd refuses inference tensors, and the next caller may need it
+        with outside_of_transforms():
             return self._tensors()
 
     def _tensors(self) -> tuple[Tensor, Tensor]:

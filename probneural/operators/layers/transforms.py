@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.contexts import undisturbed
+from probneural.contexts import outside_of_transforms
 
 Continuation = Literal["periodic", "about the end", "beyond the end"]
 """How values go on past an axis: periodically, mirrored about the last point, or mirrored half a step beyond it."""
@@ -119,7 +119,7 @@ def _product(matrix: Tensor, values: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _remembered_matrix(transform: TruncatedTransform, inverse: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with undisturbed():  # autograd refuses inference tensors, and the next caller may need it
+    with outside_of_transforms():
         return _matrix(transform, inverse, dtype, device)
 
 

@@ -133,7 +133,7 @@ def test_members_are_stationary_points_of_their_own_problems() -> None:
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    """Conjugate gradients that end early amplify rounding."""
+    """Conjugate gradients amplify rounding."""
     assert float((found - expected).norm()) <= 1e-4 * float(expected.norm())
 
 
@@ -141,6 +141,8 @@ def close(found: Tensor, expected: Tensor) -> None:
 def test_the_way_of_optimising_and_the_number_of_members_change_rounding_only(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Where conjugate gradients end turns on rounding, so they end late: one step more or less then changes little.
+    monkeypatch.setattr("probneural.heads.ensembles.anchored_ensemble._LOOSEST", 1e-6)
     case = operator_case(name)
     settings = {
         "noise": 0.05,

@@ -1,0 +1,361 @@
+"""Speed of the operators beside neuraloperator's and deepxde's: the same architectures, data and process, in turn.
+
+The peers' columns are empty where they are not installed (`make peers`, then `.venv-peers/bin/python -m benchmarks speed`).
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import probneural as pn
+from benchmarks import sections
+from benchmarks.field_size import peak_memory, reset_peak_memory
+from probneural.randomness import stream
+
+PEERS = ("neuraloperator", "deepxde")
+ROUNDS = 11
+WARM_UP = 2
+"""Rounds before those that count."""
+LEARNING_RATE = 1e-3
+
+Row = dict[str, Any]
+Network = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Fourier:
+    """An FNO of four blocks from one channel to one, with a projection of 64 channels, and the size of its batch."""
+
+    shape: tuple[int, ...]
+    modes: tuple[int, ...]
+    width: int
+    batch: int
+    projection: int = 64
+    depth: int = 4
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        grid = " x ".join(map(str, self.shape))
+        return f"{self.batch} functions, {grid} points, {self.width} channels, {self.modes[0]} modes"
+
+    def ours(self) -> nn.Module:
+        """Build ours."""
+        return pn.operators.FNO(
+            1, 1, modes=self.modes, width=self.width, depth=self.depth, projection=self.projection, seed=0
+        ).train()
+
+    def peer(self) -> nn.Module:
+        """Build neuraloperator's with as many weights: it stores n frequencies of an axis, and n // 2 + 1 of the last."""
+        os.environ.setdefault("WANDB_MODE", "disabled")
+        from neuralop.models import FNO
+
+        model: nn.Module = FNO(
+            n_modes=(*(2 * mode - 1 for mode in self.modes[:-1]), 2 * self.modes[-1] - 2),
+            in_channels=1,
+            out_channels=1,
+            hidden_channels=self.width,
+            n_layers=self.depth,
+            lifting_channel_ratio=0,
+            projection_channel_ratio=self.projection / self.width,
+            positional_embedding=None,
+            use_channel_mlp=False,
+            fno_skip="linear",
+            norm=None,
+        )
+        return model
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, normal numbers."""
+        generator = stream(0, "timed inputs")
+        inputs = torch.randn(self.batch, 1, *self.shape, generator=generator)
+        return inputs, torch.randn(self.batch, 1, *self.shape, generator=generator)
+
+    def operations(self) -> float:
+        """Multiplications and additions of one forward evaluation, as matrix products have them."""
+        values = self.batch * self.width
+        block, points, inner = 0.0, math.prod(self.shape), 1.0
+        for axis in reversed(range(len(self.shape))):
+            points //= self.shape[axis]
+            is_last = axis == len(self.shape) - 1
+            kept = self.modes[axis] if is_last else 2 * self.modes[axis] - 1
+            block += 2 * (4 if is_last else 8) * points * self.shape[axis] * kept * inner * values  # there and back
+            inner *= kept
+        block += 8 * inner * values * self.width
+        points = self.batch * math.prod(self.shape)
+        block += 2 * points * self.width**2
+        return self.depth * block + 2 * points * (self.width + self.width * self.projection + self.projection)
+
+    def traffic(self) -> float:
+        """Bytes that one forward evaluation moves at the least, one pass per layer and none kept in the cache.
+
+        A block reads its input for the transform and for the pointwise layer, writes the convolution, reads and writes it to
+        add the pointwise layer, and reads and writes for its activation.
+        """
+        hidden = self.batch * math.prod(self.shape) * 4.0
+        return hidden * (self.width * (self.depth * 7 - 2) + 2 + self.width * 2 + self.projection * 4)
+
+
+@dataclass(frozen=True)
+class Products:
+    """A DeepONet of 3 x 256 hidden units and 64 products on a line, at so many points for so many functions."""
+
+    functions: int
+    points: int
+    sensors: int = 128
+    width: int = 256
+    depth: int = 3
+    basis: int = 64
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return f"{self.functions} functions x {self.points} points"
+
+    def ours(self) -> nn.Module:
+        """Build ours, which sees a coordinate as it is where the domain is not periodic."""
+        layers = pn.operators.HiddenLayers(width=self.width, depth=self.depth)
+        return _OnQuery(
+            pn.operators.DeepONet(1, 1, sensors=self._line(self.sensors), basis=self.basis, layers=layers, seed=0),
+            self._line(self.points),
+        )
+
+    def peer(self) -> nn.Module:
+        """Build deepxde's for inputs and points that are all combined."""
+        os.environ["DDE_BACKEND"] = "pytorch"
+        import deepxde
+
+        hidden = [self.width] * self.depth
+        net = deepxde.nn.DeepONetCartesianProd(
+            [self.sensors, *hidden, self.basis], [1, *hidden, self.basis], _gelu, "Glorot normal"
+        )
+        return _Cartesian(net, torch.linspace(-1.0, 1.0, self.points)[:, None])
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, normal numbers."""
+        generator = stream(0, "timed inputs")
+        inputs = torch.randn(self.functions, 1, self.sensors, generator=generator)
+        return inputs, torch.randn(self.functions, 1, self.points, generator=generator)
+
+    def operations(self) -> float:
+        """Multiplications and additions of one forward evaluation, the products contracted as one matrix product."""
+        hidden = self.width * (self.width * (self.depth - 1) + self.basis)
+        branch, trunk = self.sensors * self.width + hidden, self.width + hidden
+        return 2.0 * (self.functions * branch + self.points * (trunk + self.functions * self.basis))
+
+    def traffic(self) -> float:
+        """Bytes that one forward evaluation moves at the least: hidden values are written, read, activated, written, read."""
+        rows = self.functions + self.points
+        return 4.0 * (rows * (4 * self.width * self.depth + self.basis) + self.functions * self.points)
+
+    def _line(self, size: int) -> pn.Grid:
+        return pn.Grid.uniform(size, periodic=False)
+
+
+class _OnQuery(nn.Module):
+    def __init__(self, operator: nn.Module, query: pn.Grid) -> None:
+        super().__init__()
+        self.operator, self.query = operator, query
+
+    def forward(self, values: Tensor) -> Tensor:
+        result: Tensor = self.operator(values, query=self.query)
+        return result
+
+
+class _Cartesian(nn.Module):
+    def __init__(self, net: nn.Module, points: Tensor) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("points", points)
+
+    def forward(self, values: Tensor) -> Tensor:
+        result: Tensor = self.net((values[:, 0], self.points))
+        return result[:, None]
+
+
+Case = Fourier | Products
+
+FOURIER = (
+    Fourier((64, 64), (12, 12), 32, 16),
+    Fourier((128, 128), (16, 16), 32, 8),
+    Fourier((256, 256), (32, 32), 32, 4),
+    Fourier((1024,), (16,), 32, 20),
+    Fourier((32, 32, 32), (8, 8, 8), 16, 2),
+)
+PRODUCTS = (Products(256, 1000), Products(1000, 1000))
+SMALL: tuple[tuple[Case, ...], tuple[Case, ...]] = ((Fourier((32,), (4,), 8, 2),), (Products(4, 16, sensors=8, width=8),))
+BASE = FOURIER[0]
+GROWTH = {
+    "points": [replace(BASE, batch=4, shape=(size, size)) for size in (64, 128, 256)],
+    "batch": [replace(BASE, batch=batch) for batch in (4, 16, 64)],
+    "modes": [replace(BASE, shape=(128, 128), batch=4, modes=(modes, modes)) for modes in (8, 16, 32)],
+}
+"""What grows fourfold from case to case, modes in their number per field, while all else stays."""
+
+
+def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
+    """Run all parts."""
+    small = mode == "small"
+    rounds = 2 if small else ROUNDS
+    fourier, products = SMALL if small else (FOURIER, PRODUCTS)
+    threads = torch.get_num_threads()
+    peaks = _peaks(device, small=small)
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "FNO": lambda: [_row(case, rounds, device, peaks) for case in fourier],
+        "DeepONet": lambda: [_row(case, rounds, device, peaks) for case in products],
+        "memory": lambda: [_memory_row(case) for case in (*fourier, *products)],
+    }
+    if not small:
+        parts["growth"] = lambda: [_growth(name, cases, device) for name, cases in GROWTH.items()]
+    return sections.write(
+        "speed",
+        {name: parts[name] for name in parts if name != "memory" or device == "cpu"},
+        mode=mode,
+        output=output,
+        peers=PEERS,
+        notes=[
+            f"{device}, {threads} threads. Milliseconds are medians of {rounds} rounds in which each library runs once, "
+            "quartiles in brackets; float32. A step is a forward evaluation, the mean squared error, its gradient and AdamW",
+            "peers: neuraloperator's FNO and deepxde's DeepONetCartesianProd, with GELU and as many weights but for biases",
+            "roofline: time of a forward evaluation over the least that the machine's best matrix product "
+            f"({peaks[0] / 1e9:.0f} GFLOP/s, 2,048 x 2,048) and copy ({peaks[1] / 1e9:.1f} GB/s, 256 MB) allow for our "
+            "operations and bytes, whichever is slower",
+            "memory: growth of the resident set by one training step in a process of its own, in MB",
+            "growth: exponents of a forward evaluation's time in the number of points, functions, or modes per field",
+        ],
+    )
+
+
+def _row(case: Case, rounds: int, device: str, peaks: tuple[float, float]) -> Row:
+    inputs, targets = (part.to(device) for part in case.data())
+    models = {"ours": case.ours().to(device)} | {name: model.to(device) for name, model in _peer(case).items()}
+    tasks: dict[str, Callable[[], None]] = {}
+    for name, model in models.items():
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+        tasks[f"{name} forward"] = lambda model=model: _forward(model, inputs)
+        tasks[f"{name} step"] = lambda model=model, optimizer=optimizer: _step(model, optimizer, inputs, targets)
+    times = _interleaved(tasks, rounds, device)
+    row: Row = {"case": case.name}
+    for name, model in models.items():
+        row[f"{name}: weights"] = sum(p.numel() * (2 if p.is_complex() else 1) for p in model.parameters())
+    for kind in ("forward", "step"):
+        for name in models:
+            row[f"{name}: {kind} (ms)"] = _quartiles(times[f"{name} {kind}"])
+        if "peer" in models:
+            row[f"{kind}, peer / ours"] = _median(times[f"peer {kind}"]) / _median(times[f"ours {kind}"])
+    least = max(case.operations() / peaks[0], case.traffic() / peaks[1])
+    row["roofline"] = _median(times["ours forward"]) / least
+    row["GFLOP"], row["GB"] = case.operations() / 1e9, case.traffic() / 1e9
+    return row
+
+
+def _peer(case: Case) -> dict[str, nn.Module]:
+    try:
+        return {"peer": case.peer().train()}
+    except ImportError:
+        return {}
+
+
+def _forward(model: Network, inputs: Tensor) -> None:
+    with torch.no_grad():
+        model(inputs)
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> None:
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+
+
+def _gelu(values: Tensor) -> Tensor:
+    return nn.functional.gelu(values)
+
+
+def _interleaved(tasks: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, list[float]]:
+    """Seconds of each task, each run once per round, after rounds that do not count."""
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    for number in range(rounds + WARM_UP):
+        for name, task in tasks.items():
+            _wait(device)
+            start = time.perf_counter()
+            task()
+            _wait(device)
+            if number >= WARM_UP:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def _quartiles(seconds: Sequence[float]) -> str:
+    low, middle, high = (1e3 * value for value in statistics.quantiles(seconds, n=4, method="inclusive"))
+    return f"{middle:.3g} [{low:.3g}, {high:.3g}]"
+
+
+def _peaks(device: str, *, small: bool) -> tuple[float, float]:
+    """Operations and bytes per second of a large matrix product and of a large copy: the best of a few."""
+    size, count = (128, 2**12) if small else (2048, 2**25)
+    left, values = torch.randn(size, size, device=device), torch.randn(count, device=device)
+    result, copy = torch.empty_like(left), torch.empty_like(values)
+    times = _interleaved(
+        {"product": lambda: _discard(torch.mm(left, left, out=result)), "copy": lambda: _discard(copy.copy_(values))}, 5, device
+    )
+    return 2.0 * size**3 / min(times["product"]), 8.0 * count / min(times["copy"])
+
+
+def _discard(_: Tensor) -> None:
+    """Make a task of a function that returns a tensor."""
+
+
+def _memory_row(case: Case) -> Row:
+    row: Row = {"case": case.name}
+    for name in ("ours", *_peer(case)):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            row[f"{name} (MB)"] = pool.submit(_peak_of_step, case, name).result()
+    return row
+
+
+def _peak_of_step(case: Case, name: str) -> float:
+    inputs, targets = case.data()
+    model = case.ours() if name == "ours" else case.peer()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    before = reset_peak_memory()
+    _step(model, optimizer, inputs, targets)
+    return (peak_memory() - before) / 2**20
+
+
+def _growth(name: str, cases: Sequence[Fourier], device: str) -> Row:
+    """Slopes of log time over log size, by least squares; what grows does so fourfold from case to case."""
+    tasks: dict[str, Callable[[], None]] = {}
+    for number, case in enumerate(cases):
+        inputs = case.data()[0].to(device)
+        for library, model in ({"ours": case.ours()} | _peer(case)).items():
+            model.to(device)
+            tasks[f"{library} {number}"] = lambda model=model, inputs=inputs: _forward(model, inputs)
+    times = {key: _median(values) for key, values in _interleaved(tasks, 5, device).items()}
+    row: Row = {"in": name}
+    sizes = torch.arange(len(cases), dtype=torch.float64) * math.log(4.0)
+    for library in dict.fromkeys(key.split()[0] for key in tasks):
+        logs = torch.tensor([math.log(times[f"{library} {number}"]) for number in range(len(cases))], dtype=torch.float64)
+        centred = sizes - sizes.mean()
+        row[library] = float((centred @ logs) / centred.square().sum())
+    return row
