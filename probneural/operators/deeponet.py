@@ -140,7 +140,7 @@ class DeepONet(Operator):
         _check_query(target, self.domain)
         branch = self.branch(values, where)
         functions = self._trunk(target.points, like=branch).mT.unflatten(0, (-1, self.basis)).unflatten(-1, target.shape)
-        return self.output_normalizer.inverse(self.readout.contract(branch, functions))
+        return self.readout.contract(branch, functions, units=self.output_normalizer)
 
     def evaluate_at(
         self, values: Float[Tensor, "n c *grid"], points: Float[Tensor, "n p d"], *, grid: Grid | None = None

@@ -112,10 +112,10 @@ class FNO(Operator):
         for number, (spectral, pointwise) in enumerate(zip(self.spectral, self.pointwise, strict=True)):
             hidden = spectral(hidden, endpoint=where.endpoint, pointwise=pointwise)
             if number < last:
-                hidden = nn.functional.gelu(hidden)
+                hidden = _gelu_of_output(hidden, spectral)
         if query is not None:
             hidden = resample(hidden, where, query)
-        features = nn.functional.gelu(self.projection(hidden))
+        features = _gelu_of_output(self.projection(hidden), self.projection)
         return self.output_normalizer.inverse(self.readout(features)).contiguous()
 
     def configuration(self) -> dict[str, Any]:
@@ -132,3 +132,13 @@ class FNO(Operator):
         """Take means and scales from training data."""
         self.input_normalizer.fit(train.inputs)
         self.output_normalizer.fit(train.outputs)
+
+
+def _gelu_of_output(values: Tensor, layer: nn.Module) -> Tensor:
+    """Activate what a layer has just returned: in its memory where nothing else refers to it, be it a gradient or a hook."""
+    is_watched = layer._forward_hooks or nn.modules.module._global_forward_hooks
+    is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if torch.is_grad_enabled() or is_watched or is_transformed:
+        return nn.functional.gelu(values)
+    result: Tensor = torch.ops.aten.gelu_(values)
+    return result

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.func import functional_call, jacrev, jvp, vmap
 
@@ -57,6 +58,28 @@ def test_shapes_and_dtype(case: Case, dtype: torch.dtype) -> None:
     assert operator(values[:1], grid=case.grid, query=scattered(case.grid)).shape == (1, operator.out_channels, 6)
     exact = copy.deepcopy(operator).double()(values.double(), grid=case.grid)
     torch.testing.assert_close(out, exact.to(dtype), atol=1e-5, rtol=1e-5)
+
+
+@cases
+def test_what_is_computed_in_place_is_seen_nowhere(case: Case) -> None:
+    """Values without gradients, with hooks on every module and with dual numbers are those with gradients."""
+    operator, values = case.operator(), case.values()
+    expected = operator(values, grid=case.grid).detach()
+    kept = values.clone()
+    with torch.no_grad():
+        assert torch.equal(operator(values, grid=case.grid), expected)
+        tangent = torch.ones_like(values)
+        with forward_ad.dual_level():
+            slope = forward_ad.unpack_dual(operator(forward_ad.make_dual(values, tangent), grid=case.grid)).tangent
+        torch.testing.assert_close(slope, jvp(lambda given: operator(given, grid=case.grid), (values,), (tangent,))[1])
+        seen: list[tuple[Tensor, Tensor]] = []
+        for module in operator.modules():
+            module.register_forward_hook(lambda module, arguments, output: seen.append((output, output.clone())))
+        torch.testing.assert_close(operator(values, grid=case.grid), expected)
+    assert seen
+    for output, copied in seen:
+        assert torch.equal(output, copied)
+    assert torch.equal(values, kept)
 
 
 @cases

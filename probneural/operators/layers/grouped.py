@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_integer
+from probneural.operators.layers.normalizer import ChannelNormalizer
 
 
 class GroupedLinear(nn.Module):
@@ -48,31 +49,36 @@ class GroupedLinear(nn.Module):
         return flat.unflatten(-1, values.shape[2:])
 
     def contract(
-        self, coefficients: Float[Tensor, "n g features"], functions: Float[Tensor, "h features *grid"]
+        self,
+        coefficients: Float[Tensor, "n g features"],
+        functions: Float[Tensor, "h features *grid"],
+        *,
+        units: ChannelNormalizer,
     ) -> Float[Tensor, "n c *grid"]:
-        """Apply the layer to products of coefficients and functions, without forming those n x c x features x p numbers.
+        """Apply the layer, and the units of its outputs, to products of coefficients and functions.
 
-        A hook on the layer sees them, so where there is one they are formed.
+        The products are n x c x features x p numbers. A hook on the layer sees them, so where there is one they are formed;
+        elsewhere weights and units go into the coefficients, and one matrix product is left.
 
         Args:
             coefficients: `(n, c, features)`, or `(n, 1, features)` for all channels.
             functions: `(c, features, *grid)`, or `(1, features, *grid)` for all channels.
+            units: Normaliser of the outputs, whose inverse is applied.
 
         Returns:
-            `(n, c, *grid)`.
+            `(n, c, *grid)`, in the units' units.
         """
         shape = functions.shape[2:]
         flat = functions.flatten(2)
         if self._forward_hooks or self._forward_pre_hooks:
             products = (coefficients[..., None] * flat).expand(-1, self.channels, -1, -1)
-            return self(products.flatten(1, 2).unflatten(-1, shape))
-        weighted = coefficients * self.weight
+            return units.inverse(self(products.flatten(1, 2).unflatten(-1, shape)))
+        weighted = coefficients * (self.weight * units.scale[:, None])
+        bias = (self.bias * units.scale + units.mean)[:, None]
         if len(flat) == 1:
-            values = torch.matmul(weighted.flatten(0, 1), flat[0]).unflatten(0, (-1, self.channels)) + self.bias[:, None]
-        else:
-            bias = self.bias[:, None, None].expand(-1, len(coefficients), 1)
-            values = torch.baddbmm(bias, weighted.movedim(1, 0), flat).movedim(0, 1)
-        return values.unflatten(-1, shape)
+            rows = torch.addmm(bias.repeat(len(coefficients), 1), weighted.flatten(0, 1), flat[0])
+            return rows.unflatten(0, (-1, self.channels)).unflatten(-1, shape)
+        return torch.baddbmm(bias[:, None], weighted.movedim(1, 0), flat).movedim(0, 1).unflatten(-1, shape)
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""

@@ -75,7 +75,8 @@ class MLP(nn.Module):
 
     def forward(self, values: Float[Tensor, "m in"]) -> Float[Tensor, "m out"]:
         """Map `(m, in_features)` to `(m, out_features)`."""
-        hidden = self.layers[0](values)
-        for layer in self.layers[1:]:
+        first, *others = self.layers
+        hidden = first(values)
+        for layer in others:
             hidden = layer(_ACTIVATIONS[self.activation](hidden))
         return hidden

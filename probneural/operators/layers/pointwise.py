@@ -44,7 +44,10 @@ class PointwiseLinear(nn.Module):
     def forward(self, values: Float[Tensor, "n in *grid"]) -> Float[Tensor, "n out *grid"]:
         """Map `(n, in_channels, *grid)` to `(n, out_channels, *grid)`, in the memory layout that the values have."""
         if values.stride(1) == 1:  # channels lie innermost: see `layout`
-            return functions_first(nn.functional.linear(grid_first(values), self.weight, self.bias))
+            rows = grid_first(values)
+            if self.out_channels == 1:  # the gradient of a matrix of one column is slow
+                return functions_first((torch.matmul(rows, self.weight[0]) + self.bias)[..., None])
+            return functions_first(nn.functional.linear(rows, self.weight, self.bias))
         weight, bias = self.weight.expand(len(values), -1, -1), self.bias[:, None].expand(len(values), -1, 1)
         return torch.baddbmm(bias, weight, values.flatten(2)).unflatten(-1, values.shape[2:])
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -108,7 +109,7 @@ class SpectralConv(nn.Module):
             inner //= transform.retained
             hidden = transform.synthesise(hidden.reshape(math.prod(sizes[:axis]), -1, inner))
         if pointwise is not None:
-            hidden = _add_product(hidden.reshape(-1, self.out_channels), flat.reshape(-1, self.in_channels), pointwise.weight)
+            hidden = _add_product(hidden, flat.reshape(-1, self.in_channels), pointwise.weight)
         return functions_first(hidden.reshape(*sizes, len(values), self.out_channels))
 
     def _transforms(self, sizes: Sequence[int], endpoint: Sequence[bool] | None) -> list[TruncatedTransform]:
@@ -150,11 +151,36 @@ class SpectralConv(nn.Module):
         return f"{self.in_channels}, {self.out_channels}, modes={self.modes}, periodic={self.periodic}"
 
 
-def _add_product(values: Float[Tensor, "m out"], inputs: Float[Tensor, "m in"], weight: Float[Tensor, "out in"]) -> Tensor:
+def _add_product(
+    values: Float[Tensor, "b points inner"], inputs: Float[Tensor, "m in"], weight: Float[Tensor, "out in"]
+) -> Tensor:
     """Add `inputs @ weight.mT` to values that nothing else refers to: in their own memory, unless a transform is active.
 
     A transform may follow the product and not the values (a batch of weights, say), whose memory cannot hold the sum then.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return torch.addmm(values, inputs, weight.mT)
-    return values.addmm_(inputs, weight.mT)
+    is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    if torch.compiler.is_compiling() or is_transformed or values._is_view():
+        return torch.addmm(values.reshape(len(inputs), -1), inputs, weight.mT)
+    result: Tensor = _AddProduct.apply(values, inputs, weight)
+    return result
+
+
+class _AddProduct(torch.autograd.Function):
+    """The sum of values and a product, in the values' memory; autograd's own `addmm_` on a view of them copies gradients."""
+
+    @staticmethod
+    def forward(values: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
+        values.view(len(inputs), -1).addmm_(inputs, weight.mT)
+        return values
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.mark_dirty(inputs[0])
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        inputs, weight = ctx.saved_tensors
+        flat = gradient.reshape(len(inputs), -1)
+        wants = ctx.needs_input_grad
+        return gradient, flat @ weight if wants[1] else None, flat.mT @ inputs if wants[2] else None
