@@ -147,7 +147,8 @@ def _shared_covariance(predictor: Predictor, calibration: FieldPairs, points: Te
                 got=type(u).__name__,
                 remedy="wrap its samples as an EmpiricalField",
             )
-        rows = matched.apply(MatrixFunctional(grid, chosen)).marginal(0).root.dense()[0].to("cpu", torch.float64)
+        at_points = matched if len(points) == grid.size else matched.apply(MatrixFunctional(grid, chosen))
+        rows = at_points.marginal(0).root.dense()[0].to("cpu", torch.float64)
         covariances.append(rows @ rows.mT)
     return covariances
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_integer
 from probneural.curvature.jacobian import evaluate_at
+from probneural.curvature.kept_rows import KeptRows
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.products.core import jacobian_product, transposed_jacobian_product
 from probneural.curvature.spectra.diagonals import row_squares_estimate
@@ -84,6 +85,7 @@ class JacobianRoot(Root):
         weights: R.
         variance_estimation: How variances are found.
         recorded: Functionals, updates and scales, with as many factors as the output has channels.
+        kept: Rows that other calls about the same inputs have formed, and will form; none are kept by default.
     """
 
     operator: nn.Module
@@ -94,6 +96,7 @@ class JacobianRoot(Root):
     weights: WeightRoot
     recorded: RecordedMaps
     variance_estimation: VarianceEstimation = _VARIANCE_ESTIMATION
+    kept: KeptRows | None = None
 
     @property
     def grid(self) -> Grid:
@@ -112,7 +115,7 @@ class JacobianRoot(Root):
 
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
         """Map s latent vectors to s coherent draws, by one Jacobian product each."""
-        if self.recorded.updates.is_per_function:
+        if self.recorded.updates.is_per_function or self._keeps(len(latents)):
             pieces = [root.product_one(latents) for root in self._singles()]
             return torch.stack(pieces, dim=1)
         return self.push_tangents(self._tangents(latents))
@@ -123,7 +126,11 @@ class JacobianRoot(Root):
 
     def product_one(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s c p"]:
         """Map s latent vectors to s draws at the first input."""
-        return self._forward(self.inputs[:1], self._tangents(latents))[:, 0]
+        if not self._keeps(len(latents)):
+            return self._forward(self.inputs[:1], self._tangents(latents))[:, 0]
+        (rows,) = self._rows()
+        values = self.recorded.updates.product(latents).to(rows) @ rows.mT
+        return self.recorded.values(values.unflatten(1, (-1, *self.grid.shape)))
 
     def push_tangents(self, tangents: Float[Tensor, "s P"]) -> Float[Tensor, "s n c p"]:
         """J t, for s changes of the parameters."""
@@ -137,8 +144,14 @@ class JacobianRoot(Root):
 
     def transposed_one(self, values: Float[Tensor, "s c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the map of the first input."""
-        vectors = self._reverse(self.inputs[:1], values)
-        return self.recorded.updates.transposed_product(self.weights.transposed_product(vectors))
+        if self._keeps(len(values)):
+            (rows,) = self._rows()
+            zero = rows.new_zeros(1, len(self.recorded.factors), *self.grid.shape)
+            pulled = transposed_jacobian_product(lambda outputs: self.recorded.values(outputs)[0], zero, values.to(rows))
+            latents = pulled.flatten(1) @ rows
+        else:
+            latents = self.weights.transposed_product(self._reverse(self.inputs[:1], values))
+        return self.recorded.updates.transposed_product(latents)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
         """Apply each input's own transpose to m vectors."""
@@ -179,7 +192,8 @@ class JacobianRoot(Root):
 
     def select(self, index: slice | Tensor) -> Root:
         """Select inputs, and what was learned about each of them."""
-        return replace(self, inputs=Field(self.inputs.values[index], self.inputs.grid), recorded=self.recorded[index])
+        inputs = Field(self.inputs.values[index], self.inputs.grid)
+        return replace(self, inputs=inputs, recorded=self.recorded[index], kept=self.kept and self.kept[index])
 
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root, by as many passes per input as it has rows or columns, whichever are fewer.
@@ -206,7 +220,7 @@ class JacobianRoot(Root):
         unit = torch.eye(channels * points, dtype=self.dtype, device=self.device).unflatten(-1, (channels, points))
         pieces = []
         for root in self._singles():
-            columns = [root.product_one(root.transposed_one(piece)) for piece in unit.split(4 * self.variance_estimation.chunk)]
+            columns = [root.product_one(root.transposed_one(piece)) for piece in unit.split(self._block(1))]
             matrix = torch.cat(columns).flatten(1).to(torch.float64)
             pieces.append((matrix + matrix.mT) / 2)
         return torch.stack(pieces)
@@ -233,12 +247,32 @@ class JacobianRoot(Root):
         )
 
     def _singles(self) -> Iterator[JacobianRoot]:
-        return (replace(self, inputs=self.inputs[index], recorded=self.recorded[index]) for index in range(len(self.inputs)))
+        for index in range(len(self.inputs)):
+            kept = None if self.kept is None else self.kept[index]
+            yield replace(self, inputs=self.inputs[index], recorded=self.recorded[index], kept=kept)
+
+    def _keeps(self, passes: int) -> bool:
+        """Whether rows of J R are used in place of passes through the operator: where they are there, or cost hardly more."""
+        if self.kept is None or torch._C._are_functorch_transforms_active():
+            return False
+        if any(tensor.requires_grad for tensor in (self.inputs.values, self.vector, self.weights.like)):
+            return False
+        return self.kept.are_formed or 2 * passes >= len(self.recorded.factors) * self.grid.size
+
+    def _rows(self) -> Sequence[Tensor]:
+        """J R of each input, `(c * p, k)`, before all that is recorded."""
+        assert self.kept is not None
+        channels = len(self.recorded.factors)
+        unit = torch.eye(channels * self.grid.size, dtype=self.dtype, device=self.device).unflatten(-1, (channels, -1))
+        plain = replace(self, kept=None, recorded=RecordedMaps(torch.ones_like(self.recorded.factors)))
+        return self.kept.form(
+            lambda position: replace(plain, inputs=self.inputs[position]).transposed_one(unit).to(self.vector)
+        )
 
     def _row_squares_one(self) -> tuple[Tensor, Tensor]:
         """Row sums of squares at the first input, `(c, p)`, and their standard errors."""
         _, channels, points, rank = self.shape
-        shape, chunk = (channels, points), 4 * self.variance_estimation.chunk
+        shape, chunk = (channels, points), self._block(1)
         if self.is_exact and rank < channels * points:
             unit = torch.eye(rank, dtype=self.dtype, device=self.device)
             squares = torch.stack([self.product_one(piece).square().sum(0) for piece in unit.split(chunk)]).sum(0)
@@ -271,7 +305,7 @@ class JacobianRoot(Root):
     def _forward(self, inputs: Field, tangents: Tensor) -> Tensor:
         """J t for s tangents, `(s, n, c, p)`."""
         return jacobian_product(
-            lambda theta: self._outputs(theta, inputs), self.vector, tangents, chunk=self.variance_estimation.chunk
+            lambda theta: self._outputs(theta, inputs), self.vector, tangents, chunk=self._block(len(inputs))
         )
 
     def _reverse(self, inputs: Field, cotangents: Tensor) -> Tensor:
@@ -280,5 +314,9 @@ class JacobianRoot(Root):
             lambda theta: self._outputs(theta, inputs)[0],
             self.vector,
             cotangents.to(self.vector),
-            chunk=self.variance_estimation.chunk,
+            chunk=self._block(1),
         )
+
+    def _block(self, functions: int) -> int:
+        """Tangents or cotangents of so many functions that are pushed at once."""
+        return max(self.variance_estimation.chunk, _POINTS // (functions * self.grid.size))

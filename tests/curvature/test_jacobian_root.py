@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
+from probneural.curvature.kept_rows import KeptRows
 from probneural.curvature.weights.roots import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField
 from probneural.distributions.conditioning import LowRankUpdate
@@ -28,6 +31,7 @@ CASES = ["fno-1d", "fno-outputs", "fno-2d", "complex"]
 WEIGHTS = ["dense", "diagonal", "low-rank"]
 EVERY = pytest.mark.parametrize("operator", CASES)
 KIND = pytest.mark.parametrize("kind", WEIGHTS)
+KEEPS = pytest.mark.parametrize("keeps", [False, True], ids=["passes", "rows"])
 
 
 def weights_of(kind: str, size: int) -> WeightRoot:
@@ -40,9 +44,9 @@ def weights_of(kind: str, size: int) -> WeightRoot:
 
 
 def built(
-    operator: str, kind: str = "low-rank", *, query: Grid | None = None, **variance_estimation: int
+    operator: str, kind: str = "low-rank", *, query: Grid | None = None, keeps: bool = False, **variance_estimation: int
 ) -> tuple[JacobianRoot, Tensor]:
-    """The lazy root and the dense one, `(n, c, p, k)`."""
+    """The lazy root and the dense one, `(n, c, p, k)`; the lazy one may keep its rows."""
     case = operator_case(operator)
     module = copy.deepcopy(case.operator).eval().requires_grad_(False)
     layout = ParameterVector.of(module)
@@ -59,6 +63,7 @@ def built(
         weights=weights,
         recorded=RecordedMaps(torch.ones(rows.shape[1]).double()),
         variance_estimation=VarianceEstimation(**variance_estimation),
+        kept=KeptRows.of(3, rows=rows[0, ..., 0].numel(), rank=weights.rank) if keeps else None,
     )
     return root, rows @ weights.dense()
 
@@ -90,8 +95,55 @@ def same(root: JacobianRoot, dense: Tensor) -> None:
 
 @EVERY
 @KIND
-def test_equals_the_dense_root(operator: str, kind: str) -> None:
-    same(*built(operator, kind))
+@KEEPS
+def test_equals_the_dense_root(operator: str, kind: str, keeps: bool) -> None:
+    root, dense = built(operator, kind, keeps=keeps)
+    same(root, dense)
+    same(root, dense)  # with rows that the first round has formed
+
+
+def test_rows_are_formed_once_for_all_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marginals, functionals and scales of one prediction share the passes through the operator; few draws need no rows."""
+    import probneural.curvature.jacobian_root as module
+
+    root, _ = built("fno-outputs", keeps=True)
+    calls: list[int] = []
+    evaluated = module.evaluate_at
+
+    def counted(*arguments: Any, inputs: Field, **options: Any) -> Tensor:
+        calls.append(len(inputs))
+        return evaluated(*arguments, inputs=inputs, **options)
+
+    monkeypatch.setattr(module, "evaluate_at", counted)
+    root.product(normal(1, root.shape[3]))
+    assert root.kept is not None
+    assert not any(tensor is not None for tensor in root.kept.tensors)
+    calls.clear()
+    for index in (2, 0):
+        root.select(torch.tensor([index])).scale(2.0 * torch.ones(root.shape[1]).double()).row_squares()
+    assert calls == [1, 1]
+    root.row_squares()
+    root.push(integral(root.grid)).gram()
+    root.product(normal(1, root.shape[3]))
+    assert calls == [1, 1, 1]
+
+
+def test_rows_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    import probneural.curvature.kept_rows as module
+
+    monkeypatch.setattr(module, "_LARGEST_KEPT", 100)
+    assert KeptRows.of(2, rows=5, rank=10) is not None
+    assert KeptRows.of(2, rows=5, rank=11) is None
+
+
+def test_kept_rows_do_not_cut_gradients() -> None:
+    root, dense = built("fno-1d", keeps=True)
+    root.row_squares()
+    moved = replace(root, inputs=Field(root.inputs.values.clone().requires_grad_(), root.inputs.grid))
+    squares = moved.row_squares()
+    close(squares.detach(), dense.square().sum(-1))
+    (slope,) = torch.autograd.grad(squares.sum(), moved.inputs.values)
+    assert float(slope.abs().max()) > 0.0
 
 
 @EVERY
@@ -102,8 +154,9 @@ def test_on_another_grid(operator: str) -> None:
 
 @EVERY
 @KIND
-def test_functionals_transforms_and_scales_are_applied_in_order(operator: str, kind: str) -> None:
-    root, dense = built(operator, kind)
+@KEEPS
+def test_functionals_transforms_and_scales_are_applied_in_order(operator: str, kind: str, keeps: bool) -> None:
+    root, dense = built(operator, kind, keeps=keeps)
     grid = root.grid
     functional = MatrixFunctional(grid, normal(5, grid.size, seed=7))
     channels, rank = root.shape[1], root.shape[3]

@@ -13,6 +13,7 @@ from probneural.checks import check_choice, check_flag, check_instance, check_in
 from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
+from probneural.curvature.kept_rows import KeptRows
 from probneural.curvature.weights.roots import DenseWeights, LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField, Latent, Predictor
 from probneural.distributions.latent import digest
@@ -344,7 +345,7 @@ class LaplacePredictor(Predictor):
         )
 
     def _root(self, inputs: Field, query: Grid | None) -> JacobianRoot:
-        return JacobianRoot(
+        root = JacobianRoot(
             self.operator,
             self.layout,
             self._vector,
@@ -354,6 +355,10 @@ class LaplacePredictor(Predictor):
             recorded=RecordedMaps(self._vector.new_ones(self.out_channels)),
             variance_estimation=self.variance_estimation,
         )
+        functions, channels, points, rank = root.shape
+        if not root.is_exact or rank < channels * points:
+            return root
+        return replace(root, kept=KeptRows.of(functions, rows=channels * points, rank=rank))
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)
