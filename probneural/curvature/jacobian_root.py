@@ -17,13 +17,13 @@ from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.products.core import jacobian_product, transposed_jacobian_product
 from probneural.curvature.spectra.diagonals import row_squares_estimate
 from probneural.curvature.weights.roots import WeightRoot
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.distributions.roots.base import Root, grid_shape
 from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.grids import Grid
+from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.randomness import stream
 
 if TYPE_CHECKING:

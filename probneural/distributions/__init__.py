@@ -1,7 +1,6 @@
 """Distributions over fields: the narrow waist between heads and everything that uses a posterior."""
 
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent
@@ -18,7 +17,6 @@ __all__ = [
     "FunctionDraw",
     "GaussianField",
     "Latent",
-    "LowRankUpdate",
     "ModulatedRoot",
     "Predictor",
     "Root",

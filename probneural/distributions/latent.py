@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.errors import LatentError
+from probneural.linear_algebra.conditioning import LowRankUpdate
 
 
 @dataclass(frozen=True, eq=False)

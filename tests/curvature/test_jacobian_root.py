@@ -14,12 +14,12 @@ from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
 from probneural.curvature.weights.roots import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import GridError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import MatrixFunctional, integral
 from probneural.grids import Grid
+from probneural.linear_algebra.conditioning import LowRankUpdate
 from tests.curvature.reference import dense_jacobian
 from tests.heads.cases import fields, operator_case
 from tests.helpers import normal

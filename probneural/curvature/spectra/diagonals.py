@@ -10,8 +10,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_counts
-from probneural.curvature.spectra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, signs
 from probneural.errors import ArgumentError
+from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, signs
 from probneural.randomness import stream
 
 _BATCH = 64

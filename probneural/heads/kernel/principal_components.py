@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.distributions.conditioning import singular_values
 from probneural.fields import Field
 from probneural.grids import Grid, resample
+from probneural.linear_algebra.principal_components import principal_rows, singular_values
 
 _FOLDS = 5
 """Parts into which the training functions are divided to see what the components of the others leave out."""
@@ -107,11 +107,11 @@ def left_out(functions: Field, components: PrincipalComponents) -> Float64[Tenso
         others, held = rows[fold != number], rows[fold == number]
         centre = others.mean(0)
         others, held = others - centre, held - centre
-        values, vectors = torch.linalg.eigh(others @ others.mT)
+        values, few = principal_rows(others)
         keep = values > _RESOLVED * values[-1]
         keep[: max(0, len(values) - components.count)] = False
-        directions = vectors[:, keep] * values[keep].rsqrt()
-        rest = held - (held @ others.mT @ directions) @ (directions.mT @ others)
+        directions = few[keep] * values[keep].rsqrt()[:, None]
+        rest = held - (held @ directions.mT) @ directions
         total += rest.unflatten(1, (functions.channels, -1)).square().sum((0, 2))
     return total / len(rows) * components.unit.square()
 

@@ -27,6 +27,7 @@ from probneural.heads.residuals import (
     training_pairs,
 )
 from probneural.heads.weight_posterior import weight_posterior
+from probneural.linear_algebra.conditioning import posterior_root
 
 _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""
@@ -281,16 +282,14 @@ class LastLayerPredictor(Predictor):
             count, noise = observations * len(data), float(self.noise[channel])
             precision = observations / noise
             old = self.factor[0, channel, :, columns]
-            values, vectors = torch.linalg.eigh(precision * old.mT @ gram @ old)
-            values = values.clamp_min(0.0)  # a Gram matrix: what is negative is rounding
-            new = old @ vectors * (1.0 + values).rsqrt()
+            new, log_determinant = posterior_root(old, precision * old.mT @ gram @ old)
             gradient = precision * (moments[channel] - gram @ shift[channel])
             step = new @ (new.mT @ gradient)
             residual_sum_of_squares = float(
                 squares[channel] - 2.0 * moments[channel] @ shift[channel] + shift[channel] @ gram @ shift[channel]
             )
             explained = precision * residual_sum_of_squares - float(gradient @ step)
-            gain -= 0.5 * (count * math.log(2.0 * math.pi * noise) + float(values.log1p().sum()) + explained)
+            gain -= 0.5 * (count * math.log(2.0 * math.pi * noise) + float(log_determinant) + explained)
             factor[0, channel, :, columns] = new
             moved[channel] = shift[channel] + step
         return LastLayerPredictor(

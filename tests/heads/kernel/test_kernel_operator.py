@@ -15,7 +15,6 @@ from torch import Tensor
 from probneural.active import OperatorModel
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.distributions import EmpiricalField, GaussianField
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError
 from probneural.fields import Field, FieldPairs, evaluate
 from probneural.functionals import integral, sensors
@@ -33,6 +32,7 @@ from probneural.heads.kernel.gaussian_processes import (
     log_evidence,
 )
 from probneural.heads.kernel.principal_components import PrincipalComponents, left_out
+from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.metrics import score
 from probneural.problems import Heat
 from probneural.storage import load, save

@@ -18,6 +18,7 @@ from probneural.heads.evidence import Evidence
 from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.weight_posterior import WeightPosterior
 from probneural.heads.weight_problem import Given, WeightProblem
+from probneural.linear_algebra.conditioning import information
 
 LARGEST_RANK = 512
 """Rank at which growth stops by itself."""
@@ -194,9 +195,7 @@ def _layered(problem: WeightProblem, truncated: Truncation) -> tuple[Float64[Ten
 
     def log_determinant(log_noise: Tensor, log_priors: Tensor) -> Tensor:
         matrix = torch.einsum("l,lij->ij", torch.exp(-log_priors - log_noise), grams)
-        identity = torch.eye(matrix.shape[0], dtype=matrix.dtype)
-        gain = 2.0 * torch.linalg.cholesky(identity + matrix).diagonal().log().sum()
-        return gain + (sizes * log_priors).sum()
+        return 2.0 * information(matrix) + (sizes * log_priors).sum()
 
     layered = problem.layered(log_determinant)
     noise_scale, priors = layered.maximise(start=(truncated.noise_scale, truncated.scale), noise=problem.noise)
