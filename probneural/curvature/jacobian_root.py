@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,9 +88,10 @@ class JacobianRoot(Root):
 
     operator: nn.Module
     layout: ParameterVector
+    _: KW_ONLY
     vector: Float[Tensor, " P"]
     inputs: Field
-    query: Grid | None
+    query: Grid | None = None
     weights: WeightRoot
     recorded: RecordedMaps
     variance_estimation: VarianceEstimation = _VARIANCE_ESTIMATION
@@ -265,7 +266,7 @@ class JacobianRoot(Root):
         return self.weights.product(self.recorded.updates.product(latents)).to(self.vector)
 
     def _outputs(self, parameters: Tensor, inputs: Field) -> Tensor:
-        values = evaluate_at(self.operator, self.layout, parameters, inputs, self.query)
+        values = evaluate_at(self.operator, self.layout, vector=parameters, inputs=inputs, query=self.query)
         return self.recorded.values(values)
 
     def _forward(self, inputs: Field, tangents: Tensor) -> Tensor:

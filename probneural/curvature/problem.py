@@ -177,7 +177,7 @@ class CurvatureProblem:
             ShapeError: If the operator's channels are not the likelihood's.
         """
         where = Field(inputs, self.inputs.grid)
-        values = evaluate_at(self.operator, self.layout, parameters, where, self.grid)
+        values = evaluate_at(self.operator, self.layout, vector=parameters, inputs=where, query=self.grid)
         if values.shape[1] != len(self.likelihood.weights):
             raise ShapeError(
                 expected=f"{len(self.likelihood.weights)} output channels, as the likelihood has",

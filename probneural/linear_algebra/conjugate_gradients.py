@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Float, Float64
@@ -18,7 +18,7 @@ _RESTARTS = 5
 """How often iterations start anew from the true residual after theirs has drifted from it."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Solution:
     """Solutions of linear systems A x = b.
 
@@ -58,6 +58,7 @@ class LowRankPreconditioner:
 
     values: Float[Tensor, " r"]
     vectors: Float[Tensor, "P r"]
+    _: KW_ONLY
     shift: float
 
     def __post_init__(self) -> None:
@@ -151,7 +152,12 @@ def solve(
         if not bool(better.any()):
             break
     relative = torch.where(scale > 0, norms / torch.where(scale > 0, scale, 1.0), 0.0)
-    return Solution(solution * unit, relative, iterations, converged=bool((relative <= tolerance).all()))
+    return Solution(
+        solution=solution * unit,
+        relative_residuals=relative,
+        iterations=iterations,
+        converged=bool((relative <= tolerance).all()),
+    )
 
 
 def _iterate(product: Map, right: Tensor, limits: Tensor, *, preconditioner: Map | None, limit: int) -> tuple[Tensor, int]:

@@ -174,7 +174,7 @@ def select(selector: Any, **changes: Any) -> object:
     """Let a selector choose two of twelve functions."""
     settings: dict[str, Any] = {"count": 2, "seed": 0} | changes
     chosen_by = settings.pop("predictor", build_predictor())
-    return selector.select(chosen_by, settings.pop("pool", pairs().inputs), settings.pop("count"), **settings)
+    return selector.select(chosen_by, settings.pop("pool", pairs().inputs), count=settings.pop("count"), **settings)
 
 
 def refused(

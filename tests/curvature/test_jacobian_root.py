@@ -36,7 +36,7 @@ def weights_of(kind: str, size: int) -> WeightRoot:
     if kind == "diagonal":
         return DiagonalWeights(normal(size, seed=1).abs())
     directions = torch.linalg.qr(normal(size, 5, seed=1)).Q
-    return LowRankWeights(normal(size, seed=2).abs(), directions, torch.linspace(0.1, 1.0, 5, dtype=torch.float64))
+    return LowRankWeights(normal(size, seed=2).abs(), directions, factors=torch.linspace(0.1, 1.0, 5, dtype=torch.float64))
 
 
 def built(
@@ -53,9 +53,9 @@ def built(
     root = JacobianRoot(
         module,
         layout,
-        vector,
-        inputs,
-        query,
+        vector=vector,
+        inputs=inputs,
+        query=query,
         weights=weights,
         recorded=RecordedMaps(torch.ones(rows.shape[1]).double()),
         variance_estimation=VarianceEstimation(**variance_estimation),
@@ -154,7 +154,12 @@ def test_differentiable_in_the_inputs() -> None:
 
     def total(inputs: Tensor) -> tuple[Tensor, ...]:
         moved = JacobianRoot(
-            root.operator, root.layout, root.vector, Field(inputs, root.inputs.grid), None, root.weights, root.recorded
+            root.operator,
+            root.layout,
+            vector=root.vector,
+            inputs=Field(inputs, root.inputs.grid),
+            weights=root.weights,
+            recorded=root.recorded,
         )
         return moved.product(latents).sum(), moved.pull(cotangents).square().sum(), moved.row_squares().sum()
 

@@ -45,11 +45,6 @@ def information_gain(rows: Float[Tensor, "*b m k"]) -> Float64[Tensor, "*b"]:
     return _over_batch(rows, lambda part: information(_smaller_gram(part)))
 
 
-def information_gain_of_moments(moments: Float64[Tensor, "*b k k"]) -> Float64[Tensor, "*b"]:
-    """The information gain where the rows R are known by their moments G = RᵀR only: (log det(I + G)) / 2, in nats."""
-    return information(moments)
-
-
 def variance_reduction(
     rows: Float[Tensor, "*b m k"],
     *,

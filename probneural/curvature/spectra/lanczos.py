@@ -25,7 +25,7 @@ _INDEFINITE = 1e-3
 """Fraction of the largest eigenvalue that a Ritz value may lie below zero, and a product may be asymmetric by."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Eigenpairs:
     """The largest eigenvalues of a positive semi-definite map, with their eigenvectors.
 

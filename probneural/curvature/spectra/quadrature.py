@@ -22,7 +22,7 @@ _ROOM = 2**26
 """Numbers in the Lanczos vectors kept at once; probes beyond run one after the other."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SpectralMeasure:
     """A discrete measure that stands for the eigenvalues of A: known ones, and a random one per probe for the rest.
 
@@ -144,7 +144,7 @@ def spectral_density(
     steps = min(steps, max(left, 1))
     if left == 0:
         empty = known.new_zeros(probes, steps)
-        return SpectralMeasure(empty, empty.clone(), known, products=0)
+        return SpectralMeasure(nodes=empty, weights=empty.clone(), known=known, products=0)
     first = gaussian(probes, size, generator=stream(seed, "spectral density"), like=like)
     first = _off(_off(first, directions), directions)
     runs = [_lanczos(product, piece, directions, steps=steps) for piece in first.split(max(1, _ROOM // (steps * size)))]
@@ -161,7 +161,7 @@ def spectral_density(
             remedy="use the Gauss-Newton matrix, whose eigenvalues are not negative",
         )
     weights = left * masses / masses.sum(1, keepdim=True)
-    return SpectralMeasure(nodes.clamp_min(0.0), weights, known, products=sum(run[2] for run in runs))
+    return SpectralMeasure(nodes=nodes.clamp_min(0.0), weights=weights, known=known, products=sum(run[2] for run in runs))
 
 
 def _lanczos(product: Map, first: Tensor, directions: Tensor, *, steps: int) -> tuple[Tensor, Tensor, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Float
@@ -165,6 +165,7 @@ class LowRankWeights(WeightRoot):
 
     prior_std: Float[Tensor, " P"]
     directions: Float[Tensor, "P r"]
+    _: KW_ONLY
     factors: Float[Tensor, " r"]
 
     def __post_init__(self) -> None:

@@ -347,9 +347,9 @@ class LaplacePredictor(Predictor):
         return JacobianRoot(
             self.operator,
             self.layout,
-            self._vector,
-            inputs,
-            query,
+            vector=self._vector,
+            inputs=inputs,
+            query=query,
             weights=self.weights,
             recorded=RecordedMaps(self._vector.new_ones(self.out_channels)),
             variance_estimation=self.variance_estimation,

@@ -83,5 +83,5 @@ def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeig
         product, root.size, rank=rank, seed=0, start=directions, tolerance=TOLERANCE[dtype], **problem.dtype_and_device
     )
     values = pairs.values.clamp_min(0.0).to(torch.float64)
-    weights = LowRankWeights(prior_std, pairs.vectors.to(dtype), (1.0 + values).rsqrt())
+    weights = LowRankWeights(prior_std, pairs.vectors.to(dtype), factors=(1.0 + values).rsqrt())
     return weights, float(values.log1p().sum() - ratios.log1p().sum()), max(pairs.next_value, 0.0)

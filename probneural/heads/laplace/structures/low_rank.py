@@ -117,7 +117,9 @@ class LowRank(Structure):
         captured = float(truncated.pairs.values.clamp_min(0.0).sum())
         return WeightPosterior(
             root=LowRankWeights(
-                problem.prior_std / math.sqrt(scale), truncated.pairs.vectors.to(dtype), (1.0 + truncated.ratios).rsqrt()
+                problem.prior_std / math.sqrt(scale),
+                truncated.pairs.vectors.to(dtype),
+                factors=(1.0 + truncated.ratios).rsqrt(),
             ),
             noise=truncated.noise_scale,
             prior_precision=torch.full_like(problem.prior_std, scale)
