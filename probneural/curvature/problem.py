@@ -103,7 +103,7 @@ class CurvatureProblem:
                 remedy="make one with ParameterVector.of(operator)",
             )
         varied = [parameters[name] for name in self.layout.names]
-        dtypes = {value.real.dtype if value.is_complex() else value.dtype for value in varied}
+        dtypes = {value.dtype.to_real() for value in varied}
         dtypes |= {self.inputs.dtype} | ({self.targets.dtype} if self.targets is not None else set())
         if len(dtypes) > 1:
             raise DataError(

@@ -4,7 +4,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent
-from probneural.distributions.predictor import FunctionDraw, Predictor
+from probneural.distributions.predictor import FunctionDraw, Predictor, PredictorTraits
 from probneural.distributions.roots.base import DenseRoot, FeatureRoot, Root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 
@@ -19,5 +19,6 @@ __all__ = [
     "Latent",
     "ModulatedRoot",
     "Predictor",
+    "PredictorTraits",
     "Root",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from probneural.fields import Field, FieldPairs
 from probneural.functionals import Functional
 from probneural.grids import Grid
 from tests import helpers
+from tests.calibration.synthetic import changed
 
 GRID = Grid.uniform((16,))
 PLANE = Grid.uniform((4, 6))
@@ -194,4 +194,4 @@ def scaled() -> pn.calibration.ScaledPredictor:
 
 
 def rescaled(scale: Any) -> pn.calibration.ScaledPredictor:
-    return dataclasses.replace(scaled(), scale=scale)
+    return changed(scaled(), scale=scale)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from probneural.distributions import EmpiricalField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
-from tests.calibration.synthetic import GRID, Members, Synthetic, pairs
+from tests.calibration.synthetic import GRID, Members, Synthetic, changed, pairs
 from tests.helpers import normal
 
 
@@ -61,7 +61,7 @@ def test_it_maximises_the_marginal_likelihood() -> None:
     found = VarianceScale(separate=False).fit(Synthetic(), data)
 
     def nll(scale: Tensor) -> float:
-        predictor = replace(found, scale=scale, noise_scale=scale)
+        predictor = changed(found, scale=scale, noise_scale=scale)
         return metrics.nll(metrics.compare(predictor(data.inputs), data.outputs, noise=predictor.noise)).mean().item()
 
     assert nll(found.scale) < min(nll(found.scale * 0.99), nll(found.scale * 1.01))
@@ -83,7 +83,7 @@ def test_the_result_is_a_predictor_with_the_same_mean_and_coherent_draws() -> No
     total = functionals.integral(GRID)
     measured = v[:2].condition(total, total(v.mean[:2]), noise=0.1)
     assert (v.under(measured.latent).variance <= v.variance + 1e-12).all()
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError, match="frozen"):
         found.noise = inner.noise
     assert "ScaledPredictor" in repr(found)
 
@@ -197,13 +197,13 @@ def test_errors() -> None:
         VarianceScale(separate=False).fit(Synthetic(), FieldPairs(data.inputs, Field(broken, GRID)))
     for scale in (torch.tensor([0.0]), torch.tensor([torch.inf]), torch.ones(2)):
         with pytest.raises((ArgumentError, ShapeError), match="positive finite scale|scale of shape"):
-            replace(VarianceScale().fit(Synthetic(), data), scale=scale.double())
+            changed(VarianceScale().fit(Synthetic(), data), scale=scale.double())
     for fraction in (torch.tensor([-0.1]), torch.tensor([1.1]), torch.ones(2)):
         with pytest.raises(ArgumentError, match="fractions between 0 and 1"):
             replace(VarianceScale().fit(Synthetic(), data).decomposition, white_fraction=fraction.double())
     two = torch.ones(2, dtype=torch.float64)
     with pytest.raises(ShapeError, match="a decomposition of 1 channels"):
-        replace(
+        changed(
             VarianceScale().fit(Synthetic(), data),
             decomposition=Decomposition(process=None, root_fraction=two, white_fraction=two, variance=two),
         )

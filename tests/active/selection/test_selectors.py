@@ -60,9 +60,12 @@ def pool(count: int = 14, *, seed: int = 1) -> Field:
 
 
 def build_predictor(
-    output: Callable[[Tensor, Tensor, Grid], FieldDistribution] = feature_root, channels: int = 2
+    output: Callable[[Tensor, Tensor, Grid], FieldDistribution] = feature_root,
+    channels: int = 2,
+    *,
+    noise: Tensor | None = None,
 ) -> FeaturePredictor:
-    predictor = FeaturePredictor(output, out_channels=channels)
+    predictor = FeaturePredictor(output, out_channels=channels, noise=noise)
     predictor.effective_observations = torch.linspace(3.0, 5.0, channels)
     return predictor
 
@@ -182,8 +185,7 @@ def test_units_do_not_matter(name: str) -> None:
         field = feature_root(features, mean, grid)
         return GaussianField(mean * units[:, None] + zero, field.root.scale(units), latent="weights", grid=grid)
 
-    other = build_predictor(rescaled)
-    object.__setattr__(other, "noise", other.noise * units.square())
+    other = build_predictor(rescaled, noise=build_predictor().noise * units.square())
     inputs = Field(pool().values * 1e3, INPUT_GRID) if name == "space filling" else pool()
     assert torch.equal(
         SELECTORS[name].select(other, inputs, count=8, seed=0),
@@ -237,19 +239,10 @@ class Held(Predictor):
     """The joint posterior of some functions, held as one tensor, whose latent does not depend on what is asked."""
 
     def __init__(self, inner: Predictor, inputs: Field) -> None:
+        super().__init__(inner.traits)
         field = inner(inputs)
         self.inputs, self.means, self.root = inputs.values, field.mean, field.root.dense()  # type: ignore[attr-defined]
-        self.in_channels, self.out_channels, self.domain = inner.in_channels, inner.out_channels, inner.domain
-        self.noise, self.effective_observations = inner.noise, inner.effective_observations
-        self.inner = inner
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.inner.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
+        self.effective_observations = inner.effective_observations
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         index = [int((self.inputs == one).flatten(1).all(1).nonzero()[0]) for one in inputs.values]
@@ -549,9 +542,8 @@ def test_noise_is_positive(name: str, noise: object) -> None:
 @pytest.mark.parametrize("name", LATENT)
 def test_each_channel_may_have_its_noise(name: str) -> None:
     predictor, noise = build_predictor(), torch.tensor([1e-3, 10.0])
-    found = type(SELECTORS[name])(noise=noise).select(predictor, pool(), count=5, seed=0)  # type: ignore[call-arg]
-    object.__setattr__(predictor, "noise", noise)
-    assert torch.equal(found, SELECTORS[name].select(predictor, pool(), count=5, seed=0))
+    chosen = type(SELECTORS[name])(noise=noise).select(predictor, pool(), count=5, seed=0)  # type: ignore[call-arg]
+    assert torch.equal(chosen, SELECTORS[name].select(build_predictor(noise=noise), pool(), count=5, seed=0))
     with pytest.raises(ShapeError, match="noise variance for each of 2 channels"):
         type(SELECTORS[name])(noise=torch.ones(3)).select(predictor, pool(), count=5, seed=0)  # type: ignore[call-arg]
 
