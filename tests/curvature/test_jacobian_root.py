@@ -108,12 +108,12 @@ def test_functionals_transforms_and_scales_are_applied_in_order(operator: str, k
     functional = MatrixFunctional(grid, normal(5, grid.size, seed=7))
     channels, rank = root.shape[1], root.shape[3]
     common = LowRankUpdate(torch.linalg.qr(normal(rank, 2, seed=8)).Q.mT, torch.tensor([0.0, 0.5], dtype=torch.float64))
-    own = LowRankUpdate(
+    per_function = LowRankUpdate(
         torch.linalg.qr(normal(3, rank, 2, seed=9)).Q.mT, torch.tensor([0.3, 0.7], dtype=torch.float64).expand(3, 2)
     )
     factors = torch.linspace(0.5, 2.0, channels, dtype=torch.float64)
-    lazy = root.compose(common).scale(factors).push(functional).compose(own)
-    plain = DenseRoot(dense).compose(common).scale(factors).push(functional).compose(own)
+    lazy = root.compose(common).scale(factors).push(functional).compose(per_function)
+    plain = DenseRoot(dense).compose(common).scale(factors).push(functional).compose(per_function)
     same(lazy, plain.dense())
     index = torch.tensor([2, 0])
     same(lazy.select(index), plain.select(index).dense())
@@ -201,8 +201,8 @@ def test_scipy_sees_the_joint_map(operator: str) -> None:
     np.testing.assert_allclose(lazy.rmatmat(values), matrix.T @ values, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(lazy @ vectors[:, 0], matrix @ vectors[:, 0], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(lazy.T @ values[:, 0], matrix.T @ values[:, 0], rtol=1e-9, atol=1e-12)
-    found = scipy.sparse.linalg.svds(lazy, k=2, return_singular_vectors=False, rng=np.random.default_rng(0))
-    np.testing.assert_allclose(np.sort(found), np.linalg.svd(matrix, compute_uv=False)[1::-1], rtol=1e-9)
+    singular_values = scipy.sparse.linalg.svds(lazy, k=2, return_singular_vectors=False, rng=np.random.default_rng(0))
+    np.testing.assert_allclose(np.sort(singular_values), np.linalg.svd(matrix, compute_uv=False)[1::-1], rtol=1e-9)
 
 
 @pytest.mark.bad_input

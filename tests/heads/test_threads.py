@@ -186,9 +186,9 @@ def test_threads_train() -> None:
     """Dropout draws from a generator that all threads have in common."""
 
     def work(seed: int) -> tuple[Tensor, ...]:
-        own = copy.deepcopy(operator())
-        train(own, data(seed), epochs=3, seed=seed, batch_size=3)
-        return tuple(parameter.detach() for parameter in own.parameters())
+        copied = copy.deepcopy(operator())
+        train(copied, data(seed), epochs=3, seed=seed, batch_size=3)
+        return tuple(parameter.detach() for parameter in copied.parameters())
 
     check([lambda: work(0), lambda: work(1)])
 

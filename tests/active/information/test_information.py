@@ -46,10 +46,10 @@ def test_gain_is_half_the_log_determinant(batch: tuple[int, ...], sides: tuple[i
     rows = draw(*batch, *sides, scale=scale)
     flat = rows.reshape(math.prod(batch), *sides)
     reference = [0.5 * torch.linalg.svdvals(one).square().log1p().sum() for one in flat]
-    found = information_gain(rows)
-    assert found.shape == batch
-    torch.testing.assert_close(found.flatten(), torch.stack(reference), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(information(rows.mT @ rows), found, rtol=1e-8, atol=1e-12)
+    gain = information_gain(rows)
+    assert gain.shape == batch
+    torch.testing.assert_close(gain.flatten(), torch.stack(reference), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(information(rows.mT @ rows), gain, rtol=1e-8, atol=1e-12)
 
 
 def test_gain_is_the_mutual_information_of_a_gaussian() -> None:
@@ -83,8 +83,8 @@ def test_small_reductions_keep_their_digits(width: int) -> None:
     reference = (targets @ rows[0]).square().sum() / (1.0 + rows.square().sum())
     for kind in ({"targets": targets}, {"moments": targets.mT @ targets}):
         torch.testing.assert_close(variance_reduction(rows, **kind), reference, rtol=1e-12, atol=0.0)
-        found = variance_reduction_of_moments(rows.mT @ rows, **kind)
-        torch.testing.assert_close(found, reference, rtol=1e-10, atol=0.0)
+        reduction = variance_reduction_of_moments(rows.mT @ rows, **kind)
+        torch.testing.assert_close(reduction, reference, rtol=1e-10, atol=0.0)
 
 
 @pytest.mark.parametrize("sides", [(3, 5), (5, 3)])

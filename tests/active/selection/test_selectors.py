@@ -81,22 +81,23 @@ def chosen(rule: Selector, count: int, *, seed: int = 0, labelled: Field | None 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_choices_are_distinct_and_repeatable(name: str, kind: str) -> None:
     rule, predictor = SELECTORS[name], build_predictor({**KINDS, "certain": certain}[kind])
-    found = rule.select(predictor, pool(), count=5, seed=3)
-    assert found.dtype == torch.int64
-    assert found.shape == (5,)
-    assert len(set(found.tolist())) == 5
-    assert torch.equal(rule.select(predictor, pool(), count=5, seed=3), found)
+    selected = rule.select(predictor, pool(), count=5, seed=3)
+    assert selected.dtype == torch.int64
+    assert selected.shape == (5,)
+    assert len(set(selected.tolist())) == 5
+    assert torch.equal(rule.select(predictor, pool(), count=5, seed=3), selected)
     assert sorted(rule.select(predictor, pool(), count=14, seed=3).tolist()) == list(range(14))
 
 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_labelled_functions_are_never_chosen(name: str) -> None:
     labelled = pool()[[2, 11, 5]]
-    found = SELECTORS[name].select(build_predictor(), pool(), count=11, seed=0, labelled=labelled)
-    assert sorted(found.tolist()) == [index for index in range(14) if index not in (2, 5, 11)]
+    selected = SELECTORS[name].select(build_predictor(), pool(), count=11, seed=0, labelled=labelled)
+    assert sorted(selected.tolist()) == [index for index in range(14) if index not in (2, 5, 11)]
     single = Field(labelled.values.float(), INPUT_GRID)  # as a data set in single precision would have them
     assert torch.equal(
-        SELECTORS[name].select(build_predictor(), pool(), count=11, seed=0, labelled=single).sort().values, found.sort().values
+        SELECTORS[name].select(build_predictor(), pool(), count=11, seed=0, labelled=single).sort().values,
+        selected.sort().values,
     )
 
 
@@ -105,16 +106,16 @@ def test_labelled_functions_are_never_chosen(name: str) -> None:
 def test_labelled_functions_on_another_grid_are_never_chosen(name: str, points: int) -> None:
     labelled = pool()[[2, 11, 5]].resample(Grid.uniform((points,)))
     labelled = Field(labelled.values.float(), labelled.grid)
-    found = SELECTORS[name].select(build_predictor(), pool(), count=11, seed=0, labelled=labelled)
-    assert sorted(found.tolist()) == [index for index in range(14) if index not in (2, 5, 11)]
+    selected = SELECTORS[name].select(build_predictor(), pool(), count=11, seed=0, labelled=labelled)
+    assert sorted(selected.tolist()) == [index for index in range(14) if index not in (2, 5, 11)]
 
 
 def test_functions_that_a_coarser_grid_does_not_resolve() -> None:
     rough = Field(torch.randn(6, 1, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64), Grid.uniform((32,)))
     coarse = rough.resample(INPUT_GRID)
     for inputs, labelled in ((rough, coarse[1:3]), (coarse, rough[1:3])):
-        found = RandomSelection().select(build_predictor(), inputs, count=4, seed=0, labelled=labelled)
-        assert sorted(found.tolist()) == [0, 3, 4, 5]
+        selected = RandomSelection().select(build_predictor(), inputs, count=4, seed=0, labelled=labelled)
+        assert sorted(selected.tolist()) == [0, 3, 4, 5]
 
 
 @pytest.mark.parametrize(("change", "same"), [(1e-7, True), (1e-5, False)])
@@ -123,8 +124,8 @@ def test_tolerance_of_labelled_functions(change: float, same: bool) -> None:
     values = pool().values.clone()
     values[4] *= 1e-9  # a small function among large ones has its own measure
     count = 13 if same else 14
-    found = RandomSelection().select(build_predictor(), Field(values, INPUT_GRID), count=count, seed=0, labelled=labelled)
-    assert (4 not in found.tolist()) == same
+    selected = RandomSelection().select(build_predictor(), Field(values, INPUT_GRID), count=count, seed=0, labelled=labelled)
+    assert (4 not in selected.tolist()) == same
 
 
 @pytest.mark.parametrize("name", SELECTORS)
@@ -133,13 +134,13 @@ def test_copies_come_last(name: str) -> None:
     values[[3, 9, 12]] = values[7].clone()
     for labelled, originals in ((None, 11), (Field(values[3:4], INPUT_GRID), 10)):
         count = 14 if labelled is None else 10
-        found = (
+        selected = (
             SELECTORS[name]
             .select(build_predictor(), Field(values, INPUT_GRID), count=count, seed=0, labelled=labelled)
             .tolist()
         )
-        assert len({tuple(values[index].flatten().tolist()) for index in found[:originals]}) == originals
-        assert len(set(found)) == count
+        assert len({tuple(values[index].flatten().tolist()) for index in selected[:originals]}) == originals
+        assert len(set(selected)) == count
 
 
 @pytest.mark.parametrize("name", PREDICTIVE)
@@ -161,9 +162,9 @@ def test_functions_of_no_variance_come_last(name: str) -> None:
     predictor = build_predictor(half_certain)
     uncertain = (integrated_variances(predictor, pool()) > 0).nonzero()[:, 0].tolist()
     assert 2 < len(uncertain) < 12
-    found = PREDICTIVE[name].select(predictor, pool(), count=14, seed=0).tolist()
+    selected = PREDICTIVE[name].select(predictor, pool(), count=14, seed=0).tolist()
     first = len(uncertain) if name in ("top k", "stochastic") else 3  # batches run out of information before they end
-    assert set(found[:first]) <= set(uncertain)
+    assert set(selected[:first]) <= set(uncertain)
 
 
 @pytest.mark.parametrize("name", SELECTORS)
@@ -199,8 +200,8 @@ def test_real_heads(name: str) -> None:
     inputs = pn.problems.Heat(dimension=1).sample(7, resolution=32, seed=1, dtype=torch.float64).inputs
     linear = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
     for predictor in (linear, scaled_by(2.0, linear)):
-        found = SELECTORS[name].select(predictor, inputs, count=4, seed=0, labelled=pairs.inputs)
-        assert len(set(found.tolist())) == 4
+        selected = SELECTORS[name].select(predictor, inputs, count=4, seed=0, labelled=pairs.inputs)
+        assert len(set(selected.tolist())) == 4
 
 
 def test_real_heads_follow_the_dense_rules() -> None:
@@ -272,11 +273,11 @@ def test_stochastic_choice_has_the_stated_probabilities(power: float, monkeypatc
     monkeypatch.setattr(selectors, "integrated_variances", lambda *_, **__: scores)
     shares = scores.pow(power) / scores.pow(power).sum()
     rule = StochasticSelection(power=power)
-    found = [tuple(rule.select(build_predictor(), inputs, count=2, seed=seed).tolist()) for seed in range(draws)]
+    selected = [tuple(rule.select(build_predictor(), inputs, count=2, seed=seed).tolist()) for seed in range(draws)]
     chi2 = 0.0
     for first, second in itertools.permutations(range(4), 2):
         expected = draws * float(shares[first] * shares[second] / (1 - shares[first]))
-        chi2 += (found.count((first, second)) - expected) ** 2 / expected
+        chi2 += (selected.count((first, second)) - expected) ** 2 / expected
     assert chi2 < 31.3  # the 99.9 % quantile with 11 degrees of freedom
 
 
@@ -392,8 +393,8 @@ def test_integrated_variance_is_greedy_trace(
     scales = squared_scales(predictor, pool()).sqrt()
     root = deviations(predictor(pool() if targets is None else targets)) / scales[:, None, None]
     moment = torch.einsum("ncpk,ncpl->kl", root, root)
-    found = IntegratedVarianceSelection(targets=targets, noise=noise).select(predictor, pool(), count=7, seed=0).tolist()
-    assert found == greedy_trace(grams, moment, 7)
+    selected = IntegratedVarianceSelection(targets=targets, noise=noise).select(predictor, pool(), count=7, seed=0).tolist()
+    assert selected == greedy_trace(grams, moment, 7)
 
 
 @pytest.mark.parametrize("count", [3, 5])
@@ -403,10 +404,10 @@ def test_bait_goes_forward_and_back(count: int) -> None:
     kept = greedy_trace(grams, moment, 2 * count)
     while len(kept) > count:
         kept.remove(min(kept, key=lambda index: trace(grams, moment, [other for other in kept if other != index])))
-    found = chosen(BAITSelection(), count)
-    assert found == kept
+    selected = chosen(BAITSelection(), count)
+    assert selected == kept
     forward = greedy_trace(grams, moment, count)
-    assert trace(grams, moment, found) <= trace(grams, moment, forward) * (1 + 1e-9)
+    assert trace(grams, moment, selected) <= trace(grams, moment, forward) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["core set", "LCMD", "information gain"])
@@ -425,8 +426,8 @@ def test_a_sketch_finds_centres_that_are_nearly_as_good(name: str) -> None:
     inputs = pool(200, seed=7)
     exact = posterior_features(build_predictor(), inputs, seed=0).pool
 
-    def reach(found: Tensor) -> float:
-        return float(torch.cdist(exact, exact[found]).amin(1).max())
+    def reach(selected: Tensor) -> float:
+        return float(torch.cdist(exact, exact[selected]).amin(1).max())
 
     rule = type(SELECTORS[name])(sketch=FeatureSketch(dimension=256, exact_entries=1))  # type: ignore[call-arg]
     whole = reach(SELECTORS[name].select(build_predictor(), inputs, count=8, seed=0))
@@ -441,17 +442,17 @@ def test_a_sketch_finds_centres_that_are_nearly_as_good(name: str) -> None:
 def test_designs_fill_the_cube(kind: str, count: int, dimension: int) -> None:
     from scipy.stats import qmc
 
-    found = space_filling_designs(count, dimension, seed=0, kind=kind)  # type: ignore[arg-type]
-    assert found.shape == (count, dimension)
-    assert found.dtype == torch.float64
-    assert float(found.min()) >= 0
-    assert float(found.max()) < 1
-    assert torch.equal(found, space_filling_designs(count, dimension, seed=0, kind=kind))  # type: ignore[arg-type]
-    assert not torch.equal(found, space_filling_designs(count, dimension, seed=1, kind=kind))  # type: ignore[arg-type]
+    selected = space_filling_designs(count, dimension, seed=0, kind=kind)  # type: ignore[arg-type]
+    assert selected.shape == (count, dimension)
+    assert selected.dtype == torch.float64
+    assert float(selected.min()) >= 0
+    assert float(selected.max()) < 1
+    assert torch.equal(selected, space_filling_designs(count, dimension, seed=0, kind=kind))  # type: ignore[arg-type]
+    assert not torch.equal(selected, space_filling_designs(count, dimension, seed=1, kind=kind))  # type: ignore[arg-type]
     if count == 64:
         random = torch.rand(64, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        assert qmc.discrepancy(found.numpy()) < 0.7 * qmc.discrepancy(random.numpy())
-    slices = (found * count).floor().sort(0).values
+        assert qmc.discrepancy(selected.numpy()) < 0.7 * qmc.discrepancy(random.numpy())
+    slices = (selected * count).floor().sort(0).values
     if kind == "latin_hypercube" or math.log2(count).is_integer():
         assert torch.equal(slices, torch.arange(count, dtype=torch.float64)[:, None].expand(-1, dimension))
 
@@ -542,8 +543,8 @@ def test_noise_is_positive(name: str, noise: object) -> None:
 @pytest.mark.parametrize("name", LATENT)
 def test_each_channel_may_have_its_noise(name: str) -> None:
     predictor, noise = build_predictor(), torch.tensor([1e-3, 10.0])
-    chosen = type(SELECTORS[name])(noise=noise).select(predictor, pool(), count=5, seed=0)  # type: ignore[call-arg]
-    assert torch.equal(chosen, SELECTORS[name].select(build_predictor(noise=noise), pool(), count=5, seed=0))
+    selected = type(SELECTORS[name])(noise=noise).select(predictor, pool(), count=5, seed=0)  # type: ignore[call-arg]
+    assert torch.equal(selected, SELECTORS[name].select(build_predictor(noise=noise), pool(), count=5, seed=0))
     with pytest.raises(ShapeError, match="noise variance for each of 2 channels"):
         type(SELECTORS[name])(noise=torch.ones(3)).select(predictor, pool(), count=5, seed=0)  # type: ignore[call-arg]
 

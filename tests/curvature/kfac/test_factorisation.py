@@ -351,10 +351,10 @@ def test_nonlinear_operators(name: str) -> None:
     torch.testing.assert_close(basis(eigenvalue_correction), U, rtol=0, atol=0)
     assert float(plain.eigenvalues.min()) >= 0.0
     for number in plain.layers.unique():  # traces, layer by layer
-        own = plain.layers == number
-        expected = float(exact.diagonal()[own].sum())
+        in_layer = plain.layers == number
+        expected = float(exact.diagonal()[in_layer].sum())
         for factors in (plain, eigenvalue_correction):
-            assert float(factors.eigenvalues[own].sum()) == pytest.approx(expected, rel=1e-10)
+            assert float(factors.eigenvalues[in_layer].sum()) == pytest.approx(expected, rel=1e-10)
     diagonal = (U.mT @ exact @ U).diagonal()
     torch.testing.assert_close(eigenvalue_correction.eigenvalues, diagonal, rtol=1e-10, atol=1e-13 * float(diagonal.max()))
     errors = [relative(dense(factors), exact) for factors in (plain, eigenvalue_correction)]
@@ -374,7 +374,7 @@ def test_a_linear_head_is_exact_within_a_nonlinear_operator() -> None:
 def test_every_coordinate_is_in_one_block() -> None:
     layout = ParameterVector.of(Odd())
     blocks = matrix_blocks(layout, Odd())
-    assert [tuple(own.positions.shape) for own in blocks] == [
+    assert [tuple(block.positions.shape) for block in blocks] == [
         (600, 1, 1),
         (1, 1, 12),
         (1, 1, 1),
@@ -382,13 +382,13 @@ def test_every_coordinate_is_in_one_block() -> None:
         (1, 1, 12),  # a bias of the module itself, which has no weight
         (1, 12, 13),
     ]
-    assert torch.equal(torch.cat([own.positions.flatten() for own in blocks]).sort().values, torch.arange(layout.size))
+    assert torch.equal(torch.cat([block.positions.flatten() for block in blocks]).sort().values, torch.arange(layout.size))
 
 
 def test_what_a_factor_would_be_too_large_for_is_a_diagonal() -> None:
     layer = nn.Linear(5000, 2)
     blocks = matrix_blocks(ParameterVector.of(layer), layer)
-    assert [own.shape for own in blocks] == [(10002, 1, 1)]
+    assert [block.shape for block in blocks] == [(10002, 1, 1)]
 
 
 def test_a_bias_without_its_weight_is_dense() -> None:
@@ -548,11 +548,11 @@ def test_declared_axes() -> None:
         "row ... column": [(1, 3, 2), (1, 1, 3)],
     }
     for words, expected in shapes.items():
-        assert [own.shape for own in matrix_blocks(layout, _with(nn.Linear(2, 3), words))] == expected
+        assert [block.shape for block in matrix_blocks(layout, _with(nn.Linear(2, 3), words))] == expected
     other = nn.ConvTranspose1d(2, 3, 4)  # (in, out, kernel): its bias belongs to no row
-    assert [own.shape for own in matrix_blocks(ParameterVector.of(other), other)] == [(1, 2, 12), (1, 1, 3)]
+    assert [block.shape for block in matrix_blocks(ParameterVector.of(other), other)] == [(1, 2, 12), (1, 1, 3)]
     foreign = ComplexSpectral()
-    assert [own.shape for own in matrix_blocks(ParameterVector.of(foreign), foreign)] == [(3, 1, 4), (1, 1, 5)]
+    assert [block.shape for block in matrix_blocks(ParameterVector.of(foreign), foreign)] == [(3, 1, 4), (1, 1, 5)]
 
 
 @pytest.mark.bad_input

@@ -107,8 +107,8 @@ def test_deflation_lowers_the_error() -> None:
 
 def test_exact_cases() -> None:
     matrix = with_eigenvalues(SPECTRA["low rank"])
-    found = spectral_density(Counted(matrix), SIZE, probes=2, steps=20, deflate=dense_pairs(matrix, 10))
-    value, error = found.trace(torch.log1p)
+    spectrum = spectral_density(Counted(matrix), SIZE, probes=2, steps=20, deflate=dense_pairs(matrix, 10))
+    value, error = spectrum.trace(torch.log1p)
     assert value == pytest.approx(float(SPECTRA["low rank"].log1p().sum()), rel=1e-12)
     assert error < 1e-10
     everything = spectral_density(Counted(matrix), SIZE, probes=2, steps=20, deflate=dense_pairs(matrix, SIZE))
