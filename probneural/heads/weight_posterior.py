@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probneural.curvature.weights.roots import DenseWeights, WeightRoot
 from probneural.heads.evidence import Evidence
-from probneural.linear_algebra.conditioning import eigenpairs
+from probneural.linear_algebra.principal_components import eigenpairs
 
 
 @dataclass(frozen=True, eq=False)

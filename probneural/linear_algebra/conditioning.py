@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.errors import ConstraintError, ShapeError
-from probneural.linear_algebra.principal_components import singular_values
+from probneural.linear_algebra.principal_components import eigenpairs, singular_values
 
 _RANK_TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-6}
 """Singular values of row-normalised matrices below this fraction of the largest count as zero, by the field's dtype."""
@@ -138,12 +138,6 @@ class LatentUpdate:
     transform: LowRankUpdate
     chi2: Float64[Tensor, "..."]
     multipliers: Float64[Tensor, "... m"]
-
-
-def eigenpairs(gram: Float64[Tensor, "*b k k"]) -> tuple[Float64[Tensor, "*b k"], Float64[Tensor, "*b k k"]]:
-    """Eigenvalues, rising, and eigenvectors of a Gram matrix: what is negative is rounding, and counts as zero."""
-    values, vectors = torch.linalg.eigh(gram)
-    return values.clamp_min(0.0), vectors
 
 
 def posterior_root(

@@ -1,4 +1,4 @@
-"""Principal components of rows: few directions that hold most of what many rows vary in."""
+"""Principal components of rows: the directions that they vary in, and how much, from the rows or from their Gram matrix."""
 
 from __future__ import annotations
 
@@ -21,16 +21,7 @@ def singular_values(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return left, values, right @ orthonormal.mT
 
 
-def principal_rows(rows: Float64[Tensor, "*b m k"]) -> tuple[Float64[Tensor, "*b m"], Float64[Tensor, "*b m k"]]:
-    """Orthogonal combinations of rows A with the same moments A^T A, and their squared norms, rising.
-
-    With A A^T = U diag(values) U^T they are U^T A. Squares have half the digits: what is below some 1e-8 of the largest is
-    rounding.
-
-    Examples:
-        >>> values, few = principal_rows(torch.ones(2, 1, dtype=torch.float64))
-        >>> [round(value, 6) + 0.0 for value in values.tolist()], round(few.abs()[1].item(), 6)
-        ([0.0, 2.0], 1.414214)
-    """
-    values, vectors = torch.linalg.eigh(rows @ rows.mT)
-    return values, vectors.mT @ rows
+def eigenpairs(gram: Float64[Tensor, "*b k k"]) -> tuple[Float64[Tensor, "*b k"], Float64[Tensor, "*b k k"]]:
+    """Eigenvalues, rising, and eigenvectors of a Gram matrix: what is negative is rounding, and counts as zero."""
+    values, vectors = torch.linalg.eigh(gram)
+    return values.clamp_min(0.0), vectors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from probneural.linear_algebra.principal_components import principal_rows, singular_values
+from probneural.linear_algebra.principal_components import eigenpairs, singular_values
 from tests.distributions.cases import normal
 
 
@@ -21,9 +21,13 @@ def test_singular_values(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3), (2, 3, 70), (1, 1), (2, 0, 4)])
-def test_principal_rows(shape: tuple[int, ...]) -> None:
+def test_eigenpairs(shape: tuple[int, ...]) -> None:
     rows = normal("rows", *shape)
-    values, few = principal_rows(rows)
-    assert torch.allclose(few.mT @ few, rows.mT @ rows, rtol=0, atol=1e-12)
-    assert torch.allclose(few @ few.mT, torch.diag_embed(values), rtol=0, atol=1e-12)
+    values, vectors = eigenpairs(rows @ rows.mT)
+    assert torch.allclose((vectors * values[..., None, :]) @ vectors.mT, rows @ rows.mT, rtol=0, atol=1e-12)
     assert bool((values.diff(dim=-1) >= 0).all())
+
+
+def test_negative_eigenvalues_of_gram_matrices_are_rounding() -> None:
+    gram = torch.diag(torch.tensor([1.0, -1e-17], dtype=torch.float64))
+    assert eigenpairs(gram)[0].tolist() == [0.0, 1.0]

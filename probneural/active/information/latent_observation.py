@@ -18,7 +18,7 @@ from probneural.active.information.latent_information import (
 )
 from probneural.errors import UnsupportedError
 from probneural.linear_algebra.conditioning import information
-from probneural.linear_algebra.principal_components import principal_rows
+from probneural.linear_algebra.principal_components import eigenpairs
 
 _DEPENDENT = 1e-15
 """Fraction of the largest variance along a combination of rows, below which it is rounding."""
@@ -69,8 +69,9 @@ class LatentObservation:
 
 def independent_rows(rows: Float64[Tensor, "t k"]) -> Float64[Tensor, "r k"]:
     """Fewer rows of the same moments within rounding: neighbouring values of smooth fields say almost the same."""
-    values, few = principal_rows(rows)
-    return few[values > _DEPENDENT * len(rows) * values[-1]]
+    values, vectors = eigenpairs(rows @ rows.mT)
+    kept = values > _DEPENDENT * len(rows) * values[-1]
+    return vectors[:, kept].mT @ rows
 
 
 class Recomputed(torch.autograd.Function):

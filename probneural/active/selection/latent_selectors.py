@@ -21,7 +21,8 @@ from probneural.active.selection.selectors import Request, Selector
 from probneural.checks import check_variances
 from probneural.errors import DataError
 from probneural.fields import Field
-from probneural.linear_algebra.conditioning import eigenpairs, information, posterior_root, precision_factor
+from probneural.linear_algebra.conditioning import information, posterior_root, precision_factor
+from probneural.linear_algebra.principal_components import eigenpairs
 
 _LAZY = 64
 """Candidates whose gains are brought up to date at once."""

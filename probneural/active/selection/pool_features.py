@@ -20,8 +20,7 @@ from probneural.distributions import EmpiricalField, FieldDistribution, Gaussian
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
-from probneural.linear_algebra.conditioning import eigenpairs
-from probneural.linear_algebra.principal_components import principal_rows
+from probneural.linear_algebra.principal_components import eigenpairs
 from probneural.randomness import stream
 
 _CHUNK_VALUES = 2**16
@@ -365,7 +364,7 @@ def _informative(rows: Float64[Tensor, "n m k"], most: int) -> Float64[Tensor, "
         sizes, vectors = eigenpairs(rows.mT @ rows)
         few = vectors.mT * sizes.sqrt()[..., None]
     else:
-        few = principal_rows(rows)[1]
+        few = eigenpairs(rows @ rows.mT)[1].mT @ rows
     return few.flip(1)[:, :most]
 
 

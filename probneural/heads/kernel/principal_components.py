@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probneural.fields import Field
 from probneural.grids import Grid, resample
-from probneural.linear_algebra.principal_components import principal_rows, singular_values
+from probneural.linear_algebra.principal_components import eigenpairs, singular_values
 
 _FOLDS = 5
 """Parts into which the training functions are divided to see what the components of the others leave out."""
@@ -107,11 +107,11 @@ def left_out(functions: Field, components: PrincipalComponents) -> Float64[Tenso
         others, held = rows[fold != number], rows[fold == number]
         centre = others.mean(0)
         others, held = others - centre, held - centre
-        values, few = principal_rows(others)
+        values, vectors = eigenpairs(others @ others.mT)
         keep = values > _RESOLVED * values[-1]
         keep[: max(0, len(values) - components.count)] = False
-        directions = few[keep] * values[keep].rsqrt()[:, None]
-        rest = held - (held @ directions.mT) @ directions
+        directions = vectors[:, keep] * values[keep].rsqrt()
+        rest = held - (held @ others.mT @ directions) @ (directions.mT @ others)
         total += rest.unflatten(1, (functions.channels, -1)).square().sum((0, 2))
     return total / len(rows) * components.unit.square()
 

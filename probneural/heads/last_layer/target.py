@@ -14,7 +14,7 @@ from probneural.errors import ArgumentError
 from probneural.fields import FieldPairs
 from probneural.heads.last_layer.laplace import LastLayerPredictor, statistics
 from probneural.heads.residuals import output_units, training_pairs
-from probneural.linear_algebra.conditioning import eigenpairs
+from probneural.linear_algebra.principal_components import eigenpairs
 
 
 @dataclass(frozen=True, eq=False)
