@@ -342,8 +342,7 @@ def test_other_noise_scales_the_observation() -> None:
 def test_a_noise_given_as_a_number_keeps_its_digits() -> None:
     """Against dense Gaussian processes; 0.1 in float32 is off by 1.5e-8."""
     model, X = model_of(feature_root), designs(3, 2)
-    precise = FeaturePredictor(feature_root, out_channels=2)
-    vars(precise)["noise"] = torch.full((2,), 0.1, dtype=torch.float64)  # predictors are frozen
+    precise = FeaturePredictor(feature_root, out_channels=2, noise=torch.full((2,), 0.1, dtype=torch.float64))
     for kind in ("gain", "variance"):
         reference = torch.stack([reference_of(kind, precise, one, INPUT_GRID) for one in X])
         torch.testing.assert_close(score_of(kind, model, noise=0.1)(X), reference, rtol=1e-10, atol=0.0)
