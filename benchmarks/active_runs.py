@@ -232,7 +232,7 @@ def _rounds(unit: Unit) -> list[dict[str, Any]]:
         chosen = unit.selector.select(
             predictor,
             inputs,
-            protocol.rounds[number + 1] - size,
+            count=protocol.rounds[number + 1] - size,
             seed=stream_seed(unit.seed, "benchmark choice", number),
             labelled=inputs[labelled],
             query=unit.query,

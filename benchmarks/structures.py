@@ -96,7 +96,7 @@ def _at_rank(
     exact = reference.diagonal(dim1=-2, dim2=-1)
     kept = predictor.weights.directions * predictor.weights.factors
     columns = kept.mT * predictor.weights.prior_std
-    jacobian = pn.curvature.jacobian(predictor.operator, predictor.layout, inputs).flatten(1, 2)
+    jacobian = pn.curvature.jacobian(predictor.operator, predictor.layout, inputs=inputs).flatten(1, 2)
     span = jacobian @ columns.mT
     dropped = span @ span.mT
     slack = 1e-9 * exact

@@ -29,8 +29,8 @@ class Block(NamedTuple):
 def blocks() -> list[Block]:
     """All blocks of the page, in order."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
-    found = re.findall(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', page, flags=re.MULTILINE | re.DOTALL)
-    return [Block(*parts) for parts in found]
+    matches = re.findall(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', page, flags=re.MULTILINE | re.DOTALL)
+    return [Block(*parts) for parts in matches]
 
 
 def patched(text: str, diff: str) -> str:

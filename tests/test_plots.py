@@ -389,8 +389,8 @@ def test_histograms_and_spread_against_skill_are_those_of_the_scores() -> None:
         assert panel.get_title() == name
     (axes,) = plots.spread_skill(predictions, truth, channel=1, bins=4, noise=0.1).axes
     for name, u in predictions.items():
-        found = spread_skill_curve(compare(u, truth, noise=0.1), bins=4)
-        np.testing.assert_allclose(curve(axes, name).get_xydata().T, [found.spread[1].tolist(), found.skill[1].tolist()])
+        result = spread_skill_curve(compare(u, truth, noise=0.1), bins=4)
+        np.testing.assert_allclose(curve(axes, name).get_xydata().T, [result.spread[1].tolist(), result.skill[1].tolist()])
 
 
 def test_cost_points_are_labelled() -> None:

@@ -79,9 +79,9 @@ def headed(make: Callable[..., Any], data: FieldPairs, dtype: torch.dtype, **set
 
 def calibrated(data: FieldPairs, dtype: torch.dtype, **_: Any) -> dict[str, tuple[Tensor, int]]:
     predictor = pn.heads.LastLayerLaplace().fit(trained("FNO", data, dtype), data)
-    found = pn.calibration.VarianceScale().fit(predictor, data)
-    assert isinstance(found, pn.calibration.ScaledPredictor)
-    return {"scale": (found.scale, 0), "noise": (found.noise, 2)}
+    scaled = pn.calibration.VarianceScale().fit(predictor, data)
+    assert isinstance(scaled, pn.calibration.ScaledPredictor)
+    return {"scale": (scaled.scale, 0), "noise": (scaled.noise, 2)}
 
 
 def scored(data: FieldPairs, dtype: torch.dtype, **_: Any) -> dict[str, tuple[Tensor, int]]:
@@ -174,8 +174,8 @@ def test_outputs_of_any_scale(name: str, dtype: torch.dtype) -> None:
     usual = called(name, dtype)
     for power in (SQUARED if name in FORMS_SQUARES else HELD)[dtype]:
         outputs = 2.0**power
-        found = called(name, dtype, outputs=outputs)
-        assert mismatch(found, usual, outputs=outputs, dtype=dtype) is None, f"outputs of scale {outputs:.0e}"
+        results = called(name, dtype, outputs=outputs)
+        assert mismatch(results, usual, outputs=outputs, dtype=dtype) is None, f"outputs of scale {outputs:.0e}"
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE], ids=["float32", "float64"])
@@ -183,8 +183,8 @@ def test_outputs_of_any_scale(name: str, dtype: torch.dtype) -> None:
 def test_inputs_of_any_scale(name: str, dtype: torch.dtype) -> None:
     usual = called(name, dtype)
     for power in HELD[dtype]:
-        found = called(name, dtype, inputs=2.0**power)
-        assert mismatch(found, usual, outputs=1.0, dtype=dtype) is None, f"inputs of scale {2.0**power:.0e}"
+        results = called(name, dtype, inputs=2.0**power)
+        assert mismatch(results, usual, outputs=1.0, dtype=dtype) is None, f"inputs of scale {2.0**power:.0e}"
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE], ids=["float32", "float64"])
@@ -195,10 +195,10 @@ def test_scales_beyond_the_dtype_are_told(name: str, dtype: torch.dtype) -> None
     for power in (-125, 122) if dtype == SINGLE else (-1021, -700, 700, 1018):  # 16 times the latter are still numbers
         outputs = 2.0**power
         try:
-            found = called(name, dtype, outputs=outputs)
+            results = called(name, dtype, outputs=outputs)
         except ProbneuralError:
             continue
-        assert mismatch(found, usual, outputs=outputs, dtype=dtype) is None, f"outputs of scale {outputs:.0e}"
+        assert mismatch(results, usual, outputs=outputs, dtype=dtype) is None, f"outputs of scale {outputs:.0e}"
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-60, 1e60, 1e300])
@@ -216,10 +216,10 @@ def test_noise_beyond_the_dtype_is_told(name: str) -> None:
     for noise in (1e-300, 1e300):
         with pytest.raises(ProbneuralError, match="float32"):
             called(name, SINGLE, noise=noise)
-    found = called(name, DOUBLE, noise=1e-300)["standard deviation"][0]
+    results = called(name, DOUBLE, noise=1e-300)["standard deviation"][0]
     other = called(name, DOUBLE, noise=1e-298)["standard deviation"][0]
-    assert torch.allclose(other, 10.0 * found, rtol=1e-3, atol=0.0)  # the data outweigh the prior by far
-    assert bool((found > 0).all())
+    assert torch.allclose(other, 10.0 * results, rtol=1e-3, atol=0.0)  # the data outweigh the prior by far
+    assert bool((results > 0).all())
 
 
 def test_observations_of_next_to_no_noise_are_exact_ones() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.calibration import VarianceScale
-from probneural.distributions import EmpiricalField, Predictor
+from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
 from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
@@ -413,9 +413,6 @@ def test_structures_that_need_their_data(tmp_path: Path) -> None:
 class OneOfTheirs(Predictor):
     """A predictor that nobody has registered."""
 
-    dtype = torch.float64
-    device = torch.device("cpu")
-
     def _predict(self, inputs: Field, query: Grid | None) -> Any:
         return None
 
@@ -429,16 +426,15 @@ class WithExtraState(nn.Linear):
 
 @pytest.mark.bad_input
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
-    own = OneOfTheirs()
-    own.out_channels, own.noise, own.domain = 1, torch.ones(1), cases.PERIODIC
-    own.in_channels = 1
-    things = {"str": "operator", "dict": {}, "Grid": cases.PERIODIC, "OneOfTheirs": own}
-    scaled = scaled_by(1.0, own)
+    one = torch.ones(1, dtype=torch.float64)
+    unknown = OneOfTheirs(PredictorTraits(in_channels=1, noise=one, domain=cases.PERIODIC, like=one))
+    things = {"str": "operator", "dict": {}, "Grid": cases.PERIODIC, "OneOfTheirs": unknown}
+    scaled = scaled_by(1.0, unknown)
     for name, thing in [*things.items(), ("OneOfTheirs", scaled)]:
         message = f"an nn.Module or one of LastLayerPredictor, LaplacePredictor, .*; got {name}; save the operator"
         with pytest.raises(UnsupportedError, match=message):
             save(thing, tmp_path / "file")  # type: ignore[arg-type]
-    namesake = type("LastLayerPredictor", (OneOfTheirs,), {})()
+    namesake = type("LastLayerPredictor", (OneOfTheirs,), {})(unknown.traits)
     with pytest.raises(UnsupportedError, match="got LastLayerPredictor; save the operator"):
         save(namesake, tmp_path / "file")
     with pytest.raises(UnsupportedError, match="state is made of tensors; got <class 'dict'> as _extra_state"):

@@ -129,14 +129,14 @@ GIVEN: dict[str, nn.Module | None] = {"foreign": cases.ConvStack().double()}
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, change.Opened]:
     folder = tmp_path_factory.mktemp("files")
-    found = {}
+    opened = {}
     for name, make in THINGS.items():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             save(make(), folder / name)
         load(folder / name, operator=GIVEN.get(name))  # what is imported at the first time is no part of a file's costs
-        found[name] = change.opened(folder / name)
-    return found
+        opened[name] = change.opened(folder / name)
+    return opened
 
 
 @contextmanager
@@ -178,22 +178,22 @@ def says(thing: Any, folder: Path) -> Any:
     return change.opened(folder / "again").content
 
 
-def agrees(found: Any, wanted: Any) -> bool:
+def agrees(described: Any, wanted: Any) -> bool:
     """Whether two descriptions are equal; arguments that `wanted` leaves out have the constructor's defaults."""
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        if isinstance(wanted.get("parts"), dict) and isinstance(found.get("parts"), dict):
-            found = {**found, "parts": {**found["parts"]}}
+    if isinstance(wanted, dict) and isinstance(described, dict):
+        if isinstance(wanted.get("parts"), dict) and isinstance(described.get("parts"), dict):
+            described = {**described, "parts": {**described["parts"]}}
             for name, parameter in KINDS[wanted["kind"]].parameters.items():
-                if name not in wanted["parts"] and agrees(found["parts"].get(name, object()), parameter.default):
-                    del found["parts"][name]
-        return found.keys() == wanted.keys() and all(agrees(found[key], wanted[key]) for key in wanted)
-    if isinstance(wanted, list) and isinstance(found, list):
-        return len(found) == len(wanted) and all(map(agrees, found, wanted))
-    if _is_number(found) and _is_number(wanted):
-        return found == wanted or (found != found and wanted != wanted)  # NaN is NaN
+                if name not in wanted["parts"] and agrees(described["parts"].get(name, object()), parameter.default):
+                    del described["parts"][name]
+        return described.keys() == wanted.keys() and all(agrees(described[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, list) and isinstance(described, list):
+        return len(described) == len(wanted) and all(map(agrees, described, wanted))
+    if _is_number(described) and _is_number(wanted):
+        return described == wanted or (described != described and wanted != wanted)  # NaN is NaN
     if wanted is None:
-        return found is None or found == {"mapping": {}}
-    return type(found) is type(wanted) and found == wanted
+        return described is None or described == {"mapping": {}}
+    return type(described) is type(wanted) and described == wanted
 
 
 def _is_number(value: object) -> bool:
@@ -206,7 +206,7 @@ def outcome(path: Path, content: Any, given: nn.Module | None) -> str:
     peak = Peak()
     try:
         with deadline():
-            found = load(path, operator=given)
+            loaded = load(path, operator=given)
     except FileError:
         verdict = "refused"
     except TimeoutError:
@@ -216,9 +216,11 @@ def outcome(path: Path, content: Any, given: nn.Module | None) -> str:
             return f"raw {type(error).__name__}"
         verdict = "refused"  # file and module do not fit, and either may be wrong
     else:
-        if not isinstance(found, nn.Module | Predictor):
-            return f"a {type(found).__name__}"
-        verdict = "as it says" if agrees(_without_class(says(found, path.parent)), _without_class(content)) else "another thing"
+        if not isinstance(loaded, nn.Module | Predictor):
+            return f"a {type(loaded).__name__}"
+        verdict = (
+            "as it says" if agrees(_without_class(says(loaded, path.parent)), _without_class(content)) else "another thing"
+        )
     if peak.growth > MEMORY_FACTOR * size + MEMORY_SLACK:
         return f"too large: {peak.growth:,} bytes for a file of {size:,}"
     return verdict
@@ -269,15 +271,15 @@ SIZES = ["width", "depth", "in_channels", "out_channels", "projection", "basis",
 def test_operators_larger_than_their_file_are_refused_before_they_are_built(
     name: str, number: int, corpus: dict[str, change.Opened], tmp_path: Path
 ) -> None:
-    found = corpus[name]
+    opened = corpus[name]
     changed = 0
     for size in SIZES:
-        content = copy.deepcopy(found.content)
+        content = copy.deepcopy(opened.content)
         configuration = content["metadata"]["configuration"]
         layers = configuration.get("layers", {"parts": {}})["parts"]
         if size in configuration or size in layers:
             (configuration if size in configuration else layers)[size] = number
-            change.write(tmp_path / "file", found, content)
+            change.write(tmp_path / "file", opened, content)
             assert outcome(tmp_path / "file", content, None) == "refused", size
             changed += 1
     assert changed >= 3
@@ -285,22 +287,22 @@ def test_operators_larger_than_their_file_are_refused_before_they_are_built(
 
 @pytest.mark.parametrize("level", [200, 5_000, 200_000])
 def test_deep_nesting_is_refused(level: int, corpus: dict[str, change.Opened], tmp_path: Path) -> None:
-    found = corpus["fno"]
+    opened = corpus["fno"]
     for opening, closing in (("[", "]"), ('{"x":', "}")):
         text = f'{{"metadata": {{"kind": {opening * level}1{closing * level}}}, "complex": [], "orders": {{}}}}'
-        change.write(tmp_path / "file", found, None, text=text)
+        change.write(tmp_path / "file", opened, None, text=text)
         with pytest.raises(FileError, match="more than 100 levels"):
             load(tmp_path / "file")
 
 
 def test_text_that_python_does_not_take_is_refused(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
-    found = corpus["fno"]
+    opened = corpus["fno"]
     draw = random.Random(0)
-    texts = [change.repeated_key(found.content, draw) for _ in range(5)]
-    texts += [json.dumps(found.content).replace('"width": 4', f'"width": {"9" * 5000}'), "", "NaN", "[]", "null", '"text"']
-    assert len({*texts, json.dumps(found.content)}) > 7
+    texts = [change.repeated_key(opened.content, draw) for _ in range(5)]
+    texts += [json.dumps(opened.content).replace('"width": 4', f'"width": {"9" * 5000}'), "", "NaN", "[]", "null", '"text"']
+    assert len({*texts, json.dumps(opened.content)}) > 7
     for text in texts:
-        change.write(tmp_path / "file", found, found.content, text=text)
+        change.write(tmp_path / "file", opened, opened.content, text=text)
         with pytest.raises(FileError):
             load(tmp_path / "file")
 
@@ -313,9 +315,9 @@ def test_names_of_complex_tensors_are_checked(complex_names: Any, tmp_path: Path
         "long": torch.zeros(3),
     }
     files.write(tmp_path / "file", tensors, metadata={})
-    found = change.opened(tmp_path / "file")
-    assert found.content["complex"] == ["weight"]
-    change.write(tmp_path / "file", found, {**found.content, "complex": complex_names})
+    opened = change.opened(tmp_path / "file")
+    assert opened.content["complex"] == ["weight"]
+    change.write(tmp_path / "file", opened, {**opened.content, "complex": complex_names})
     with pytest.raises(FileError, match="complex"):
         files.read(tmp_path / "file")
 
@@ -323,10 +325,10 @@ def test_names_of_complex_tensors_are_checked(complex_names: Any, tmp_path: Path
 @pytest.mark.parametrize("order", [[0], [0, 0], [0, 2], [-1, 0], [1, 0, 2], ["1", "0"], [True, False], {}, None])
 def test_memory_orders_are_checked(order: Any, tmp_path: Path) -> None:
     files.write(tmp_path / "file", {"weight": torch.zeros(3, 2).mT}, metadata={})
-    found = change.opened(tmp_path / "file")
-    assert found.content["orders"] == {"weight": [1, 0]}
+    opened = change.opened(tmp_path / "file")
+    assert opened.content["orders"] == {"weight": [1, 0]}
     for orders in ({"weight": order}, {"missing": [1, 0]}):
-        change.write(tmp_path / "file", found, {**found.content, "orders": orders})
+        change.write(tmp_path / "file", opened, {**opened.content, "orders": orders})
         with pytest.raises(FileError, match="orders"):
             files.read(tmp_path / "file")
 
@@ -412,13 +414,13 @@ def test_values_that_a_class_refuses(
 
 
 def test_every_tensor_has_its_place(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
-    found = corpus["last-layer"]
-    more = {**found.tensors, "extra": torch.zeros(1)}
-    change.write(tmp_path / "file", change.Opened(more, found.header, found.content), found.content)
+    opened = corpus["last-layer"]
+    more = {**opened.tensors, "extra": torch.zeros(1)}
+    change.write(tmp_path / "file", change.Opened(more, opened.header, opened.content), opened.content)
     with pytest.raises(FileError, match="no tensors but those .*extra"):
         load(tmp_path / "file")
-    swapped = {**found.tensors, "noise": found.tensors["effective_observations"][:1].clone()}
-    change.write(tmp_path / "file", change.Opened(swapped, found.header, found.content), found.content)
+    swapped = {**opened.tensors, "noise": opened.tensors["effective_observations"][:1].clone()}
+    change.write(tmp_path / "file", change.Opened(swapped, opened.header, opened.content), opened.content)
     with pytest.raises(FileError, match=r"Float64\[Tensor, .*sizes of equal name being equal"):
         load(tmp_path / "file")
 

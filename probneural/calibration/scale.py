@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -145,7 +145,6 @@ class VarianceScale:
         return torch.where(both, ratios, torch.ones_like(ratios))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ScaledPredictor(Predictor):
     """A predictor whose covariances and noise are scaled per channel, and whose misfit belongs to the field; the mean stays.
 
@@ -165,41 +164,30 @@ class ScaledPredictor(Predictor):
         DataError: If scales are no real numbers.
     """
 
-    inner: Predictor
-    scale: Float64[Tensor, " c"]
-    _: KW_ONLY
-    noise_scale: Float64[Tensor, " c"]
-    decomposition: Decomposition
-    noise: Float[Tensor, " c"]
-    calibrated_on: Int64[Tensor, " n"]
-    in_channels: int = field(init=False)
-    out_channels: int = field(init=False)
-    domain: Grid = field(init=False)
-    effective_observations: Float[Tensor, " c"] | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Check the scales and take over what does not change."""
-        channels = self.inner.out_channels
-        scale, noise_scale = (check_factors(getattr(self, name), channels, name) for name in ("scale", "noise_scale"))
-        assign(self, scale=scale, noise_scale=noise_scale)
-        if self.decomposition.variance.shape != (channels,):
+    def __init__(
+        self,
+        inner: Predictor,
+        scale: Float64[Tensor, " c"],
+        *,
+        noise_scale: Float64[Tensor, " c"],
+        decomposition: Decomposition,
+        noise: Float[Tensor, " c"],
+        calibrated_on: Int64[Tensor, " n"],
+    ) -> None:
+        super().__init__(replace(inner.traits, noise=noise))
+        channels = inner.out_channels
+        self.inner = inner
+        self.scale = check_factors(scale, channels, "scale")
+        self.noise_scale = check_factors(noise_scale, channels, "noise_scale")
+        if decomposition.variance.shape != (channels,):
             raise ShapeError(
                 expected=f"a decomposition of {channels} channels",
-                got=str(tuple(self.decomposition.variance.shape)),
+                got=str(tuple(decomposition.variance.shape)),
                 remedy="fit it with VarianceScale",
             )
-        for name in ("in_channels", "out_channels", "domain", "effective_observations"):
-            assign(self, **{name: getattr(self.inner, name)})
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The inner predictor's dtype."""
-        return self.inner.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The inner predictor's device."""
-        return self.inner.device
+        self.decomposition = decomposition
+        self.calibrated_on = calibrated_on
+        self.effective_observations = inner.effective_observations
 
     @property
     def residual_variance(self) -> Float64[Tensor, " c"]:

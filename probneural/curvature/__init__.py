@@ -2,8 +2,8 @@
 
 Parameters are one real vector, complex ones as pairs. A `CurvatureProblem` says what the matrix is of;
 `hessian_vector_product`, `gauss_newton_vector_product` and their like multiply with it, differentiably;
-`products.linear_operators` wraps it for linear_operator and SciPy; `top_eigenpairs`, `solve`, `spectral_density` and
-`xdiag` need nothing but products.
+`products.linear_operators` wraps it for linear_operator and SciPy; `top_eigenpairs`, `spectral_density`, `xdiag` and
+[`solve`][probneural.linear_algebra.solve] need nothing but products.
 """
 
 from probneural.curvature.jacobian import evaluate_at, gauss_newton, jacobian
@@ -22,7 +22,6 @@ from probneural.curvature.products.functions import (
 )
 from probneural.curvature.products.linearisation import Linearisation
 from probneural.curvature.rows import GaussNewtonRows
-from probneural.curvature.spectra.conjugate_gradients import LowRankPreconditioner, Solution, solve
 from probneural.curvature.spectra.diagonals import Estimate, row_squares_estimate, xdiag
 from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
 from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
@@ -39,12 +38,10 @@ __all__ = [
     "KroneckerFactors",
     "KroneckerWeights",
     "Linearisation",
-    "LowRankPreconditioner",
     "LowRankWeights",
     "Minibatches",
     "ParameterVector",
     "QuadratureGaussian",
-    "Solution",
     "SpectralMeasure",
     "VarianceEstimation",
     "WeightRoot",
@@ -57,7 +54,6 @@ __all__ = [
     "jacobian_vector_product",
     "kronecker",
     "row_squares_estimate",
-    "solve",
     "spectral_density",
     "top_eigenpairs",
     "vector_jacobian_product",

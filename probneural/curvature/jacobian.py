@@ -17,7 +17,7 @@ from probneural.threads import copy_for_call, jvp
 
 
 def evaluate_at(
-    operator: nn.Module, layout: ParameterVector, vector: Float[Tensor, " P"], inputs: Field, query: Grid | None = None
+    operator: nn.Module, layout: ParameterVector, *, vector: Float[Tensor, " P"], inputs: Field, query: Grid | None = None
 ) -> Float[Tensor, "n c *grid"]:
     """Evaluate an operator with its chosen parameters replaced: the pure function that derivatives are taken of."""
     return evaluate(copy_for_call(operator, layout.unflatten(vector)), inputs, query)
@@ -26,8 +26,8 @@ def evaluate_at(
 def jacobian(
     operator: nn.Module,
     layout: ParameterVector,
-    inputs: Field,
     *,
+    inputs: Field,
     query: Grid | None = None,
     chunk: int = 64,
 ) -> Float[Tensor, "n c p P"]:
@@ -51,7 +51,7 @@ def jacobian(
         single = inputs[index]
 
         def outputs(parameters: Tensor, single: Field = single) -> Tensor:
-            return evaluate_at(operator, layout, parameters, single, query)[0].flatten(1)
+            return evaluate_at(operator, layout, vector=parameters, inputs=single, query=query)[0].flatten(1)
 
         where = single.grid if query is None else query
         forward = layout.size <= 2 * where.size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,13 +18,13 @@ from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.products.core import jacobian_product, transposed_jacobian_product
 from probneural.curvature.spectra.diagonals import row_squares_estimate
 from probneural.curvature.weights.roots import WeightRoot
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.distributions.roots.base import Root, grid_shape
 from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.grids import Grid
+from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.randomness import stream
 
 if TYPE_CHECKING:
@@ -85,18 +85,28 @@ class JacobianRoot(Root):
         weights: R.
         variance_estimation: How variances are found.
         recorded: Functionals, updates and scales, with as many factors as the output has channels.
-        kept: Rows that other calls about the same inputs have formed, and will form; none are kept by default.
+
+    Attributes:
+        kept: Rows formed for these inputs, which all roots made from this one share; None where they would be too many.
     """
 
     operator: nn.Module
     layout: ParameterVector
+    _: KW_ONLY
     vector: Float[Tensor, " P"]
     inputs: Field
-    query: Grid | None
+    query: Grid | None = None
     weights: WeightRoot
     recorded: RecordedMaps
     variance_estimation: VarianceEstimation = _VARIANCE_ESTIMATION
-    kept: KeptRows | None = None
+    kept: KeptRows | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Keep rows where variances are exact and take a pass per row."""
+        functions, channels, _, rank = self.shape
+        rows = channels * self.grid.size
+        if rows <= min(rank, self.variance_estimation.exact_passes):
+            object.__setattr__(self, "kept", KeptRows.of(functions, rows=rows, rank=rank))
 
     @property
     def grid(self) -> Grid:
@@ -180,20 +190,20 @@ class JacobianRoot(Root):
     def push(self, functional: Functional) -> Root:
         """Remember the functional."""
         grid_shape(functional, self.shape[2])
-        return replace(self, recorded=self.recorded.push(functional))
+        return self._derived(self.kept, recorded=self.recorded.push(functional))
 
     def compose(self, transform: LowRankUpdate) -> Root:
         """Remember the transform."""
-        return replace(self, recorded=self.recorded.compose(transform))
+        return self._derived(self.kept, recorded=self.recorded.compose(transform))
 
     def scale(self, factors: Float[Tensor, " c"]) -> Root:
         """Remember the factors."""
-        return replace(self, recorded=self.recorded.scale(factors))
+        return self._derived(self.kept, recorded=self.recorded.scale(factors))
 
     def select(self, index: slice | Tensor) -> Root:
         """Select inputs, and what was learned about each of them."""
         inputs = Field(self.inputs.values[index], self.inputs.grid)
-        return replace(self, inputs=inputs, recorded=self.recorded[index], kept=self.kept and self.kept[index])
+        return self._derived(self.kept and self.kept[index], inputs=inputs, recorded=self.recorded[index])
 
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root, by as many passes per input as it has rows or columns, whichever are fewer.
@@ -248,8 +258,13 @@ class JacobianRoot(Root):
 
     def _singles(self) -> Iterator[JacobianRoot]:
         for index in range(len(self.inputs)):
-            kept = None if self.kept is None else self.kept[index]
-            yield replace(self, inputs=self.inputs[index], recorded=self.recorded[index], kept=kept)
+            yield self._derived(self.kept and self.kept[index], inputs=self.inputs[index], recorded=self.recorded[index])
+
+    def _derived(self, kept: KeptRows | None, **changes: Any) -> JacobianRoot:
+        """A root with other inputs or maps, and the rows kept for those inputs."""
+        derived = replace(self, **changes)
+        object.__setattr__(derived, "kept", kept)
+        return derived
 
     def _keeps(self, passes: int) -> bool:
         """Whether rows of J R are used in place of passes through the operator: where they are there, or cost hardly more."""
@@ -264,10 +279,13 @@ class JacobianRoot(Root):
         assert self.kept is not None
         channels = len(self.recorded.factors)
         unit = torch.eye(channels * self.grid.size, dtype=self.dtype, device=self.device).unflatten(-1, (channels, -1))
-        plain = replace(self, kept=None, recorded=RecordedMaps(torch.ones_like(self.recorded.factors)))
-        return self.kept.form(
-            lambda position: replace(plain, inputs=self.inputs[position]).transposed_one(unit).to(self.vector)
-        )
+        plain = RecordedMaps(torch.ones_like(self.recorded.factors))
+
+        def make(position: int) -> Tensor:
+            root = self._derived(None, inputs=self.inputs[position], recorded=plain)
+            return root.transposed_one(unit).to(self.vector)
+
+        return self.kept.form(make)
 
     def _row_squares_one(self) -> tuple[Tensor, Tensor]:
         """Row sums of squares at the first input, `(c, p)`, and their standard errors."""
@@ -299,7 +317,7 @@ class JacobianRoot(Root):
         return self.weights.product(self.recorded.updates.product(latents)).to(self.vector)
 
     def _outputs(self, parameters: Tensor, inputs: Field) -> Tensor:
-        values = evaluate_at(self.operator, self.layout, parameters, inputs, self.query)
+        values = evaluate_at(self.operator, self.layout, vector=parameters, inputs=inputs, query=self.query)
         return self.recorded.values(values)
 
     def _forward(self, inputs: Field, tangents: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class KeptRows:
     def __getitem__(self, index: int | slice | Tensor) -> KeptRows:
         """Select functions; what is formed for them later serves the others too."""
         chosen = torch.arange(len(self.numbers))[index].reshape(-1)
-        return KeptRows(self.tensors, tuple(self.numbers[place] for place in chosen.tolist()))
+        return KeptRows(self.tensors, tuple(self.numbers[position] for position in chosen.tolist()))
 
     @property
     def are_formed(self) -> bool:
@@ -42,10 +42,10 @@ class KeptRows:
 
     def form(self, make: Callable[[int], Tensor]) -> Sequence[Float[Tensor, "cp k"]]:
         """Return the matrices, made by `make(position)` where they are missing."""
-        found = []
+        matrices = []
         for position, number in enumerate(self.numbers):
             tensor = self.tensors[number]
             if tensor is None:
                 tensor = self.tensors[number] = make(position)
-            found.append(tensor)
-        return found
+            matrices.append(tensor)
+        return matrices

@@ -14,7 +14,7 @@ from probneural.checks import check_instance, check_sequence
 from probneural.errors import ArgumentError, ShapeError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ParameterVector:
     """The layout of chosen parameters in one real vector; complex ones are laid out as (real, imaginary) pairs.
 

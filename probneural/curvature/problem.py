@@ -103,7 +103,7 @@ class CurvatureProblem:
                 remedy="make one with ParameterVector.of(operator)",
             )
         varied = [parameters[name] for name in self.layout.names]
-        dtypes = {value.real.dtype if value.is_complex() else value.dtype for value in varied}
+        dtypes = {value.dtype.to_real() for value in varied}
         dtypes |= {self.inputs.dtype} | ({self.targets.dtype} if self.targets is not None else set())
         if len(dtypes) > 1:
             raise DataError(
@@ -177,7 +177,7 @@ class CurvatureProblem:
             ShapeError: If the operator's channels are not the likelihood's.
         """
         where = Field(inputs, self.inputs.grid)
-        values = evaluate_at(self.operator, self.layout, parameters, where, self.grid)
+        values = evaluate_at(self.operator, self.layout, vector=parameters, inputs=where, query=self.grid)
         if values.shape[1] != len(self.likelihood.weights):
             raise ShapeError(
                 expected=f"{len(self.likelihood.weights)} output channels, as the likelihood has",

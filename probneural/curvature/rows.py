@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Float
@@ -42,8 +42,9 @@ class GaussNewtonRows:
 
     operator: nn.Module
     layout: ParameterVector
+    _: KW_ONLY
     inputs: Field
-    query: Grid | None
+    query: Grid | None = None
     weights: Float[Tensor, "c p"]
     prior_std: Float[Tensor, " P"] | None = None
     probes: int | None = None
@@ -83,7 +84,7 @@ class GaussNewtonRows:
 
     def _every(self, single: Field, vector: Tensor, root: Tensor, chunk: int) -> Iterator[Tensor]:
         if self.layout.size <= 2 * root.shape[1]:  # `jacobian` then takes forward mode, which yields all rows at once
-            rows = jacobian(self.operator, self.layout, single, query=self.query, chunk=chunk).detach()[0]
+            rows = jacobian(self.operator, self.layout, inputs=single, query=self.query, chunk=chunk).detach()[0]
             yield from (rows * root[..., None]).flatten(0, 1).split(chunk)
             return
         unit = torch.arange(root.numel(), device=root.device)
@@ -101,7 +102,7 @@ class GaussNewtonRows:
         """Cotangents `(r, c, p)` to rows `(r, P)`, with one forward pass for all of them."""
 
         def outputs(parameters: Tensor) -> Tensor:
-            return evaluate_at(self.operator, self.layout, parameters, single, self.query)[0].flatten(1)
+            return evaluate_at(self.operator, self.layout, vector=parameters, inputs=single, query=self.query)[0].flatten(1)
 
         _, pull = vjp(outputs, vector)  # type: ignore[misc]
         for piece in cotangents:

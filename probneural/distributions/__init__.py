@@ -1,11 +1,10 @@
 """Distributions over fields: the narrow waist between heads and everything that uses a posterior."""
 
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent
-from probneural.distributions.predictor import FunctionDraw, Predictor
+from probneural.distributions.predictor import FunctionDraw, Predictor, PredictorTraits
 from probneural.distributions.roots.base import DenseRoot, FeatureRoot, Root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 
@@ -18,8 +17,8 @@ __all__ = [
     "FunctionDraw",
     "GaussianField",
     "Latent",
-    "LowRankUpdate",
     "ModulatedRoot",
     "Predictor",
+    "PredictorTraits",
     "Root",
 ]

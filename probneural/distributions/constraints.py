@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from probneural.checks import check_floating
-from probneural.distributions.conditioning import LatentUpdate, LowRankUpdate, condition_exactly, condition_noisily
 from probneural.distributions.roots.base import Root
 from probneural.errors import ArgumentError, ConstraintError, DataError, ShapeError
+from probneural.linear_algebra.conditioning import LatentUpdate, LowRankUpdate, condition_exactly, condition_noisily
+from probneural.linear_algebra.conjugate_gradients import solve_truncated
 
 Residual = Callable[[Tensor], Tensor]
 """Maps functions `(n, c, *grid)` to m numbers each, `(n, m)`, every function by itself."""
@@ -263,25 +264,13 @@ def _descend(constraint: Constraint, *, iterations: int, tolerance: float) -> tu
     )
 
 
-@torch.no_grad()
 def _solve(product: Callable[[Tensor], Tensor], transform: LowRankUpdate, right: Tensor, tolerance: float) -> Tensor:
-    """Solve (I + S C S) z = right for each function by conjugate gradients, up to the first direction of negative curvature."""
-    solution, residual = torch.zeros_like(right), right
-    direction, size = residual, residual.square().sum(-1)
-    target = tolerance**2 * size
-    active = size > 0
-    for _ in range(_CURVATURE_ITERATIONS):
-        if not bool(active.any()):
-            break
-        image = direction + transform.product(product(transform.product(direction)))
-        curved = (direction * image).sum(-1)
-        active = active & (curved > 0)
-        length = torch.where(active, size / torch.where(active, curved, 1.0), 0.0)[:, None]
-        solution, residual = solution + length * direction, residual - length * image
-        before, size = size, residual.square().sum(-1)
-        active = active & (size > target)
-        direction = residual + torch.where(active, size / torch.where(active, before, 1.0), 0.0)[:, None] * direction
-    return solution
+    """Solve (I + S C S) z = right for each function, up to the first direction of negative curvature."""
+
+    def map_latents(latents: Tensor) -> Tensor:
+        return latents + transform.product(product(transform.product(latents)))
+
+    return solve_truncated(map_latents, right, tolerance=tolerance, max_iterations=_CURVATURE_ITERATIONS)[0]
 
 
 @dataclass(frozen=True, eq=False)

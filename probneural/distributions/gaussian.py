@@ -30,7 +30,15 @@ from probneural.distributions.base import (
     noise_variance,
     sample_size,
 )
-from probneural.distributions.conditioning import (
+from probneural.distributions.constraints import Constraint, Residual, checked, find_mode
+from probneural.distributions.latent import Latent
+from probneural.distributions.roots.base import DenseRoot, Root, square_units
+from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
+from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
+from probneural.fields import select_rows
+from probneural.functionals import Functional, check_functional
+from probneural.grids import Grid, check_grid
+from probneural.linear_algebra.conditioning import (
     LOG_TWO_PI,
     LatentUpdate,
     LowRankUpdate,
@@ -41,14 +49,6 @@ from probneural.distributions.conditioning import (
     log_density_of_gram,
     log_density_without_noise,
 )
-from probneural.distributions.constraints import Constraint, Residual, checked, find_mode
-from probneural.distributions.latent import Latent
-from probneural.distributions.roots.base import DenseRoot, Root, square_units
-from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
-from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
-from probneural.fields import select_rows
-from probneural.functionals import Functional, check_functional
-from probneural.grids import Grid, check_grid
 
 if TYPE_CHECKING:
     from linear_operator import LinearOperator

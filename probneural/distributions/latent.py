@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.errors import LatentError
+from probneural.linear_algebra.conditioning import LowRankUpdate
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Latent:
     """A standard normal vector xi in R^rank with a name.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
@@ -20,35 +21,72 @@ from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed, stream
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PredictorTraits:
+    """What every predictor says of itself; one that wraps another predictor may share its traits.
+
+    Args:
+        in_channels: Channels its inputs must have.
+        noise: Pointwise observation variance per channel, `(c,)`, in physical units squared.
+        domain: The grid of the training inputs; other inputs may have another resolution.
+        like: A tensor of the dtype, or of its complex counterpart, and on the device that the operator computes with.
+    """
+
+    in_channels: int
+    noise: Float[Tensor, " c"]
+    domain: Grid
+    like: Tensor
+
+
 class Predictor(ABC):
     """A frozen map from input functions to a distribution over output functions; abstract.
 
+    Args:
+        traits: Channels, noise, domain, dtype and device.
+
     Attributes:
-        in_channels: Channels its inputs must have.
-        out_channels: Channels c of its predictions.
-        noise: Pointwise observation variance per channel, `(c,)`, in physical units squared.
-        domain: The grid of the training inputs; other inputs may have another resolution.
+        traits: The same.
         effective_observations: Independent observations that one observed function amounts to, per channel, `(c,)`,
             dimensionless, whatever the grid; None if the head does not say.
         calibrated_on: Fingerprints of the pairs that its variances were scaled on, `(m,)`; none for a head's own predictor.
     """
 
-    in_channels: int
-    out_channels: int
-    noise: Float[Tensor, " c"]
-    domain: Grid
+    traits: PredictorTraits
     effective_observations: Float[Tensor, " c"] | None = None
     calibrated_on: Int64[Tensor, " m"] = torch.zeros(0, dtype=torch.int64, device="cpu")
 
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """Dtype the operator computes in; inputs are converted to it."""
+    def __init__(self, traits: PredictorTraits) -> None:
+        self.traits = traits
 
     @property
-    @abstractmethod
+    def in_channels(self) -> int:
+        """Channels its inputs must have."""
+        return self.traits.in_channels
+
+    @property
+    def out_channels(self) -> int:
+        """Channels c of its predictions."""
+        return len(self.traits.noise)
+
+    @property
+    def noise(self) -> Float[Tensor, " c"]:
+        """Pointwise observation variance per channel, `(c,)`, in physical units squared."""
+        return self.traits.noise
+
+    @property
+    def domain(self) -> Grid:
+        """The grid of the training inputs; other inputs may have another resolution."""
+        return self.traits.domain
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Real dtype the operator computes in; inputs are converted to it."""
+        return self.traits.like.dtype.to_real()
+
+    @property
     def device(self) -> torch.device:
         """Device the operator computes on; inputs are moved to it."""
+        return self.traits.like.device
 
     @property
     def residual_variance(self) -> Float[Tensor, " c"]:
@@ -103,7 +141,8 @@ class Predictor(ABC):
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set what others rely on once: predictors are frozen."""
-        if name in Predictor.__annotations__ and name in self.__dict__:
+        is_shared = isinstance(getattr(Predictor, name, None), property)
+        if is_shared or (name in Predictor.__annotations__ and name in self.__dict__):
             raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be changed")
         super().__setattr__(name, value)
 

@@ -39,8 +39,7 @@ def training_pairs(data: object, operator: nn.Module | None) -> FieldPairs:
     """
     pairs = check_pairs(data).detached()
     example = next(iter(() if operator is None else operator.parameters()), pairs.outputs.values)
-    dtype = example.real.dtype if example.is_complex() else example.dtype
-    return FieldPairs(pairs.inputs.to(dtype).to(example.device), pairs.outputs.to(example.device))
+    return FieldPairs(pairs.inputs.to(example.dtype.to_real()).to(example.device), pairs.outputs.to(example.device))
 
 
 def estimate_effective_observations(residuals: Float64[Tensor, "n c *grid"], *, grid: Grid) -> Float64[Tensor, " c"]:

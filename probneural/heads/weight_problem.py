@@ -223,7 +223,7 @@ class WeightProblem:
     def _linearisation(self) -> Linearisation | None:
         """Of large problems, where tracing the operator costs less than it saves over some hundred products."""
         work = len(self.data) * self.grid.size * self.layout.size
-        return Linearisation(self.curvature, self.vector, gauss_newton_term(self.curvature)) if work > _TRACED else None
+        return Linearisation(self.curvature, self.vector, term=gauss_newton_term(self.curvature)) if work > _TRACED else None
 
     def jacobian_product(self, tangents: Float[Tensor, "s P"]) -> Float[Tensor, "s n c p"]:
         """The Jacobian at the training inputs times s changes of the parameters."""
@@ -238,9 +238,9 @@ class WeightProblem:
         return GaussNewtonRows(
             self.operator,
             self.layout,
-            self.data.inputs,
-            self.query,
-            self.weights,
+            inputs=self.data.inputs,
+            query=self.query,
+            weights=self.weights,
             prior_std=None if self.prior is None else self.prior_std,
             probes=probes,
             seed=seed,

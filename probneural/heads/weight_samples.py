@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from probneural.curvature import ParameterVector
-from probneural.distributions import EmpiricalField, Predictor
+from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
 from probneural.errors import ProbneuralError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
@@ -58,13 +58,10 @@ class WeightSampledPredictor(Predictor):
         report: Mapping[str, float] | None = None,
     ) -> None:
         layout.check(operator)
+        super().__init__(PredictorTraits(in_channels=in_channels, noise=noise, domain=domain, like=vectors))
         self.operator = operator
         self.layout = layout
         self.vectors = vectors
-        self.noise = noise
-        self.domain = domain
-        self.in_channels = in_channels
-        self.out_channels = len(noise)
         self.buffers = dict(buffers or {})
         self.report = dict(report or {})
 
@@ -72,16 +69,6 @@ class WeightSampledPredictor(Predictor):
     def members(self) -> int:
         """Number of operators s."""
         return len(self.vectors)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The parameters' dtype."""
-        return self.vectors.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The parameters' device."""
-        return self.vectors.device
 
     def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
         check_some(inputs)

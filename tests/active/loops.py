@@ -27,7 +27,7 @@ from probneural.active import (
 )
 from probneural.active.simulation.result_files import function_key
 from probneural.active.simulation.store_files import RESULTS, SUFFIX
-from probneural.distributions import DenseRoot, GaussianField, Predictor
+from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
 from probneural.training.history import History
@@ -98,20 +98,10 @@ class NearestHead:
 
 
 class _Nearest(Predictor):
-    in_channels = out_channels = 1
-
     def __init__(self, operator: nn.Module | None, pairs: FieldPairs, weight: float) -> None:
         self.pairs, self.operator, self.weight = pairs, operator, weight
-        self.noise = torch.full((1,), 1e-4, dtype=torch.float64)
-        self.domain = pairs.inputs.grid
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float64
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
+        noise = torch.full((1,), 1e-4, dtype=torch.float64)
+        super().__init__(PredictorTraits(in_channels=1, noise=noise, domain=pairs.inputs.grid, like=noise))
 
     @torch.no_grad()
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:

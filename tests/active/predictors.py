@@ -20,6 +20,7 @@ from probneural.distributions import (
     GaussianField,
     Latent,
     Predictor,
+    PredictorTraits,
 )
 from probneural.errors import ShapeError
 from probneural.fields import Field, FieldPairs
@@ -47,33 +48,23 @@ def encode(designs: Tensor) -> Field:
 class FeaturePredictor(Predictor):
     """Bayesian regression on fixed features sin(a_f u(s) + b_f); what it returns is up to `output`."""
 
-    in_channels = 1
-
     def __init__(
         self,
         output: Callable[[Tensor, Tensor, Grid], FieldDistribution],
         *,
         out_channels: int = 1,
+        noise: Tensor | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         generator = torch.Generator().manual_seed(20)
+        noise = torch.full((out_channels,), 1e-2) if noise is None else noise
+        like = torch.empty(0, dtype=dtype)
+        super().__init__(PredictorTraits(in_channels=1, noise=noise, domain=INPUT_GRID, like=like))
         self.output = output
-        self.out_channels = out_channels
-        self.noise = torch.full((out_channels,), 1e-2)
-        self.domain = INPUT_GRID
-        self._dtype = dtype
         draw = {"generator": generator, "dtype": torch.float64}
         self.slopes = (1.5 * torch.randn(FEATURES, **draw)).to(dtype)
         self.shifts = (3.0 * torch.rand(FEATURES, **draw)).to(dtype)
         self.weights = torch.randn(out_channels, FEATURES, **draw).to(dtype)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
 
     def features(self, inputs: Field, grid: Grid) -> Tensor:
         values = inputs.resample(grid).values[:, 0]

@@ -115,14 +115,14 @@ def test_design_gradient_agrees_with_central_differences(kind: str, name: str, o
 @pytest.mark.parametrize("outputs", ["one", "squares"])
 def test_the_optimiser_beats_random_designs_and_a_fine_grid(kind: str, name: str, outputs: str) -> None:
     score = acquisition(name, model_of(KINDS[kind], outputs), outputs, draws=32)
-    found, value = optimize_acqf(score, bounds=CUBE, q=1, num_restarts=4, raw_samples=64, options={"seed": 0})
-    assert found.shape == (1, 2)
-    assert ((found >= 0) & (found <= 1)).all()
+    best, value = optimize_acqf(score, bounds=CUBE, q=1, num_restarts=4, raw_samples=64, options={"seed": 0})
+    assert best.shape == (1, 2)
+    assert ((best >= 0) & (best <= 1)).all()
     with torch.no_grad():
         line = torch.linspace(0, 1, 41, dtype=torch.float64)
         grid = score(torch.cartesian_prod(line, line)[:, None])
         random = score(designs(64, 1, seed=13))
-        torch.testing.assert_close(score(found[None])[0], value, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(score(best[None])[0], value, rtol=1e-9, atol=1e-9)
     assert value > random.max()
     assert value >= grid.max() - 1e-6
 
@@ -139,11 +139,11 @@ def test_batches_of_designs_jointly_and_one_by_one(kind: str, name: str, sequent
     with torch.no_grad():
         first = grid[score(grid).argmax()]
         greedy = score(torch.cat([first.expand_as(grid), grid], dim=1)).max()
-    found, _ = optimize_acqf(
+    best, _ = optimize_acqf(
         score, bounds=CUBE, q=2, num_restarts=8, raw_samples=256, sequential=sequential, options={"seed": 0}
     )
     with torch.no_grad():  # afresh, since sequential steps leave pending designs behind
-        assert acquisition(name, model, "linear", draws=32)(found[None]) >= greedy - 1e-6
+        assert acquisition(name, model, "linear", draws=32)(best[None]) >= greedy - 1e-6
 
 
 def test_log_expected_improvement_has_its_closed_form() -> None:

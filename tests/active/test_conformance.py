@@ -258,10 +258,10 @@ def check_optimised(make: Make, kind: str, *, q: int) -> None:
     size = augmented if make is two_steps else q  # BoTorch leaves it to its users here
     raw: list[Tensor] = []
     score.register_forward_hook(lambda _, given, values: raw.append(values.detach()))
-    found, value = optimize_acqf(score, bounds=bounds, q=size, num_restarts=2, raw_samples=8, options=options)
-    assert found.shape == (q, dimension)
-    assert found.dtype == value.dtype == torch.float64
-    assert ((found >= 0) & (found <= 1)).all()
+    best, value = optimize_acqf(score, bounds=bounds, q=size, num_restarts=2, raw_samples=8, options=options)
+    assert best.shape == (q, dimension)
+    assert best.dtype == value.dtype == torch.float64
+    assert ((best >= 0) & (best <= 1)).all()
     assert torch.isfinite(value).all()
     assert raw[0].shape == (8,)  # the first call is that with all raw samples
     assert value >= raw[0].max() - 1e-9
@@ -364,7 +364,7 @@ def test_the_knowledge_gradient_of_two_points_has_its_closed_form(kind: str) -> 
     of = score_of(LOOK_AHEAD["qKG"], kind).model
     x, places = designs(1, seed=47), designs(2, seed=48)
     known = of.fantasize(x, SobolQMCNormalSampler(torch.Size([2**14]), seed=0))
-    found = known.posterior(places).mean[..., 0].amax(-1).mean()
+    value = known.posterior(places).mean[..., 0].amax(-1).mean()
     mean, covariance = Dense(of).joint(torch.cat([x, places]))
     change = covariance[0, 1:] / (covariance[0, 0] + of.noise).sqrt()
     spread, gap = (change[0] - change[1]).abs(), mean[1] - mean[2]
@@ -372,7 +372,7 @@ def test_the_knowledge_gradient_of_two_points_has_its_closed_form(kind: str) -> 
     ratio = gap / spread
     expected = mean[2] + gap * normal.cdf(ratio) + spread * normal.log_prob(ratio).exp()
     assert spread > 1e-2
-    assert (found - expected).abs() <= 1e-4 * spread
+    assert (value - expected).abs() <= 1e-4 * spread
 
 
 @pytest.mark.gpu
@@ -386,7 +386,7 @@ def test_designs_on_a_gpu_score_as_on_the_cpu(name: str, where: str, monkeypatch
         monkeypatch.setitem(PREDICTORS, "last layer", lambda: predictor)
     size = getattr(expected, "get_augmented_q_batch_size", lambda q: q)(1)
     X = designs(3, size, seed=49)
-    found = score_of(make, "last layer").to("cuda")(X.cuda().requires_grad_())
-    assert found.device.type == "cuda"
-    torch.testing.assert_close(found.cpu(), expected(X), rtol=1e-7, atol=1e-8)
-    found.sum().backward()
+    value = score_of(make, "last layer").to("cuda")(X.cuda().requires_grad_())
+    assert value.device.type == "cuda"
+    torch.testing.assert_close(value.cpu(), expected(X), rtol=1e-7, atol=1e-8)
+    value.sum().backward()

@@ -143,9 +143,9 @@ IN_CONTEXTS = [
 
 def scaled(data: FieldPairs) -> Tensor:
     """Scales of a calibrated predictor."""
-    found = pn.calibration.VarianceScale().fit(build_predictor(), data)
-    assert isinstance(found, pn.calibration.ScaledPredictor)
-    return found.scale
+    calibrated = pn.calibration.VarianceScale().fit(build_predictor(), data)
+    assert isinstance(calibrated, pn.calibration.ScaledPredictor)
+    return calibrated.scale
 
 
 def as_numbers(values: Tensor) -> list[Any]:

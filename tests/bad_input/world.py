@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from probneural.fields import Field, FieldPairs
 from probneural.functionals import Functional
 from probneural.grids import Grid
 from tests import helpers
+from tests.calibration.synthetic import changed
 
 GRID = Grid.uniform((16,))
 PLANE = Grid.uniform((4, 6))
@@ -174,7 +174,7 @@ def select(selector: Any, **changes: Any) -> object:
     """Let a selector choose two of twelve functions."""
     settings: dict[str, Any] = {"count": 2, "seed": 0} | changes
     chosen_by = settings.pop("predictor", build_predictor())
-    return selector.select(chosen_by, settings.pop("pool", pairs().inputs), settings.pop("count"), **settings)
+    return selector.select(chosen_by, settings.pop("pool", pairs().inputs), count=settings.pop("count"), **settings)
 
 
 def refused(
@@ -194,4 +194,4 @@ def scaled() -> pn.calibration.ScaledPredictor:
 
 
 def rescaled(scale: Any) -> pn.calibration.ScaledPredictor:
-    return dataclasses.replace(scaled(), scale=scale)
+    return changed(scaled(), scale=scale)

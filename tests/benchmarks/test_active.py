@@ -169,13 +169,13 @@ def test_scores_are_what_they_say(done: list[dict[str, Any]]) -> None:
     pairs, test = source.draw(12, seed=0).label(range(12)), source.draw(30, seed=1).label(range(30))
     operator = active_runs.FNOTraining((3,), width=4, depth=1, projection=4, steps=16).train(pairs, seed=0)
     predictor = active_runs.fitted(LAST_LAYER, [operator], pairs)
-    found = active_runs.scores(predictor, test)
+    scores = active_runs.scores(predictor, test)
     errors = (predictor(test.inputs).mean - test.outputs.values).numpy()[:, 0] / test.outputs.values.numpy().std(ddof=1)
     each = numpy.sqrt((errors.astype(float) ** 2).mean(1))
-    assert found["rmse"] == pytest.approx(numpy.sqrt((each**2).mean()), rel=1e-5)
-    assert found["q95"] == pytest.approx(numpy.quantile(each, 0.95), rel=1e-5)
+    assert scores["rmse"] == pytest.approx(numpy.sqrt((each**2).mean()), rel=1e-5)
+    assert scores["q95"] == pytest.approx(numpy.quantile(each, 0.95), rel=1e-5)
     spread = predictor(test.inputs).variance.numpy()[:, 0].mean(1)
-    assert found["ranks"] == pytest.approx(stats.spearmanr(spread, each).statistic, abs=1e-3)
+    assert scores["ranks"] == pytest.approx(stats.spearmanr(spread, each).statistic, abs=1e-3)
 
 
 def test_an_ensembles_first_member_is_the_single_operator() -> None:
@@ -240,9 +240,9 @@ def test_a_unit_that_fails_says_why_and_is_tried_again(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(active_runs, "_rounds", fail)
     task = unit(tmp_path, LAST_LAYER, pn.active.RandomSelection())
-    found = active_runs.run(task)
-    assert "DataError" in found["failed"]
-    assert found["rows"] == []
+    outcome = active_runs.run(task)
+    assert "DataError" in outcome["failed"]
+    assert outcome["rows"] == []
     assert not task.path.exists()
 
 
@@ -348,9 +348,9 @@ def test_notes_say_what_the_benchmark_is_not() -> None:
 
 def test_what_is_kept_comes_back_as_numbers(tmp_path: Path) -> None:
     environment.keep({"ranks": [math.nan, 0.1], "rmse": math.inf, "name": "nan"}, tmp_path / "unit.json")
-    found = environment.kept(tmp_path / "unit.json")
-    assert math.isnan(found["ranks"][0])
-    assert (found["ranks"][1], found["rmse"], found["name"]) == (0.1, math.inf, "nan")
+    kept = environment.kept(tmp_path / "unit.json")
+    assert math.isnan(kept["ranks"][0])
+    assert (kept["ranks"][1], kept["rmse"], kept["name"]) == (0.1, math.inf, "nan")
 
 
 def test_a_resumed_unit_without_ranks_is_summarised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

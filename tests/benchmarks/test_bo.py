@@ -33,7 +33,7 @@ def _losses(problem: bo_problems.DesignProblem, designs: torch.Tensor) -> torch.
 
 def test_concentrations_are_the_formula() -> None:
     mass, diffusivity, place, moment = 8.3, 0.05, 1.1, 30.2
-    found = bo_problems.concentration(torch.tensor([mass, diffusivity, place, moment], dtype=torch.double))
+    values = bo_problems.concentration(torch.tensor([mass, diffusivity, place, moment], dtype=torch.double))
     for row, s in enumerate((0.0, 1.0, 2.5)):
         for column, t in enumerate((15.0, 30.0, 45.0, 60.0)):
             value = mass / math.sqrt(4 * math.pi * diffusivity * t) * math.exp(-(s**2) / (4 * diffusivity * t))
@@ -41,7 +41,7 @@ def test_concentrations_are_the_formula() -> None:
                 age = t - moment
                 spread = 4 * diffusivity * age
                 value += mass / math.sqrt(math.pi * spread) * math.exp(-((s - place) ** 2) / spread)
-            assert found[row, column].item() == pytest.approx(value, rel=1e-13)
+            assert values[row, column].item() == pytest.approx(value, rel=1e-13)
 
 
 def test_random_designs_reach_what_papers_report() -> None:

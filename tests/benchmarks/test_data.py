@@ -24,28 +24,28 @@ def saved(folder: Path, **arrays: object) -> Path:
 
 def test_two_arrays_alone_are_enough(tmp_path: Path) -> None:
     """As the guide has it; what is assumed is said."""
-    found = data.read(saved(tmp_path))
-    assert found.train.inputs.grid == Grid.uniform(12, periodic=False)
-    assert len(found.train) + len(found.tests["in distribution"]) == 10
-    assert found.assumed.startswith(
+    loaded = data.read(saved(tmp_path))
+    assert loaded.train.inputs.grid == Grid.uniform(12, periodic=False)
+    assert len(loaded.train) + len(loaded.tests["in distribution"]) == 10
+    assert loaded.assumed.startswith(
         "flow.npz has no array `periodic`: its axis is taken as not periodic, with a point at each end"
     )
-    assert exact.FileSource(tmp_path / "flow.npz").assumed == found.assumed
+    assert exact.FileSource(tmp_path / "flow.npz").assumed == loaded.assumed
 
 
 @pytest.mark.parametrize("periodic", [True, [True], np.array([1])])
 def test_what_a_file_says_is_not_assumed(tmp_path: Path, periodic: object) -> None:
-    found = data.read(saved(tmp_path, periodic=periodic, lengths=[2.0], test_inputs=NUMBERS[:3], test_outputs=NUMBERS[:3]))
-    assert found.train.inputs.grid == found.tests["in distribution"].outputs.grid == Grid.uniform(12, lengths=2.0)
-    assert (len(found.train), len(found.tests["in distribution"]), found.assumed) == (10, 3, "")
+    loaded = data.read(saved(tmp_path, periodic=periodic, lengths=[2.0], test_inputs=NUMBERS[:3], test_outputs=NUMBERS[:3]))
+    assert loaded.train.inputs.grid == loaded.tests["in distribution"].outputs.grid == Grid.uniform(12, lengths=2.0)
+    assert (len(loaded.train), len(loaded.tests["in distribution"]), loaded.assumed) == (10, 3, "")
 
 
 def test_lengths_alone_leave_the_ends(tmp_path: Path) -> None:
-    found = data.read(saved(tmp_path, lengths=3.0, test_inputs=NUMBERS[:3], test_outputs=NUMBERS[:3]))
+    loaded = data.read(saved(tmp_path, lengths=3.0, test_inputs=NUMBERS[:3], test_outputs=NUMBERS[:3]))
     assert (
-        found.train.inputs.grid == found.tests["in distribution"].inputs.grid == Grid.uniform(12, lengths=3.0, periodic=False)
+        loaded.train.inputs.grid == loaded.tests["in distribution"].inputs.grid == Grid.uniform(12, lengths=3.0, periodic=False)
     )
-    assert found.assumed
+    assert loaded.assumed
 
 
 @pytest.mark.parametrize("shape", [(10, 3, 4), (10, 1, 3, 4)])
@@ -55,8 +55,8 @@ def test_more_axes_must_be_told_from_channels(tmp_path: Path, shape: tuple[int, 
         ShapeError, match=r"an array `periodic` in flow.npz.*\(10, .*channels or space.*periodic=\[False, False\]"
     ):
         data.read(saved(tmp_path, **arrays))
-    found = data.read(saved(tmp_path, **arrays, periodic=[True, False]))
-    assert found.train.inputs.grid == Grid.uniform((3, 4), periodic=(True, False))
+    loaded = data.read(saved(tmp_path, **arrays, periodic=[True, False]))
+    assert loaded.train.inputs.grid == Grid.uniform((3, 4), periodic=(True, False))
 
 
 def test_what_benchmarks_write_is_ignored_by_git() -> None:

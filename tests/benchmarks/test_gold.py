@@ -44,9 +44,9 @@ def test_errors_of_second_moments_are_in_units_of_their_own(correlation: float) 
     forgetting = (1 + correlation**2) / (1 - correlation**2)  # of products, in closed form
     expected = (draws.shape[0] / forgetting) ** 0.5 * products.mean(0) / (1.0 + (first == second).double()).sqrt()
     torch.testing.assert_close(z, expected, rtol=0.35, atol=0.05)
-    found = last_layer_reference.moment_errors(draws, 4)
-    assert found["second_moment_z"] == float(z.abs().max())
-    assert judged(20, found)["verdict"] == "pass"
+    errors = last_layer_reference.moment_errors(draws, 4)
+    assert errors["second_moment_z"] == float(z.abs().max())
+    assert judged(20, errors)["verdict"] == "pass"
 
 
 def judged(weights: int, found: dict[str, float]) -> dict[str, object]:
@@ -64,8 +64,8 @@ def judged(weights: int, found: dict[str, float]) -> dict[str, object]:
     ids=["mean", "spread", "correlation", "nan"],
 )
 def test_samplers_that_are_wrong_miss(wrong: object, missed: str) -> None:
-    found = last_layer_reference.moment_errors(wrong(chains(0.3, seed=2)), 4)  # type: ignore[operator]
-    row = judged(20, found)
+    errors = last_layer_reference.moment_errors(wrong(chains(0.3, seed=2)), 4)  # type: ignore[operator]
+    row = judged(20, errors)
     assert row["verdict"] == f"miss: {missed}"
     assert row["mean_z_limit"] == largest_z(20, families=gold.FAMILIES) < row["second_moment_z_limit"]
 
@@ -92,8 +92,8 @@ def test_anchored_members_are_judged(noise: float, outcome: str) -> None:
     head = AnchoredEnsemble(
         100, prior_precision={"weight": precision}, noise=noise * gold.NOISE**2, effective_observations=float(gold.POINTS)
     )
-    found = gold.compared(head.fit(module, exact.data), exact)
-    row = gold.judged("anchored", found)
+    rows = gold.compared(head.fit(module, exact.data), exact)
+    row = gold.judged("anchored", rows)
     assert row == {"limit": largest_z(gold.MODES, families=gold.FAMILIES), "verdict": outcome}
-    assert found["sd_z"] == pytest.approx(max(found["sd_ratio_largest"] - 1, 1 - found["sd_ratio_least"]) * math.sqrt(200.0))
-    assert gold.judged("plain, converged", found)["verdict"] == "miss: sd_ratio_largest"
+    assert rows["sd_z"] == pytest.approx(max(rows["sd_ratio_largest"] - 1, 1 - rows["sd_ratio_least"]) * math.sqrt(200.0))
+    assert gold.judged("plain, converged", rows)["verdict"] == "miss: sd_ratio_largest"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from probneural.calibration import Decomposition, ScaledPredictor
-from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor
+from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.fields import Field, FieldPairs
 from probneural.grids import Grid
 from tests.helpers import normal
@@ -28,18 +29,10 @@ class Synthetic(Predictor):
     def __init__(
         self, *, sd: float = 1.0, noise: float | Tensor = 0.1, channels: int = 1, dtype: torch.dtype = torch.float64
     ) -> None:
-        self.in_channels = self.out_channels = channels
-        self.sd, self.domain = sd, GRID
-        self.noise = torch.as_tensor(noise, dtype=dtype).expand(channels)
+        variance = torch.as_tensor(noise, dtype=dtype).expand(channels)
+        super().__init__(PredictorTraits(in_channels=channels, noise=variance, domain=GRID, like=variance))
+        self.sd = sd
         self.calls: list[tuple[int, Grid | None]] = []
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.noise.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.noise.device
 
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         self.calls.append((len(inputs), query))
@@ -79,3 +72,9 @@ def scaled_by(factor: float, predictor: Predictor) -> ScaledPredictor:
         noise=factor * predictor.noise,
         calibrated_on=torch.zeros(0, dtype=torch.int64),
     )
+
+
+def changed(scaled: ScaledPredictor, **parts: Any) -> ScaledPredictor:
+    """The same predictor with some of its parts changed."""
+    names = ("inner", "scale", "noise_scale", "decomposition", "noise", "calibrated_on")
+    return ScaledPredictor(**{name: getattr(scaled, name) for name in names} | parts)

@@ -18,19 +18,19 @@ from tests.calibration.synthetic import GRID, Members, Synthetic, pairs
 def test_a_band_is_mean_and_quantile_times_scale(kind: type[Synthetic], modulation: str) -> None:
     predictor, data, new = kind(channels=2), pairs(40, channels=2), pairs(7, channels=2, seed=50)
     band = SimultaneousBand(0.8, modulation=modulation, floor=0.0).fit(predictor, data)
-    found = band(new.inputs)
+    prediction = band(new.inputs)
     u = predictor(new.inputs)
     scale = (u.variance + 0.1).sqrt() if modulation == "std" else torch.full_like(u.variance, math.sqrt(0.1))
-    torch.testing.assert_close(found.mean, u.mean)
-    torch.testing.assert_close(found.upper, u.mean + band.quantile * scale)
-    torch.testing.assert_close(found.lower, u.mean - band.quantile * scale)
-    torch.testing.assert_close(found.width(), 2 * band.quantile * (scale * GRID.weights).sum(-1))
-    assert (len(found), found.grid, band.level) == (7, GRID, 0.8)
-    inside = ((new.outputs.values >= found.lower) & (new.outputs.values <= found.upper)).all(-1).all(-1)
-    assert found.contains(new.outputs).tolist() == inside.tolist()
+    torch.testing.assert_close(prediction.mean, u.mean)
+    torch.testing.assert_close(prediction.upper, u.mean + band.quantile * scale)
+    torch.testing.assert_close(prediction.lower, u.mean - band.quantile * scale)
+    torch.testing.assert_close(prediction.width(), 2 * band.quantile * (scale * GRID.weights).sum(-1))
+    assert (len(prediction), prediction.grid, band.level) == (7, GRID, 0.8)
+    inside = ((new.outputs.values >= prediction.lower) & (new.outputs.values <= prediction.upper)).all(-1).all(-1)
+    assert prediction.contains(new.outputs).tolist() == inside.tolist()
     assert band.coverage(new) == pytest.approx(inside.double().mean().item())
     assert "0.8" in repr(band)
-    assert "7 x 2" in repr(found)
+    assert "7 x 2" in repr(prediction)
 
 
 @pytest.mark.parametrize("modulation", ["std", "constant"])
@@ -38,10 +38,10 @@ def test_coverage_holds_for_whole_functions_and_a_wrong_predictor(modulation: st
     """Pointwise intervals at the same level cover far fewer whole functions."""
     data, new = pairs(999, channels=2), pairs(3000, channels=2, seed=50)
     band = SimultaneousBand(0.9, modulation=modulation).fit(Synthetic(sd=0.2, channels=2), data)
-    found = band.coverage(new)
+    coverage = band.coverage(new)
     # Given one calibration set, coverage is Beta(900, 100); the new set adds its own binomial error.
-    assert abs(found - 0.9) < 4 * math.sqrt(0.09 / 1000 + 0.09 / 3000)
-    assert band(new.inputs).contains(new.outputs).double().mean().item() == pytest.approx(found, abs=1e-3)
+    assert abs(coverage - 0.9) < 4 * math.sqrt(0.09 / 1000 + 0.09 / 3000)
+    assert band(new.inputs).contains(new.outputs).double().mean().item() == pytest.approx(coverage, abs=1e-3)
 
 
 def test_a_local_scale_is_narrower_where_sizes_differ() -> None:
@@ -105,15 +105,15 @@ def test_outputs_and_queries_on_other_grids() -> None:
     torch.testing.assert_close(on_fine.mean[..., ::3], on_coarse.mean)
     torch.testing.assert_close(on_fine.half_width[..., ::3], on_coarse.half_width)
     loose = Grid.scattered(fine.points[5:20], torch.linspace(0.0, 1.0, 15))
-    found = SimultaneousBand().fit(predictor, pairs(30, grid=loose))(data.inputs, loose)
-    torch.testing.assert_close(found.width(), 2 * found.half_width @ torch.linspace(0.0, 1.0, 15).double() / 7.5)
+    prediction = SimultaneousBand().fit(predictor, pairs(30, grid=loose))(data.inputs, loose)
+    torch.testing.assert_close(prediction.width(), 2 * prediction.half_width @ torch.linspace(0.0, 1.0, 15).double() / 7.5)
 
 
 def test_float32_predictions_give_float64_bands() -> None:
     predictor, data = Synthetic(dtype=torch.float32), pairs(30).to(torch.float32)
     band = SimultaneousBand().fit(predictor, data)
-    found = band(data.inputs)
-    assert found.half_width.dtype == found.mean.dtype == torch.float64
+    prediction = band(data.inputs)
+    assert prediction.half_width.dtype == prediction.mean.dtype == torch.float64
     reference = SimultaneousBand().fit(Synthetic(), pairs(30))
     assert band.quantile == pytest.approx(reference.quantile, rel=1e-5)
 
@@ -142,20 +142,20 @@ def test_errors() -> None:
     with pytest.raises(ArgumentError, match="floor"):
         SimultaneousBand(floor=2.0)
     band = SimultaneousBand().fit(Synthetic(), data)
-    found = band(data.inputs)
+    prediction = band(data.inputs)
     with pytest.raises(GridError, match=r"query=truth\.grid"):
-        found.contains(pairs(12, grid=GRID.resized((20,))).outputs)
+        prediction.contains(pairs(12, grid=GRID.resized((20,))).outputs)
     with pytest.raises(ShapeError, match="truth of shape"):
-        found.contains(data.outputs[:1])
+        prediction.contains(data.outputs[:1])
     with pytest.raises(DataError, match="true values"):
-        found.contains(Field(data.outputs.values * math.nan, GRID))
+        prediction.contains(Field(data.outputs.values * math.nan, GRID))
     with pytest.raises(CalibrationError, match="at least one pair"):
         band.coverage(data[:0])
     with pytest.raises(DataError, match="inputs"):
         band(Field(data.inputs.values * math.nan, GRID))
     with pytest.raises(ShapeError, match="half width of shape"):
-        BandField(found.mean, half_width=found.half_width[:1], grid=GRID)
+        BandField(prediction.mean, half_width=prediction.half_width[:1], grid=GRID)
     with pytest.raises(ShapeError, match="mean of shape"):
-        BandField(found.mean, half_width=found.half_width, grid=GRID.resized((8,)))
+        BandField(prediction.mean, half_width=prediction.half_width, grid=GRID.resized((8,)))
     with pytest.raises(ShapeError, match="outputs of 1 channels"):
         band.coverage(FieldPairs(data.inputs, pairs(12, channels=2).outputs))

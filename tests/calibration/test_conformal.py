@@ -22,7 +22,7 @@ def scores_of(values: torch.Tensor) -> ConformalScores:
 @pytest.mark.parametrize("floor", [0.0, 0.4])
 def test_scores_are_suprema_of_standardised_errors(channels: int, floor: float) -> None:
     predictor, data = Synthetic(channels=channels), pairs(6, channels=channels)
-    found = conformal_scores(predictor, data, floor=floor)
+    scores = conformal_scores(predictor, data, floor=floor)
     u = predictor(data.inputs)
     for field in range(6):
         worst, widths = 0.0, []
@@ -32,8 +32,8 @@ def test_scores_are_suprema_of_standardised_errors(channels: int, floor: float) 
             error = (data.outputs.values - u.mean)[field, channel].abs()
             worst = max(worst, float((error / scale).max()))
             widths.append(float((scale * GRID.weights).sum()))
-        assert found.values[field].item() == pytest.approx(worst, rel=1e-12)
-        assert found.scale[field].tolist() == pytest.approx(widths, rel=1e-12)
+        assert scores.values[field].item() == pytest.approx(worst, rel=1e-12)
+        assert scores.scale[field].tolist() == pytest.approx(widths, rel=1e-12)
 
 
 def test_constant_scores_are_errors_in_units_of_the_noise() -> None:
@@ -42,9 +42,9 @@ def test_constant_scores_are_errors_in_units_of_the_noise() -> None:
     torch.testing.assert_close(conformal_scores(Synthetic(noise=0.0), data, modulation="constant").values, error)
     predictor, data = Synthetic(noise=torch.tensor([0.04, 0.25]), channels=2), pairs(6, channels=2)
     error = (data.outputs.values - data.inputs.values).abs().amax(-1) / torch.tensor([0.2, 0.5]).double()
-    found = conformal_scores(predictor, data, modulation="constant")
-    torch.testing.assert_close(found.values, error.amax(-1))
-    torch.testing.assert_close(found.scale, torch.tensor([0.2, 0.5]).double().expand(6, 2))
+    scores = conformal_scores(predictor, data, modulation="constant")
+    torch.testing.assert_close(scores.values, error.amax(-1))
+    torch.testing.assert_close(scores.scale, torch.tensor([0.2, 0.5]).double().expand(6, 2))
 
 
 @example(n=24, percent=56)  # in floating point, 25 * 0.56 lies above 14
@@ -113,8 +113,8 @@ def test_selection_takes_slices_and_lists() -> None:
 
 def test_certainty_that_is_right_scores_zero() -> None:
     data = pairs(4)
-    found = conformal_scores(Synthetic(sd=0.0, noise=0.0), FieldPairs(data.inputs, data.inputs))  # 0/0
-    assert found.values.tolist() == [0.0] * 4
+    scores = conformal_scores(Synthetic(sd=0.0, noise=0.0), FieldPairs(data.inputs, data.inputs))  # 0/0
+    assert scores.values.tolist() == [0.0] * 4
 
 
 @pytest.mark.bad_input

@@ -13,9 +13,9 @@ from probneural.grids import Grid
 
 def dense_jacobian(operator: nn.Module, inputs: Field, query: Grid | None = None) -> Tensor:
     """`(n, c, p, P)` over all parameters in order, complex ones as (real, imaginary) pairs."""
-    own = copy.deepcopy(operator).eval().requires_grad_(True)
-    parameters = list(own.parameters())
-    values = evaluate(own, inputs, query)
+    copied = copy.deepcopy(operator).eval().requires_grad_(True)
+    parameters = list(copied.parameters())
+    values = evaluate(copied, inputs, query)
     rows = []
     for entry in values.flatten():
         gradients = torch.autograd.grad(entry, parameters, retain_graph=True, materialize_grads=True)
@@ -46,9 +46,9 @@ def dense_fisher(jacobian: Tensor, weights: Tensor, residuals: Tensor) -> Tensor
 
 def dense_hessian(operator: nn.Module, inputs: Field, targets: Field, weights: Tensor, query: Grid | None = None) -> Tensor:
     """`(P, P)`: one backward pass per entry of the gradient of 1/2 sum w (f - y)^2."""
-    own = copy.deepcopy(operator).eval().requires_grad_(True)
-    parameters = list(own.parameters())
-    loss = 0.5 * (weights * (evaluate(own, inputs, query) - targets.values).flatten(2) ** 2).sum()
+    copied = copy.deepcopy(operator).eval().requires_grad_(True)
+    parameters = list(copied.parameters())
+    loss = 0.5 * (weights * (evaluate(copied, inputs, query) - targets.values).flatten(2) ** 2).sum()
 
     def flat(gradients: tuple[Tensor, ...]) -> Tensor:
         return torch.cat([torch.view_as_real(part).flatten() if part.is_complex() else part.flatten() for part in gradients])

@@ -79,24 +79,24 @@ def modes_seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("chunk", [64, 7])
 def test_equals_one_backward_pass_per_value(case: Case, chunk: int) -> None:
     layout = ParameterVector.of(case.operator)
-    close(jacobian(case.operator, layout, case.inputs, chunk=chunk), dense_jacobian(case.operator, case.inputs))
+    close(jacobian(case.operator, layout, inputs=case.inputs, chunk=chunk), dense_jacobian(case.operator, case.inputs))
 
 
 @EVERY
 def test_on_a_query_grid(case: Case) -> None:
     layout, query = ParameterVector.of(case.operator), finer(case.inputs.grid)
-    rows = jacobian(case.operator, layout, case.inputs, query=query)
+    rows = jacobian(case.operator, layout, inputs=case.inputs, query=query)
     close(rows, dense_jacobian(case.operator, case.inputs, query))
     scattered = Grid.scattered(query.points[1::3], torch.ones(len(query.points[1::3])))
-    close(jacobian(case.operator, layout, case.inputs, query=scattered), rows[:, :, 1::3], 1e-9)
+    close(jacobian(case.operator, layout, inputs=case.inputs, query=scattered), rows[:, :, 1::3], 1e-9)
 
 
 def test_both_modes_are_taken_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(case for case in CASES if case.name == "fno-1d-few")
     layout = ParameterVector.of(case.operator)
     seen = modes_seen(monkeypatch)
-    many = jacobian(case.operator, layout, case.inputs)
-    few = jacobian(case.operator, layout, case.inputs, query=Grid.scattered(case.inputs.grid.points[:4], torch.ones(4)))
+    many = jacobian(case.operator, layout, inputs=case.inputs)
+    few = jacobian(case.operator, layout, inputs=case.inputs, query=Grid.scattered(case.inputs.grid.points[:4], torch.ones(4)))
     assert seen == ["forward", "forward", "reverse", "reverse"]
     close(few, many[:, :, :4], 1e-9)
 
@@ -113,7 +113,7 @@ def test_forward_mode_takes_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -
         return mapped(*arguments, **settings)
 
     monkeypatch.setattr(module, "vmap", watch)
-    jacobian(case.operator, ParameterVector.of(case.operator), case.inputs, chunk=5)
+    jacobian(case.operator, ParameterVector.of(case.operator), inputs=case.inputs, chunk=5)
     assert sizes == [5, 5]
 
 
@@ -127,7 +127,7 @@ def test_differentiable_in_the_inputs(name: str) -> None:
     weights = torch.randn(1, 1, where.size, layout.size, generator=generator, dtype=F64)
 
     def total(values: torch.Tensor) -> torch.Tensor:
-        return (jacobian(case.operator, layout, Field(values, case.inputs.grid), query=query) * weights).sum()
+        return (jacobian(case.operator, layout, inputs=Field(values, case.inputs.grid), query=query) * weights).sum()
 
     values = case.inputs.values[:1].clone().requires_grad_()
     assert torch.autograd.gradcheck(total, (values,), rtol=1e-5, atol=1e-7)
@@ -139,12 +139,12 @@ def test_a_step_in_the_parameters() -> None:
         layout = ParameterVector.of(case.operator)
         vector = layout.flatten(dict(case.operator.named_parameters()))
         direction = torch.randn(layout.size, generator=torch.Generator().manual_seed(0), dtype=F64)
-        base = evaluate_at(case.operator, layout, vector, case.inputs).detach()
+        base = evaluate_at(case.operator, layout, vector=vector, inputs=case.inputs).detach()
         torch.testing.assert_close(base, evaluate(case.operator, case.inputs).detach())
-        slope = (jacobian(case.operator, layout, case.inputs) @ direction).reshape(base.shape)
+        slope = (jacobian(case.operator, layout, inputs=case.inputs) @ direction).reshape(base.shape)
         errors = []
         for t in (1e-3, 1e-4):
-            moved = evaluate_at(case.operator, layout, vector + t * direction, case.inputs)
+            moved = evaluate_at(case.operator, layout, vector=vector + t * direction, inputs=case.inputs)
             errors.append(float((moved - base - t * slope).detach().abs().max()))
         rounding = 1e-13 * float(base.abs().max())
         assert errors[1] <= errors[0] / 50 + rounding, case.name
@@ -155,30 +155,32 @@ def test_chosen_parameters_are_columns_of_all(name: str) -> None:
     case = next(case for case in CASES if case.name == name)
     first = next(iter(dict(case.operator.named_parameters())))
     every, part = ParameterVector.of(case.operator), ParameterVector.of(case.operator, [first])
-    rows = jacobian(case.operator, part, case.inputs).detach()  # it depends on the other parameters, which want gradients
-    close(rows, jacobian(case.operator, every, case.inputs)[..., : part.size])
+    rows = jacobian(
+        case.operator, part, inputs=case.inputs
+    ).detach()  # it depends on the other parameters, which want gradients
+    close(rows, jacobian(case.operator, every, inputs=case.inputs)[..., : part.size])
 
 
 def test_neither_the_operator_nor_the_graph_mode_matters() -> None:
     case = CASES[0]
     layout = ParameterVector.of(case.operator)
     state = copy.deepcopy(case.operator.state_dict())
-    rows = jacobian(case.operator, layout, case.inputs)
+    rows = jacobian(case.operator, layout, inputs=case.inputs)
     with torch.no_grad():
-        assert torch.equal(jacobian(case.operator, layout, case.inputs), rows)
+        assert torch.equal(jacobian(case.operator, layout, inputs=case.inputs), rows)
     frozen = copy.deepcopy(case.operator).requires_grad_(False)
-    assert torch.equal(jacobian(frozen, layout, case.inputs), rows)
+    assert torch.equal(jacobian(frozen, layout, inputs=case.inputs), rows)
     assert not rows.requires_grad
     for name, tensor in case.operator.state_dict().items():
         assert torch.equal(tensor, state[name])
     single = to_dtype(copy.deepcopy(case.operator), torch.float32)
-    assert jacobian(single, layout, case.inputs.to(torch.float32)).dtype == torch.float32
+    assert jacobian(single, layout, inputs=case.inputs.to(torch.float32)).dtype == torch.float32
 
 
 @EVERY
 def test_gauss_newton_is_the_explicit_sum(case: Case) -> None:
     layout, grid = ParameterVector.of(case.operator), case.inputs.grid
-    rows = jacobian(case.operator, layout, case.inputs)
+    rows = jacobian(case.operator, layout, inputs=case.inputs)
     precision = torch.linspace(2.0, 3.0, rows.shape[1], dtype=F64)
     expected = torch.zeros(layout.size, layout.size, dtype=F64)
     for index in range(rows.shape[0]):
@@ -199,7 +201,7 @@ def test_gauss_newton_does_not_grow_with_the_grid(periodic: bool) -> None:
     found = []
     for size in (32, 64, 256):
         grid = Grid.uniform(size + (not periodic), periodic=periodic)
-        rows = jacobian(operator, layout, fields(grid, 3, 1, seed=0))
+        rows = jacobian(operator, layout, inputs=fields(grid, 3, 1, seed=0))
         found.append(gauss_newton(rows, grid=grid, precision=torch.tensor([5.0], dtype=F64)))
     close(found[0], found[2], 1e-8 if periodic else 5e-3)  # the trapezoidal rule between ends is of second order
     close(found[1], found[2], 1e-8 if periodic else 1.5e-3)

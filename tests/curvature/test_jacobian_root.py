@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,12 @@ from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
 from probneural.curvature.kept_rows import KeptRows
 from probneural.curvature.weights.roots import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import GridError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import MatrixFunctional, integral
 from probneural.grids import Grid
+from probneural.linear_algebra.conditioning import LowRankUpdate
 from tests.curvature.reference import dense_jacobian
 from tests.heads.cases import fields, operator_case
 from tests.helpers import normal
@@ -40,7 +39,7 @@ def weights_of(kind: str, size: int) -> WeightRoot:
     if kind == "diagonal":
         return DiagonalWeights(normal(size, seed=1).abs())
     directions = torch.linalg.qr(normal(size, 5, seed=1)).Q
-    return LowRankWeights(normal(size, seed=2).abs(), directions, torch.linspace(0.1, 1.0, 5, dtype=torch.float64))
+    return LowRankWeights(normal(size, seed=2).abs(), directions, factors=torch.linspace(0.1, 1.0, 5, dtype=torch.float64))
 
 
 def built(
@@ -57,14 +56,15 @@ def built(
     root = JacobianRoot(
         module,
         layout,
-        vector,
-        inputs,
-        query,
+        vector=vector,
+        inputs=inputs,
+        query=query,
         weights=weights,
         recorded=RecordedMaps(torch.ones(rows.shape[1]).double()),
         variance_estimation=VarianceEstimation(**variance_estimation),
-        kept=KeptRows.of(3, rows=rows[0, ..., 0].numel(), rank=weights.rank) if keeps else None,
     )
+    if not keeps:
+        object.__setattr__(root, "kept", None)
     return root, rows @ weights.dense()
 
 
@@ -110,9 +110,9 @@ def test_rows_are_formed_once_for_all_that_is_asked(monkeypatch: pytest.MonkeyPa
     calls: list[int] = []
     evaluated = module.evaluate_at
 
-    def counted(*arguments: Any, inputs: Field, **options: Any) -> Tensor:
-        calls.append(len(inputs))
-        return evaluated(*arguments, inputs=inputs, **options)
+    def counted(*arguments: Any, **options: Any) -> Tensor:
+        calls.append(len(options["inputs"]))
+        return evaluated(*arguments, **options)
 
     monkeypatch.setattr(module, "evaluate_at", counted)
     root.product(normal(1, root.shape[3]))
@@ -139,7 +139,8 @@ def test_rows_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyP
 def test_kept_rows_do_not_cut_gradients() -> None:
     root, dense = built("fno-1d", keeps=True)
     root.row_squares()
-    moved = replace(root, inputs=Field(root.inputs.values.clone().requires_grad_(), root.inputs.grid))
+    moved = root.select(slice(None))
+    moved.inputs.values.requires_grad_()
     squares = moved.row_squares()
     close(squares.detach(), dense.square().sum(-1))
     (slope,) = torch.autograd.grad(squares.sum(), moved.inputs.values)
@@ -161,12 +162,12 @@ def test_functionals_transforms_and_scales_are_applied_in_order(operator: str, k
     functional = MatrixFunctional(grid, normal(5, grid.size, seed=7))
     channels, rank = root.shape[1], root.shape[3]
     common = LowRankUpdate(torch.linalg.qr(normal(rank, 2, seed=8)).Q.mT, torch.tensor([0.0, 0.5], dtype=torch.float64))
-    own = LowRankUpdate(
+    per_function = LowRankUpdate(
         torch.linalg.qr(normal(3, rank, 2, seed=9)).Q.mT, torch.tensor([0.3, 0.7], dtype=torch.float64).expand(3, 2)
     )
     factors = torch.linspace(0.5, 2.0, channels, dtype=torch.float64)
-    lazy = root.compose(common).scale(factors).push(functional).compose(own)
-    plain = DenseRoot(dense).compose(common).scale(factors).push(functional).compose(own)
+    lazy = root.compose(common).scale(factors).push(functional).compose(per_function)
+    plain = DenseRoot(dense).compose(common).scale(factors).push(functional).compose(per_function)
     same(lazy, plain.dense())
     index = torch.tensor([2, 0])
     same(lazy.select(index), plain.select(index).dense())
@@ -207,7 +208,12 @@ def test_differentiable_in_the_inputs() -> None:
 
     def total(inputs: Tensor) -> tuple[Tensor, ...]:
         moved = JacobianRoot(
-            root.operator, root.layout, root.vector, Field(inputs, root.inputs.grid), None, root.weights, root.recorded
+            root.operator,
+            root.layout,
+            vector=root.vector,
+            inputs=Field(inputs, root.inputs.grid),
+            weights=root.weights,
+            recorded=root.recorded,
         )
         return moved.product(latents).sum(), moved.pull(cotangents).square().sum(), moved.row_squares().sum()
 
@@ -249,8 +255,8 @@ def test_scipy_sees_the_joint_map(operator: str) -> None:
     np.testing.assert_allclose(lazy.rmatmat(values), matrix.T @ values, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(lazy @ vectors[:, 0], matrix @ vectors[:, 0], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(lazy.T @ values[:, 0], matrix.T @ values[:, 0], rtol=1e-9, atol=1e-12)
-    found = scipy.sparse.linalg.svds(lazy, k=2, return_singular_vectors=False, rng=np.random.default_rng(0))
-    np.testing.assert_allclose(np.sort(found), np.linalg.svd(matrix, compute_uv=False)[1::-1], rtol=1e-9)
+    singular_values = scipy.sparse.linalg.svds(lazy, k=2, return_singular_vectors=False, rng=np.random.default_rng(0))
+    np.testing.assert_allclose(np.sort(singular_values), np.linalg.svd(matrix, compute_uv=False)[1::-1], rtol=1e-9)
 
 
 @pytest.mark.bad_input

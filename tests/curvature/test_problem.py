@@ -23,7 +23,7 @@ from tests.heads.cases import ConvStack
 @EVERY
 def test_outputs_are_the_operators(case: ProductCase) -> None:
     problem, theta = case.problem, 1.1 * case.parameters
-    expected = evaluate_at(problem.operator, problem.layout, theta, problem.inputs, problem.grid).flatten(2)
+    expected = evaluate_at(problem.operator, problem.layout, vector=theta, inputs=problem.inputs, query=problem.grid).flatten(2)
     close(problem.outputs(theta), expected, 1e-14)
     close(problem.outputs(theta, slice(1, 3)), expected[1:3], 1e-12)
     close(problem.outputs_for(theta, problem.inputs.values[2:]), expected[2:], 1e-12)
@@ -40,7 +40,7 @@ def test_gradients_are_those_of_unflattening(name: str) -> None:
     problem = case.problem
 
     def loss(theta: torch.Tensor) -> torch.Tensor:
-        values = evaluate_at(problem.operator, problem.layout, theta, problem.inputs, problem.grid)
+        values = evaluate_at(problem.operator, problem.layout, vector=theta, inputs=problem.inputs, query=problem.grid)
         return problem.likelihood.loss(values.flatten(2), problem.targets.values.flatten(2))
 
     close(grad(problem.loss)(case.parameters), grad(loss)(case.parameters), 1e-12)

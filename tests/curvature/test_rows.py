@@ -19,7 +19,9 @@ EVERY = pytest.mark.parametrize("operator", CASES)
 
 def rows_of(case: OperatorCase, **settings: object) -> GaussNewtonRows:
     layout = ParameterVector.of(case.operator)
-    return GaussNewtonRows(copy.deepcopy(case.operator).eval(), layout, case.data.inputs, None, weights_of(case), **settings)
+    return GaussNewtonRows(
+        copy.deepcopy(case.operator).eval(), layout, inputs=case.data.inputs, weights=weights_of(case), **settings
+    )
 
 
 def precision_of(case: OperatorCase) -> Tensor:
@@ -33,7 +35,7 @@ def weights_of(case: OperatorCase) -> Tensor:
 
 def dense(case: OperatorCase) -> Tensor:
     operator = copy.deepcopy(case.operator).eval()
-    rows = jacobian(operator, ParameterVector.of(operator), case.data.inputs).detach()
+    rows = jacobian(operator, ParameterVector.of(operator), inputs=case.data.inputs).detach()
     return gauss_newton(rows, grid=case.data.outputs.grid, precision=precision_of(case))
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Root
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.functionals import Functional, MatrixFunctional, derivative, integral, sensors, stack
 from probneural.grids import Grid
+from probneural.linear_algebra.conditioning import LowRankUpdate
 from tests import helpers
 from tests.distributions.reference import Dense
 from tests.helpers import generator

@@ -120,15 +120,15 @@ class TestEnergy:
                 return float(xi @ xi) / 2 + (missed(xi) ** 2 / (2 * noise) if noise else 0.0)
 
             constraint = [] if noise else [{"type": "eq", "fun": missed}]
-            found = scipy.optimize.minimize(
+            optimum = scipy.optimize.minimize(
                 cost,
                 np.full(rows.shape[1], 0.1),
                 constraints=constraint,
                 method="SLSQP",
                 options={"ftol": 1e-15, "maxiter": 500},
             )
-            assert found.success
-            assert_close(moved.mean[index, 0], torch.from_numpy(start + rows @ found.x), 1e-6)
+            assert optimum.success
+            assert_close(moved.mean[index, 0], torch.from_numpy(start + rows @ optimum.x), 1e-6)
 
     def test_leaves_no_variance_along_its_derivative(self) -> None:
         field = wavy_field(3, 0.3)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from probneural.distributions import Latent
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.distributions.latent import digest
 from probneural.errors import LatentError
 from probneural.heads import KernelOperator
+from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.problems import Heat
 from tests.distributions.cases import normal, transform
 

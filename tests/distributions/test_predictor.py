@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probneural.distributions import EmpiricalField, FeatureRoot, FieldDistribution, FunctionDraw, GaussianField, Predictor
+from probneural.distributions import (
+    EmpiricalField,
+    FeatureRoot,
+    FieldDistribution,
+    FunctionDraw,
+    GaussianField,
+    Predictor,
+    PredictorTraits,
+)
 from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.functionals import Functional
@@ -31,20 +39,10 @@ class WeightSpace(Predictor):
     """u(x) = sum_j phi_j(a, x) w_j for two channels, with w = factor xi: Gaussian."""
 
     def __init__(self, *, dtype: torch.dtype = torch.float64, domain: Grid = DOMAIN) -> None:
-        self.in_channels, self.out_channels = 1, 2
-        self.noise = torch.zeros(2)
-        self.domain = domain
-        self._dtype = dtype
+        like = torch.empty(0, dtype=dtype)
+        super().__init__(PredictorTraits(in_channels=1, noise=torch.zeros(2), domain=domain, like=like))
         self.factor = normal("predictor", 1, 2, WAVES, 4)
         self.seen: Field | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
 
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         self.seen = inputs

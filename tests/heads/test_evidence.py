@@ -73,12 +73,12 @@ def searched(evidence: Evidence, noise: float | None, prior: float | None) -> tu
 @pytest.mark.parametrize("seed", [0, 1])
 def test_maximum_is_what_a_search_finds(noise: float | None, prior: float | None, seed: int) -> None:
     evidence = least_squares(seed)
-    found = evidence.maximise(noise=noise, prior=prior)
-    assert found == pytest.approx(searched(evidence, noise, prior), rel=1e-6)
+    maximum = evidence.maximise(noise=noise, prior=prior)
+    assert maximum == pytest.approx(searched(evidence, noise, prior), rel=1e-6)
     if noise is not None:
-        assert found[0] == noise
+        assert maximum[0] == noise
     if prior is not None:
-        assert found[1] == prior
+        assert maximum[1] == prior
 
 
 def test_both_given_stay() -> None:

@@ -186,9 +186,9 @@ def test_threads_train() -> None:
     """Dropout draws from a generator that all threads have in common."""
 
     def work(seed: int) -> tuple[Tensor, ...]:
-        own = copy.deepcopy(operator())
-        train(own, data(seed), epochs=3, seed=seed, batch_size=3)
-        return tuple(parameter.detach() for parameter in own.parameters())
+        copied = copy.deepcopy(operator())
+        train(copied, data(seed), epochs=3, seed=seed, batch_size=3)
+        return tuple(parameter.detach() for parameter in copied.parameters())
 
     check([lambda: work(0), lambda: work(1)])
 
@@ -210,7 +210,7 @@ def test_threads_trace_products() -> None:
     likelihood = QuadratureGaussian.of(PERIODIC, torch.ones(1, dtype=torch.float64))
     still = copy.deepcopy(operator()).eval()
     problems = [CurvatureProblem(still, data(seed).inputs, layout=layout, likelihood=likelihood) for seed in (0, 1)]
-    made = [Linearisation(problem, problem.parameters, gauss_newton_term(problem)) for problem in problems]
+    made = [Linearisation(problem, problem.parameters, term=gauss_newton_term(problem)) for problem in problems]
     products = together([lambda own=own: (own.product(vectors),) for own in made])
     for problem, own, (product,) in zip(problems, made, products, strict=True):
         assert own.is_traced

@@ -22,8 +22,8 @@ def test_both_errors_are_weighted_sums_over_the_grid(grid: Grid) -> None:
                 sum(float(w) * float(v) ** 2 for w, v in zip(grid.weights, values.flatten(), strict=True))
                 for values in (guess[field, channel] - true[field, channel], true[field, channel])
             ]
-            found = relative_l2(Field(guess, grid), Field(true, grid))[field, channel]
-            assert float(found) == pytest.approx(math.sqrt(squares[0] / squares[1]), rel=1e-12)
+            error = relative_l2(Field(guess, grid), Field(true, grid))[field, channel]
+            assert float(error) == pytest.approx(math.sqrt(squares[0] / squares[1]), rel=1e-12)
     expected = ((guess - true).square().flatten(2) * shares(grid)).sum(-1).mean(0).sqrt()
     torch.testing.assert_close(rmse(Field(guess, grid), Field(true, grid)), expected)
 
@@ -43,8 +43,8 @@ def test_channels_count_alike_whatever_their_units() -> None:
     true = torch.ones(1, 2, 8, dtype=torch.float64)
     guess = true * torch.tensor([1.1, 1.3], dtype=torch.float64)[:, None]
     units = torch.tensor([1.0, 1e6], dtype=torch.float64)[:, None]
-    found = relative_l2(Field(guess * units, grid), Field(true * units, grid))
-    torch.testing.assert_close(found, torch.tensor([[0.1, 0.3]], dtype=torch.float64))
+    error = relative_l2(Field(guess * units, grid), Field(true * units, grid))
+    torch.testing.assert_close(error, torch.tensor([[0.1, 0.3]], dtype=torch.float64))
 
 
 def test_float32_is_scored_in_float64() -> None:

@@ -18,16 +18,16 @@ GRID = Grid.uniform((6,))
 @pytest.mark.parametrize("make", [gaussian, empirical])
 def test_noise_adds_to_the_variance_per_channel(make: Maker) -> None:
     u = make(GRID)
-    found = compare(u, truth_for(u), noise=torch.tensor([0.5, 2.0]))
-    torch.testing.assert_close(found.variance[:, 0], u.variance[:, 0] + 0.5)
-    torch.testing.assert_close(found.variance[:, 1], u.variance[:, 1] + 2.0)
+    comparison = compare(u, truth_for(u), noise=torch.tensor([0.5, 2.0]))
+    torch.testing.assert_close(comparison.variance[:, 0], u.variance[:, 0] + 0.5)
+    torch.testing.assert_close(comparison.variance[:, 1], u.variance[:, 1] + 2.0)
 
 
 def test_everything_is_detached_and_in_float64() -> None:
     u = gaussian(GRID, dtype=torch.float32)
     u.mean.requires_grad_()
-    found = compare(u, Field(truth_for(u).values.float(), GRID), noise=0.1)
-    for tensor in (found.mean, found.truth, found.noise, found.variance, found.rounding):
+    comparison = compare(u, Field(truth_for(u).values.float(), GRID), noise=0.1)
+    for tensor in (comparison.mean, comparison.truth, comparison.noise, comparison.variance, comparison.rounding):
         assert tensor.dtype == torch.float64
         assert not tensor.requires_grad
 
@@ -35,23 +35,23 @@ def test_everything_is_detached_and_in_float64() -> None:
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_averages_weigh_by_quadrature(grid: Grid) -> None:
     u = gaussian(grid)
-    found = compare(u, truth_for(u)).average(u.mean)
-    torch.testing.assert_close(found, (u.mean.flatten(2) * shares(grid)).sum(-1))
+    average = compare(u, truth_for(u)).average(u.mean)
+    torch.testing.assert_close(average, (u.mean.flatten(2) * shares(grid)).sum(-1))
 
 
 def test_points_without_weight_do_not_count_even_where_infinite() -> None:
     grid = Grid.scattered([[0.0], [1.0], [2.0]], [0.0, 1.0, 3.0])
     u = gaussian(grid, n=1, c=1)
-    found = compare(u, truth_for(u)).average(torch.tensor([[[math.inf, 4.0, 8.0]]], dtype=torch.float64))
-    assert found.item() == 7.0
+    average = compare(u, truth_for(u)).average(torch.tensor([[[math.inf, 4.0, 8.0]]], dtype=torch.float64))
+    assert average.item() == 7.0
 
 
 def test_standardising_takes_the_limit_of_zero_variance() -> None:
     u = EmpiricalField(torch.ones(1, 1, 1, 6, dtype=torch.float64), grid=GRID)
     truth = torch.tensor([1.0, 1.0 + 2e-16, 1.5, 0.5, 1.0, 1.0], dtype=torch.float64)[None, None]
-    found = compare(u, Field(truth, GRID))
-    assert found.standardise(found.residual)[0, 0].tolist() == [0.0, 0.0, math.inf, -math.inf, 0.0, 0.0]
-    assert found.certain.all()
+    comparison = compare(u, Field(truth, GRID))
+    assert comparison.standardise(comparison.residual)[0, 0].tolist() == [0.0, 0.0, math.inf, -math.inf, 0.0, 0.0]
+    assert comparison.certain.all()
     noisy = compare(u, Field(truth, GRID), noise=0.25)
     torch.testing.assert_close(noisy.standardise(noisy.residual), (truth - 1.0) / 0.5)
     assert not noisy.certain.any()

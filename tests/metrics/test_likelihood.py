@@ -30,25 +30,25 @@ def test_marginal_agrees_with_torch_distributions(grid: Grid, make: Maker) -> No
 def test_joint_agrees_with_scipy(grid: Grid) -> None:
     u = gaussian(grid)
     truth = truth_for(u)
-    found = joint_nll(compare(u, truth, noise=NOISE))
+    nll = joint_nll(compare(u, truth, noise=NOISE))
     for index in range(len(u)):
         root = u.root.dense()[index].flatten(0, 1)
         covariance = root @ root.mT + torch.diag(NOISE.repeat_interleave(grid.size))
         distribution = stats.multivariate_normal(u.mean[index].flatten().numpy(), covariance.numpy())
         expected = -distribution.logpdf(truth.values[index].flatten().numpy()) / (2 * grid.size)
-        assert found[index].item() == pytest.approx(expected, rel=1e-9)
+        assert nll[index].item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_joint_of_an_ensemble_takes_its_covariance() -> None:
     grid = GRIDS["interval"]
     u = empirical(grid)
     truth = truth_for(u)
-    found = joint_nll(compare(u, truth, noise=0.4))
+    nll = joint_nll(compare(u, truth, noise=0.4))
     for index in range(len(u)):
         members = u.samples[:, index].flatten(1)
         covariance = torch.cov(members.mT, aweights=u.weights, correction=0) + 0.4 * torch.eye(18).double()
         distribution = torch.distributions.MultivariateNormal(u.weights @ members, covariance)
-        torch.testing.assert_close(found[index], -distribution.log_prob(truth.values[index].flatten()) / 18)
+        torch.testing.assert_close(nll[index], -distribution.log_prob(truth.values[index].flatten()) / 18)
 
 
 def test_joint_equals_marginal_without_correlation() -> None:

@@ -33,8 +33,8 @@ def integral(distribution, truth: float, centre: list[float]) -> float:
 
 
 def test_gaussian_agrees_with_scoringrules() -> None:
-    found = gaussian_crps(TRUTH, VARIANCE)
-    np.testing.assert_allclose(found, scoringrules.crps_normal(TRUTH.numpy(), 0.0, VARIANCE.sqrt().numpy()), rtol=1e-12)
+    scores = gaussian_crps(TRUTH, VARIANCE)
+    np.testing.assert_allclose(scores, scoringrules.crps_normal(TRUTH.numpy(), 0.0, VARIANCE.sqrt().numpy()), rtol=1e-12)
 
 
 @pytest.mark.parametrize("index", range(4))
@@ -46,10 +46,10 @@ def test_gaussian_agrees_with_its_definition(index: int) -> None:
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["equal", "weighted"])
 def test_ensemble_agrees_with_scoringrules(weights: torch.Tensor | None) -> None:
-    found = mixture_crps(MEMBERS, TRUTH, weights=weights)
+    scores = mixture_crps(MEMBERS, TRUTH, weights=weights)
     mass = None if weights is None else weights.expand(30, 7).numpy()
     expected = scoringrules.crps_ensemble(TRUTH.numpy(), MEMBERS.T.numpy(), ens_w=mass, estimator="nrg")
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(scores, expected, rtol=1e-12)
 
 
 def test_ensemble_agrees_with_its_definition() -> None:
@@ -61,10 +61,10 @@ def test_ensemble_agrees_with_its_definition() -> None:
 
 
 def test_blurred_ensemble_agrees_with_scoringrules() -> None:
-    found = mixture_crps(MEMBERS, TRUTH, weights=WEIGHTS, variance=VARIANCE)
+    scores = mixture_crps(MEMBERS, TRUTH, weights=WEIGHTS, variance=VARIANCE)
     spread = VARIANCE.sqrt()[:, None].expand(30, 7).numpy()
     expected = scoringrules.crps_mixnorm(TRUTH.numpy(), MEMBERS.T.numpy(), spread, WEIGHTS.expand(30, 7).numpy())
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    np.testing.assert_allclose(scores, expected, rtol=1e-10)
 
 
 def test_blurred_ensemble_agrees_with_its_definition() -> None:
@@ -79,8 +79,8 @@ def test_blurred_ensemble_agrees_with_its_definition() -> None:
 
 
 def test_one_blurred_member_is_a_gaussian() -> None:
-    found = mixture_crps(MEMBERS[:1], TRUTH, variance=VARIANCE)
-    torch.testing.assert_close(found, gaussian_crps(TRUTH - MEMBERS[0], VARIANCE))
+    scores = mixture_crps(MEMBERS[:1], TRUTH, variance=VARIANCE)
+    torch.testing.assert_close(scores, gaussian_crps(TRUTH - MEMBERS[0], VARIANCE))
 
 
 def test_limits_of_zero_variance() -> None:
@@ -151,8 +151,8 @@ def test_members_are_a_weighted_set(order: list[int], twice: int) -> None:
 def test_float32_members_are_scored_in_float64() -> None:
     grid = Grid.uniform((4,))
     members = torch.tensor([1.0, 1.0 + 2.0**-20]).reshape(2, 1, 1, 1).expand(2, 1, 1, 4)
-    found = crps(compare(EmpiricalField(members, grid=grid), Field(torch.ones(1, 1, 4), grid)))
-    assert found.item() == 2.0**-22  # w |d| - Σ w w |d - d'|/2 = 2⁻²¹ - 2⁻²²
+    scores = crps(compare(EmpiricalField(members, grid=grid), Field(torch.ones(1, 1, 4), grid)))
+    assert scores.item() == 2.0**-22  # w |d| - Σ w w |d - d'|/2 = 2⁻²¹ - 2⁻²²
 
 
 @pytest.mark.bad_input

@@ -28,15 +28,15 @@ def independent(std: torch.Tensor) -> GaussianField:
 def test_is_spearmans(grid: str) -> None:
     u = gaussian(GRIDS[grid])
     comparison = compare(u, truth_for(u), noise=0.2)
-    found = rank_correlation(comparison, draws=1)
+    correlation = rank_correlation(comparison, draws=1)
     inside = GRIDS[grid].weights > 0
     std, error = comparison.variance.sqrt().flatten(2)[..., inside], comparison.residual.abs().flatten(2)[..., inside]
     weights = GRIDS[grid].weights[inside] / GRIDS[grid].weights.sum()
     for channel in range(2):
         within = [scipy.stats.spearmanr(std[row, channel], error[row, channel])[0] for row in range(len(std))]
-        assert found.within[channel].item() == pytest.approx(sum(within) / len(within), abs=1e-12)
+        assert correlation.within[channel].item() == pytest.approx(sum(within) / len(within), abs=1e-12)
         totals = [(values[:, channel].square() @ weights).sqrt() for values in (std, error)]
-        assert found.across[channel].item() == pytest.approx(scipy.stats.spearmanr(*totals)[0], abs=1e-12)
+        assert correlation.across[channel].item() == pytest.approx(scipy.stats.spearmanr(*totals)[0], abs=1e-12)
 
 
 def test_errors_as_stated_reach_what_is_attainable_and_others_do_not() -> None:
@@ -54,8 +54,8 @@ def test_errors_as_stated_reach_what_is_attainable_and_others_do_not() -> None:
 
 def test_one_number_everywhere_ranks_nothing() -> None:
     u = independent(torch.ones(5, 1, 40, dtype=torch.float64))
-    found = rank_correlation(compare(u, Field(normal(5, 1, 40, seed=0), LINE)))
-    assert (found.across.item(), found.within.item(), found.attainable_within.item()) == (0.0, 0.0, 0.0)
+    correlation = rank_correlation(compare(u, Field(normal(5, 1, 40, seed=0), LINE)))
+    assert (correlation.across.item(), correlation.within.item(), correlation.attainable_within.item()) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.bad_input

@@ -120,8 +120,8 @@ def test_the_supremum_of_a_rank_one_field_is_one_normal_variable() -> None:
     half = stats.norm.ppf(0.95)
     for size, inside in ((half - 0.2, 1.0), (half + 0.2, 0.0)):
         moved = u.mean + size * u.root.dense()[..., 0]
-        found = simultaneous_coverage(compare(u, Field(moved, GRID)), level=0.9, draws=4096)
-        assert found.tolist() == [inside] * 3
+        coverage = simultaneous_coverage(compare(u, Field(moved, GRID)), level=0.9, draws=4096)
+        assert coverage.tolist() == [inside] * 3
 
 
 def test_neighbouring_seeds_share_no_draws(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +142,8 @@ def test_the_supremum_of_pure_noise_is_that_of_independent_normals() -> None:
     for size, inside in ((half - 0.15, 1.0), (half + 0.15, 0.0)):
         truth = torch.zeros(2, 1, 16).double()
         truth[..., 5] = 0.7 * size
-        found = simultaneous_coverage(compare(u, Field(truth, GRID), noise=0.49), level=0.9, draws=4096)
-        assert found.tolist() == [inside] * 2
+        coverage = simultaneous_coverage(compare(u, Field(truth, GRID), noise=0.49), level=0.9, draws=4096)
+        assert coverage.tolist() == [inside] * 2
 
 
 def test_members_of_an_ensemble_are_its_draws() -> None:
@@ -163,8 +163,8 @@ def test_chunks_and_company_do_not_change_the_verdict(monkeypatch: pytest.Monkey
     monkeypatch.setattr(reliability, "_CHUNK_ELEMENTS", 512 * 16 * 7)  # all draws, seven functions at a time
     assert simultaneous_coverage(compare(u, truth, noise=0.5), level=0.6).tolist() == whole.tolist()
     monkeypatch.setattr(reliability, "_CHUNK_ELEMENTS", 4 * 16)  # other draws, 4 at a time: nearly the same verdict
-    found = simultaneous_coverage(compare(u, truth, noise=0.5), level=0.6)
-    assert (found - whole).abs().sum() <= 2
+    coverage = simultaneous_coverage(compare(u, truth, noise=0.5), level=0.6)
+    assert (coverage - whole).abs().sum() <= 2
     assert 0 < whole.sum() < 40
 
 

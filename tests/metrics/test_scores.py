@@ -49,7 +49,7 @@ def test_each_score_is_the_mean_of_its_function(grid: Grid, make: Maker) -> None
     u = make(grid)
     truth = truth_for(u)
     noise = torch.tensor([0.3, 1.7])
-    found = score(u, truth, noise=noise, level=0.8)
+    scores = score(u, truth, noise=noise, level=0.8)
     comparison = compare(u, truth, noise=noise)
     mean = Field(u.mean, grid)
     expected = {
@@ -65,23 +65,23 @@ def test_each_score_is_the_mean_of_its_function(grid: Grid, make: Maker) -> None
         "chi2": metrics.chi2(comparison),
     }
     for name, value in expected.items():
-        assert getattr(found, name) == pytest.approx(float(value.mean()), rel=1e-12), name
-    assert (found.level, found.functions, found.reasons) == (0.8, 5, {})
+        assert getattr(scores, name) == pytest.approx(float(value.mean()), rel=1e-12), name
+    assert (scores.level, scores.functions, scores.reasons) == (0.8, 5, {})
 
 
 @pytest.mark.parametrize("make", [gaussian, empirical])
 def test_scores_of_whole_functions_can_be_had_for_the_first_ones(make: Maker) -> None:
     u = make(GRIDS[next(iter(GRIDS))])
     truth = truth_for(u)
-    found, everything, first = (
+    scores, everything, first = (
         score(u, truth, noise=0.5, whole=2),
         score(u, truth, noise=0.5),
         score(u[:2], truth[:2], noise=0.5),
     )
     for name in NAMES:
         source = first if name in ("joint_nll", "simultaneous_coverage") else everything
-        assert getattr(found, name) == getattr(source, name), name
-    assert found.functions == len(truth)
+        assert getattr(scores, name) == getattr(source, name), name
+    assert scores.functions == len(truth)
 
 
 def smooth(resolution: int) -> tuple[EmpiricalField, Field]:
@@ -144,14 +144,14 @@ def test_constrained_fields_are_scored_in_the_limit(dtype: torch.dtype) -> None:
     truth = Field(u.rsample(seed=1), grid)
     ends = functionals.sensors(grid, [[0.0], [3.0]])
     constrained = u.constrain(ends, ends(truth.values))
-    found = score(constrained, truth)
-    assert math.isfinite(found.chi2)
-    assert found.chi2 < 5.0  # not the 0/0 of rounding errors at the two ends
-    assert found.nll is None
-    assert found.joint_nll is None
-    assert "none at 20 of 90 values" in found.reasons["nll"]
-    assert found.crps is not None
-    assert math.isfinite(found.crps)
+    scores = score(constrained, truth)
+    assert math.isfinite(scores.chi2)
+    assert scores.chi2 < 5.0  # not the 0/0 of rounding errors at the two ends
+    assert scores.nll is None
+    assert scores.joint_nll is None
+    assert "none at 20 of 90 values" in scores.reasons["nll"]
+    assert scores.crps is not None
+    assert math.isfinite(scores.crps)
     assert score(constrained, truth, noise=1e-3).nll is not None
 
 
@@ -159,15 +159,15 @@ def test_what_a_functional_gives_can_be_scored() -> None:
     u = gaussian(GRIDS["plane"])
     total = functionals.integral(u.grid)
     pushed = u.apply(total)
-    found = score(pushed, Field(total(u.rsample(seed=3)), pushed.grid), noise=1e-6)
-    missing = {name for name, value in found.to_dict().items() if value is None}
-    assert missing == {name for name in found.to_dict() if name.startswith("rank_")}  # one number per function has no ranks
+    scores = score(pushed, Field(total(u.rsample(seed=3)), pushed.grid), noise=1e-6)
+    missing = {name for name, value in scores.to_dict().items() if value is None}
+    assert missing == {name for name in scores.to_dict() if name.startswith("rank_")}  # one number per function has no ranks
 
 
 def test_missing_scores_print_as_a_dash_with_the_reason() -> None:
     grid = Grid.uniform((4,))
-    found = score(EmpiricalField(torch.ones(1, 2, 1, 4), grid=grid), Field(torch.zeros(2, 1, 4), grid))
-    lines = str(found).splitlines()
+    scores = score(EmpiricalField(torch.ones(1, 2, 1, 4), grid=grid), Field(torch.zeros(2, 1, 4), grid))
+    lines = str(scores).splitlines()
     assert len(lines) == 20
     assert "score over 2 functions" in lines[0]
     for row, start in ((1, "relative L2"), (4, "NLL per value, marginal"), (5, "NLL per value, joint")):
@@ -176,28 +176,28 @@ def test_missing_scores_print_as_a_dash_with_the_reason() -> None:
         assert "; got" in lines[row]
     assert lines[2].split()[-2:] == ["1", "field"]
     assert lines[10].split()[-2:] == ["inf", "1"]
-    assert found.relative_l2 is found.nll is found.joint_nll is None
-    assert "nan" not in str(found).lower()
+    assert scores.relative_l2 is scores.nll is scores.joint_nll is None
+    assert "nan" not in str(scores).lower()
 
 
 def test_a_distribution_of_a_third_kind_is_scored_by_its_moments() -> None:
     inner = gaussian(GRIDS["periodic"])
     truth = truth_for(inner)
-    found, expected = score(Unknown(inner), truth, noise=0.2), score(inner, truth, noise=0.2)
+    scores, expected = score(Unknown(inner), truth, noise=0.2), score(inner, truth, noise=0.2)
     for name in set(NAMES) - {"crps", "joint_nll"}:
-        assert getattr(found, name) == getattr(expected, name), name
-    assert set(found.reasons) == {"crps", "joint_nll"}
+        assert getattr(scores, name) == getattr(expected, name), name
+    assert set(scores.reasons) == {"crps", "joint_nll"}
     with pytest.raises(UnsupportedError, match="Unknown"):
         metrics.pit(compare(Unknown(inner), truth))
 
 
 def test_scores_are_frozen_and_go_to_json() -> None:
     u = gaussian(GRIDS["periodic"])
-    found = score(u, truth_for(u))
+    scores = score(u, truth_for(u))
     with pytest.raises(FrozenInstanceError):
-        found.rmse = 0.0
-    back = Scores(**json.loads(json.dumps(found.to_dict())))
-    assert back == found
+        scores.rmse = 0.0
+    back = Scores(**json.loads(json.dumps(scores.to_dict())))
+    assert back == scores
     assert back.nll is not None
     assert back.joint_nll is None
 

@@ -114,11 +114,11 @@ class TestMerci:
             mean[..., rows], DenseRoot(root[:, :, rows]), latent="xi", grid=Grid.scattered(points[rows], torch.ones(6))
         )
         truth = normal(1, 1, 6, seed=9)
-        found, expected = (
+        ratios, expected = (
             metrics.n_merci(compare(u, Field(values, u.grid), noise=0.1))
             for u, values in ((once, truth), (twice, truth[..., rows]))
         )
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(ratios, expected, rtol=1e-12, atol=0)
 
     def test_a_wrong_certainty_is_infinite(self) -> None:
         sd = torch.ones_like(self.errors)

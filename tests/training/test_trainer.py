@@ -369,10 +369,10 @@ def test_changed_checkpoints_are_refused_or_resumed(tmp_path: Path) -> None:
     settings = {"epochs": 3, "batch_size": 16, "seed": 1, "validation": 0.2, "show_progress": False}
     with pytest.raises(Killed):
         fit(built("FNO"), data(), checkpoint=path, on_epoch=stop, **settings)  # type: ignore[arg-type]
-    found, draw = file_mutations.opened(path), random.Random(3)
+    opened, draw = file_mutations.opened(path), random.Random(3)
     outcomes = []
     for _ in range(50):
-        file_mutations.write(path, found, file_mutations.mutated(found.content, draw)[1])
+        file_mutations.write(path, opened, file_mutations.mutated(opened.content, draw)[1])
         try:
             assert fit(built("FNO"), data(), checkpoint=path, **settings).epochs == 3  # type: ignore[arg-type]
             outcomes.append("resumed")
@@ -386,8 +386,8 @@ def test_changed_checkpoints_are_refused_or_resumed(tmp_path: Path) -> None:
 def test_checkpoints_that_do_not_fit_their_run_are_refused(entry: str, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     fit(built("FNO"), data(), checkpoint=path, **QUICK)  # type: ignore[arg-type]
-    found = file_mutations.opened(path)
-    content = copy.deepcopy(found.content)
+    opened = file_mutations.opened(path)
+    content = copy.deepcopy(opened.content)
     metadata = content["metadata"]
     if entry == "complex":
         content["complex"] = ["model.spectral.0.weight"]
@@ -399,7 +399,7 @@ def test_checkpoints_that_do_not_fit_their_run_are_refused(entry: str, tmp_path:
         metadata["groups"].append(metadata["groups"][0])
     else:
         metadata[entry].append(1.0)
-    file_mutations.write(path, found, content)
+    file_mutations.write(path, opened, content)
     operator = built("FNO")
     before = copy.deepcopy(operator.state_dict())
     with pytest.raises(FileError):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from probneural.distributions import FeatureRoot, GaussianField
 from probneural.errors import ArgumentError, ShapeError
+from probneural.linear_algebra.conditioning import information, precision_factor
 
 _CHUNK_ELEMENTS = 2**22
 """Entries in float64 that a sum over rows, latent dimensions or batches adds to memory at once (32 MiB)."""
@@ -41,12 +42,7 @@ def information_gain(rows: Float[Tensor, "*b m k"]) -> Float64[Tensor, "*b"]:
         >>> round(information_gain(torch.tensor([[3.0**0.5]])).exp().item(), 6)
         2.0
     """
-    return _over_batch(rows, lambda part: _half_log_determinant(_smaller_gram(part)))
-
-
-def information_gain_of_moments(moments: Float64[Tensor, "*b k k"]) -> Float64[Tensor, "*b"]:
-    """The information gain where the rows R are known by their moments G = RᵀR only: (log det(I + G)) / 2, in nats."""
-    return _half_log_determinant(moments)
+    return _over_batch(rows, lambda part: information(_smaller_gram(part)))
 
 
 def variance_reduction(
@@ -97,7 +93,7 @@ def variance_reduction_of_moments(
         ShapeError: If they belong to another latent.
     """
     _check_targets(observed.shape[-1], moments, targets)
-    triangle = torch.linalg.cholesky(_plus_identity(observed))
+    triangle = precision_factor(observed)
     if targets is not None:
         columns = targets.to(observed).mT
         return (torch.cholesky_solve(columns.expand(*observed.shape[:-2], -1, -1), triangle) * (observed @ columns)).sum(
@@ -213,21 +209,13 @@ def _reduction(rows: Tensor, moments: Tensor | None, targets: Tensor | None) -> 
     gram = _smaller_gram(rows)
     if rows.shape[-2] >= rows.shape[-1]:
         return variance_reduction_of_moments(gram, moments=moments, targets=targets)
-    triangle, wide = torch.linalg.cholesky(_plus_identity(gram)), rows.to(torch.float64)
+    triangle, wide = precision_factor(gram), rows.to(torch.float64)
     if targets is not None:
         along = torch.linalg.solve_triangular(triangle, wide @ targets.to(wide).mT, upper=False)
         return along.square().sum((-2, -1))
     assert moments is not None
     along = torch.linalg.solve_triangular(triangle, wide, upper=False)
     return ((along @ moments.to(wide)) * along).sum((-2, -1))
-
-
-def _half_log_determinant(gram: Tensor) -> Tensor:
-    return torch.linalg.cholesky(_plus_identity(gram)).diagonal(dim1=-2, dim2=-1).log().sum(-1)
-
-
-def _plus_identity(gram: Tensor) -> Tensor:
-    return gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
 
 
 def _check_targets(rank: int, moments: Tensor | None, targets: Tensor | None) -> None:

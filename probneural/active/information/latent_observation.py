@@ -13,11 +13,12 @@ from torch import Tensor
 from probneural.active.botorch_models.conditioning import LatentPosterior
 from probneural.active.information.latent_information import (
     information_gain,
-    information_gain_of_moments,
     variance_reduction,
     variance_reduction_of_moments,
 )
 from probneural.errors import UnsupportedError
+from probneural.linear_algebra.conditioning import information
+from probneural.linear_algebra.principal_components import eigenpairs
 
 _DEPENDENT = 1e-15
 """Fraction of the largest variance along a combination of rows, below which it is rounding."""
@@ -57,7 +58,7 @@ class LatentObservation:
 
     def gain(self) -> Tensor:
         """Information gained, `(*b,)`, in nats."""
-        return (information_gain_of_moments if self.are_moments else information_gain)(self.values)
+        return (information if self.are_moments else information_gain)(self.values)
 
     def reduction(self, targets: LatentObservation) -> Tensor:
         """Variance taken off target fields, whose rows or moments are given likewise, `(*b,)`."""
@@ -68,7 +69,7 @@ class LatentObservation:
 
 def independent_rows(rows: Float64[Tensor, "t k"]) -> Float64[Tensor, "r k"]:
     """Fewer rows of the same moments within rounding: neighbouring values of smooth fields say almost the same."""
-    values, vectors = torch.linalg.eigh(rows @ rows.mT)
+    values, vectors = eigenpairs(rows @ rows.mT)
     kept = values > _DEPENDENT * len(rows) * values[-1]
     return vectors[:, kept].mT @ rows
 

@@ -332,7 +332,7 @@ class ActiveLearner:
         started = time.perf_counter()
         query = None if pairs.outputs.grid == self.pool.grid else pairs.outputs.grid
         seed = stream_seed(self.plan.seed, "round choice", number)
-        chosen = self.acquisition.select(predictor, self.pool[free], count, seed=seed, labelled=pairs.inputs, query=query)
+        chosen = self.acquisition.select(predictor, self.pool[free], count=count, seed=seed, labelled=pairs.inputs, query=query)
         ranks = [int(rank) for rank in chosen]
         if len(ranks) != count or len({*ranks}) != count or not all(0 <= rank < len(free) for rank in ranks):
             raise ArgumentError(

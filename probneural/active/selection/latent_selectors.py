@@ -21,6 +21,8 @@ from probneural.active.selection.selectors import Request, Selector
 from probneural.checks import check_variances
 from probneural.errors import DataError
 from probneural.fields import Field
+from probneural.linear_algebra.conditioning import information, posterior_root, precision_factor
+from probneural.linear_algebra.principal_components import eigenpairs
 
 _LAZY = 64
 """Candidates whose gains are brought up to date at once."""
@@ -180,8 +182,8 @@ def _smallest_trace(
     rows: Float64[Tensor, "n r k"], moment: Float64[Tensor, "k k"], *, eligible: Candidates, count: int
 ) -> list[int]:
     """Take, one after another, the function that lowers tr(moment M_S^-1) most; at most as many as there are."""
-    sizes, vectors = torch.linalg.eigh(moment)
-    half = vectors * sizes.clamp(min=0.0).sqrt()
+    sizes, vectors = eigenpairs(moment)
+    half = vectors * sizes.sqrt()
     root = torch.eye(rows.shape[2], dtype=torch.float64)
     available = eligible.available.clone()
     chosen: list[int] = []
@@ -215,13 +217,13 @@ def _pruned(rows: Float64[Tensor, "n r k"], moment: Float64[Tensor, "k k"], chos
 def _observed(root: Float64[Tensor, "k k"], rows: Float64[Tensor, "r k"]) -> Float64[Tensor, "k k"]:
     """R of the covariance after an observation: R (I + R^T X^T X R)^(-1/2), which stays positive whatever the rounding."""
     moved = rows @ root
-    sizes, vectors = torch.linalg.eigh(moved.mT @ moved)
-    return root @ (vectors / (1.0 + sizes.clamp(min=0.0)).sqrt())
+    return posterior_root(root, moved.mT @ moved)[0]
 
 
 def _log_determinants(rows: Float64[Tensor, "n r k"], *, root: Float64[Tensor, "k k"]) -> Float64[Tensor, " n"]:
     """Information gain of each function, log det(I + X R R^T X^T) / 2, in nats."""
-    return torch.linalg.cholesky(_precisions(rows @ root)).diagonal(dim1=1, dim2=2).log().sum(1)
+    moved = rows @ root
+    return information(moved @ moved.mT)
 
 
 def _reductions(
@@ -229,12 +231,8 @@ def _reductions(
 ) -> Float64[Tensor, " n"]:
     """How much each function lowers tr(H^T R R^T H): a sum of squares, so that nothing cancels."""
     moved = rows @ root
-    factor = torch.linalg.cholesky(_precisions(moved))
+    factor = precision_factor(moved @ moved.mT)
     return torch.linalg.solve_triangular(factor, moved @ (root.mT @ half), upper=False).square().sum((1, 2))
-
-
-def _precisions(rows: Float64[Tensor, "n r k"]) -> Float64[Tensor, "n r r"]:
-    return torch.eye(rows.shape[1], dtype=torch.float64) + rows @ rows.mT
 
 
 def _by_chunks(rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -20,6 +20,7 @@ from probneural.distributions import EmpiricalField, FieldDistribution, Gaussian
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
+from probneural.linear_algebra.principal_components import eigenpairs
 from probneural.randomness import stream
 
 _CHUNK_VALUES = 2**16
@@ -360,10 +361,10 @@ def _informative(rows: Float64[Tensor, "n m k"], most: int) -> Float64[Tensor, "
     """Few rows of the same Gram matrix rows^T rows, the largest first."""
     values, rank = rows.shape[1:]
     if rank <= values:
-        sizes, vectors = torch.linalg.eigh(rows.mT @ rows)
-        few = vectors.mT * sizes.clamp(min=0.0).sqrt()[..., None]
+        sizes, vectors = eigenpairs(rows.mT @ rows)
+        few = vectors.mT * sizes.sqrt()[..., None]
     else:
-        few = torch.linalg.eigh(rows @ rows.mT).eigenvectors.mT @ rows
+        few = eigenpairs(rows @ rows.mT)[1].mT @ rows
     return few.flip(1)[:, :most]
 
 

@@ -60,8 +60,8 @@ class Selector(ABC):
         self,
         predictor: Predictor,
         pool: Field,
-        count: int,
         *,
+        count: int,
         seed: int,
         labelled: Field | None = None,
         query: Grid | None = None,
@@ -108,7 +108,7 @@ class RandomSelection(Selector):
         >>> import probneural as pn
         >>> pairs = pn.problems.Heat(dimension=1).sample(20, resolution=64, seed=0)
         >>> predictor = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
-        >>> chosen = RandomSelection().select(predictor, pairs.inputs, 20, seed=0)
+        >>> chosen = RandomSelection().select(predictor, pairs.inputs, count=20, seed=0)
         >>> sorted(chosen.tolist()) == list(range(20))
         True
     """

@@ -33,8 +33,8 @@ _ROUNDING = 1e4
 def kronecker(
     layout: ParameterVector,
     module: nn.Module,
-    rows: Callable[[], Iterable[Float[Tensor, "r P"]]],
     *,
+    rows: Callable[[], Iterable[Float[Tensor, "r P"]]],
     eigenvalue_correction: bool = False,
     prior_std: Float[Tensor, " P"] | None = None,
 ) -> KroneckerFactors:

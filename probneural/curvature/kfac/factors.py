@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 from jaxtyping import Float, Int64
@@ -16,7 +16,7 @@ from probneural.errors import ArgumentError, ShapeError
 _MIXING = ("first", "second", "cosine", "sine", "sign")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class KroneckerFactors:
     """G ~= U diag(eigenvalues) U^T with an orthogonal U made of Kronecker products, one per block of parameters.
 
@@ -139,6 +139,7 @@ class KroneckerWeights(WeightRoot):
     """
 
     factors: KroneckerFactors
+    _: KW_ONLY
     prior_std: Float[Tensor, " P"]
     noise_scale: float
     scale: Float[Tensor, " P"]
@@ -213,4 +214,5 @@ class KroneckerWeights(WeightRoot):
             raise ArgumentError(
                 expected="what tensors() returned", got=f"no {', '.join(missing)}", remedy="add them, or keep only the factors"
             )
-        return cls(factors, tensors["prior_std"], float(tensors["noise_scale"]), tensors["scale"])
+        noise_scale = float(tensors["noise_scale"])
+        return cls(factors, prior_std=tensors["prior_std"], noise_scale=noise_scale, scale=tensors["scale"])

@@ -163,7 +163,7 @@ class Linearisation:
     """
 
     def __init__(
-        self, problem: CurvatureProblem, parameters: Float[Tensor, " P"], term: Term, *, memory: int = _MEMORY
+        self, problem: CurvatureProblem, parameters: Float[Tensor, " P"], *, term: Term, memory: int = _MEMORY
     ) -> None:
         self.problem = problem
         self.parameters = parameters.detach().clone(memory_format=torch.contiguous_format)

@@ -10,8 +10,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_counts
-from probneural.curvature.spectra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, signs
 from probneural.errors import ArgumentError
+from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, signs
 from probneural.randomness import stream
 
 _BATCH = 64
@@ -20,7 +20,7 @@ _CHUNK = 2**16
 """Entries of a diagonal worked on at once."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Estimate:
     """An estimate of non-negative numbers, such as the diagonal of a positive semi-definite matrix.
 
@@ -123,9 +123,9 @@ def row_squares_estimate(
         basis = fresh if basis is None else torch.cat([basis, fresh])
     if basis is None or exact is None:
         zeros = torch.zeros(rows, dtype=torch.float64, device=like.device)
-        return Estimate(zeros, zeros, zeros, captured=1.0, products=spent)
+        return Estimate(values=zeros, errors=zeros, lower=zeros, captured=1.0, products=spent)
     if len(basis) == latent:
-        return Estimate(exact, torch.zeros_like(exact), exact, captured=1.0, products=spent)
+        return Estimate(values=exact, errors=torch.zeros_like(exact), lower=exact, captured=1.0, products=spent)
     draws = gaussian(probes, latent, generator=generator, like=basis)
     draws = draws - inner(draws, basis).to(draws) @ basis
     rest = torch.zeros_like(exact)
@@ -134,9 +134,9 @@ def row_squares_estimate(
     values = exact + rest
     total = float(values.detach().sum())
     return Estimate(
-        values,
-        (rest * math.sqrt(2.0 / (probes + 2.0))).detach(),
-        exact,
+        values=values,
+        errors=(rest * math.sqrt(2.0 / (probes + 2.0))).detach(),
+        lower=exact,
         captured=float(exact.detach().sum()) / total if total > 0 else 1.0,
         products=spent + probes,
     )
@@ -195,7 +195,9 @@ def xdiag(
     like = torch.zeros((), dtype=dtype, device=device)
     if products >= size:
         values = _exact_diagonal(product, size, like)
-        return Estimate(values, torch.zeros_like(values), values.clamp_min(0.0), captured=1.0, products=size)
+        return Estimate(
+            values=values, errors=torch.zeros_like(values), lower=values.clamp_min(0.0), captured=1.0, products=size
+        )
     count = products // 2
     tests = signs(count, size, generator=stream(seed, "diagonal"), like=like)
     sketch = _Sketch.of(product, tests)
@@ -213,9 +215,9 @@ def xdiag(
     estimate, bound = torch.cat(estimates), torch.cat(lower)
     total = float(estimate.sum())
     return Estimate(
-        estimate,
-        torch.cat(errors),
-        bound,
+        values=estimate,
+        errors=torch.cat(errors),
+        lower=bound,
         captured=min(1.0, max(0.0, float(bound.sum()) / total)) if total > 0 else 1.0,
         products=count + len(sketch.basis),
     )

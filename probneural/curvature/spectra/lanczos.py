@@ -11,8 +11,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from probneural.checks import check_counts
-from probneural.curvature.spectra.symmetric_maps import Map, apply, gaussian, inner, orthonormal
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, row_norms
 from probneural.randomness import stream
 
 _FLOOR = 50.0
@@ -25,7 +25,7 @@ _INDEFINITE = 1e-3
 """Fraction of the largest eigenvalue that a Ritz value may lie below zero, and a product may be asymmetric by."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Eigenpairs:
     """The largest eigenvalues of a positive semi-definite map, with their eigenvectors.
 
@@ -246,7 +246,7 @@ class _Search:
         rows = (mixing.mT.to(self.like) @ self.images[: self.count]) - (mixing * self.values[first:last]).mT.to(
             self.like
         ) @ self.basis
-        return rows, _norms(rows)
+        return rows, row_norms(rows).cpu()
 
     def settle(self) -> Tensor | None:
         """Count pairs that have converged; return the residuals of the first ones that have not, or None."""
@@ -329,8 +329,3 @@ class _Search:
             is_converged=converged,
             products=self.products,
         )
-
-
-def _norms(rows: Float[Tensor, "s P"]) -> Float64[Tensor, " s"]:
-    """Norms of rows in float64, on the CPU."""
-    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).cpu()

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_counts
 from probneural.curvature.spectra.lanczos import Eigenpairs
-from probneural.curvature.spectra.symmetric_maps import Map, apply, gaussian
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, row_norms
 from probneural.randomness import stream
 
 _INDEFINITE = 1e-3
@@ -22,7 +22,7 @@ _ROOM = 2**26
 """Numbers in the Lanczos vectors kept at once; probes beyond run one after the other."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SpectralMeasure:
     """A discrete measure that stands for the eigenvalues of A: known ones, and a random one per probe for the rest.
 
@@ -144,7 +144,7 @@ def spectral_density(
     steps = min(steps, max(left, 1))
     if left == 0:
         empty = known.new_zeros(probes, steps)
-        return SpectralMeasure(empty, empty.clone(), known, products=0)
+        return SpectralMeasure(nodes=empty, weights=empty.clone(), known=known, products=0)
     first = gaussian(probes, size, generator=stream(seed, "spectral density"), like=like)
     first = _off(_off(first, directions), directions)
     runs = [_lanczos(product, piece, directions, steps=steps) for piece in first.split(max(1, _ROOM // (steps * size)))]
@@ -161,7 +161,7 @@ def spectral_density(
             remedy="use the Gauss-Newton matrix, whose eigenvalues are not negative",
         )
     weights = left * masses / masses.sum(1, keepdim=True)
-    return SpectralMeasure(nodes.clamp_min(0.0), weights, known, products=sum(run[2] for run in runs))
+    return SpectralMeasure(nodes=nodes.clamp_min(0.0), weights=weights, known=known, products=sum(run[2] for run in runs))
 
 
 def _lanczos(product: Map, first: Tensor, directions: Tensor, *, steps: int) -> tuple[Tensor, Tensor, int]:
@@ -170,7 +170,7 @@ def _lanczos(product: Map, first: Tensor, directions: Tensor, *, steps: int) -> 
     diagonal = torch.zeros(probes, steps, dtype=torch.float64, device=first.device)
     beside = torch.zeros(probes, max(steps - 1, 0), dtype=torch.float64, device=first.device)
     basis = first.new_zeros(probes, steps, size)
-    current = first / _norms(first)[:, None].to(first)
+    current = first / row_norms(first)[:, None].to(first)
     scale = torch.zeros(probes, dtype=torch.float64, device=first.device)
     products = 0
     for step in range(steps):
@@ -178,14 +178,14 @@ def _lanczos(product: Map, first: Tensor, directions: Tensor, *, steps: int) -> 
         image = apply(product, current, size=size).detach()
         products += probes
         diagonal[:, step] = (current.to(torch.float64) * image.to(torch.float64)).sum(1)
-        scale = torch.maximum(scale, _norms(image))
+        scale = torch.maximum(scale, row_norms(image))
         if step == steps - 1:
             break
         past = basis[:, : step + 1]
         for _ in range(2):
             image = _off(image, directions)
             image = image - torch.einsum("bj,bjp->bp", torch.einsum("bjp,bp->bj", past, image), past)
-        norms = _norms(image)
+        norms = row_norms(image)
         going = norms > 100.0 * torch.finfo(first.dtype).eps * scale
         if not bool(going.any()):
             break
@@ -196,7 +196,3 @@ def _lanczos(product: Map, first: Tensor, directions: Tensor, *, steps: int) -> 
 
 def _off(rows: Tensor, directions: Tensor) -> Tensor:
     return rows - (rows @ directions.mT) @ directions if len(directions) else rows
-
-
-def _norms(rows: Tensor) -> Float[Tensor, " b"]:
-    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.curvature.spectra.conjugate_gradients import solve
 from probneural.curvature.weights.roots import WeightRoot
 from probneural.errors import UnsupportedError
-
-Map = Callable[[Tensor], Tensor]
-"""A linear map of row vectors."""
+from probneural.linear_algebra.conjugate_gradients import solve
+from probneural.linear_algebra.symmetric_maps import Map
 
 
 @dataclass(frozen=True, eq=False)

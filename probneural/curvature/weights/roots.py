@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from probneural.distributions.latent import digest
 from probneural.errors import ShapeError
+from probneural.linear_algebra.conditioning import LowRankUpdate
 
 
 class WeightRoot(ABC):
@@ -114,7 +115,7 @@ class DiagonalWeights(WeightRoot):
     """Independent weights.
 
     Args:
-        deviations: Their standard deviations, `(P,)`, in parameter units; zero is legal.
+        std: Their standard deviations, `(P,)`, in parameter units; zero is legal.
     """
 
     std: Float[Tensor, " P"]
@@ -143,7 +144,7 @@ class DiagonalWeights(WeightRoot):
         return vectors.to(self.std) * self.std
 
     def tensors(self) -> dict[str, Tensor]:
-        """The deviations."""
+        """The standard deviations."""
         return {"std": self.std}
 
 
@@ -164,6 +165,7 @@ class LowRankWeights(WeightRoot):
 
     prior_std: Float[Tensor, " P"]
     directions: Float[Tensor, "P r"]
+    _: KW_ONLY
     factors: Float[Tensor, " r"]
 
     def __post_init__(self) -> None:
@@ -203,5 +205,4 @@ class LowRankWeights(WeightRoot):
         return {"prior_std": self.prior_std, "directions": self.directions, "factors": self.factors}
 
     def _sharpened(self, vectors: Tensor) -> Tensor:
-        along = vectors @ self.directions
-        return vectors + (along * (self.factors.to(along) - 1.0)) @ self.directions.mT
+        return LowRankUpdate(self.directions.mT, self.factors.to(self.directions)).product(vectors)

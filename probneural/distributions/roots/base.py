@@ -16,9 +16,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_floating
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.errors import GridError, ShapeError
 from probneural.functionals import Functional
+from probneural.linear_algebra.conditioning import LowRankUpdate
 
 _CHUNK_ELEMENTS = 2**24
 """Entries of a dense root, or of its columns in float64, that sums over the latent side may hold at once (64 or 128 MiB)."""

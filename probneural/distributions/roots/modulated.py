@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.distributions.roots.base import DenseRoot, Root
 from probneural.distributions.roots.sums import CorrectedRoot
 from probneural.errors import ShapeError
 from probneural.functionals import Functional
+from probneural.linear_algebra.conditioning import LowRankUpdate
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.distributions.conditioning import LowRankUpdate, UpdateSequence
 from probneural.functionals import Functional
+from probneural.linear_algebra.conditioning import LowRankUpdate, UpdateSequence
 
 _NO_UPDATES = UpdateSequence()
 

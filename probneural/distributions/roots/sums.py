@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.distributions.roots.base import Root
 from probneural.errors import ShapeError
 from probneural.functionals import Functional
+from probneural.linear_algebra.conditioning import LowRankUpdate
 
 _DENSE_ELEMENTS = 2**24
 """Entries of one function's root up to which variances are summed from the root itself (64 MiB in float32)."""

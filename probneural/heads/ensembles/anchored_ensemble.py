@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,7 @@ from probneural.fields import FieldPairs
 from probneural.heads.ensembles.deep_ensemble import check_members
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import WeightSampledPredictor
+from probneural.linear_algebra.conjugate_gradients import solve_truncated
 from probneural.randomness import stream
 from probneural.threads import jvp
 
@@ -72,7 +73,13 @@ class LevenbergMarquardt:
             if len(rows) == 0:
                 break
             part = objective.rows(rows)
-            step, curved = _solved(part, point[rows], gradients[rows], damping[rows], relative[rows].clamp_max(_LOOSEST))
+            step, curved = solve_truncated(
+                partial(part.product, point[rows]),
+                -gradients[rows],
+                shift=damping[rows],
+                tolerance=relative[rows].clamp_max(_LOOSEST),
+                max_iterations=_SOLVES,
+            )
             trial = point[rows] + step
             reached = part.value(trial)
             predicted = -(gradients[rows] * step).sum(1) - 0.5 * (step * curved).sum(1)
@@ -328,30 +335,3 @@ class _Objective:
             change = jvp(outputs, (whitened,), (direction,))[1]
             total = total + vjp(outputs, whitened)[1](weights * change)[0]
         return total
-
-
-def _solved(
-    objective: _Objective, point: Tensor, gradient: Tensor, damping: Tensor, tolerance: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Steps with (G + damping) step = -gradient by conjugate gradients, and G step; G is its own for every member."""
-    step, curved = torch.zeros_like(gradient), torch.zeros_like(gradient)
-    residual = -gradient
-    direction = residual.clone()
-    squares = residual.square().sum(1)
-    limits = tolerance.square() * squares
-    for _ in range(_SOLVES):
-        image = objective.product(point, direction)
-        length = (direction * image).sum(1) + damping * direction.square().sum(1)
-        fraction = torch.where(
-            (squares > limits) & (length > 0), squares / length.clamp_min(torch.finfo(length.dtype).tiny), 0.0
-        )
-        step += fraction[:, None] * direction
-        curved += fraction[:, None] * image
-        residual = residual - fraction[:, None] * (image + damping[:, None] * direction)
-        following = residual.square().sum(1)
-        if not bool(((following > limits) & (fraction > 0)).any()):
-            break
-        ratio = torch.where(squares > 0, following / squares.clamp_min(torch.finfo(squares.dtype).tiny), 0.0)
-        direction = residual + ratio[:, None] * direction
-        squares = following
-    return step, curved

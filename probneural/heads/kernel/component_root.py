@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.distributions.conditioning import LowRankUpdate, UpdateSequence
 from probneural.distributions.roots.base import DenseRoot, Root, check_transform, grid_shape
 from probneural.errors import ShapeError
 from probneural.functionals import Functional
+from probneural.linear_algebra.conditioning import LowRankUpdate, UpdateSequence
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_choice, check_flag, check_integer, check_module, check_real
 from probneural.contexts import undisturbed
-from probneural.distributions import EmpiricalField, GaussianField, Latent, Predictor
+from probneural.distributions import EmpiricalField, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
 from probneural.distributions.predictor import FunctionDraw
 from probneural.errors import ArgumentError, DataError
@@ -223,29 +223,17 @@ class KernelPredictor(Predictor):
                 got=repr(precision),
                 remedy="the operator's, or the data's",
             )
+        like = outputs.modes.new_empty(0, dtype=_PRECISIONS[precision])
+        super().__init__(PredictorTraits(in_channels=len(inputs.unit), noise=noise, domain=inputs.grid, like=like))
         self.operator = operator
         self.inputs = inputs
         self.outputs = outputs
         self.processes = tuple(processes)
-        self.noise = noise
         self.log_evidence = log_evidence
         self.report = dict(report)
-        self.domain = inputs.grid
-        self.in_channels = len(inputs.unit)
-        self.out_channels = len(outputs.unit)
         self.precision = precision
         tensors = [part for process in self.processes for part in process.fingerprint()]
         self._name = f"kernel-{digest(inputs.modes, outputs.modes, *tensors)}"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The operator's dtype, or that of the training outputs."""
-        return _PRECISIONS[self.precision]
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the training outputs."""
-        return self.outputs.modes.device
 
     @property
     def converged(self) -> bool:
@@ -320,13 +308,10 @@ class KernelPaths(Predictor):
     """
 
     def __init__(self, predictor: KernelPredictor, *, members: int, seed: int) -> None:
+        super().__init__(predictor.traits)
         self.predictor = predictor
         self.members = check_integer(members, "members")
         self.seed = check_seed(seed)
-        self.in_channels = predictor.in_channels
-        self.out_channels = predictor.out_channels
-        self.noise = predictor.noise
-        self.domain = predictor.domain
 
     @cached_property
     def _paths(self) -> list[list[Path]]:
@@ -337,16 +322,6 @@ class KernelPaths(Predictor):
                 [Path.drawn(process, generator=generator, features=_FEATURES) for process in self.predictor.processes]
                 for _ in range(self.members)
             ]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The predictor's dtype."""
-        return self.predictor.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The predictor's device."""
-        return self.predictor.device
 
     def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
         check_some(inputs)

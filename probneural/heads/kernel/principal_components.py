@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.distributions.conditioning import singular_values
 from probneural.fields import Field
 from probneural.grids import Grid, resample
+from probneural.linear_algebra.principal_components import eigenpairs, singular_values
 
 _FOLDS = 5
 """Parts into which the training functions are divided to see what the components of the others leave out."""
@@ -107,7 +107,7 @@ def left_out(functions: Field, components: PrincipalComponents) -> Float64[Tenso
         others, held = rows[fold != number], rows[fold == number]
         centre = others.mean(0)
         others, held = others - centre, held - centre
-        values, vectors = torch.linalg.eigh(others @ others.mT)
+        values, vectors = eigenpairs(others @ others.mT)
         keep = values > _RESOLVED * values[-1]
         keep[: max(0, len(values) - components.count)] = False
         directions = vectors[:, keep] * values[keep].rsqrt()

@@ -13,9 +13,8 @@ from probneural.checks import check_choice, check_flag, check_instance, check_in
 from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
-from probneural.curvature.kept_rows import KeptRows
 from probneural.curvature.weights.roots import DenseWeights, LowRankWeights, WeightRoot
-from probneural.distributions import DenseRoot, GaussianField, Latent, Predictor
+from probneural.distributions import DenseRoot, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
 from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import ArgumentError, UnsupportedError
@@ -176,23 +175,21 @@ class LaplacePredictor(Predictor):
             raise ArgumentError(
                 expected=f"one of {', '.join(STRUCTURES)}", got=repr(structure), remedy="name the weights' structure"
             )
+        self._vector = layout.flatten(dict(operator.named_parameters()))
+        traits = PredictorTraits(in_channels=in_channels, noise=hyperparameters.noise, domain=domain, like=self._vector)
+        super().__init__(traits)
         self.operator = operator
         self.layout = layout
         self.weights = weights
         self.structure = structure
         self.hyperparameters = hyperparameters
-        self.noise = hyperparameters.noise
         self.prior_precision = hyperparameters.prior_precision
         self.effective_observations = hyperparameters.effective_observations
         self.log_evidence = hyperparameters.log_evidence
         self.log_evidence_error = hyperparameters.log_evidence_error
         self.report = dict(report)
-        self.domain = domain
-        self.in_channels = in_channels
-        self.out_channels = len(hyperparameters.noise)
         self.variance_estimation = variance_estimation
         self.shift = shift
-        self._vector = layout.flatten(dict(operator.named_parameters()))
         moved = () if shift is None else (shift,)
         name = f"laplace-{structure}-{digest(self._vector, *moved)}{weights.fingerprint()}"
         self.latent = Latent(id=name, rank=weights.rank)
@@ -221,16 +218,6 @@ class LaplacePredictor(Predictor):
             if structure == "full"
             else variance_estimation,
         )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The parameters' dtype."""
-        return self._vector.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The parameters' device."""
-        return self._vector.device
 
     @property
     def weight_covariance(self) -> Float[Tensor, "P P"]:
@@ -345,20 +332,16 @@ class LaplacePredictor(Predictor):
         )
 
     def _root(self, inputs: Field, query: Grid | None) -> JacobianRoot:
-        root = JacobianRoot(
+        return JacobianRoot(
             self.operator,
             self.layout,
-            self._vector,
-            inputs,
-            query,
+            vector=self._vector,
+            inputs=inputs,
+            query=query,
             weights=self.weights,
             recorded=RecordedMaps(self._vector.new_ones(self.out_channels)),
             variance_estimation=self.variance_estimation,
         )
-        functions, channels, points, rank = root.shape
-        if not root.is_exact or rank < channels * points:
-            return root
-        return replace(root, kept=KeptRows.of(functions, rows=channels * points, rank=rank))
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)

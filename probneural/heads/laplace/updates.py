@@ -13,6 +13,7 @@ from probneural.curvature.spectra.lanczos import top_eigenpairs
 from probneural.curvature.weights.roots import DenseWeights, LowRankWeights
 from probneural.heads.laplace.structures.low_rank import LARGEST_RANK, TOLERANCE
 from probneural.heads.weight_problem import WeightProblem
+from probneural.linear_algebra.conditioning import posterior_root
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +63,8 @@ def _dense(root: DenseWeights, problem: WeightProblem) -> tuple[DenseWeights, fl
     for rows in problem.rows()():
         latent_rows = rows.to(torch.float64) @ factor
         gain += latent_rows.mT @ latent_rows
-    values, vectors = torch.linalg.eigh(gain)
-    values = values.clamp_min(0.0)  # a Gram matrix: what is negative is rounding
-    return DenseWeights(factor @ vectors * (1.0 + values).rsqrt()), float(values.log1p().sum()), 0.0
+    factor, log_determinant = posterior_root(factor, gain)
+    return DenseWeights(factor), float(log_determinant), 0.0
 
 
 def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeights, float, float]:
@@ -83,5 +83,5 @@ def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeig
         product, root.size, rank=rank, seed=0, start=directions, tolerance=TOLERANCE[dtype], **problem.dtype_and_device
     )
     values = pairs.values.clamp_min(0.0).to(torch.float64)
-    weights = LowRankWeights(prior_std, pairs.vectors.to(dtype), (1.0 + values).rsqrt())
+    weights = LowRankWeights(prior_std, pairs.vectors.to(dtype), factors=(1.0 + values).rsqrt())
     return weights, float(values.log1p().sum() - ratios.log1p().sum()), max(pairs.next_value, 0.0)

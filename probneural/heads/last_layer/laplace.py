@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_flag, check_module
 from probneural.contexts import undisturbed
-from probneural.distributions import FeatureRoot, GaussianField, Latent, Predictor
+from probneural.distributions import FeatureRoot, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
 from probneural.errors import ShapeError
 from probneural.fields import Field, FieldPairs
@@ -27,6 +27,7 @@ from probneural.heads.residuals import (
     training_pairs,
 )
 from probneural.heads.weight_posterior import weight_posterior
+from probneural.linear_algebra.conditioning import posterior_root
 
 _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""
@@ -190,7 +191,6 @@ class LastLayerPredictor(Predictor):
     Attributes:
         readout: The predictor's own copy of the operator, split into features and last layer.
         factor: Root of the weights' covariance, `(1, c, f, k)`, in physical units.
-        noise: Observation variance per channel, `(c,)`, in physical units squared.
         prior_precision: Precision of each weight, `(c, f)`, per physical unit squared of the output.
         effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
         log_evidence: In nats, of the training outputs in physical units.
@@ -214,15 +214,13 @@ class LastLayerPredictor(Predictor):
         in_channels: int,
         shift: Float64[Tensor, "c f"] | None = None,
     ) -> None:
+        like = next(readout.operator.parameters())
+        super().__init__(PredictorTraits(in_channels=in_channels, noise=noise, domain=domain, like=like))
         self.readout = readout
         self.factor = factor
-        self.noise = noise
         self.prior_precision = prior_precision
         self.effective_observations = effective_observations
         self.log_evidence = log_evidence
-        self.domain = domain
-        self.in_channels = in_channels
-        self.out_channels = factor.shape[1]
         self.shift = shift
         moved = () if shift is None else (shift,)
         self.latent = Latent(id=f"last-layer-{digest(readout.weight, factor, *moved)}", rank=factor.shape[3])
@@ -231,17 +229,6 @@ class LastLayerPredictor(Predictor):
     def operator(self) -> nn.Module:
         """The predictor's own copy of the operator."""
         return self.readout.operator
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The operator's dtype."""
-        example = next(self.operator.parameters())
-        return example.real.dtype if example.is_complex() else example.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The operator's device."""
-        return next(self.operator.parameters()).device
 
     @property
     def weight_covariance(self) -> Float64[Tensor, "k k"]:
@@ -281,16 +268,14 @@ class LastLayerPredictor(Predictor):
             count, noise = observations * len(data), float(self.noise[channel])
             precision = observations / noise
             old = self.factor[0, channel, :, columns]
-            values, vectors = torch.linalg.eigh(precision * old.mT @ gram @ old)
-            values = values.clamp_min(0.0)  # a Gram matrix: what is negative is rounding
-            new = old @ vectors * (1.0 + values).rsqrt()
+            new, log_determinant = posterior_root(old, precision * old.mT @ gram @ old)
             gradient = precision * (moments[channel] - gram @ shift[channel])
             step = new @ (new.mT @ gradient)
             residual_sum_of_squares = float(
                 squares[channel] - 2.0 * moments[channel] @ shift[channel] + shift[channel] @ gram @ shift[channel]
             )
             explained = precision * residual_sum_of_squares - float(gradient @ step)
-            gain -= 0.5 * (count * math.log(2.0 * math.pi * noise) + float(values.log1p().sum()) + explained)
+            gain -= 0.5 * (count * math.log(2.0 * math.pi * noise) + float(log_determinant) + explained)
             factor[0, channel, :, columns] = new
             moved[channel] = shift[channel] + step
         return LastLayerPredictor(

@@ -9,7 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_integer
-from probneural.distributions import EmpiricalField, FieldDistribution, Predictor
+from probneural.distributions import EmpiricalField, FieldDistribution, Predictor, PredictorTraits
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -38,7 +38,7 @@ class SampledLastLayerPredictor(Predictor):
         readout: The predictor's own copy of the operator, split into features and last layer.
         deviations: Draws of the weights minus the trained ones, `(s, c, f)`, chain by chain, in physical units; float64.
         noise_draws: Draws of the observation variance, `(s, c)`, in physical units squared; all equal where it is not inferred.
-        noise: Their mean, `(c,)`.
+            `noise` is their mean.
         prior_factors: Draws of the prior precision over that of largest evidence, `(s, c)`; ones where it is not inferred.
         prior_precision: Of each weight, `(c, f)`, per physical unit squared; the mean of the draws where it is inferred.
         effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
@@ -63,18 +63,16 @@ class SampledLastLayerPredictor(Predictor):
         domain: Grid,
         in_channels: int,
     ) -> None:
+        like = next(readout.operator.parameters())
+        super().__init__(PredictorTraits(in_channels=in_channels, noise=noise_draws.mean(0), domain=domain, like=like))
         self.readout = readout
         self.deviations = deviations
         self.noise_draws = noise_draws
-        self.noise = noise_draws.mean(0)
         self.prior_factors = prior_factors
         self.prior_precision = prior_precision
         self.effective_observations = effective_observations
         self.chains = chains
         self.report = dict(report)
-        self.domain = domain
-        self.in_channels = in_channels
-        self.out_channels = deviations.shape[1]
 
     @property
     def converged(self) -> bool:
@@ -82,17 +80,6 @@ class SampledLastLayerPredictor(Predictor):
         sizes = min(self.report["bulk_size_min"], self.report["tail_size_min"])
         agrees = self.report["r_hat_max"] <= _LARGEST_R_HAT
         return agrees and sizes >= _LEAST_SIZE_PER_CHAIN * self.chains and self.report["divergences"] == 0
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The operator's dtype."""
-        example = next(self.readout.operator.parameters())
-        return example.real.dtype if example.is_complex() else example.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The operator's device."""
-        return next(self.readout.operator.parameters()).device
 
     @property
     def weight_covariance(self) -> Float64[Tensor, "k k"]:
@@ -159,25 +146,12 @@ class VariationalLastLayerPredictor(Predictor):
     ) -> None:
         if method not in FAMILIES:
             raise ArgumentError(expected=f"one of {', '.join(FAMILIES)}", got=repr(method), remedy="name the family")
+        super().__init__(posterior.traits)
         self.posterior = posterior
         self.method = method
         self.history = history
         self.report = dict(report)
         self.converged = converged
-        self.noise = posterior.noise
-        self.domain = posterior.domain
-        self.in_channels = posterior.in_channels
-        self.out_channels = posterior.out_channels
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The operator's dtype."""
-        return self.posterior.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The operator's device."""
-        return self.posterior.device
 
     @property
     def weight_covariance(self) -> Float64[Tensor, "k k"]:

@@ -14,6 +14,7 @@ from probneural.errors import ArgumentError
 from probneural.fields import FieldPairs
 from probneural.heads.last_layer.laplace import LastLayerPredictor, statistics
 from probneural.heads.residuals import output_units, training_pairs
+from probneural.linear_algebra.principal_components import eigenpairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,8 +149,7 @@ class Target:
     @cached_property
     def axes(self) -> tuple[Float64[Tensor, " k"], Float64[Tensor, "k k"]]:
         """Eigenvalues and eigenvectors of the likelihood's curvature."""
-        values, vectors = torch.linalg.eigh(self.curvature)
-        return values.clamp_min(0.0), vectors  # a Gram matrix: what is negative is rounding
+        return eigenpairs(self.curvature)
 
     @property
     def unit(self) -> float:

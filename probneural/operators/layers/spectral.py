@@ -98,9 +98,7 @@ class SpectralConv(nn.Module):
         flat = grid_first(values).contiguous()
         hidden = flat
         inner = hidden.shape[-2] * hidden.shape[-1]
-        for axis in reversed(
-            range(len(sizes))
-        ):  # (*grid[:axis], points, pair, inner) -> (*grid[:axis], pair, frequencies, inner)
+        for axis in reversed(range(len(sizes))):  # (*before, points * pair, inner) -> (*before, pair * frequencies, inner)
             hidden = transforms[axis].analyse(hidden.reshape(math.prod(sizes[:axis]), -1, inner))
             inner *= transforms[axis].retained
         hidden = self._mix(hidden.reshape(2, -1, len(values), self.in_channels), None if pointwise is None else pointwise.bias)
@@ -117,7 +115,8 @@ class SpectralConv(nn.Module):
         transforms: list[TruncatedTransform] = []
         for size, mode, is_periodic, closed in zip(sizes, self.modes, self.periodic, has_end, strict=True):
             continuation: Continuation = "periodic" if is_periodic else "about the end" if closed else "beyond the end"
-            transforms.append(TruncatedTransform(size, mode, continuation, is_real=len(transforms) == len(sizes) - 1))
+            is_last = len(transforms) == len(sizes) - 1
+            transforms.append(TruncatedTransform(size, mode, continuation=continuation, is_real=is_last))
         return transforms
 
     def _mix(self, spectrum: Float[Tensor, "2 k n in"], bias: Tensor | None) -> Float[Tensor, "2 k n out"]:

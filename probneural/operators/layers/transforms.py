@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -40,6 +40,7 @@ class TruncatedTransform:
 
     size: int
     modes: int
+    _: KW_ONLY
     continuation: Continuation
     is_real: bool
 

@@ -14,12 +14,12 @@ from probneural.active.botorch_models import conditioning
 from probneural.active.botorch_models.conditioning import LatentPosterior, Measurements, check_noise
 from probneural.active.information.observation import observation_weights
 from probneural.distributions import FeatureRoot, GaussianField, Predictor
-from probneural.distributions.conditioning import condition_noisily
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field, FieldPairs
 from probneural.functionals import MatrixFunctional, derivative, integral, sensors, stack
 from probneural.grids import Grid
 from probneural.heads import Full, Laplace, LastLayerLaplace, LowRank
+from probneural.linear_algebra.conditioning import condition_noisily
 from probneural.operators import FNO
 from tests.active.predictors import (
     FINE_GRID,
@@ -122,15 +122,15 @@ def test_batches_are_conditioned_one_by_one(kind: str, batch: tuple[int, ...], r
     assert result.batch_shape == shape
     assert model.batch_shape == ()
     everywhere = result.posterior(designs(5, seed=34))
-    own = result.posterior(designs(*shape, 1, seed=35))
+    posterior = result.posterior(designs(*shape, 1, seed=35))
     assert everywhere.mean.shape == everywhere.variance.shape == (*shape, 5, 6)
-    assert own.rsample(torch.Size([7])).shape == (7, *shape, 1, 6)
+    assert posterior.rsample(torch.Size([7])).shape == (7, *shape, 1, 6)
     X, Y = X.expand(*shape, 2, 2), Y.expand(*shape, 2, 6)
     for place in [tuple(0 for _ in shape), tuple(n - 1 for n in shape)]:
         alone = model.condition_on_observations(X[place], Y[place])
         assert (everywhere.mean[place] - alone.posterior(designs(5, seed=34)).mean).abs().max() <= 1e-10
         assert (everywhere.covariance[place] - alone.posterior(designs(5, seed=34)).covariance).abs().max() <= 1e-12
-        assert (own.mean[place] - alone.posterior(designs(*shape, 1, seed=35)[place]).mean).abs().max() <= 1e-10
+        assert (posterior.mean[place] - alone.posterior(designs(*shape, 1, seed=35)[place]).mean).abs().max() <= 1e-10
 
 
 @pytest.mark.parametrize("kind", ["feature root", "single calls"])
@@ -252,17 +252,17 @@ class TestNoise:
 
     @pytest.mark.parametrize("grid", [INPUT_GRID, FINE_GRID, Grid.uniform((16,), lengths=3.0)])
     def test_integrals_average_it_over_effective_observations(self, grid: Grid) -> None:
-        found = observation_variance(self.predictor(), integral(grid))
-        torch.testing.assert_close(found, torch.full((2,), 1e-2 * grid.volume**2 / 4).double(), rtol=1e-6, atol=0.0)
+        variance = observation_variance(self.predictor(), integral(grid))
+        torch.testing.assert_close(variance, torch.full((2,), 1e-2 * grid.volume**2 / 4).double(), rtol=1e-6, atol=0.0)
 
     def test_points_have_the_pointwise_noise_on_every_grid(self) -> None:
         for size in (16, 32, 256):
-            found = observation_variance(self.predictor(), sensors(Grid.uniform((size,)), [[0.25], [0.5]]))
-            torch.testing.assert_close(found, torch.full((4,), 1e-2).double(), rtol=1e-6, atol=0.0)
+            variance = observation_variance(self.predictor(), sensors(Grid.uniform((size,)), [[0.25], [0.5]]))
+            torch.testing.assert_close(variance, torch.full((4,), 1e-2).double(), rtol=1e-6, atol=0.0)
 
     def test_without_effective_observations_every_point_is_one(self) -> None:
-        found = observation_variance(self.predictor(None), stack([integral(INPUT_GRID), sensors(INPUT_GRID, [[0.5]])]))
-        torch.testing.assert_close(found, torch.tensor([1e-2 / 16, 1e-2] * 2).double(), rtol=1e-6, atol=0.0)
+        variance = observation_variance(self.predictor(None), stack([integral(INPUT_GRID), sensors(INPUT_GRID, [[0.5]])]))
+        torch.testing.assert_close(variance, torch.tensor([1e-2 / 16, 1e-2] * 2).double(), rtol=1e-6, atol=0.0)
 
     def test_many_points_are_worth_no_more_than_the_effective_observations(self) -> None:
         for size in (16, 64):
@@ -272,9 +272,9 @@ class TestNoise:
 
     def test_a_grid_tells_no_more_than_its_points(self) -> None:
         grid = Grid.uniform((8,))
-        found = observation_variance(self.predictor(64.0), whole_field(grid))
-        torch.testing.assert_close(found, torch.full((16,), 1e-2).double(), rtol=1e-6, atol=0.0)
-        torch.testing.assert_close(found, observation_weights(self.predictor(64.0), grid).flatten().reciprocal())
+        variance = observation_variance(self.predictor(64.0), whole_field(grid))
+        torch.testing.assert_close(variance, torch.full((16,), 1e-2).double(), rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(variance, observation_weights(self.predictor(64.0), grid).flatten().reciprocal())
 
     def test_only_what_is_read_counts(self) -> None:
         """Of sixteen points read, four observations' worth; the same three points read alone are three observations."""
@@ -291,9 +291,9 @@ class TestNoise:
 
     def test_rows_are_formed_a_few_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         functional = stack([integral(INPUT_GRID), derivative(INPUT_GRID), whole_field(INPUT_GRID)])
-        found = observation_variance(self.predictor(), functional)
+        variance = observation_variance(self.predictor(), functional)
         monkeypatch.setattr(conditioning, "_ROWS", 5)
-        torch.testing.assert_close(observation_variance(self.predictor(), functional), found, rtol=1e-14, atol=0.0)
+        torch.testing.assert_close(observation_variance(self.predictor(), functional), variance, rtol=1e-14, atol=0.0)
 
     @pytest.mark.bad_input
     def test_outputs_that_do_not_exist(self) -> None:
@@ -386,10 +386,10 @@ def test_the_distribution_of_fantasies_has_its_moments() -> None:
         assert distribution.rsample().shape == (1, 2, 2, 3)
         draws = distribution.rsample(torch.Size([40_000])).flatten(2)
     centred = draws - noisy.mean.flatten(1)
-    found = torch.einsum("sbi,sbj->bij", centred, centred) / 40_000
+    covariance = torch.einsum("sbi,sbj->bij", centred, centred) / 40_000
     variance = noisy.covariance.diagonal(dim1=-2, dim2=-1)
     spread = ((noisy.covariance.square() + variance[:, :, None] * variance[:, None]) / 40_000).sqrt()
-    assert ((found - noisy.covariance) / spread).abs().max() < 4.5
+    assert ((covariance - noisy.covariance) / spread).abs().max() < 4.5
 
 
 def test_fantasies_of_almost_exact_readings() -> None:

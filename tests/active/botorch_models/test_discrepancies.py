@@ -45,8 +45,8 @@ def test_posteriors_are_those_of_the_field(predictor: pn.calibration.ScaledPredi
     assert field.discrepancy is not None
     torch.testing.assert_close(posterior.mean[:, 0], field.mean[:, 0].double(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(posterior.variance[:, 0], field.variance[:, 0].double(), rtol=1e-4, atol=1e-12)
-    own = field.discrepancy.row_squares()[:, 0].double()
-    assert (own[:, 1] > 0.01 * posterior.variance[:, 0, 1]).all()
+    discrepancy_variance = field.discrepancy.row_squares()[:, 0].double()
+    assert (discrepancy_variance[:, 1] > 0.01 * posterior.variance[:, 0, 1]).all()
 
 
 def test_observing_counts_the_discrepancy_as_noise(predictor: pn.calibration.ScaledPredictor) -> None:
@@ -57,9 +57,9 @@ def test_observing_counts_the_discrepancy_as_noise(predictor: pn.calibration.Sca
     field = predictor(encode(X)).apply(PROBE)
     assert isinstance(field, GaussianField)
     root = field.root.dense().double()[:, 0].flatten(0, 1)
-    own = field.discrepancy.dense().double()[:, 0]
+    discrepancy = field.discrepancy.dense().double()[:, 0]
     mean = field.mean.double()[:, 0].flatten()
-    shared, blocks = root @ root.mT, torch.block_diag(*(own @ own.mT))
+    shared, blocks = root @ root.mT, torch.block_diag(*(discrepancy @ discrepancy.mT))
     noisy = (shared + blocks)[:4, :4] + 1e-3 * torch.eye(4, dtype=torch.double)
     gain = shared[4:, :4] @ torch.linalg.inv(noisy)
     expected = mean[4:] + gain @ (Y.flatten() - mean[:4])

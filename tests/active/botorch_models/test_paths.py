@@ -125,8 +125,8 @@ def test_botorchs_way_to_draw_paths(kind: str, functional: object) -> None:
     path.set_ensemble_as_batch(True)
     seed = path.draws.seed
     expected = OperatorDraws(model, 3, seed=seed)(X)
-    found = path(X)[..., None] if functional.size == 1 else path(X[..., None, :, :]).mT
-    torch.testing.assert_close(found, expected)
+    values = path(X)[..., None] if functional.size == 1 else path(X[..., None, :, :]).mT
+    torch.testing.assert_close(values, expected)
 
 
 @pytest.mark.parametrize("kind", ["feature root", "members", "kernel"])
@@ -136,21 +136,21 @@ def test_thompson_sampling_maximises_each_draw(kind: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(4)
         score = PathwiseThompsonSampling(model)
-    found, _ = optimize_acqf(score, bounds=CUBE, q=3, num_restarts=6, raw_samples=64, options={"seed": 0})
+    best, _ = optimize_acqf(score, bounds=CUBE, q=3, num_restarts=6, raw_samples=64, options={"seed": 0})
     line = torch.linspace(0, 1, 41, dtype=torch.float64)
     with torch.no_grad():
         everywhere = score.samples(torch.cartesian_prod(line, line)[None])[..., 0].amax(-1)
-        reached = score.samples(found[:, None])[:, 0, 0]
+        reached = score.samples(best[:, None])[:, 0, 0]
     assert everywhere.shape == reached.shape == (3,)
     assert (reached >= everywhere - 2e-2).all()
 
 
 def test_one_path_is_an_objective_of_its_own() -> None:
     path = OperatorDraws(known_model().subset_output([0]), seed=7)
-    found, value = optimize_acqf(PosteriorMean(path), bounds=CUBE, q=1, num_restarts=4, raw_samples=32, options={"seed": 0})
+    best, value = optimize_acqf(PosteriorMean(path), bounds=CUBE, q=1, num_restarts=4, raw_samples=32, options={"seed": 0})
     line = torch.linspace(0, 1, 41, dtype=torch.float64)
     assert value >= path(torch.cartesian_prod(line, line)).max() - 1e-6
-    torch.testing.assert_close(path(found)[0, 0], value)
+    torch.testing.assert_close(path(best)[0, 0], value)
 
 
 def test_draws_of_calibrated_processes() -> None:

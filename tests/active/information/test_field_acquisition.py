@@ -116,10 +116,10 @@ every_kind = pytest.mark.parametrize("kind", ["gain", "variance"])
 def test_values_agree_with_a_dense_gaussian_process(kind: str, name: str, grid: Grid | None, q: int) -> None:
     model = model_of(OUTPUTS[name])
     X = designs(4, q)
-    found = score_of(kind, model, grid=grid)(X)
+    value = score_of(kind, model, grid=grid)(X)
     reference = torch.stack([reference_of(kind, model.predictor, one, grid or INPUT_GRID) for one in X])
-    torch.testing.assert_close(found, reference, rtol=1e-9, atol=1e-9)
-    assert (found > 1e-3).all()
+    torch.testing.assert_close(value, reference, rtol=1e-9, atol=1e-9)
+    assert (value > 1e-3).all()
 
 
 @every_kind
@@ -264,17 +264,17 @@ def test_values_agree_with_refitting(name: str) -> None:
     predictor = head(name)
     model = OperatorModel(predictor, encode=burgers_encode, functional=integral(GRID))
     X = designs(2, 3, seed=16, dim=BURGERS.design_dim)
-    found = scores(model)
+    by_name = scores(model)
     targets = BURGERS.sample(6, resolution=64, seed=5, dtype=torch.float64).inputs
     share = GRID.weights / GRID.volume
     now = (predictor(targets).variance.double() @ share).sum(1).mean()
-    torch.testing.assert_close(found["variance"].variance, now, rtol=1e-9, atol=0.0)  # type: ignore[attr-defined]
+    torch.testing.assert_close(by_name["variance"].variance, now, rtol=1e-9, atol=0.0)  # type: ignore[attr-defined]
     for index, one in enumerate(X):
         inputs = burgers_encode(one)
         updated = predictor.update(FieldPairs(inputs, BURGERS.solve(inputs)))  # type: ignore[attr-defined]
         after = (updated(targets).variance.double() @ share).sum(1).mean()
-        torch.testing.assert_close(found["variance"](X)[index], now - after, rtol=1e-6, atol=1e-9 * float(now))
-        torch.testing.assert_close(found["gain"](X)[index], dense_gain(predictor, inputs, GRID), rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(by_name["variance"](X)[index], now - after, rtol=1e-6, atol=1e-9 * float(now))
+        torch.testing.assert_close(by_name["gain"](X)[index], dense_gain(predictor, inputs, GRID), rtol=1e-8, atol=1e-8)
 
 
 def test_finer_grids_are_no_more_information() -> None:
@@ -294,9 +294,9 @@ def test_optimised_input_functions_beat_random_ones(name: str) -> None:
     with torch.no_grad():
         random = score(designs(200, 1, seed=18, dim=dim))
     cube = torch.tensor([[0.0], [1.0]]).double().repeat(1, dim)
-    found, value = optimize_acqf(score, bounds=cube, q=1, num_restarts=2, raw_samples=16, options={"seed": 0, "maxiter": 30})
+    best, value = optimize_acqf(score, bounds=cube, q=1, num_restarts=2, raw_samples=16, options={"seed": 0, "maxiter": 30})
     assert value > random.max()
-    torch.testing.assert_close(score(found[None])[0].detach(), value, rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(score(best[None])[0].detach(), value, rtol=1e-9, atol=0.0)
 
 
 @every_kind
@@ -304,14 +304,14 @@ def test_sequential_batches_are_greedy_joint_ones(kind: str) -> None:
     """BoTorch passes the designs that it has chosen as pending ones."""
     score = score_of(kind, model_of(feature_root))
     cube = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
-    found, _ = optimize_acqf(score, bounds=cube, q=2, num_restarts=2, raw_samples=16, sequential=True, options={"seed": 0})
+    optimum, _ = optimize_acqf(score, bounds=cube, q=2, num_restarts=2, raw_samples=16, sequential=True, options={"seed": 0})
     assert score.X_pending is None
     line = torch.linspace(0, 1, 21).double()
     grid = torch.cartesian_prod(line, line)[:, None]
     with torch.no_grad():
         best = grid[score(grid).argmax()]
         second = score(torch.cat([best.expand(len(grid), -1, -1), grid], dim=1)).max()
-        assert score(found[None])[0] >= second - 1e-3 * second
+        assert score(optimum[None])[0] >= second - 1e-3 * second
 
 
 def test_integrated_variance_is_botorchs_where_fields_are_single_numbers() -> None:
@@ -342,8 +342,7 @@ def test_other_noise_scales_the_observation() -> None:
 def test_a_noise_given_as_a_number_keeps_its_digits() -> None:
     """Against dense Gaussian processes; 0.1 in float32 is off by 1.5e-8."""
     model, X = model_of(feature_root), designs(3, 2)
-    precise = FeaturePredictor(feature_root, out_channels=2)
-    vars(precise)["noise"] = torch.full((2,), 0.1, dtype=torch.float64)  # predictors are frozen
+    precise = FeaturePredictor(feature_root, out_channels=2, noise=torch.full((2,), 0.1, dtype=torch.float64))
     for kind in ("gain", "variance"):
         reference = torch.stack([reference_of(kind, precise, one, INPUT_GRID) for one in X])
         torch.testing.assert_close(score_of(kind, model, noise=0.1)(X), reference, rtol=1e-10, atol=0.0)

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.active.information import latent_information as information
+from probneural.active.information import latent_information
 from probneural.active.information.latent_information import (
     information_gain,
-    information_gain_of_moments,
     observation_moments,
     target_moments,
     variance_reduction,
@@ -20,6 +19,7 @@ from probneural.active.information.latent_information import (
 from probneural.active.information.observation import observation_weights, whitened_rows
 from probneural.distributions import GaussianField
 from probneural.errors import ArgumentError, ShapeError
+from probneural.linear_algebra.conditioning import information
 from tests.active.predictors import FINE_GRID, FeaturePredictor, dense_root, encode, feature_root
 
 SHAPES = [(), (3,), (2, 3)]
@@ -46,10 +46,10 @@ def test_gain_is_half_the_log_determinant(batch: tuple[int, ...], sides: tuple[i
     rows = draw(*batch, *sides, scale=scale)
     flat = rows.reshape(math.prod(batch), *sides)
     reference = [0.5 * torch.linalg.svdvals(one).square().log1p().sum() for one in flat]
-    found = information_gain(rows)
-    assert found.shape == batch
-    torch.testing.assert_close(found.flatten(), torch.stack(reference), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(information_gain_of_moments(rows.mT @ rows), found, rtol=1e-8, atol=1e-12)
+    gain = information_gain(rows)
+    assert gain.shape == batch
+    torch.testing.assert_close(gain.flatten(), torch.stack(reference), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(information(rows.mT @ rows), gain, rtol=1e-8, atol=1e-12)
 
 
 def test_gain_is_the_mutual_information_of_a_gaussian() -> None:
@@ -83,8 +83,8 @@ def test_small_reductions_keep_their_digits(width: int) -> None:
     reference = (targets @ rows[0]).square().sum() / (1.0 + rows.square().sum())
     for kind in ({"targets": targets}, {"moments": targets.mT @ targets}):
         torch.testing.assert_close(variance_reduction(rows, **kind), reference, rtol=1e-12, atol=0.0)
-        found = variance_reduction_of_moments(rows.mT @ rows, **kind)
-        torch.testing.assert_close(found, reference, rtol=1e-10, atol=0.0)
+        reduction = variance_reduction_of_moments(rows.mT @ rows, **kind)
+        torch.testing.assert_close(reduction, reference, rtol=1e-10, atol=0.0)
 
 
 @pytest.mark.parametrize("sides", [(3, 5), (5, 3)])
@@ -95,7 +95,7 @@ def test_derivatives(sides: tuple[int, int]) -> None:
         information_gain,
         lambda given: variance_reduction(given, targets=targets),
         lambda given: variance_reduction(given, moments=moments),
-        lambda given: information_gain_of_moments(given.mT @ given),
+        lambda given: information(given.mT @ given),
         lambda given: variance_reduction_of_moments(given.mT @ given, moments=moments),
     ):
         assert torch.autograd.gradcheck(function, rows)
@@ -111,7 +111,7 @@ def test_single_precision_rows_are_summed_in_double_precision() -> None:
 def test_results_do_not_depend_on_how_sums_are_cut(sides: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     rows, targets = draw(5, *sides), draw(6, sides[1], seed=1)
     reference = information_gain(rows), variance_reduction(rows, targets=targets)
-    monkeypatch.setattr(information, "_CHUNK_ELEMENTS", 7)
+    monkeypatch.setattr(latent_information, "_CHUNK_ELEMENTS", 7)
     torch.testing.assert_close((information_gain(rows), variance_reduction(rows, targets=targets)), reference)
 
 
@@ -131,7 +131,7 @@ def fields(channels: int = 2) -> dict[str, tuple[FeaturePredictor, GaussianField
 def test_moments_are_those_of_rows(name: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     predictor, field = fields()[name]
     if chunk is not None:
-        monkeypatch.setattr(information, "_CHUNK_ELEMENTS", chunk)
+        monkeypatch.setattr(latent_information, "_CHUNK_ELEMENTS", chunk)
     weights = observation_weights(predictor, FINE_GRID, noise=torch.tensor([0.1, 0.2]))
     rows = whitened_rows(field, weights)
     torch.testing.assert_close(observation_moments(field, weights), rows.mT @ rows, rtol=1e-12, atol=1e-9)

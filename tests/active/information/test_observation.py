@@ -49,9 +49,9 @@ def test_finer_grids_are_no_more_data() -> None:
 
 def test_noise_and_counts() -> None:
     predictor = FeaturePredictor(feature_root, out_channels=2)
-    own = observation_weights(predictor, INPUT_GRID)
-    assert own.shape == (2, 16)
-    torch.testing.assert_close(own.sum(1), torch.full((2,), 16 / 1e-2).double(), rtol=1e-6, atol=0.0)  # no m: every point
+    weights = observation_weights(predictor, INPUT_GRID)
+    assert weights.shape == (2, 16)
+    torch.testing.assert_close(weights.sum(1), torch.full((2,), 16 / 1e-2).double(), rtol=1e-6, atol=0.0)  # no m: every point
     given = observation_weights(predictor, INPUT_GRID, noise=torch.tensor([1.0, 4.0]))
     torch.testing.assert_close(given.sum(1), torch.tensor([16.0, 4.0]).double())
     linear = LastLayerLaplace().fit(LinearRegression.fitted(PAIRS), PAIRS)

@@ -38,9 +38,9 @@ pytestmark = pytest.mark.usefixtures("no_syncing")
 
 
 def small_run(folder: Path, calls: Counted) -> ActiveLearner:
-    found = learner(folder, calls, initial=2, batch=2, calibration=1)
-    found.run(rounds=2)
-    return found
+    loop = learner(folder, calls, initial=2, batch=2, calibration=1)
+    loop.run(rounds=2)
+    return loop
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -77,9 +77,9 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(tmp_path: Path, 
             if process.exitcode == 0:
                 break
             survived += 1
-            found = {path.name for path in (store / "results").glob("[!.]*.safetensors")}
-            assert results <= found  # no result is lost
-            results = found
+            names = {path.name for path in (store / "results").glob("[!.]*.safetensors")}
+            assert results <= names  # no result is lost
+            results = names
         again = learner(store, Watched(store, repeats))
         again.run(rounds=4)
         assert same(again, whole)

@@ -95,11 +95,11 @@ def fitted() -> dict[str, tuple[Predictor, Field]]:
 @pytest.mark.parametrize("query", [None, FINE, UNEVEN])
 def test_inner_products_are_covariances_of_functions(kind: str, query: Grid | None) -> None:
     predictor = FeaturePredictor({**KINDS, "weighted members": weighted_members}[kind], out_channels=2)
-    found = posterior_features(predictor, pool(), seed=0, labelled=pool(3, seed=2), query=query)
-    both = torch.cat([found.pool, found.labelled])
+    features = posterior_features(predictor, pool(), seed=0, labelled=pool(3, seed=2), query=query)
+    both = torch.cat([features.pool, features.labelled])
     inputs = Field(torch.cat([pool().values, pool(3, seed=2).values]), INPUT_GRID)
     expected = dense_gram(predictor, inputs, query=query, scaled_over=12)
-    assert found.is_exact
+    assert features.is_exact
     torch.testing.assert_close(both @ both.mT, expected, rtol=1e-10, atol=1e-13)
 
 
@@ -107,8 +107,10 @@ def test_inner_products_are_covariances_of_functions(kind: str, query: Grid | No
 def test_inner_products_of_real_heads(name: str, fitted: dict[str, tuple[Predictor, Field]]) -> None:
     predictor, inputs = fitted[name]
     sketch = FeatureSketch(exact_entries=2**26)  # the low-rank posterior has as many latent directions as the operator weights
-    found = posterior_features(predictor, inputs[:4], seed=0, labelled=inputs[4:] if len(inputs) > 4 else None, sketch=sketch)
-    both = torch.cat([found.pool, found.labelled])
+    features = posterior_features(
+        predictor, inputs[:4], seed=0, labelled=inputs[4:] if len(inputs) > 4 else None, sketch=sketch
+    )
+    both = torch.cat([features.pool, features.labelled])
     expected = dense_gram(predictor, inputs, scaled_over=4)
     single = predictor.dtype == torch.float32
     torch.testing.assert_close(both @ both.mT, expected, rtol=2e-4 if single else 1e-8, atol=float(expected.max()) * 1e-6)
@@ -122,19 +124,19 @@ def test_real_roots_are_never_formed(
     root = predictor(inputs).root
     monkeypatch.setattr(type(root), "dense", lambda _: pytest.fail("formed"))
     sketch = FeatureSketch(latents=8, dimension=64, exact_entries=1)
-    found = posterior_features(predictor, inputs, seed=0, sketch=sketch)
-    assert found.pool.shape == (len(inputs), 64)
-    assert not found.is_exact
+    features = posterior_features(predictor, inputs, seed=0, sketch=sketch)
+    assert features.pool.shape == (len(inputs), 64)
+    assert not features.is_exact
     rows = observation_rows(predictor, inputs, seed=0, sketch=sketch)
     assert rows.rows.shape[2] <= 8
-    assert torch.isfinite(found.pool).all()
+    assert torch.isfinite(features.pool).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_variances_are_the_diagonal(kind: str) -> None:
     predictor = FeaturePredictor(KINDS[kind], out_channels=2)
-    found = integrated_variances(predictor, pool(), query=UNEVEN)
-    torch.testing.assert_close(found, dense_gram(predictor, pool(), query=UNEVEN).diagonal(), rtol=1e-10, atol=0.0)
+    variances = integrated_variances(predictor, pool(), query=UNEVEN)
+    torch.testing.assert_close(variances, dense_gram(predictor, pool(), query=UNEVEN).diagonal(), rtol=1e-10, atol=0.0)
 
 
 def test_runs_of_functions_join(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +176,9 @@ def test_sketch_is_unbiased_with_the_stated_error() -> None:
     truth = (exact[pairs[:, 0]] - exact[pairs[:, 1]]).square().sum(1)
     ratios, sketch = [], FeatureSketch(dimension=dimension, exact_entries=1)
     for seed in range(60):
-        found = posterior_features(predictor, pool(), seed=seed, sketch=sketch).pool
-        assert found.shape == (12, dimension)
-        ratios.append((found[pairs[:, 0]] - found[pairs[:, 1]]).square().sum(1) / truth)
+        features = posterior_features(predictor, pool(), seed=seed, sketch=sketch).pool
+        assert features.shape == (12, dimension)
+        ratios.append((features[pairs[:, 0]] - features[pairs[:, 1]]).square().sum(1) / truth)
     errors = torch.stack(ratios) - 1.0
     stated = (2 / dimension) ** 0.5
     assert float(errors.mean(0).abs().max()) < 4.5 * stated / 60**0.5
@@ -190,9 +192,9 @@ def test_fewer_latent_directions_are_right_on_average(output: object) -> None:
     sketch = FeatureSketch(latents=4, dimension=10**6, exact_entries=1)
     grams = []
     for seed in range(80):
-        found = posterior_features(predictor, pool(), seed=seed, sketch=sketch)
-        assert not found.is_exact
-        grams.append(found.pool @ found.pool.mT)
+        features = posterior_features(predictor, pool(), seed=seed, sketch=sketch)
+        assert not features.is_exact
+        grams.append(features.pool @ features.pool.mT)
     stacked, truth = torch.stack(grams), exact @ exact.mT
     error = stacked.std(0) / 80**0.5
     assert float(((stacked.mean(0) - truth).abs() / error).max()) < 5.0
@@ -220,48 +222,48 @@ def test_the_seed_decides_the_sketch() -> None:
 def test_rows_hold_all_that_observing_a_function_says(points: int) -> None:
     predictor = FeaturePredictor(feature_root)
     grid = Grid.uniform((points,))
-    found = observation_rows(predictor, pool(), seed=0, query=grid)
+    observed = observation_rows(predictor, pool(), seed=0, query=grid)
     field = predictor(pool(), grid)
     assert isinstance(field, GaussianField)
     rows = whitened_rows(field, observation_weights(predictor, grid))
-    torch.testing.assert_close(found.rows.mT @ found.rows, rows.mT @ rows, rtol=1e-10, atol=1e-9)
-    assert found.rows.shape[1] <= min(points, 7)
-    assert found.is_exact
+    torch.testing.assert_close(observed.rows.mT @ observed.rows, rows.mT @ rows, rtol=1e-10, atol=1e-9)
+    assert observed.rows.shape[1] <= min(points, 7)
+    assert observed.is_exact
 
 
 def test_moment_is_the_integrated_variance() -> None:
     predictor, targets = FeaturePredictor(feature_root, out_channels=2), pool(5, seed=4)
     for chosen, inputs in ((None, pool()), (targets, targets)):
-        found = observation_rows(predictor, pool(), seed=0, targets=chosen)
+        observed = observation_rows(predictor, pool(), seed=0, targets=chosen)
         root = deviations(predictor(inputs))
         size = squared_scales(predictor, pool())
         expected = torch.einsum("ncpk,ncpl,c->kl", root, root, 1 / size) / (INPUT_GRID.size * len(inputs))
-        torch.testing.assert_close(found.moment, expected, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(observed.moment, expected, rtol=1e-10, atol=1e-14)
 
 
 def test_beyond_the_limit_the_most_informative_rows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = FeaturePredictor(feature_root)
     whole = observation_rows(predictor, pool(), seed=0).rows
     monkeypatch.setattr(pool_features, "_ROW_ENTRIES", 2 * 12 * 7)
-    found = observation_rows(predictor, pool(), seed=0)
-    kept = found.rows
+    observed = observation_rows(predictor, pool(), seed=0)
+    kept = observed.rows
     assert kept.shape == (12, 2, 7)
-    assert not found.is_exact
+    assert not observed.is_exact
     largest = torch.linalg.svdvals(whole)[:, :2]
     torch.testing.assert_close(torch.linalg.svdvals(kept), largest, rtol=1e-9, atol=1e-9)
 
 
 def test_members_count_as_the_gaussian_of_their_moments() -> None:
-    found = observation_rows(FeaturePredictor(members), pool(), seed=0)
+    observed = observation_rows(FeaturePredictor(members), pool(), seed=0)
     field = FeaturePredictor(members)(pool())
     assert isinstance(field, EmpiricalField)
     rows = whitened_rows(field.moment_matched(), observation_weights(FeaturePredictor(members), INPUT_GRID))
-    torch.testing.assert_close(found.rows.mT @ found.rows, rows.mT @ rows, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(observed.rows.mT @ observed.rows, rows.mT @ rows, rtol=1e-9, atol=1e-9)
 
 
 def test_without_any_variance_there_is_nothing_to_tell() -> None:
-    found = posterior_features(FeaturePredictor(certain), pool(), seed=0)
-    assert not found.pool.any()
+    features = posterior_features(FeaturePredictor(certain), pool(), seed=0)
+    assert not features.pool.any()
     assert not integrated_variances(FeaturePredictor(certain), pool()).any()
     assert not observation_rows(FeaturePredictor(certain), pool(), seed=0).rows.any()
 
@@ -299,8 +301,8 @@ def test_channels_without_mean_count_by_their_spread() -> None:
     def centred(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
         return feature_root(features, torch.zeros_like(mean), grid)
 
-    found = integrated_variances(FeaturePredictor(centred, out_channels=2), pool())
-    torch.testing.assert_close(found.mean(), torch.tensor(2.0, dtype=torch.float64))
+    variances = integrated_variances(FeaturePredictor(centred, out_channels=2), pool())
+    torch.testing.assert_close(variances.mean(), torch.tensor(2.0, dtype=torch.float64))
 
 
 def test_a_latent_that_changes_without_reason_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,15 +60,18 @@ def pool(count: int = 14, *, seed: int = 1) -> Field:
 
 
 def build_predictor(
-    output: Callable[[Tensor, Tensor, Grid], FieldDistribution] = feature_root, channels: int = 2
+    output: Callable[[Tensor, Tensor, Grid], FieldDistribution] = feature_root,
+    channels: int = 2,
+    *,
+    noise: Tensor | None = None,
 ) -> FeaturePredictor:
-    predictor = FeaturePredictor(output, out_channels=channels)
+    predictor = FeaturePredictor(output, out_channels=channels, noise=noise)
     predictor.effective_observations = torch.linspace(3.0, 5.0, channels)
     return predictor
 
 
 def chosen(rule: Selector, count: int, *, seed: int = 0, labelled: Field | None = None) -> list[int]:
-    return rule.select(build_predictor(), pool(), count, seed=seed, labelled=labelled).tolist()
+    return rule.select(build_predictor(), pool(), count=count, seed=seed, labelled=labelled).tolist()
 
 
 # What all share
@@ -78,22 +81,23 @@ def chosen(rule: Selector, count: int, *, seed: int = 0, labelled: Field | None 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_choices_are_distinct_and_repeatable(name: str, kind: str) -> None:
     rule, predictor = SELECTORS[name], build_predictor({**KINDS, "certain": certain}[kind])
-    found = rule.select(predictor, pool(), 5, seed=3)
-    assert found.dtype == torch.int64
-    assert found.shape == (5,)
-    assert len(set(found.tolist())) == 5
-    assert torch.equal(rule.select(predictor, pool(), 5, seed=3), found)
-    assert sorted(rule.select(predictor, pool(), 14, seed=3).tolist()) == list(range(14))
+    selected = rule.select(predictor, pool(), count=5, seed=3)
+    assert selected.dtype == torch.int64
+    assert selected.shape == (5,)
+    assert len(set(selected.tolist())) == 5
+    assert torch.equal(rule.select(predictor, pool(), count=5, seed=3), selected)
+    assert sorted(rule.select(predictor, pool(), count=14, seed=3).tolist()) == list(range(14))
 
 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_labelled_functions_are_never_chosen(name: str) -> None:
     labelled = pool()[[2, 11, 5]]
-    found = SELECTORS[name].select(build_predictor(), pool(), 11, seed=0, labelled=labelled)
-    assert sorted(found.tolist()) == [index for index in range(14) if index not in (2, 5, 11)]
+    selected = SELECTORS[name].select(build_predictor(), pool(), count=11, seed=0, labelled=labelled)
+    assert sorted(selected.tolist()) == [index for index in range(14) if index not in (2, 5, 11)]
     single = Field(labelled.values.float(), INPUT_GRID)  # as a data set in single precision would have them
     assert torch.equal(
-        SELECTORS[name].select(build_predictor(), pool(), 11, seed=0, labelled=single).sort().values, found.sort().values
+        SELECTORS[name].select(build_predictor(), pool(), count=11, seed=0, labelled=single).sort().values,
+        selected.sort().values,
     )
 
 
@@ -102,16 +106,16 @@ def test_labelled_functions_are_never_chosen(name: str) -> None:
 def test_labelled_functions_on_another_grid_are_never_chosen(name: str, points: int) -> None:
     labelled = pool()[[2, 11, 5]].resample(Grid.uniform((points,)))
     labelled = Field(labelled.values.float(), labelled.grid)
-    found = SELECTORS[name].select(build_predictor(), pool(), 11, seed=0, labelled=labelled)
-    assert sorted(found.tolist()) == [index for index in range(14) if index not in (2, 5, 11)]
+    selected = SELECTORS[name].select(build_predictor(), pool(), count=11, seed=0, labelled=labelled)
+    assert sorted(selected.tolist()) == [index for index in range(14) if index not in (2, 5, 11)]
 
 
 def test_functions_that_a_coarser_grid_does_not_resolve() -> None:
     rough = Field(torch.randn(6, 1, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64), Grid.uniform((32,)))
     coarse = rough.resample(INPUT_GRID)
     for inputs, labelled in ((rough, coarse[1:3]), (coarse, rough[1:3])):
-        found = RandomSelection().select(build_predictor(), inputs, 4, seed=0, labelled=labelled)
-        assert sorted(found.tolist()) == [0, 3, 4, 5]
+        selected = RandomSelection().select(build_predictor(), inputs, count=4, seed=0, labelled=labelled)
+        assert sorted(selected.tolist()) == [0, 3, 4, 5]
 
 
 @pytest.mark.parametrize(("change", "same"), [(1e-7, True), (1e-5, False)])
@@ -120,8 +124,8 @@ def test_tolerance_of_labelled_functions(change: float, same: bool) -> None:
     values = pool().values.clone()
     values[4] *= 1e-9  # a small function among large ones has its own measure
     count = 13 if same else 14
-    found = RandomSelection().select(build_predictor(), Field(values, INPUT_GRID), count, seed=0, labelled=labelled)
-    assert (4 not in found.tolist()) == same
+    selected = RandomSelection().select(build_predictor(), Field(values, INPUT_GRID), count=count, seed=0, labelled=labelled)
+    assert (4 not in selected.tolist()) == same
 
 
 @pytest.mark.parametrize("name", SELECTORS)
@@ -130,17 +134,21 @@ def test_copies_come_last(name: str) -> None:
     values[[3, 9, 12]] = values[7].clone()
     for labelled, originals in ((None, 11), (Field(values[3:4], INPUT_GRID), 10)):
         count = 14 if labelled is None else 10
-        found = SELECTORS[name].select(build_predictor(), Field(values, INPUT_GRID), count, seed=0, labelled=labelled).tolist()
-        assert len({tuple(values[index].flatten().tolist()) for index in found[:originals]}) == originals
-        assert len(set(found)) == count
+        selected = (
+            SELECTORS[name]
+            .select(build_predictor(), Field(values, INPUT_GRID), count=count, seed=0, labelled=labelled)
+            .tolist()
+        )
+        assert len({tuple(values[index].flatten().tolist()) for index in selected[:originals]}) == originals
+        assert len(set(selected)) == count
 
 
 @pytest.mark.parametrize("name", PREDICTIVE)
 def test_without_any_variance_the_order_is_random(name: str) -> None:
     predictor = build_predictor(certain)
     for seed in (0, 1):
-        expected = RandomSelection().select(predictor, pool(), 6, seed=seed)
-        assert torch.equal(PREDICTIVE[name].select(predictor, pool(), 6, seed=seed), expected)
+        expected = RandomSelection().select(predictor, pool(), count=6, seed=seed)
+        assert torch.equal(PREDICTIVE[name].select(predictor, pool(), count=6, seed=seed), expected)
 
 
 @pytest.mark.parametrize("name", PREDICTIVE)
@@ -154,16 +162,16 @@ def test_functions_of_no_variance_come_last(name: str) -> None:
     predictor = build_predictor(half_certain)
     uncertain = (integrated_variances(predictor, pool()) > 0).nonzero()[:, 0].tolist()
     assert 2 < len(uncertain) < 12
-    found = PREDICTIVE[name].select(predictor, pool(), 14, seed=0).tolist()
+    selected = PREDICTIVE[name].select(predictor, pool(), count=14, seed=0).tolist()
     first = len(uncertain) if name in ("top k", "stochastic") else 3  # batches run out of information before they end
-    assert set(found[:first]) <= set(uncertain)
+    assert set(selected[:first]) <= set(uncertain)
 
 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_resolution_does_not_matter(name: str) -> None:
     for seed in (0, 1):
         coarse, fine = (
-            SELECTORS[name].select(build_predictor(), pool(24, seed=seed).resample(Grid.uniform((points,))), 8, seed=0)
+            SELECTORS[name].select(build_predictor(), pool(24, seed=seed).resample(Grid.uniform((points,))), count=8, seed=0)
             for points in (64, 128)
         )
         assert torch.equal(coarse, fine)
@@ -178,11 +186,11 @@ def test_units_do_not_matter(name: str) -> None:
         field = feature_root(features, mean, grid)
         return GaussianField(mean * units[:, None] + zero, field.root.scale(units), latent="weights", grid=grid)
 
-    other = build_predictor(rescaled)
-    object.__setattr__(other, "noise", other.noise * units.square())
+    other = build_predictor(rescaled, noise=build_predictor().noise * units.square())
     inputs = Field(pool().values * 1e3, INPUT_GRID) if name == "space filling" else pool()
     assert torch.equal(
-        SELECTORS[name].select(other, inputs, 8, seed=0), SELECTORS[name].select(build_predictor(), pool(), 8, seed=0)
+        SELECTORS[name].select(other, inputs, count=8, seed=0),
+        SELECTORS[name].select(build_predictor(), pool(), count=8, seed=0),
     )
 
 
@@ -192,8 +200,8 @@ def test_real_heads(name: str) -> None:
     inputs = pn.problems.Heat(dimension=1).sample(7, resolution=32, seed=1, dtype=torch.float64).inputs
     linear = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
     for predictor in (linear, scaled_by(2.0, linear)):
-        found = SELECTORS[name].select(predictor, inputs, 4, seed=0, labelled=pairs.inputs)
-        assert len(set(found.tolist())) == 4
+        selected = SELECTORS[name].select(predictor, inputs, count=4, seed=0, labelled=pairs.inputs)
+        assert len(set(selected.tolist())) == 4
 
 
 def test_real_heads_follow_the_dense_rules() -> None:
@@ -203,12 +211,12 @@ def test_real_heads_follow_the_dense_rules() -> None:
     for predictor in (linear, scaled_by(2.0, linear)):
         root = deviations(predictor(inputs))[:, 0]
         expected = root.square().sum((1, 2)).argsort(descending=True)[:4]
-        assert torch.equal(TopKSelection().select(predictor, inputs, 4, seed=0), expected)
+        assert torch.equal(TopKSelection().select(predictor, inputs, count=4, seed=0), expected)
         distances = (root[:, None] - root[None]).square().sum((2, 3))
         centres = [int(expected[0])]
         while len(centres) < 4:
             centres.append(int(distances[:, centres].amin(1).argmax()))
-        assert CoreSetSelection().select(predictor, inputs, 4, seed=0).tolist() == centres
+        assert CoreSetSelection().select(predictor, inputs, count=4, seed=0).tolist() == centres
         assert predictor.effective_observations is not None
         weight = float(predictor.effective_observations[0] / predictor.noise[0]) / 32
         known: list[int] = []
@@ -225,26 +233,17 @@ def test_real_heads_follow_the_dense_rules() -> None:
                 for rows in [root[[*known, index]]]
             ]
             known.append(max(range(7), key=gains.__getitem__))
-        assert InformationGainSelection().select(predictor, inputs, 4, seed=0).tolist() == known
+        assert InformationGainSelection().select(predictor, inputs, count=4, seed=0).tolist() == known
 
 
 class Held(Predictor):
     """The joint posterior of some functions, held as one tensor, whose latent does not depend on what is asked."""
 
     def __init__(self, inner: Predictor, inputs: Field) -> None:
+        super().__init__(inner.traits)
         field = inner(inputs)
         self.inputs, self.means, self.root = inputs.values, field.mean, field.root.dense()  # type: ignore[attr-defined]
-        self.in_channels, self.out_channels, self.domain = inner.in_channels, inner.out_channels, inner.domain
-        self.noise, self.effective_observations = inner.noise, inner.effective_observations
-        self.inner = inner
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.inner.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
+        self.effective_observations = inner.effective_observations
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         index = [int((self.inputs == one).flatten(1).all(1).nonzero()[0]) for one in inputs.values]
@@ -257,7 +256,7 @@ def test_a_latent_that_belongs_to_one_call() -> None:
     predictor = pn.heads.KernelOperator("linear", output_components=3, groups=1).fit(None, pairs)
     held = Held(predictor, inputs)
     for rule in PREDICTIVE.values():
-        assert torch.equal(rule.select(held, inputs, 3, seed=0), rule.select(predictor, inputs, 3, seed=0))
+        assert torch.equal(rule.select(held, inputs, count=3, seed=0), rule.select(predictor, inputs, count=3, seed=0))
 
 
 # Each rule, plainly
@@ -274,11 +273,11 @@ def test_stochastic_choice_has_the_stated_probabilities(power: float, monkeypatc
     monkeypatch.setattr(selectors, "integrated_variances", lambda *_, **__: scores)
     shares = scores.pow(power) / scores.pow(power).sum()
     rule = StochasticSelection(power=power)
-    found = [tuple(rule.select(build_predictor(), inputs, 2, seed=seed).tolist()) for seed in range(draws)]
+    selected = [tuple(rule.select(build_predictor(), inputs, count=2, seed=seed).tolist()) for seed in range(draws)]
     chi2 = 0.0
     for first, second in itertools.permutations(range(4), 2):
         expected = draws * float(shares[first] * shares[second] / (1 - shares[first]))
-        chi2 += (found.count((first, second)) - expected) ** 2 / expected
+        chi2 += (selected.count((first, second)) - expected) ** 2 / expected
     assert chi2 < 31.3  # the 99.9 % quantile with 11 degrees of freedom
 
 
@@ -306,7 +305,7 @@ def test_channels_of_inputs_count_alike() -> None:
     values = torch.cat([pool().values, pool(seed=2).values], dim=1)
     scaled = values * torch.tensor([1.0, 1e5], dtype=torch.float64)[:, None] + 3.0
     first, second = (
-        SpaceFillingSelection().select(build_predictor(), Field(v, INPUT_GRID), 6, seed=0) for v in (values, scaled)
+        SpaceFillingSelection().select(build_predictor(), Field(v, INPUT_GRID), count=6, seed=0) for v in (values, scaled)
     )
     assert torch.equal(first, second)
 
@@ -394,8 +393,8 @@ def test_integrated_variance_is_greedy_trace(
     scales = squared_scales(predictor, pool()).sqrt()
     root = deviations(predictor(pool() if targets is None else targets)) / scales[:, None, None]
     moment = torch.einsum("ncpk,ncpl->kl", root, root)
-    found = IntegratedVarianceSelection(targets=targets, noise=noise).select(predictor, pool(), 7, seed=0).tolist()
-    assert found == greedy_trace(grams, moment, 7)
+    selected = IntegratedVarianceSelection(targets=targets, noise=noise).select(predictor, pool(), count=7, seed=0).tolist()
+    assert selected == greedy_trace(grams, moment, 7)
 
 
 @pytest.mark.parametrize("count", [3, 5])
@@ -405,10 +404,10 @@ def test_bait_goes_forward_and_back(count: int) -> None:
     kept = greedy_trace(grams, moment, 2 * count)
     while len(kept) > count:
         kept.remove(min(kept, key=lambda index: trace(grams, moment, [other for other in kept if other != index])))
-    found = chosen(BAITSelection(), count)
-    assert found == kept
+    selected = chosen(BAITSelection(), count)
+    assert selected == kept
     forward = greedy_trace(grams, moment, count)
-    assert trace(grams, moment, found) <= trace(grams, moment, forward) * (1 + 1e-9)
+    assert trace(grams, moment, selected) <= trace(grams, moment, forward) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["core set", "LCMD", "information gain"])
@@ -418,8 +417,8 @@ def test_batches_are_more_varied_than_top_k(name: str) -> None:
     best = chosen(TopKSelection(), 1)[0]
     crowd = torch.cat([values, values[best] * (1 + 1e-6 * torch.arange(1, 5, dtype=torch.float64))[:, None, None]])
     field, alike = Field(crowd, INPUT_GRID), {best, 14, 15, 16, 17}
-    assert len(alike & set(TopKSelection().select(build_predictor(), field, 5, seed=0).tolist())) == 5
-    assert len(alike & set(SELECTORS[name].select(build_predictor(), field, 5, seed=0).tolist())) <= 1
+    assert len(alike & set(TopKSelection().select(build_predictor(), field, count=5, seed=0).tolist())) == 5
+    assert len(alike & set(SELECTORS[name].select(build_predictor(), field, count=5, seed=0).tolist())) <= 1
 
 
 @pytest.mark.parametrize("name", ["core set", "LCMD"])
@@ -427,12 +426,12 @@ def test_a_sketch_finds_centres_that_are_nearly_as_good(name: str) -> None:
     inputs = pool(200, seed=7)
     exact = posterior_features(build_predictor(), inputs, seed=0).pool
 
-    def reach(found: Tensor) -> float:
-        return float(torch.cdist(exact, exact[found]).amin(1).max())
+    def reach(selected: Tensor) -> float:
+        return float(torch.cdist(exact, exact[selected]).amin(1).max())
 
     rule = type(SELECTORS[name])(sketch=FeatureSketch(dimension=256, exact_entries=1))  # type: ignore[call-arg]
-    whole = reach(SELECTORS[name].select(build_predictor(), inputs, 8, seed=0))
-    assert reach(rule.select(build_predictor(), inputs, 8, seed=0)) < 1.3 * whole
+    whole = reach(SELECTORS[name].select(build_predictor(), inputs, count=8, seed=0))
+    assert reach(rule.select(build_predictor(), inputs, count=8, seed=0)) < 1.3 * whole
 
 
 # Designs
@@ -443,17 +442,17 @@ def test_a_sketch_finds_centres_that_are_nearly_as_good(name: str) -> None:
 def test_designs_fill_the_cube(kind: str, count: int, dimension: int) -> None:
     from scipy.stats import qmc
 
-    found = space_filling_designs(count, dimension, seed=0, kind=kind)  # type: ignore[arg-type]
-    assert found.shape == (count, dimension)
-    assert found.dtype == torch.float64
-    assert float(found.min()) >= 0
-    assert float(found.max()) < 1
-    assert torch.equal(found, space_filling_designs(count, dimension, seed=0, kind=kind))  # type: ignore[arg-type]
-    assert not torch.equal(found, space_filling_designs(count, dimension, seed=1, kind=kind))  # type: ignore[arg-type]
+    selected = space_filling_designs(count, dimension, seed=0, kind=kind)  # type: ignore[arg-type]
+    assert selected.shape == (count, dimension)
+    assert selected.dtype == torch.float64
+    assert float(selected.min()) >= 0
+    assert float(selected.max()) < 1
+    assert torch.equal(selected, space_filling_designs(count, dimension, seed=0, kind=kind))  # type: ignore[arg-type]
+    assert not torch.equal(selected, space_filling_designs(count, dimension, seed=1, kind=kind))  # type: ignore[arg-type]
     if count == 64:
         random = torch.rand(64, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        assert qmc.discrepancy(found.numpy()) < 0.7 * qmc.discrepancy(random.numpy())
-    slices = (found * count).floor().sort(0).values
+        assert qmc.discrepancy(selected.numpy()) < 0.7 * qmc.discrepancy(random.numpy())
+    slices = (selected * count).floor().sort(0).values
     if kind == "latin_hypercube" or math.log2(count).is_integer():
         assert torch.equal(slices, torch.arange(count, dtype=torch.float64)[:, None].expand(-1, dimension))
 
@@ -466,7 +465,7 @@ def test_designs_fill_the_cube(kind: str, count: int, dimension: int) -> None:
 def test_counts_that_cannot_be_met(name: str, count: int, labelled: int) -> None:
     known = pool()[:labelled] if labelled else None
     with pytest.raises(ArgumentError, match=f"from 1 to {14 - labelled} as count.*draw a larger pool"):
-        SELECTORS[name].select(build_predictor(), pool(), count, seed=0, labelled=known)
+        SELECTORS[name].select(build_predictor(), pool(), count=count, seed=0, labelled=known)
 
 
 @pytest.mark.bad_input
@@ -474,44 +473,44 @@ def test_counts_that_cannot_be_met(name: str, count: int, labelled: int) -> None
 @pytest.mark.parametrize("count", [2.0, "3", None, True])
 def test_counts_are_integers(name: str, count: object) -> None:
     with pytest.raises(ArgumentError, match="an integer from 1 to 14 as count"):
-        SELECTORS[name].select(build_predictor(), pool(), count, seed=0)  # type: ignore[arg-type]
+        SELECTORS[name].select(build_predictor(), pool(), count=count, seed=0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_pools_with_nothing_to_choose(name: str) -> None:
     with pytest.raises(DataError, match="the pool is empty"):
-        SELECTORS[name].select(build_predictor(), pool()[:0], 1, seed=0)
+        SELECTORS[name].select(build_predictor(), pool()[:0], count=1, seed=0)
     with pytest.raises(DataError, match="the pool is fully labelled"):
-        SELECTORS[name].select(build_predictor(), pool(), 1, seed=0, labelled=pool())
+        SELECTORS[name].select(build_predictor(), pool(), count=1, seed=0, labelled=pool())
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", PREDICTIVE)
 def test_predictors_and_queries_are_checked(name: str) -> None:
     with pytest.raises(DataError, match="a Predictor as predictor"):
-        SELECTORS[name].select(None, pool(), 2, seed=0)  # type: ignore[arg-type]
+        SELECTORS[name].select(None, pool(), count=2, seed=0)  # type: ignore[arg-type]
     with pytest.raises(GridError, match="a Grid as query"):
-        SELECTORS[name].select(build_predictor(), pool(), 2, seed=0, query=(16,))  # type: ignore[arg-type]
+        SELECTORS[name].select(build_predictor(), pool(), count=2, seed=0, query=(16,))  # type: ignore[arg-type]
 
 
 @pytest.mark.bad_input
 def test_pools_that_are_no_fields() -> None:
     with pytest.raises(DataError, match="a Field as pool"):
-        RandomSelection().select(build_predictor(), pool().values, 2, seed=0)  # type: ignore[arg-type]
+        RandomSelection().select(build_predictor(), pool().values, count=2, seed=0)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="a Field as labelled"):
-        RandomSelection().select(build_predictor(), pool(), 2, seed=0, labelled=pool().values)  # type: ignore[arg-type]
+        RandomSelection().select(build_predictor(), pool(), count=2, seed=0, labelled=pool().values)  # type: ignore[arg-type]
 
 
 def test_functions_that_are_not_finite_or_do_not_fit() -> None:
     broken = pool().values.clone()
     broken[2, 0, 3] = torch.nan
     with pytest.raises(DataError, match="finite pool functions"):
-        RandomSelection().select(build_predictor(), Field(broken, INPUT_GRID), 2, seed=0)
+        RandomSelection().select(build_predictor(), Field(broken, INPUT_GRID), count=2, seed=0)
     with pytest.raises(DataError, match="finite labelled functions"):
-        RandomSelection().select(build_predictor(), pool(), 2, seed=0, labelled=Field(broken, INPUT_GRID))
+        RandomSelection().select(build_predictor(), pool(), count=2, seed=0, labelled=Field(broken, INPUT_GRID))
     with pytest.raises(ShapeError, match="labelled functions of 1 channels"):
         RandomSelection().select(
-            build_predictor(), pool(), 2, seed=0, labelled=Field(broken.expand(-1, 2, -1).nan_to_num(), INPUT_GRID)
+            build_predictor(), pool(), count=2, seed=0, labelled=Field(broken.expand(-1, 2, -1).nan_to_num(), INPUT_GRID)
         )
 
 
@@ -521,7 +520,7 @@ def test_variances_that_are_not_finite(name: str) -> None:
         return GaussianField(mean, FeatureRoot(features, torch.full((1, 2, 9, 3), torch.nan).double()), latent="xi", grid=grid)
 
     with pytest.raises(DataError, match="finite"):
-        PREDICTIVE[name].select(build_predictor(broken), pool(), 2, seed=0)
+        PREDICTIVE[name].select(build_predictor(broken), pool(), count=2, seed=0)
 
 
 @pytest.mark.parametrize("power", [-1.0, math.nan, math.inf])
@@ -544,11 +543,10 @@ def test_noise_is_positive(name: str, noise: object) -> None:
 @pytest.mark.parametrize("name", LATENT)
 def test_each_channel_may_have_its_noise(name: str) -> None:
     predictor, noise = build_predictor(), torch.tensor([1e-3, 10.0])
-    found = type(SELECTORS[name])(noise=noise).select(predictor, pool(), 5, seed=0)  # type: ignore[call-arg]
-    object.__setattr__(predictor, "noise", noise)
-    assert torch.equal(found, SELECTORS[name].select(predictor, pool(), 5, seed=0))
+    selected = type(SELECTORS[name])(noise=noise).select(predictor, pool(), count=5, seed=0)  # type: ignore[call-arg]
+    assert torch.equal(selected, SELECTORS[name].select(build_predictor(noise=noise), pool(), count=5, seed=0))
     with pytest.raises(ShapeError, match="noise variance for each of 2 channels"):
-        type(SELECTORS[name])(noise=torch.ones(3)).select(predictor, pool(), 5, seed=0)  # type: ignore[call-arg]
+        type(SELECTORS[name])(noise=torch.ones(3)).select(predictor, pool(), count=5, seed=0)  # type: ignore[call-arg]
 
 
 @pytest.mark.bad_input

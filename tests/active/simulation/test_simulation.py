@@ -105,16 +105,16 @@ def test_where_only_parents_are_killed_every_simulation_runs_exactly_once(runs):
 def test_killed_fifty_times_nothing_is_lost_or_repeated(tmp_path):
     if not hasattr(os, "fork"):
         pytest.skip("needs fork to start runs quickly")
-    found = isolated(tmp_path, "mixed:50", "spawned:4", limit=900)
-    check_killed(found["mixed:50"], 50)
-    check_killed(found["spawned:4"], 4)
+    report = isolated(tmp_path, "mixed:50", "spawned:4", limit=900)
+    check_killed(report["mixed:50"], 50)
+    check_killed(report["spawned:4"], 4)
 
 
 def test_what_goes_wrong_in_simulators_is_reported(runs):
-    found = runs["faults"]
-    assert found["succeeded"] == [number in (0, 9, 10, 12) for number in range(13)]
-    assert (found["simulated"], found["reused"]) == (2, 2)
-    reasons = found["failures"]
+    report = runs["faults"]
+    assert report["succeeded"] == [number in (0, 9, 10, 12) for number in range(13)]
+    assert (report["simulated"], report["reused"]) == (2, 2)
+    reasons = report["failures"]
     assert reasons["1"].startswith("RuntimeError: no convergence (isolated_runs.py, line ")
     assert reasons["2"] == "no result within 0.3 s"
     assert reasons["3"].startswith("DataError: expected finite output functions; got 16 values")
@@ -123,23 +123,23 @@ def test_what_goes_wrong_in_simulators_is_reported(runs):
     assert "got <class 'torch.Tensor'>" in reasons["6"]
     assert reasons["7"].startswith("GridError: expected a result on Grid.uniform((16,)")
     assert reasons["8"].startswith("SystemExit: 2")
-    assert found["children"] == 0
+    assert report["children"] == 0
 
 
 def test_failed_simulations_are_tried_a_number_of_times_in_all(runs):
-    found = runs["faults"]
-    assert found["attempts"][:10] == [0, 3, 2, 2, 2, 2, 2, 2, 2, 0]
-    assert found["again"][:3] == [4, 0, True]
-    assert found["more"] == [1, 0, 1]
+    report = runs["faults"]
+    assert report["attempts"][:10] == [0, 3, 2, 2, 2, 2, 2, 2, 2, 0]
+    assert report["again"][:3] == [4, 0, True]
+    assert report["more"] == [1, 0, 1]
 
 
 def test_two_processes_use_one_store_at_once(runs):
-    found = runs["together"]
-    assert found["statuses"] == [0, 0]
-    assert found["equal"]
-    assert (found["results"], found["attempts"], found["same"]) == (30, 40, [1, 2])
-    assert sorted(found["contested"]) == [0, 10]
-    assert found["left"] == []
+    report = runs["together"]
+    assert report["statuses"] == [0, 0]
+    assert report["equal"]
+    assert (report["results"], report["attempts"], report["same"]) == (30, 40, [1, 2])
+    assert sorted(report["contested"]) == [0, 10]
+    assert report["left"] == []
 
 
 def test_a_broken_executor_is_reported_and_not_the_simulations_fault(runs):

@@ -565,10 +565,10 @@ def test_every_digit_of_a_decision_counts(tmp_path):
         path.write_text(changed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            found = store.recall("round")
-        assert found in (None, value), changed
-        assert path.exists() == (found is not None)
-        unnoticed += found is not None
+            recalled = store.recall("round")
+        assert recalled in (None, value), changed
+        assert path.exists() == (recalled is not None)
+        unnoticed += recalled is not None
     assert unnoticed <= 20  # spaces that became other letters are no JSON; escapes have two spellings
     path.write_text(text.replace("[3, 1]", "[3, 2]"))
     with pytest.warns(RuntimeWarning, match="another name or digest"):
@@ -615,10 +615,10 @@ def test_changed_records_are_set_aside_or_are_what_they_say(tmp_path, room):
     store.fail(failed, reason="why", seconds=1.0)
     store.save_tensors("weights", {"a": torch.ones(2, dtype=torch.complex64)})
     path = next((tmp_path / room).glob("*.safetensors"))
-    found, draw = change.opened(path), random.Random(0)
+    opened, draw = change.opened(path), random.Random(0)
     refused = 0
     for _ in range(60):
-        change.write(path, found, change.mutated(found.content, draw)[1])
+        change.write(path, opened, change.mutated(opened.content, draw)[1])
         os.utime(path, ns=(1, draw.randrange(10**15)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)

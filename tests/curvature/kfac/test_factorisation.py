@@ -34,7 +34,7 @@ def noise(grid: Grid, channels: int, *, count: int = 5) -> Field:
 def rows_of(operator: nn.Module, inputs: Field, *, names: list[str] | None = None) -> tuple[ParameterVector, Tensor]:
     """Rows with another precision in every output channel, `(r, P)`."""
     layout = ParameterVector.of(operator.eval(), names)
-    derivative = jacobian(operator, layout, inputs).detach()
+    derivative = jacobian(operator, layout, inputs=inputs).detach()
     precision = 1.0 + torch.arange(derivative.shape[1])
     weights = precision[:, None] * inputs.grid.weights / inputs.grid.volume
     return layout, (derivative * weights.sqrt()[:, :, None].to(derivative)).flatten(0, 2)
@@ -157,7 +157,7 @@ def test_linear_layers_are_kronecker_products(
     layer = to_dtype(make(), F64)
     layout, rows = rows_of(layer, noise(grid, channels))
     exact = rows.mT @ rows
-    factors = kronecker(layout, layer, stream(rows), eigenvalue_correction=eigenvalue_correction)
+    factors = kronecker(layout, layer, rows=stream(rows), eigenvalue_correction=eigenvalue_correction)
     assert relative(dense(factors), exact) <= 1e-12
     eigenvalues = torch.linalg.eigvalsh(exact)
     assert int((factors.eigenvalues == 0).sum()) == null == int((eigenvalues <= 1e-12 * eigenvalues[-1]).sum())
@@ -168,7 +168,7 @@ def test_prior_without_imaginary_parts_makes_real_blocks() -> None:
     layer = SpectralConv(1, 1, modes=(5,)).to(F64)
     layout, rows = rows_of(layer, noise(LINE, 1))
     prior_std = torch.stack([2.0 / torch.arange(1, 6, dtype=F64), torch.zeros(5, dtype=F64)], dim=1).flatten()
-    factors = kronecker(layout, layer, stream(rows * prior_std))
+    factors = kronecker(layout, layer, rows=stream(rows * prior_std))
     assert relative(dense(factors), (rows * prior_std).mT @ (rows * prior_std)) <= 1e-12
     assert torch.equal(factors.eigenvalues > 0, prior_std > 0)
 
@@ -181,7 +181,7 @@ def test_prior_with_either_part_only(part: int) -> None:
     prior_std[..., part] = 1.0
     whitened = rows * prior_std.flatten()
     for eigenvalue_correction in (False, True):
-        factors = kronecker(layout, layer, stream(whitened), eigenvalue_correction=eigenvalue_correction)
+        factors = kronecker(layout, layer, rows=stream(whitened), eigenvalue_correction=eigenvalue_correction)
         assert relative(dense(factors), whitened.mT @ whitened) <= 1e-12
 
 
@@ -191,7 +191,7 @@ def test_prior_that_differs_between_k_and_minus_k_by_a_factor() -> None:
     prior_std = (0.2 + torch.rand(5, 2, 1, 1, 1, generator=generator(3), dtype=F64)).expand(5, 2, 2, 3, 2).flatten()
     exact = (rows * prior_std).mT @ (rows * prior_std)
     for eigenvalue_correction in (False, True):
-        factors = kronecker(layout, layer, stream(rows * prior_std), eigenvalue_correction=eigenvalue_correction)
+        factors = kronecker(layout, layer, rows=stream(rows * prior_std), eigenvalue_correction=eigenvalue_correction)
         assert int((factors.eigenvalues == 0).sum()) == 30
         assert relative(dense(factors), exact) <= 1e-12
 
@@ -200,7 +200,7 @@ def test_prior_that_breaks_the_coupling_leaves_the_modes_independent() -> None:
     layer = SpectralConv(2, 3, modes=(3, 2)).to(F64)
     layout, rows = rows_of(layer, noise(PLANE, 2))
     whitened = rows * (0.2 + torch.rand(layout.size, generator=generator(3), dtype=F64))
-    factors = kronecker(layout, layer, stream(whitened))
+    factors = kronecker(layout, layer, rows=stream(whitened))
     assert factors.mixing.first.numel() == 0
     assert float(factors.eigenvalues.sum()) == pytest.approx(float(whitened.square().sum()), rel=1e-12)
 
@@ -219,11 +219,11 @@ def test_prior_with_a_ratio_of_parts_in_every_mode() -> None:
     whitened = rows * prior_std.flatten()
     for eigenvalue_correction in (False, True):
         factors = kronecker(
-            layout, layer, stream(whitened), eigenvalue_correction=eigenvalue_correction, prior_std=prior_std.flatten()
+            layout, layer, rows=stream(whitened), eigenvalue_correction=eigenvalue_correction, prior_std=prior_std.flatten()
         )
         assert factors.mixing.first.numel() == 4
         assert relative(dense(factors), whitened.mT @ whitened) <= 1e-12
-    assert relative(dense(kronecker(layout, layer, stream(whitened))), whitened.mT @ whitened) > 0.1
+    assert relative(dense(kronecker(layout, layer, rows=stream(whitened))), whitened.mT @ whitened) > 0.1
 
 
 def test_prior_with_a_ratio_of_parts_in_real_matrices() -> None:
@@ -234,7 +234,7 @@ def test_prior_with_a_ratio_of_parts_in_real_matrices() -> None:
     gradients[:6, 0], gradients[6:12, 0], gradients[12:18, 1] = products, 1j * products, products
     prior_std = torch.tensor([2.0, 0.6], dtype=F64).expand(3, 2, 2, 2).flatten()
     rows = rows_from(gradients) * prior_std
-    factors = kronecker(ParameterVector.of(Modes(2)), Modes(2), stream(rows), prior_std=prior_std)
+    factors = kronecker(ParameterVector.of(Modes(2)), Modes(2), rows=stream(rows), prior_std=prior_std)
     assert relative(dense(factors), rows.mT @ rows) <= 1e-12
     assert int((factors.eigenvalues == 0).sum()) == 6
 
@@ -250,23 +250,23 @@ def test_priors_that_leave_no_kronecker_product(reason: str) -> None:
     if "conjugate" in reason:
         prior_std[4, 0, 0, 0, 1] = 0.6
     with pytest.raises(UnsupportedError, match=rf"different ones in weight, with .*{reason}; make them equal"):
-        kronecker(layout, layer, stream(rows * prior_std.flatten()), prior_std=prior_std.flatten())
+        kronecker(layout, layer, rows=stream(rows * prior_std.flatten()), prior_std=prior_std.flatten())
 
 
 def test_coupled_tensors_are_one_layer() -> None:
     layer = TwoCorners(2, 3)
     layout, rows = rows_of(layer, noise(PLANE, 2))
-    assert kronecker(layout, layer, stream(rows)).layers.unique().tolist() == [0]
+    assert kronecker(layout, layer, rows=stream(rows)).layers.unique().tolist() == [0]
     unpaired = rows.reshape(len(rows), 2, 2, 3, 3, 2, 2).clone()
     unpaired[..., 0, :] = 0.0  # without the zero plane nothing couples them
-    assert kronecker(layout, layer, stream(unpaired.flatten(1))).layers.unique().tolist() == [0, 1]
+    assert kronecker(layout, layer, rows=stream(unpaired.flatten(1))).layers.unique().tolist() == [0, 1]
 
 
 def test_layers_hold_for_parameters_and_coordinates() -> None:
     """U mixes no layers, and a bias goes with its weight."""
     operator = operator_case("fno-2d").operator
     layout, rows = rows_of(operator, operator_case("fno-2d").inputs)
-    factors = kronecker(layout, operator, stream(rows))
+    factors = kronecker(layout, operator, rows=stream(rows))
     owner = torch.tensor([layout.names.index(name.replace("bias", "weight")) for name in layout.names])
     sizes = torch.tensor([shape.numel() for shape in layout.shapes])
     assert torch.equal(factors.layers, owner.repeat_interleave(sizes))
@@ -301,7 +301,9 @@ def test_complex_factors_on_both_sides() -> None:
     gradients[:12, 0], gradients[12:, 1], gradients[:12, 2] = circular(1), circular(3), 0.3 * circular(1).conj()
     rows = rows_from(gradients)
     for eigenvalue_correction in (False, True):
-        factors = kronecker(ParameterVector.of(Modes(3)), Modes(3), stream(rows), eigenvalue_correction=eigenvalue_correction)
+        factors = kronecker(
+            ParameterVector.of(Modes(3)), Modes(3), rows=stream(rows), eigenvalue_correction=eigenvalue_correction
+        )
         assert relative(dense(factors), rows.mT @ rows) <= 1e-12
         assert int((factors.eigenvalues == 0).sum()) == 12
 
@@ -309,7 +311,7 @@ def test_complex_factors_on_both_sides() -> None:
 def test_gradients_that_are_nearly_real_have_no_null_direction() -> None:
     gradients = torch.randn(50, 2, 3, 2, dtype=torch.complex128, generator=generator(1))
     rows = rows_from(torch.complex(gradients.real, 0.3 * gradients.imag))
-    factors = kronecker(ParameterVector.of(Modes(2)), Modes(2), stream(rows))
+    factors = kronecker(ParameterVector.of(Modes(2)), Modes(2), rows=stream(rows))
     assert bool((factors.eigenvalues > 0).all())
     assert float(factors.eigenvalues.sum()) == pytest.approx(float(rows.square().sum()), rel=1e-12)
 
@@ -320,7 +322,7 @@ def test_modes_without_gradients_and_equal_modes() -> None:
     layout = ParameterVector.of(module)
     gradients = torch.zeros(50, 6, 3, 2, dtype=torch.complex128)
     for rows in (rows_from(gradients), rows_from(gradients.index_fill(1, torch.tensor([1, 3, 4]), 1.0))):
-        factors = kronecker(layout, module, stream(rows))
+        factors = kronecker(layout, module, rows=stream(rows))
         assert float(factors.eigenvalues.sum()) == pytest.approx(float(rows.square().sum()), rel=1e-12)
         torch.testing.assert_close(basis(factors).mT @ basis(factors), torch.eye(layout.size, dtype=F64), rtol=0, atol=1e-12)
 
@@ -342,17 +344,17 @@ def nonlinear(name: str) -> tuple[nn.Module, ParameterVector, Tensor]:
 def test_nonlinear_operators(name: str) -> None:
     operator, layout, rows = nonlinear(name)
     exact = rows.mT @ rows
-    plain = kronecker(layout, operator, stream(rows))
-    eigenvalue_correction = kronecker(layout, operator, stream(rows), eigenvalue_correction=True)
+    plain = kronecker(layout, operator, rows=stream(rows))
+    eigenvalue_correction = kronecker(layout, operator, rows=stream(rows), eigenvalue_correction=True)
     U = basis(plain)
     torch.testing.assert_close(U.mT @ U, torch.eye(layout.size, dtype=F64), rtol=0, atol=1e-12)
     torch.testing.assert_close(basis(eigenvalue_correction), U, rtol=0, atol=0)
     assert float(plain.eigenvalues.min()) >= 0.0
     for number in plain.layers.unique():  # traces, layer by layer
-        own = plain.layers == number
-        expected = float(exact.diagonal()[own].sum())
+        in_layer = plain.layers == number
+        expected = float(exact.diagonal()[in_layer].sum())
         for factors in (plain, eigenvalue_correction):
-            assert float(factors.eigenvalues[own].sum()) == pytest.approx(expected, rel=1e-10)
+            assert float(factors.eigenvalues[in_layer].sum()) == pytest.approx(expected, rel=1e-10)
     diagonal = (U.mT @ exact @ U).diagonal()
     torch.testing.assert_close(eigenvalue_correction.eigenvalues, diagonal, rtol=1e-10, atol=1e-13 * float(diagonal.max()))
     errors = [relative(dense(factors), exact) for factors in (plain, eigenvalue_correction)]
@@ -366,13 +368,13 @@ def test_a_linear_head_is_exact_within_a_nonlinear_operator() -> None:
     for name, head in (("fno-outputs", "readout"), ("complex", "head")):
         operator = operator_case(name).operator
         layout, rows = rows_of(operator, operator_case(name).inputs, names=[head])
-        assert relative(dense(kronecker(layout, operator, stream(rows))), rows.mT @ rows) <= 1e-12
+        assert relative(dense(kronecker(layout, operator, rows=stream(rows))), rows.mT @ rows) <= 1e-12
 
 
 def test_every_coordinate_is_in_one_block() -> None:
     layout = ParameterVector.of(Odd())
     blocks = matrix_blocks(layout, Odd())
-    assert [tuple(own.positions.shape) for own in blocks] == [
+    assert [tuple(block.positions.shape) for block in blocks] == [
         (600, 1, 1),
         (1, 1, 12),
         (1, 1, 1),
@@ -380,31 +382,31 @@ def test_every_coordinate_is_in_one_block() -> None:
         (1, 1, 12),  # a bias of the module itself, which has no weight
         (1, 12, 13),
     ]
-    assert torch.equal(torch.cat([own.positions.flatten() for own in blocks]).sort().values, torch.arange(layout.size))
+    assert torch.equal(torch.cat([block.positions.flatten() for block in blocks]).sort().values, torch.arange(layout.size))
 
 
 def test_what_a_factor_would_be_too_large_for_is_a_diagonal() -> None:
     layer = nn.Linear(5000, 2)
     blocks = matrix_blocks(ParameterVector.of(layer), layer)
-    assert [own.shape for own in blocks] == [(10002, 1, 1)]
+    assert [block.shape for block in blocks] == [(10002, 1, 1)]
 
 
 def test_a_bias_without_its_weight_is_dense() -> None:
     layer = nn.Linear(3, 4, dtype=F64)
     layout = ParameterVector.of(layer, ["bias"])
     rows = torch.randn(9, 4, generator=generator(0), dtype=F64)
-    assert relative(dense(kronecker(layout, layer, stream(rows))), rows.mT @ rows) <= 1e-12
+    assert relative(dense(kronecker(layout, layer, rows=stream(rows))), rows.mT @ rows) <= 1e-12
 
 
 def test_random_projections_converge() -> None:
     """One projection per function at a time: relative errors fall like the root of their number."""
     operator, layout, rows = nonlinear("fno-2d")
-    exact = dense(kronecker(layout, operator, stream(rows)))
+    exact = dense(kronecker(layout, operator, rows=stream(rows)))
     errors = []
     for count in (100, 1600, 25600):
         draws = torch.randn(count, len(rows), generator=generator(1), dtype=F64) @ rows / count**0.5
-        factors = kronecker(layout, operator, stream(draws, 800))
-        assert torch.equal(factors.mixing.second, kronecker(layout, operator, stream(rows)).mixing.second)
+        factors = kronecker(layout, operator, rows=stream(draws, 800))
+        assert torch.equal(factors.mixing.second, kronecker(layout, operator, rows=stream(rows)).mixing.second)
         errors.append(relative(dense(factors), exact))
     assert errors[2] <= 0.02
     assert errors[0] / errors[2] >= 6.0
@@ -412,19 +414,19 @@ def test_random_projections_converge() -> None:
 
 def test_portions_do_not_matter() -> None:
     operator, layout, rows = nonlinear("fno-2d")
-    whole, single = (dense(kronecker(layout, operator, stream(rows, chunk))) for chunk in (10**6, 1))
+    whole, single = (dense(kronecker(layout, operator, rows=stream(rows, chunk))) for chunk in (10**6, 1))
     assert relative(single, whole) <= 1e-13
 
 
 def test_single_precision_rows_find_the_same_pairs() -> None:
     operator, layout, rows = nonlinear("fno-2d")
-    exact = kronecker(layout, operator, stream(rows))
+    exact = kronecker(layout, operator, rows=stream(rows))
     single = to_dtype(small_fno(modes=(2, 2), depth=1)(), torch.float32)
     single.load_state_dict(operator.state_dict())
     inputs = operator_case("fno-2d").inputs
     own, single_rows = rows_of(single, Field(inputs.values.float(), inputs.grid))
     assert single_rows.dtype == torch.float32
-    factors = kronecker(own, single, stream(single_rows))
+    factors = kronecker(own, single, rows=stream(single_rows))
     assert factors.eigenvalues.dtype == F64
     assert torch.equal(factors.mixing.first, exact.mixing.first)
     assert torch.equal(factors.mixing.second, exact.mixing.second)
@@ -436,7 +438,7 @@ def root(name: str = "fno-2d") -> KroneckerWeights:
     operator, layout, rows = nonlinear(name)
     prior_std = torch.full((layout.size,), 0.7, dtype=F64)
     prior_std[5:9] = 0.0
-    factors = kronecker(layout, operator, stream(rows * prior_std), eigenvalue_correction=True)
+    factors = kronecker(layout, operator, rows=stream(rows * prior_std), eigenvalue_correction=True)
     scale = 0.5 + torch.rand(len(layout.names), generator=generator(2), dtype=F64)
     return KroneckerWeights(factors, prior_std=prior_std, noise_scale=0.3, scale=scale[factors.layers])
 
@@ -454,7 +456,7 @@ def test_the_exact_posterior_of_a_linear_layer() -> None:
     layer = SpectralConv(2, 3, modes=(3, 2)).to(F64)
     layout, rows = rows_of(layer, noise(PLANE, 2))
     prior_std = torch.full((layout.size,), 0.1, dtype=F64)
-    factors = kronecker(layout, layer, stream(rows * prior_std))
+    factors = kronecker(layout, layer, rows=stream(rows * prior_std))
     weights = KroneckerWeights(factors, prior_std=prior_std, noise_scale=0.2, scale=torch.ones(layout.size, dtype=F64))
     expected = torch.linalg.inv(rows.mT @ rows / 0.2 + torch.diag(prior_std**-2))
     assert relative(weights.covariance(), expected) <= 1e-12
@@ -499,19 +501,19 @@ def test_bad_rows() -> None:
     layout = ParameterVector.of(layer)
     good = torch.ones(4, 9, dtype=F64)
     with pytest.raises(ShapeError, match=r"rows \(r, 9\); got \(4, 8\)"):
-        kronecker(layout, layer, lambda: [good[:, :8]])
+        kronecker(layout, layer, rows=lambda: [good[:, :8]])
     with pytest.raises(ShapeError, match=r"rows \(r, 9\); got \(9,\)"):
-        kronecker(layout, layer, lambda: good)
+        kronecker(layout, layer, rows=lambda: good)
     with pytest.raises(DataError, match="finite gradients"):
-        kronecker(layout, layer, lambda: [good, good * torch.nan])
+        kronecker(layout, layer, rows=lambda: [good, good * torch.nan])
     with pytest.raises(DataError, match="at least one row"):
-        kronecker(layout, layer, list)
+        kronecker(layout, layer, rows=list)
     once = iter([good, good])
     with pytest.raises(DataError, match="the same rows in the second pass; got 8 fewer"):
-        kronecker(layout, layer, lambda: once, eigenvalue_correction=True)
+        kronecker(layout, layer, rows=lambda: once, eigenvalue_correction=True)
     growing: list[Tensor] = []
     with pytest.raises(DataError, match="the same rows in the second pass; got 4 more"):
-        kronecker(layout, layer, lambda: growing.append(good) or list(growing), eigenvalue_correction=True)
+        kronecker(layout, layer, rows=lambda: growing.append(good) or list(growing), eigenvalue_correction=True)
 
 
 @pytest.mark.bad_input
@@ -546,11 +548,11 @@ def test_declared_axes() -> None:
         "row ... column": [(1, 3, 2), (1, 1, 3)],
     }
     for words, expected in shapes.items():
-        assert [own.shape for own in matrix_blocks(layout, _with(nn.Linear(2, 3), words))] == expected
+        assert [block.shape for block in matrix_blocks(layout, _with(nn.Linear(2, 3), words))] == expected
     other = nn.ConvTranspose1d(2, 3, 4)  # (in, out, kernel): its bias belongs to no row
-    assert [own.shape for own in matrix_blocks(ParameterVector.of(other), other)] == [(1, 2, 12), (1, 1, 3)]
+    assert [block.shape for block in matrix_blocks(ParameterVector.of(other), other)] == [(1, 2, 12), (1, 1, 3)]
     foreign = ComplexSpectral()
-    assert [own.shape for own in matrix_blocks(ParameterVector.of(foreign), foreign)] == [(3, 1, 4), (1, 1, 5)]
+    assert [block.shape for block in matrix_blocks(ParameterVector.of(foreign), foreign)] == [(3, 1, 4), (1, 1, 5)]
 
 
 @pytest.mark.bad_input

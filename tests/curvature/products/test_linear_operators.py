@@ -68,7 +68,7 @@ def test_constants_are_remembered_within_the_budget(kind: str) -> None:
     everything = made.remembered
     assert everything > 0
     for share in (0.0, 0.6, 1.0):
-        limited = Linearisation(case.problem, case.parameters, made.term, memory=int(share * everything))
+        limited = Linearisation(case.problem, case.parameters, term=made.term, memory=int(share * everything))
         close(limited.product(vectors), expected, 1e-12)
         close(limited.product(vectors), expected, 1e-12)
         assert limited.remembered <= share * everything
@@ -99,7 +99,7 @@ class ByValue(nn.Module):
 def test_operators_that_cannot_be_traced() -> None:
     module = ByValue().eval()
     case = ProductCase("by-value", changed(tiny(), operator=module, layout=tiny().problem.layout.of(module)))
-    made = Linearisation(case.problem, case.parameters, gauss_newton_term(case.problem))
+    made = Linearisation(case.problem, case.parameters, term=gauss_newton_term(case.problem))
     close(made.product(case.vectors(2)), case.vectors(2) @ case.matrix("gauss-newton"))
     assert not made.is_traced
     assert made.remembered == 0

@@ -49,12 +49,12 @@ def smooth(points: int = 32, length: float = 0.2) -> Tensor:
 @pytest.mark.parametrize(("rank", "sketch"), [(1, 1), (1, 5), (7, 7), (7, 20), (60, 60), (60, 500)])
 def test_rows_are_exact_once_the_sketch_holds_them(rank: int, sketch: int, depth: int) -> None:
     root = normal(200, rank, seed=0) @ normal(rank, 60, seed=1)
-    found = rows_of(root, sketch=sketch, probes=2, depth=depth)
+    estimate = rows_of(root, sketch=sketch, probes=2, depth=depth)
     truth = root.square().sum(1)
-    torch.testing.assert_close(found.values, truth, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(found.lower, truth, rtol=1e-9, atol=1e-9)
-    assert float(found.errors.max()) < 1e-9 * float(truth.max())
-    assert found.captured == pytest.approx(1.0)
+    torch.testing.assert_close(estimate.values, truth, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(estimate.lower, truth, rtol=1e-9, atol=1e-9)
+    assert float(estimate.errors.max()) < 1e-9 * float(truth.max())
+    assert estimate.captured == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -65,14 +65,14 @@ def test_rows_are_bounded_from_below_and_unbiased(sketch: int, depth: int) -> No
     total, squares, errors = torch.zeros_like(truth), torch.zeros_like(truth), torch.zeros_like(truth)
     runs = 300
     for seed in range(runs):
-        found = rows_of(root, sketch=sketch, probes=4, depth=depth, seed=seed)
-        assert bool((found.lower <= truth * (1 + 1e-12)).all())
-        assert bool((found.values >= found.lower).all())
-        assert found.products <= 2 * sketch + 4
-        assert found.captured == pytest.approx(float(found.lower.sum() / found.values.sum()))
-        total += found.values / runs
-        squares += (found.values - truth).square() / runs
-        errors += found.errors.square() / runs
+        estimate = rows_of(root, sketch=sketch, probes=4, depth=depth, seed=seed)
+        assert bool((estimate.lower <= truth * (1 + 1e-12)).all())
+        assert bool((estimate.values >= estimate.lower).all())
+        assert estimate.products <= 2 * sketch + 4
+        assert estimate.captured == pytest.approx(float(estimate.lower.sum() / estimate.values.sum()))
+        total += estimate.values / runs
+        squares += (estimate.values - truth).square() / runs
+        errors += estimate.errors.square() / runs
     scores = (total - truth) / (squares / runs).sqrt()
     assert float(scores.abs().max()) < 4.5
     assert float((squares.sum() / errors.sum()).sqrt()) == pytest.approx(1.0, abs=0.12)
@@ -85,18 +85,18 @@ def test_row_error_bars_as_they_are_used() -> None:
     truth = root.square().sum(1)
     scores = []
     for seed in range(40):
-        found = rows_of(root, sketch=24, probes=24, seed=seed)
-        scores.append(((found.values - truth) / found.errors).square().mean())
+        estimate = rows_of(root, sketch=24, probes=24, seed=seed)
+        scores.append(((estimate.values - truth) / estimate.errors).square().mean())
     assert 0.85 < float(torch.stack(scores).mean().sqrt()) < 1.4
 
 
 def test_smooth_kernels_need_few_products() -> None:
     root = smooth()
     truth = root.square().sum(1)
-    found = rows_of(root, sketch=48, probes=24)
+    estimate = rows_of(root, sketch=48, probes=24)
     draws = normal(120, root.shape[1], seed=1) @ root.mT
-    assert found.captured > 0.99
-    sketched = float(((found.values - truth) / truth).square().mean().sqrt())
+    assert estimate.captured > 0.99
+    sketched = float(((estimate.values - truth) / truth).square().mean().sqrt())
     sampled = float(((draws.square().mean(0) - truth) / truth).square().mean().sqrt())
     assert sketched < 0.005 < 0.1 < sampled
 
@@ -114,17 +114,17 @@ def test_depth_pays_for_smooth_kernels() -> None:
 def test_rows_in_float32(sketch: int) -> None:
     root = smooth(16).to(torch.float32)
     truth = root.to(F64).square().sum(1)
-    found = rows_of(root, sketch=sketch, probes=24, dtype=torch.float32)  # type: ignore[arg-type]
+    estimate = rows_of(root, sketch=sketch, probes=24, dtype=torch.float32)  # type: ignore[arg-type]
     double = rows_of(root, sketch=sketch, probes=24)
-    assert found.values.dtype == found.errors.dtype == found.lower.dtype == F64
-    torch.testing.assert_close(found.values, double.values, rtol=1e-3, atol=1e-4)
-    assert bool((found.lower <= truth * (1 + 1e-5)).all())
+    assert estimate.values.dtype == estimate.errors.dtype == estimate.lower.dtype == F64
+    torch.testing.assert_close(estimate.values, double.values, rtol=1e-3, atol=1e-4)
+    assert bool((estimate.lower <= truth * (1 + 1e-5)).all())
 
 
 def test_products_may_choose_the_dtype() -> None:
     """As maps do that convert what they are given to the dtype of their own tensors."""
     root = decaying().to(torch.float32)
-    found = row_squares_estimate(
+    estimate = row_squares_estimate(
         lambda latents: latents.to(root) @ root.mT,
         lambda values: values.to(root) @ root,
         rows=40,
@@ -132,15 +132,15 @@ def test_products_may_choose_the_dtype() -> None:
         sketch=45,
         probes=3,
     )
-    torch.testing.assert_close(found.values, root.to(F64).square().sum(1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(estimate.values, root.to(F64).square().sum(1), rtol=1e-5, atol=1e-6)
 
 
 def test_rows_of_the_zero_map() -> None:
-    found = rows_of(torch.zeros(30, 20, dtype=F64), sketch=3, probes=2)
-    assert not found.values.any()
-    assert not found.errors.any()
-    assert not found.lower.any()
-    assert found.captured == 1.0
+    estimate = rows_of(torch.zeros(30, 20, dtype=F64), sketch=3, probes=2)
+    assert not estimate.values.any()
+    assert not estimate.errors.any()
+    assert not estimate.lower.any()
+    assert estimate.captured == 1.0
 
 
 def test_gradients_flow_through_products() -> None:
@@ -169,7 +169,7 @@ def test_gradients_flow_through_products() -> None:
 def test_gradients_are_finite_where_rows_are_dependent() -> None:
     scale = torch.ones((), dtype=F64, requires_grad=True)
     column = normal(9, 1, seed=0) @ normal(1, 7, seed=1)
-    found = row_squares_estimate(
+    estimate = row_squares_estimate(
         lambda latents: latents @ (column * scale).mT,
         lambda values: values @ (column * scale),
         rows=9,
@@ -177,7 +177,7 @@ def test_gradients_are_finite_where_rows_are_dependent() -> None:
         sketch=4,
         probes=2,
     )
-    assert not found.errors.requires_grad
+    assert not estimate.errors.requires_grad
     assert not rows_of(column, sketch=4, probes=2).values.requires_grad
     untouched = torch.ones((), dtype=F64, requires_grad=True)
     fixed = row_squares_estimate(
@@ -189,7 +189,7 @@ def test_gradients_are_finite_where_rows_are_dependent() -> None:
         probes=2,
     )
     assert not fixed.values.requires_grad
-    (gradient,) = torch.autograd.grad(found.values.sum(), scale)
+    (gradient,) = torch.autograd.grad(estimate.values.sum(), scale)
     assert float(gradient) == pytest.approx(2.0 * float(column.square().sum()))
 
 
@@ -204,13 +204,13 @@ def test_gradients_are_finite_where_rows_are_dependent() -> None:
 )
 def test_rows_of_any_shape(rows: int, latent: int, rank: int, sketch: int, probes: int, depth: int, seed: int) -> None:
     root = normal(rows, rank, seed=seed) @ normal(rank, latent, seed=seed + 1)
-    found = rows_of(root, sketch=sketch, probes=probes, depth=depth, seed=seed)
+    estimate = rows_of(root, sketch=sketch, probes=probes, depth=depth, seed=seed)
     truth = root.square().sum(1)
-    assert bool((found.lower <= truth * (1 + 1e-9) + 1e-12).all())
-    assert bool((found.values >= found.lower).all())
-    assert found.products <= 2 * sketch + probes
+    assert bool((estimate.lower <= truth * (1 + 1e-9) + 1e-12).all())
+    assert bool((estimate.values >= estimate.lower).all())
+    assert estimate.products <= 2 * sketch + probes
     if sketch >= min(rows, latent, rank) * depth:
-        torch.testing.assert_close(found.values, truth, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(estimate.values, truth, rtol=1e-6, atol=1e-9)
 
 
 # Diagonals and traces
@@ -236,10 +236,10 @@ def test_against_one_factorisation_per_vector(name: str, chunk: int | None, monk
     counted = Counted(matrix)
     tests = (torch.randint(0, 2, (6, 80), generator=stream(5, "diagonal")) * 2 - 1).to(F64)
     replicates = naive(matrix, tests)
-    found = xdiag(counted, 80, products=12, seed=5)
-    torch.testing.assert_close(found.values, replicates.mean(0), rtol=1e-6, atol=1e-10)
-    torch.testing.assert_close(found.errors, replicates.std(0) / math.sqrt(6), rtol=1e-6, atol=1e-10)
-    assert found.products == counted.rows == 12
+    estimate = xdiag(counted, 80, products=12, seed=5)
+    torch.testing.assert_close(estimate.values, replicates.mean(0), rtol=1e-6, atol=1e-10)
+    torch.testing.assert_close(estimate.errors, replicates.std(0) / math.sqrt(6), rtol=1e-6, atol=1e-10)
+    assert estimate.products == counted.rows == 12
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -248,20 +248,20 @@ def test_exact_for_low_rank(rank: int, dtype: torch.dtype) -> None:
     values = torch.cat([torch.linspace(2.0, 1.0, rank), torch.zeros(90 - rank)]).to(F64)
     matrix = with_eigenvalues(values)
     tolerance = 1e-10 if dtype == F64 else 1e-4
-    found = xdiag(Counted(matrix), 90, products=20, dtype=dtype)
-    torch.testing.assert_close(found.values, matrix.diagonal(), rtol=0, atol=tolerance)
-    torch.testing.assert_close(found.lower, matrix.diagonal(), rtol=0, atol=tolerance)
-    assert float(found.errors.abs().max()) < tolerance
-    assert found.products == 10 + rank
+    estimate = xdiag(Counted(matrix), 90, products=20, dtype=dtype)
+    torch.testing.assert_close(estimate.values, matrix.diagonal(), rtol=0, atol=tolerance)
+    torch.testing.assert_close(estimate.lower, matrix.diagonal(), rtol=0, atol=tolerance)
+    assert float(estimate.errors.abs().max()) < tolerance
+    assert estimate.products == 10 + rank
 
 
 def test_exact_with_as_many_products_as_entries() -> None:
     matrix = with_eigenvalues(spectra(80)["harmonic"])
     counted = Counted(matrix)
-    found = xdiag(counted, 80, products=300)
-    assert counted.rows == found.products == 80
-    torch.testing.assert_close(found.values, matrix.diagonal(), rtol=1e-12, atol=0)
-    assert not found.errors.any()
+    estimate = xdiag(counted, 80, products=300)
+    assert counted.rows == estimate.products == 80
+    torch.testing.assert_close(estimate.values, matrix.diagonal(), rtol=1e-12, atol=0)
+    assert not estimate.errors.any()
     assert xdiag(lambda rows: 3.0 * rows, 1, products=1).values.tolist() == [3.0]
 
 
@@ -287,9 +287,9 @@ def test_repeated_and_aligned_tests_are_no_trouble() -> None:
     """In few dimensions random signs coincide."""
     matrix = with_eigenvalues(torch.tensor([3.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0], dtype=F64))
     for seed in range(50):
-        found = xdiag(Counted(matrix), 7, products=6, seed=seed)
-        assert bool(found.values.isfinite().all())
-        assert bool((found.lower <= matrix.diagonal() + 1e-12).all())
+        estimate = xdiag(Counted(matrix), 7, products=6, seed=seed)
+        assert bool(estimate.values.isfinite().all())
+        assert bool((estimate.lower <= matrix.diagonal() + 1e-12).all())
 
 
 def test_seeds_repeat_and_leave_the_global_generator() -> None:

@@ -18,28 +18,28 @@ from tests.helpers import normal
 SPECTRA = spectra()
 
 
-def check(found: Eigenpairs, matrix: Tensor, *, tolerance: float = 1e-4) -> None:
+def check(pairs: Eigenpairs, matrix: Tensor, *, tolerance: float = 1e-4) -> None:
     """What must hold of any result: true eigenvalues from the top, orthonormal vectors, honest residuals."""
-    eps = torch.finfo(found.vectors.dtype).eps
-    count = len(found.values)
+    eps = torch.finfo(pairs.vectors.dtype).eps
+    count = len(pairs.values)
     truth = torch.linalg.eigvalsh(matrix).flip(0)
     scale = float(truth[0].clamp_min(0.0))
-    vectors = found.vectors.to(F64)
-    assert found.vectors.shape == (len(matrix), count)
-    assert found.values.dtype == F64
-    assert bool((found.values > 0).all())
-    assert bool((found.values.diff() <= 1e-12 * scale).all())
+    vectors = pairs.vectors.to(F64)
+    assert pairs.vectors.shape == (len(matrix), count)
+    assert pairs.values.dtype == F64
+    assert bool((pairs.values > 0).all())
+    assert bool((pairs.values.diff() <= 1e-12 * scale).all())
     torch.testing.assert_close(vectors.mT @ vectors, torch.eye(count, dtype=F64), rtol=0, atol=50 * eps)
     bound = torch.clamp(tolerance * truth[:count], min=50 * eps * scale)
-    assert bool((found.residuals <= bound).all())
-    assert bool(((found.values - truth[:count]).abs() <= bound).all())
-    residuals = (matrix @ vectors - vectors * found.values).norm(dim=0)
-    torch.testing.assert_close(residuals, found.residuals, rtol=1e-2, atol=20 * eps * scale)
+    assert bool((pairs.residuals <= bound).all())
+    assert bool(((pairs.values - truth[:count]).abs() <= bound).all())
+    residuals = (matrix @ vectors - vectors * pairs.values).norm(dim=0)
+    torch.testing.assert_close(residuals, pairs.residuals, rtol=1e-2, atol=20 * eps * scale)
     left = float(truth[count]) if count < len(truth) else 0.0
     if left > 100 * eps * scale:
-        assert left * 0.98 <= found.next_value <= left * 1.12
+        assert left * 0.98 <= pairs.next_value <= left * 1.12
     else:
-        assert 0.0 <= found.next_value <= 100 * eps * scale
+        assert 0.0 <= pairs.next_value <= 100 * eps * scale
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -48,47 +48,47 @@ def check(found: Eigenpairs, matrix: Tensor, *, tolerance: float = 1e-4) -> None
 def test_rank(name: str, rank: int, dtype: torch.dtype) -> None:
     matrix = with_eigenvalues(SPECTRA[name])
     counted = Counted(matrix)
-    found = top_eigenpairs(counted, 120, rank=rank, dtype=dtype)
-    check(found, matrix)
-    assert found.is_converged
-    assert found.vectors.dtype == dtype
-    assert found.products == counted.rows
+    pairs = top_eigenpairs(counted, 120, rank=rank, dtype=dtype)
+    check(pairs, matrix)
+    assert pairs.is_converged
+    assert pairs.vectors.dtype == dtype
+    assert pairs.products == counted.rows
     visible = int((SPECTRA[name] > 100 * torch.finfo(dtype).eps * SPECTRA[name].max()).sum())
-    assert min(rank, visible) <= len(found.values) <= rank
+    assert min(rank, visible) <= len(pairs.values) <= rank
 
 
 @pytest.mark.parametrize("name", SPECTRA)
 def test_smallest(name: str) -> None:
     matrix = with_eigenvalues(SPECTRA[name])
-    found = top_eigenpairs(Counted(matrix), 120, smallest=0.0701)
-    check(found, matrix)
-    assert found.is_converged
-    assert len(found.values) == int((SPECTRA[name] >= 0.0701).sum())
-    assert found.next_value < 0.0701
+    pairs = top_eigenpairs(Counted(matrix), 120, smallest=0.0701)
+    check(pairs, matrix)
+    assert pairs.is_converged
+    assert len(pairs.values) == int((SPECTRA[name] >= 0.0701).sum())
+    assert pairs.next_value < 0.0701
 
 
 def test_smallest_with_a_largest_rank() -> None:
     matrix = with_eigenvalues(SPECTRA["harmonic"])
-    found = top_eigenpairs(Counted(matrix), 120, smallest=0.1, rank=7)
-    check(found, matrix)
-    assert len(found.values) == 7
+    pairs = top_eigenpairs(Counted(matrix), 120, smallest=0.1, rank=7)
+    check(pairs, matrix)
+    assert len(pairs.values) == 7
 
 
 @pytest.mark.parametrize("kind", [{"rank": 3}, {"smallest": 1.0}])
 def test_zero_map(kind: dict[str, float]) -> None:
-    found = top_eigenpairs(torch.zeros_like, 50, **kind)  # type: ignore[arg-type]
-    assert found.values.shape == (0,)
-    assert found.vectors.shape == (50, 0)
-    assert found.residuals.shape == (0,)
-    assert found.next_value == 0.0
-    assert found.is_converged
+    pairs = top_eigenpairs(torch.zeros_like, 50, **kind)  # type: ignore[arg-type]
+    assert pairs.values.shape == (0,)
+    assert pairs.vectors.shape == (50, 0)
+    assert pairs.residuals.shape == (0,)
+    assert pairs.next_value == 0.0
+    assert pairs.is_converged
 
 
 def test_one_by_one() -> None:
-    found = top_eigenpairs(lambda rows: 3.0 * rows, 1, rank=1)
-    assert found.values.tolist() == [3.0]
-    assert found.vectors.abs().tolist() == [[1.0]]
-    assert found.next_value == 0.0
+    pairs = top_eigenpairs(lambda rows: 3.0 * rows, 1, rank=1)
+    assert pairs.values.tolist() == [3.0]
+    assert pairs.vectors.abs().tolist() == [[1.0]]
+    assert pairs.next_value == 0.0
     assert len(top_eigenpairs(torch.zeros_like, 1, rank=1).values) == 0
 
 
@@ -100,9 +100,9 @@ def test_largest_rank_leaves_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_rounding_is_not_a_next_value(dtype: torch.dtype, seed: int) -> None:
     matrix = with_eigenvalues(SPECTRA["low rank"], seed=seed)
-    found = top_eigenpairs(Counted(matrix), 120, rank=10, dtype=dtype, seed=seed)
-    assert len(found.values) == 10
-    assert found.next_value == 0.0
+    pairs = top_eigenpairs(Counted(matrix), 120, rank=10, dtype=dtype, seed=seed)
+    assert len(pairs.values) == 10
+    assert pairs.next_value == 0.0
 
 
 @pytest.mark.parametrize("size", [30, 500])
@@ -114,10 +114,10 @@ def test_a_noisy_product_ends_unconverged(size: int) -> None:
     def product(rows: Tensor) -> Tensor:
         return counted(rows) + 1e-6 * torch.randn(rows.shape, generator=generator, dtype=F64)
 
-    found = top_eigenpairs(product, size, rank=3, tolerance=1e-10)
-    assert not found.is_converged
+    pairs = top_eigenpairs(product, size, rank=3, tolerance=1e-10)
+    assert not pairs.is_converged
     assert counted.rows <= 400
-    torch.testing.assert_close(found.values, torch.linalg.eigvalsh(matrix).flip(0)[:3], rtol=0, atol=1e-4)
+    torch.testing.assert_close(pairs.values, torch.linalg.eigvalsh(matrix).flip(0)[:3], rtol=0, atol=1e-4)
 
 
 def test_the_last_product_counts() -> None:
@@ -129,10 +129,10 @@ def test_the_last_product_counts() -> None:
 
 
 def test_low_rank_stops_early() -> None:
-    found = top_eigenpairs(Counted(with_eigenvalues(SPECTRA["low rank"])), 120, rank=100)
-    assert len(found.values) == 10
-    assert found.next_value == 0.0
-    assert found.products <= 50
+    pairs = top_eigenpairs(Counted(with_eigenvalues(SPECTRA["low rank"])), 120, rank=100)
+    assert len(pairs.values) == 10
+    assert pairs.next_value == 0.0
+    assert pairs.products <= 50
 
 
 @pytest.mark.parametrize("block", [1, 3, 8, 200])
@@ -143,15 +143,15 @@ def test_blocks(block: int) -> None:
 
 def test_multiplicities_up_to_the_block_are_found() -> None:
     values = torch.cat([torch.full((8,), 2.0), torch.linspace(1.9, 0.0, 292)]).to(F64)
-    found = top_eigenpairs(Counted(with_eigenvalues(values)), 300, rank=8)
-    torch.testing.assert_close(found.values, values[:8], rtol=1e-6, atol=0)
-    assert found.next_value < 1.91
+    pairs = top_eigenpairs(Counted(with_eigenvalues(values)), 300, rank=8)
+    torch.testing.assert_close(pairs.values, values[:8], rtol=1e-6, atol=0)
+    assert pairs.next_value < 1.91
 
 
 def test_one_look_outside_an_invariant_span_is_enough() -> None:
-    found = top_eigenpairs(torch.clone, 300, rank=5)
-    assert found.products <= 24
-    assert found.next_value == pytest.approx(1.0)
+    pairs = top_eigenpairs(torch.clone, 300, rank=5)
+    assert pairs.products <= 24
+    assert pairs.next_value == pytest.approx(1.0)
 
 
 def test_tighter_tolerance() -> None:
@@ -216,13 +216,13 @@ def test_seeds_repeat_and_leave_the_global_generator() -> None:
 def test_too_few_products_are_reported() -> None:
     matrix = with_eigenvalues(torch.linspace(1.0, 2.0, 400, dtype=F64))
     counted = Counted(matrix)
-    found = top_eigenpairs(counted, 400, rank=10, max_products=40)
-    assert not found.is_converged
+    pairs = top_eigenpairs(counted, 400, rank=10, max_products=40)
+    assert not pairs.is_converged
     assert counted.rows <= 40
-    assert len(found.values) == 10
-    vectors = found.vectors
-    torch.testing.assert_close((matrix @ vectors - vectors * found.values).norm(dim=0), found.residuals)
-    assert float(found.residuals.max()) > 1e-3
+    assert len(pairs.values) == 10
+    vectors = pairs.vectors
+    torch.testing.assert_close((matrix @ vectors - vectors * pairs.values).norm(dim=0), pairs.residuals)
+    assert float(pairs.residuals.max()) > 1e-3
 
 
 @given(
@@ -239,11 +239,11 @@ def test_any_size_rank_and_scale(size: int, rank: int, nonzero: int, block: int,
     values[:nonzero] = torch.rand(nonzero, generator=torch.Generator().manual_seed(seed), dtype=F64) + 0.1
     matrix = with_eigenvalues(values, seed=seed)
     scale = 10.0**power
-    found = top_eigenpairs(Counted(matrix * scale), size, rank=rank, block=block, seed=seed)
-    assert found.is_converged
-    assert len(found.values) == min(rank, nonzero)
-    expected = values.sort(descending=True).values[: len(found.values)]
-    torch.testing.assert_close(found.values / scale, expected, rtol=1e-6, atol=1e-12)
+    pairs = top_eigenpairs(Counted(matrix * scale), size, rank=rank, block=block, seed=seed)
+    assert pairs.is_converged
+    assert len(pairs.values) == min(rank, nonzero)
+    expected = values.sort(descending=True).values[: len(pairs.values)]
+    torch.testing.assert_close(pairs.values / scale, expected, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -265,11 +265,11 @@ def test_gauss_newton_of_a_network(dtype: torch.dtype) -> None:
         return vmap(lambda row: pull(jvp(outputs, (vector,), (row,))[1])[0])(rows)
 
     dense = jacrev(outputs)(vector).detach().to(F64)
-    found = top_eigenpairs(product, len(vector), rank=25, dtype=dtype)
+    pairs = top_eigenpairs(product, len(vector), rank=25, dtype=dtype)
     truth = torch.linalg.eigvalsh(dense.mT @ dense).flip(0)
-    assert not found.vectors.requires_grad
+    assert not pairs.vectors.requires_grad
     bound = torch.clamp(1e-4 * truth[:25], min=1e-5 * float(truth[0]) if dtype == torch.float32 else 0.0)
-    assert bool(((found.values - truth[:25]).abs() <= bound).all())
+    assert bool(((pairs.values - truth[:25]).abs() <= bound).all())
 
 
 def test_progress_is_off_by_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,8 +307,8 @@ def test_indefinite_and_asymmetric_maps_are_refused() -> None:
 
 def test_rounding_below_zero_is_not_refused() -> None:
     values = torch.cat([torch.linspace(1.0, 0.5, 5), torch.full((45,), -1e-6)]).to(F64)
-    found = top_eigenpairs(Counted(with_eigenvalues(values)), 50, rank=8).values
-    torch.testing.assert_close(found, values[:5], atol=1e-12, rtol=0)
+    result = top_eigenpairs(Counted(with_eigenvalues(values)), 50, rank=8).values
+    torch.testing.assert_close(result, values[:5], atol=1e-12, rtol=0)
 
 
 @pytest.mark.bad_input

@@ -25,7 +25,14 @@ def dense_pairs(matrix: Tensor, rank: int) -> Eigenpairs:
     values, vectors = torch.linalg.eigh(matrix)
     values, vectors = values.flip(0), vectors.flip(1)
     following = float(values[rank]) if rank < len(values) else 0.0
-    return Eigenpairs(values[:rank], vectors[:, :rank], torch.zeros(rank, dtype=F64), following, True, 0)
+    return Eigenpairs(
+        values=values[:rank],
+        vectors=vectors[:, :rank],
+        residuals=torch.zeros(rank, dtype=F64),
+        next_value=following,
+        is_converged=True,
+        products=0,
+    )
 
 
 def log_shift(noise: float, prior: float) -> Callable[[Tensor], Tensor]:
@@ -100,8 +107,8 @@ def test_deflation_lowers_the_error() -> None:
 
 def test_exact_cases() -> None:
     matrix = with_eigenvalues(SPECTRA["low rank"])
-    found = spectral_density(Counted(matrix), SIZE, probes=2, steps=20, deflate=dense_pairs(matrix, 10))
-    value, error = found.trace(torch.log1p)
+    spectrum = spectral_density(Counted(matrix), SIZE, probes=2, steps=20, deflate=dense_pairs(matrix, 10))
+    value, error = spectrum.trace(torch.log1p)
     assert value == pytest.approx(float(SPECTRA["low rank"].log1p().sum()), rel=1e-12)
     assert error < 1e-10
     everything = spectral_density(Counted(matrix), SIZE, probes=2, steps=20, deflate=dense_pairs(matrix, SIZE))
@@ -218,7 +225,7 @@ def test_functions_that_are_not_finite() -> None:
     measure = spectral_density(Counted(matrix), SIZE, probes=2, steps=30)
     with pytest.raises(DataError, match="finite"):
         measure.trace(lambda nodes: torch.where(nodes < 1e-8, math.inf, nodes))
-    known = SpectralMeasure(measure.nodes, measure.weights, torch.zeros(1, dtype=F64), 0)
+    known = SpectralMeasure(nodes=measure.nodes, weights=measure.weights, known=torch.zeros(1, dtype=F64), products=0)
     with pytest.raises(DataError, match="finite"):
         known.trace(lambda nodes: torch.where(nodes == 0.0, math.inf, nodes))
 

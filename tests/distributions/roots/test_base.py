@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from probneural.distributions import DenseRoot, FeatureRoot, Root
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.errors import GridError, ShapeError
 from probneural.functionals import integral
+from probneural.linear_algebra.conditioning import LowRankUpdate
 from tests.distributions.cases import GRIDS, GaussianCase, assert_close, functionals, normal, on_every_gaussian, transform
 from tests.distributions.reference import matrix_of
 

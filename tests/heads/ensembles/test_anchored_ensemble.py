@@ -210,8 +210,8 @@ def test_modules_that_vmap_cannot_follow_are_optimised_one_by_one() -> None:
     data = FieldPairs(fields(grid, 3, 1, seed=1), fields(grid, 3, 1, seed=2))
     settings = {"noise": 0.1, "prior_precision": 1.0, "effective_observations": 6.0}
     expected = AnchoredEnsemble(3, **settings).fit(nn.Conv1d(1, 1, 1).double(), data)
-    found = AnchoredEnsemble(3, **settings).fit(Unfollowable(1, 1, 1).double(), data)
-    torch.testing.assert_close(found.vectors, expected.vectors, rtol=1e-5, atol=1e-7)
+    predictor = AnchoredEnsemble(3, **settings).fit(Unfollowable(1, 1, 1).double(), data)
+    torch.testing.assert_close(predictor.vectors, expected.vectors, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.bad_input

@@ -43,12 +43,12 @@ def exits(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
 
 def by_hand(operator: nn.Module, data: FieldPairs, number: int, *, seed: int = 0) -> nn.Module:
     """A member as the documentation describes it."""
-    module, own = copy.deepcopy(operator), stream_seed(seed, "ensemble member", number)
-    with seeded(own, "member training"):
+    module, member_seed = copy.deepcopy(operator), stream_seed(seed, "ensemble member", number)
+    with seeded(member_seed, "member training"):
         for child in reversed(list(module.modules())):
             if hasattr(child, "reset_parameters"):
                 child.reset_parameters()
-        briefly(module, data, seed=own)
+        briefly(module, data, seed=member_seed)
     return module.eval()
 
 
@@ -58,10 +58,10 @@ def test_predictions_are_the_members_own(name: str) -> None:
     case = operator_case(name)
     operator = copy.deepcopy(case.operator).train()  # where running statistics move
     predictor = head(seed=5).fit(operator, case.data)
-    own = [by_hand(operator, case.data, number, seed=5) for number in range(3)]
+    expected = [by_hand(operator, case.data, number, seed=5) for number in range(3)]
     with torch.no_grad():
-        samples = torch.stack([evaluate(module, case.inputs) for module in own])
-        fit = torch.stack([evaluate(module, case.data.inputs) for module in own]).mean(0)
+        samples = torch.stack([evaluate(module, case.inputs) for module in expected])
+        fit = torch.stack([evaluate(module, case.data.inputs) for module in expected]).mean(0)
     field = predictor(case.inputs)
     assert isinstance(field, EmpiricalField)
     torch.testing.assert_close(field.samples, samples, rtol=1e-12, atol=1e-12)
@@ -108,9 +108,9 @@ def test_the_operator_can_be_a_member() -> None:
     assert torch.equal(kept.vectors[1:], anew.vectors[1:])
     alone = DeepEnsemble(1, train=briefly, keeps_operator=True, show_progress=False).fit(case.operator, case.data)
     with torch.no_grad():
-        own = evaluate(copy.deepcopy(case.operator).eval(), case.inputs)
-    torch.testing.assert_close(kept(case.inputs).samples[0], own, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(alone(case.inputs).mean, own, rtol=1e-12, atol=1e-14)
+        outputs = evaluate(copy.deepcopy(case.operator).eval(), case.inputs)
+    torch.testing.assert_close(kept(case.inputs).samples[0], outputs, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(alone(case.inputs).mean, outputs, rtol=1e-12, atol=1e-14)
 
 
 def test_frozen_parameters_keep_their_values() -> None:
@@ -120,9 +120,9 @@ def test_frozen_parameters_keep_their_values() -> None:
     for given in (None, reinitialise):
         predictor = head(reinitialise=given).fit(module, case.data)
         for vector in predictor.vectors:
-            found = predictor.layout.unflatten(vector)
-            assert torch.equal(found["layers.0.weight"], module.layers[0].weight)
-            assert not torch.equal(found["layers.2.weight"], module.layers[2].weight)
+            parameters = predictor.layout.unflatten(vector)
+            assert torch.equal(parameters["layers.0.weight"], module.layers[0].weight)
+            assert not torch.equal(parameters["layers.2.weight"], module.layers[2].weight)
 
 
 class Odd(nn.Module):

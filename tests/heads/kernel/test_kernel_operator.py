@@ -15,7 +15,6 @@ from torch import Tensor
 from probneural.active import OperatorModel
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.distributions import EmpiricalField, GaussianField
-from probneural.distributions.conditioning import LowRankUpdate
 from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError
 from probneural.fields import Field, FieldPairs, evaluate
 from probneural.functionals import integral, sensors
@@ -33,6 +32,7 @@ from probneural.heads.kernel.gaussian_processes import (
     log_evidence,
 )
 from probneural.heads.kernel.principal_components import PrincipalComponents, left_out
+from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.metrics import score
 from probneural.problems import Heat
 from probneural.storage import load, save
@@ -174,9 +174,9 @@ def test_search_climbs(kernel: str) -> None:
     points, values = normal(30, 3) * torch.tensor([3.0, 1.0, 0.2]), normal(30, 2, seed=1) * 0.1
     values = values + points[:, :2].sin()
     search = Search(kernel, points, points.std(0), values, learns_relevances=True, min_noise=LEAST_NOISE, iterations=200)
-    found = search.run()
-    assert found.converged
-    assert found.evaluations >= 1
+    fitted = search.run()
+    assert fitted.converged
+    assert fitted.evaluations >= 1
     start = np.full(9, 0.3)
     settings = {"points": points, "values": values}
     gradient = search._objective(start, **settings)[1]
@@ -184,11 +184,11 @@ def test_search_climbs(kernel: str) -> None:
         step = 1e-6 * np.eye(9)[axis]
         change = (search._objective(start + step, **settings)[0] - search._objective(start - step, **settings)[0]) / 2e-6
         assert gradient[axis] == pytest.approx(change, abs=1e-7)
-    process = found.process
+    process = fitted.process
     matrix = process.covariance(points, points)
     for factor in (0.5, 2.0):
         other = log_evidence(matrix + factor * process.nugget * torch.eye(30), values)
-        assert other[0] < found.log_evidence
+        assert other[0] < fitted.log_evidence
 
 
 @every_predictor
@@ -227,11 +227,11 @@ def test_noise_has_a_lower_bound(least: float) -> None:
 
 def test_operator_plus_residual() -> None:
     case, predictor, inputs = operator_case("fno-1d"), fitted("operator"), queries("operator")
-    own = copy.deepcopy(case.operator).eval()
+    copied = copy.deepcopy(case.operator).eval()
     data = pairs()
     with torch.no_grad():
-        residuals = Field(data.outputs.values - evaluate(own, data.inputs), PERIODIC)
-        expected = evaluate(own, inputs)
+        residuals = Field(data.outputs.values - evaluate(copied, data.inputs), PERIODIC)
+        expected = evaluate(copied, inputs)
     rest = QUICK.fit(None, FieldPairs(data.inputs, residuals))(inputs)
     torch.testing.assert_close(predictor(inputs).mean, expected + rest.mean, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(predictor(inputs).variance, rest.variance, rtol=1e-5, atol=1e-12)
@@ -242,19 +242,19 @@ def test_operator_plus_residual() -> None:
 
 def test_components_are_orthonormal_and_complete() -> None:
     functions = fields(ENDS, 9, 2, seed=3)
-    found = PrincipalComponents.of(functions, components=None, tolerance=0.0, largest=100)
-    assert found.count == min(8, 2 * 3)
+    components = PrincipalComponents.of(functions, components=None, tolerance=0.0, largest=100)
+    assert components.count == min(8, 2 * 3)
     weights = ENDS.weights / ENDS.volume
-    gram = torch.einsum("rcp,scp,p->rs", found.modes, found.modes, weights)
-    torch.testing.assert_close(gram, torch.eye(found.count).double())
-    scores = found.scores(functions)
-    torch.testing.assert_close(scores.std(0, correction=0), found.std)
-    rebuilt = found.centre + torch.einsum("nr,rcp->ncp", scores, found.modes_on(ENDS))
+    gram = torch.einsum("rcp,scp,p->rs", components.modes, components.modes, weights)
+    torch.testing.assert_close(gram, torch.eye(components.count).double())
+    scores = components.scores(functions)
+    torch.testing.assert_close(scores.std(0, correction=0), components.std)
+    rebuilt = components.centre + torch.einsum("nr,rcp->ncp", scores, components.modes_on(ENDS))
     torch.testing.assert_close(rebuilt, functions.values)
     finer = fields(ENDS.resized(21), 9, 2, seed=3)
-    torch.testing.assert_close(found.scores(finer), scores, rtol=1e-3, atol=1e-3)
-    mean_square = torch.einsum("r,rc->c", found.std.square(), found.mean_squares())
-    expected = torch.einsum("ncp,p->c", (functions.values - found.centre).square(), weights) / 9
+    torch.testing.assert_close(components.scores(finer), scores, rtol=1e-3, atol=1e-3)
+    mean_square = torch.einsum("r,rc->c", components.std.square(), components.mean_squares())
+    expected = torch.einsum("ncp,p->c", (functions.values - components.centre).square(), weights) / 9
     torch.testing.assert_close(mean_square, expected)
 
 
@@ -272,12 +272,12 @@ def test_what_components_leave_out_is_measured_on_others() -> None:
     """White noise: components of 40 functions on 64 points explain all of these, and next to nothing of others."""
     grid = Grid.uniform(64)
     functions, others = (Field(2.0 * normal(40, 1, 64, seed=seed), grid) for seed in (0, 1))
-    found = PrincipalComponents.of(functions, components=30, tolerance=0.0, largest=100)
-    rest = others.values - found.centre
-    rest = rest - torch.einsum("nr,rcp->ncp", found.scores(others), found.modes_on(grid))
-    within = functions.values - found.centre
-    within = within - torch.einsum("nr,rcp->ncp", found.scores(functions), found.modes_on(grid))
-    assert float(left_out(functions, found)) == pytest.approx(float(rest.square().mean()), rel=0.15)
+    components = PrincipalComponents.of(functions, components=30, tolerance=0.0, largest=100)
+    rest = others.values - components.centre
+    rest = rest - torch.einsum("nr,rcp->ncp", components.scores(others), components.modes_on(grid))
+    within = functions.values - components.centre
+    within = within - torch.einsum("nr,rcp->ncp", components.scores(functions), components.modes_on(grid))
+    assert float(left_out(functions, components)) == pytest.approx(float(rest.square().mean()), rel=0.15)
     assert float(within.square().mean()) < 0.2 * float(rest.square().mean())
 
 
@@ -312,7 +312,7 @@ def test_root_stands_for_its_tensor() -> None:
     root, dense = root_case()
     basis = torch.linalg.qr(normal(12, 12, seed=4))[0]
     one = LowRankUpdate(basis[:3], torch.tensor([0.0, 0.5, 2.0]).double())
-    own = LowRankUpdate(basis[:8].reshape(4, 2, 12), torch.full((4, 2), 0.3).double())
+    per_function = LowRankUpdate(basis[:8].reshape(4, 2, 12), torch.full((4, 2), 0.3).double())
     grid = Grid.uniform(5)
     probe = integral(grid)
     factors = torch.tensor([2.0, 0.1]).double()
@@ -323,10 +323,10 @@ def test_root_stands_for_its_tensor() -> None:
         (root.select(slice(1, 3)).select(slice(1, 2)), dense[2:3]),
         (root.scale(factors), dense * factors[:, None, None]),
         (root.compose(one), one.product(dense)),
-        (root.compose(own).select(index), own.product(dense)[index]),
-        (root.compose(own).compose(one), one.product(own.product(dense))),
-        (root.compose(one).compose(own).select(slice(1, 3)), own.product(one.product(dense))[1:3]),
-        (root.compose(own).compose(own), own.product(own.product(dense))),
+        (root.compose(per_function).select(index), per_function.product(dense)[index]),
+        (root.compose(per_function).compose(one), one.product(per_function.product(dense))),
+        (root.compose(one).compose(per_function).select(slice(1, 3)), per_function.product(one.product(dense))[1:3]),
+        (root.compose(per_function).compose(per_function), per_function.product(per_function.product(dense))),
         (root.push(probe), probe(dense.movedim(-1, 1)).movedim(1, -1)),
     ]
     for lazy, full in cases:
@@ -368,8 +368,10 @@ def test_observed_roots_stay_small() -> None:
 def test_a_certain_coordinate_stays_certain() -> None:
     root, _ = root_case()
     certain = replace(root.coordinates, std=torch.tensor([2.0, 0.0, 0.5]).double())
-    own = LowRankUpdate(torch.linalg.qr(normal(12, 12, seed=4))[0][:8].reshape(4, 2, 12), torch.full((4, 2), 0.3).double())
-    seen = ComponentRoot(root.modes, certain).compose(own)
+    per_function = LowRankUpdate(
+        torch.linalg.qr(normal(12, 12, seed=4))[0][:8].reshape(4, 2, 12), torch.full((4, 2), 0.3).double()
+    )
+    seen = ComponentRoot(root.modes, certain).compose(per_function)
     torch.testing.assert_close(seen.row_squares(), seen.dense().square().sum(-1))
 
 

@@ -109,8 +109,8 @@ def trained() -> Case:
         operator = FNO(1, 1, modes=(8,), width=8, depth=2, projection=8)
     data = Burgers(0.1).sample(40, resolution=64, seed=0)
     fit(operator, data, epochs=15, seed=0, show_progress=False)
-    found = LastLayerLaplace().fit(operator, data)
-    return Case(operator, data, found.noise, found.prior_precision, found.effective_observations)
+    predictor = LastLayerLaplace().fit(operator, data)
+    return Case(operator, data, predictor.noise, predictor.prior_precision, predictor.effective_observations)
 
 
 @cache
@@ -315,10 +315,10 @@ def test_inferred_hyper_parameters_against_quadrature(name: str) -> None:
 def test_full_rank_is_the_exact_posterior(name: str) -> None:
     predictor, case = fitted("full_rank", name), CASES[name]()
     mean, covariance = case.exact()
-    found = predictor.weight_covariance.reshape(*mean.shape, *mean.shape)
+    result = predictor.weight_covariance.reshape(*mean.shape, *mean.shape)
     root = torch.linalg.cholesky(covariance)
     for channel, (rows, exact) in enumerate(zip(root, mean, strict=True)):
-        own = found[channel, :, channel]
+        own = result[channel, :, channel]
         white = torch.linalg.solve_triangular(rows, torch.linalg.solve_triangular(rows, own, upper=False).mT, upper=False)
         assert float((white - torch.eye(len(exact), dtype=F64)).abs().max()) <= 0.06
         moved = predictor.posterior.shift[channel] + weight_of(case)[channel] - exact
@@ -343,9 +343,9 @@ def test_mean_field_is_its_closed_optimum(name: str) -> None:
     predictor, case = fitted("mean_field", name), CASES[name]()
     mean, covariance = case.exact()
     conditional = torch.linalg.inv(covariance).diagonal(dim1=-2, dim2=-1).rsqrt()
-    found = predictor.weight_covariance
-    assert float((found - found.diagonal().diag()).abs().max()) == 0.0
-    torch.testing.assert_close(found.diagonal().sqrt().reshape(mean.shape), conditional, rtol=0.05, atol=0)
+    result = predictor.weight_covariance
+    assert float((result - result.diagonal().diag()).abs().max()) == 0.0
+    torch.testing.assert_close(result.diagonal().sqrt().reshape(mean.shape), conditional, rtol=0.05, atol=0)
     moved = (predictor.posterior.shift + weight_of(case) - mean)[..., None]
     white = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), moved, upper=False)
     assert float(white.abs().max()) <= 0.1
@@ -499,8 +499,8 @@ def test_a_prediction_is_the_features_times_each_draw() -> None:
     torch.testing.assert_close(field.samples, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(predictor.weight_covariance, torch.cov(weights.flatten(1).mT, correction=0), rtol=1e-9, atol=0)
     with torch.no_grad():
-        own = evaluate(case.operator, case.data.inputs)
-    assert float((own - field.mean).abs().max()) > 0  # the trained weights are not the posterior mean here
+        result = evaluate(case.operator, case.data.inputs)
+    assert float((result - field.mean).abs().max()) > 0  # the trained weights are not the posterior mean here
     assert predictor.report["trained_offset"] > 0.1
 
 
@@ -576,9 +576,9 @@ def test_fitting_without_gradients(mode: Any) -> None:
     with pytest.warns(ConvergenceWarning):
         expected = head.fit(case.operator, case.data)(case.data.inputs[:2])
     with mode(), pytest.warns(ConvergenceWarning):
-        found = head.fit(case.operator, case.data)(case.data.inputs[:2])
-    assert torch.equal(found.variance, expected.variance)
-    assert not found.variance.requires_grad
+        prediction = head.fit(case.operator, case.data)(case.data.inputs[:2])
+    assert torch.equal(prediction.variance, expected.variance)
+    assert not prediction.variance.requires_grad
 
 
 @pytest.mark.bad_input

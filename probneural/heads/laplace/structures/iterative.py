@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from probneural.curvature.spectra.conjugate_gradients import LowRankPreconditioner
 from probneural.curvature.weights.iterative import IterativeWeights
 from probneural.curvature.weights.roots import LowRankWeights
 from probneural.distributions.latent import digest
@@ -17,6 +16,7 @@ from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.laplace.structures.low_rank import LowRank
 from probneural.heads.weight_posterior import WeightPosterior
 from probneural.heads.weight_problem import WeightProblem
+from probneural.linear_algebra.conjugate_gradients import LowRankPreconditioner
 
 
 @dataclass(frozen=True, kw_only=True)

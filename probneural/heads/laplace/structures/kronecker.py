@@ -54,7 +54,7 @@ class Kronecker(Structure):
         factors = kronecker(
             problem.layout,
             problem.operator,
-            rows,
+            rows=rows,
             eigenvalue_correction=self.eigenvalue_correction,
             prior_std=problem.prior_std,
         )

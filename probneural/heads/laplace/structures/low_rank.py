@@ -18,6 +18,7 @@ from probneural.heads.evidence import Evidence
 from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.weight_posterior import WeightPosterior
 from probneural.heads.weight_problem import Given, WeightProblem
+from probneural.linear_algebra.conditioning import information
 
 LARGEST_RANK = 512
 """Rank at which growth stops by itself."""
@@ -116,7 +117,9 @@ class LowRank(Structure):
         captured = float(truncated.pairs.values.clamp_min(0.0).sum())
         return WeightPosterior(
             root=LowRankWeights(
-                problem.prior_std / math.sqrt(scale), truncated.pairs.vectors.to(dtype), (1.0 + truncated.ratios).rsqrt()
+                problem.prior_std / math.sqrt(scale),
+                truncated.pairs.vectors.to(dtype),
+                factors=(1.0 + truncated.ratios).rsqrt(),
             ),
             noise=truncated.noise_scale,
             prior_precision=torch.full_like(problem.prior_std, scale)
@@ -194,9 +197,7 @@ def _layered(problem: WeightProblem, truncated: Truncation) -> tuple[Float64[Ten
 
     def log_determinant(log_noise: Tensor, log_priors: Tensor) -> Tensor:
         matrix = torch.einsum("l,lij->ij", torch.exp(-log_priors - log_noise), grams)
-        identity = torch.eye(matrix.shape[0], dtype=matrix.dtype)
-        gain = 2.0 * torch.linalg.cholesky(identity + matrix).diagonal().log().sum()
-        return gain + (sizes * log_priors).sum()
+        return 2.0 * information(matrix) + (sizes * log_priors).sum()
 
     layered = problem.layered(log_determinant)
     noise_scale, priors = layered.maximise(start=(truncated.noise_scale, truncated.scale), noise=problem.noise)

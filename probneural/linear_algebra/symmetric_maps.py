@@ -63,6 +63,11 @@ def inner(left: Float[Tensor, "s P"], right: Float[Tensor, "t P"]) -> Float64[Te
     return total
 
 
+def row_norms(rows: Float[Tensor, "s P"]) -> Float64[Tensor, " s"]:
+    """Norms of rows, accumulated in float64."""
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+
+
 def orthonormal(rows: Float[Tensor, "s P"], *, against: Float[Tensor, "m P"] | None = None) -> Float[Tensor, "t P"]:
     """Orthonormal rows that span what is left of some rows after projection off other, orthonormal ones.
 
@@ -74,8 +79,8 @@ def orthonormal(rows: Float[Tensor, "s P"], *, against: Float[Tensor, "m P"] | N
         [[1.0, 0.0]]
     """
     against = None if against is None else against.to(rows)
-    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    rows = _projected((rows / norms)[norms[:, 0] > 0], against)
+    sizes = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    rows = _projected((rows / sizes)[sizes[:, 0] > 0], against)
     if len(rows) == 0:
         return rows
     values, mixing = torch.linalg.eigh(inner(rows, rows))
@@ -94,7 +99,7 @@ def _projected(rows: Tensor, against: Tensor | None) -> Tensor:
 
 
 def gaussian(count: int, size: int, *, generator: torch.Generator, like: torch.Tensor) -> Float[Tensor, "s P"]:
-    """Draw standard normal rows on the CPU, the same for every dtype and device, and move them to where `place` is."""
+    """Draw standard normal rows on the CPU, the same for every dtype and device, and move them to where `like` is."""
     return torch.randn(count, size, generator=generator, dtype=torch.float64, device="cpu").to(like)
 
 

@@ -6,16 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.distributions.conditioning import (
+from probneural.errors import ConstraintError, ShapeError
+from probneural.linear_algebra.conditioning import (
     LowRankUpdate,
     condition_exactly,
     condition_noisily,
+    information,
     log_density,
     log_density_of_gram,
     log_density_without_noise,
-    singular_values,
+    posterior_root,
+    precision_factor,
 )
-from probneural.errors import ConstraintError, ShapeError
 from tests.distributions.cases import normal, transform
 
 SHAPES = [(3, 5), (5, 3), (4, 4), (1, 6), (6, 1)]
@@ -63,15 +65,34 @@ def test_directions_and_factors_that_do_not_fit(factors: tuple[int, ...]) -> Non
         LowRankUpdate(torch.ones(2, 5), torch.ones(factors))
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (2, 3, 70), (0, 2, 4), (2, 0, 4), (3, 0)])
-def test_singular_values(shape: tuple[int, ...]) -> None:
-    matrix = normal("matrix", *shape)
-    left, values, right = singular_values(matrix)
-    identity = torch.eye(min(shape[-2:]), dtype=torch.float64)
-    assert torch.allclose((left * values[..., None, :]) @ right, matrix, rtol=0, atol=1e-13)
-    assert torch.allclose(right @ right.mT, identity.expand(*shape[:-2], -1, -1), rtol=0, atol=1e-14)
-    assert torch.allclose(left.mT @ left, identity.expand(*shape[:-2], -1, -1), rtol=0, atol=1e-14)
-    assert torch.allclose(values, torch.linalg.svdvals(matrix), rtol=1e-13)
+@pytest.mark.parametrize(("observations", "rank"), SHAPES)
+class TestPosteriorRoot:
+    def test_is_bayes_rule(self, observations: int, rank: int) -> None:
+        rows, root = normal("rows", 2, observations, rank), normal("weights", 2, rank, 4)
+        moved = rows @ root
+        result, log_determinant = posterior_root(root, moved.mT @ moved)
+        precision = torch.eye(4, dtype=torch.float64) + moved.mT @ moved
+        assert torch.allclose(result @ result.mT, root @ torch.linalg.inv(precision) @ root.mT, rtol=1e-11, atol=1e-13)
+        assert torch.allclose(log_determinant, torch.logdet(precision), rtol=1e-12)
+
+    def test_information_is_the_same_from_either_side(self, observations: int, rank: int) -> None:
+        rows = normal("rows", 2, observations, rank)
+        expected = torch.logdet(torch.eye(rank, dtype=torch.float64) + rows.mT @ rows) / 2
+        assert torch.allclose(information(rows @ rows.mT), expected, rtol=1e-12)
+        assert torch.allclose(information(rows.mT @ rows), expected, rtol=1e-12)
+
+    def test_precision_factor(self, observations: int, rank: int) -> None:
+        gram = normal("rows", 2, observations, rank) @ normal("rows", 2, observations, rank).mT
+        factor = precision_factor(gram)
+        assert torch.equal(factor, factor.tril())
+        assert torch.allclose(factor @ factor.mT, gram + torch.eye(observations, dtype=torch.float64), rtol=1e-13)
+
+
+def test_rounding_makes_no_negative_variance() -> None:
+    gram = torch.tensor([[1.0, 0.0], [0.0, -3.0]], dtype=torch.float64)  # far more than rounding, to be seen
+    root, log_determinant = posterior_root(torch.eye(2, dtype=torch.float64), gram)
+    assert torch.allclose(root @ root.mT, torch.diag(torch.tensor([0.5, 1.0], dtype=torch.float64)), rtol=1e-14)
+    assert log_determinant.exp().item() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("observations", "rank"), SHAPES)

@@ -1,23 +1,24 @@
-"""Linear systems with a positive definite map, many right-hand sides at once, to a residual that is checked."""
+"""Linear systems by conjugate gradients, many at once: to a residual that is checked, or up to negative curvature."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_counts
-from probneural.curvature.spectra.symmetric_maps import Map, apply
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.linear_algebra.conditioning import LowRankUpdate
+from probneural.linear_algebra.symmetric_maps import Map, apply, row_norms
 
 _RESTARTS = 5
 """How often iterations start anew from the true residual after theirs has drifted from it."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Solution:
     """Solutions of linear systems A x = b.
 
@@ -57,6 +58,7 @@ class LowRankPreconditioner:
 
     values: Float[Tensor, " r"]
     vectors: Float[Tensor, "P r"]
+    _: KW_ONLY
     shift: float
 
     def __post_init__(self) -> None:
@@ -76,9 +78,7 @@ class LowRankPreconditioner:
 
     def __call__(self, rows: Float[Tensor, "s P"]) -> Float[Tensor, "s P"]:
         """Multiply rows by M^-1."""
-        vectors = self.vectors.to(rows)
-        change = (self.shift / (self.values + self.shift) - 1.0).to(rows)
-        return (rows + ((rows @ vectors) * change) @ vectors.mT) / self.shift
+        return LowRankUpdate(self.vectors.mT, self.shift / (self.values + self.shift)).product(rows) / self.shift
 
 
 def solve(
@@ -127,12 +127,11 @@ def solve(
     if not right.is_floating_point() or not bool(right.isfinite().all()):
         raise DataError(expected="right-hand sides that are real and finite", got="others", remedy="check what they come from")
     size = right.shape[1]
-    scale = _norms(right)
     # Systems are solved for b / max |b|: squares of very small or large numbers would not be representable.
     unit = right.abs().amax(dim=1, keepdim=True) if size else right.new_ones(len(right), 1)
     unit = torch.where(unit > 0, unit, 1.0)
     right = right / unit
-    scale = _norms(right)
+    scale = row_norms(right)
     limits = tolerance * scale
     solution = torch.zeros_like(right)
     residual = right.clone()
@@ -147,13 +146,18 @@ def solve(
         candidate = solution[open_] + change
         fresh = right[open_] - apply(product, candidate, size=size)
         iterations += spent + 1
-        better = _norms(fresh) < norms[open_]
+        better = row_norms(fresh) < norms[open_]
         taken = open_[better]
-        solution[taken], residual[taken], norms[taken] = candidate[better], fresh[better], _norms(fresh[better])
+        solution[taken], residual[taken], norms[taken] = candidate[better], fresh[better], row_norms(fresh[better])
         if not bool(better.any()):
             break
     relative = torch.where(scale > 0, norms / torch.where(scale > 0, scale, 1.0), 0.0)
-    return Solution(solution * unit, relative, iterations, converged=bool((relative <= tolerance).all()))
+    return Solution(
+        solution=solution * unit,
+        relative_residuals=relative,
+        iterations=iterations,
+        converged=bool((relative <= tolerance).all()),
+    )
 
 
 def _iterate(product: Map, right: Tensor, limits: Tensor, *, preconditioner: Map | None, limit: int) -> tuple[Tensor, int]:
@@ -177,10 +181,62 @@ def _iterate(product: Map, right: Tensor, limits: Tensor, *, preconditioner: Map
         solution[active] += length * ahead
         residual[active] = here - length * image
         direction[active], before[active] = ahead, now
-        active = active[_norms(residual[active]) > limits[active]]
+        active = active[row_norms(residual[active]) > limits[active]]
         if len(active) == 0:
             return solution, step + 1
     return solution, limit
+
+
+@torch.no_grad()
+def solve_truncated(
+    product: Map,
+    right: Float[Tensor, "s P"],
+    *,
+    shift: Float[Tensor, " s"] | float = 0.0,
+    tolerance: Float[Tensor, " s"] | float,
+    max_iterations: int,
+) -> tuple[Float[Tensor, "s P"], Float[Tensor, "s P"]]:
+    """Solve (A_i + shift_i I) x_i = b_i for maps of their own, each until it is good enough for a step of Newton's method.
+
+    A system is left alone once its residual is small, or at the first direction of no positive curvature, and the others go on.
+    Unlike in `solve`, products run for all systems to the end, for maps that are evaluated together, and nothing is refused.
+
+    Args:
+        product: All A_i on one row each, `(s, P)` to `(s, P)`, symmetric.
+        right: Right-hand sides b.
+        shift: Added to each map.
+        tolerance: On relative residuals, dimensionless.
+        max_iterations: Products, at most.
+
+    Returns:
+        Solutions x, and A x.
+
+    Reference:
+        Nocedal & Wright (2006), Numerical optimization, section 7.1.
+
+    Examples:
+        >>> maps = torch.tensor([[4.0], [-1.0]])
+        >>> solve_truncated(lambda rows: maps * rows, torch.ones(2, 1), tolerance=1e-6, max_iterations=5)[0].tolist()
+        [[0.25], [0.0]]
+    """
+    shift = torch.as_tensor(shift).to(right)
+    solution, image, residual, direction = torch.zeros_like(right), torch.zeros_like(right), right, right
+    size = residual.square().sum(-1)
+    target = tolerance**2 * size
+    active = size > 0
+    for _ in range(max_iterations):
+        if not bool(active.any()):
+            break
+        mapped = product(direction)
+        curved = (direction * mapped).sum(-1) + shift * direction.square().sum(-1)
+        active = active & (curved > 0)
+        length = torch.where(active, size / torch.where(active, curved, 1.0), 0.0)[:, None]
+        solution, image = solution + length * direction, image + length * mapped
+        residual = residual - length * (mapped + shift[..., None] * direction)
+        before, size = size, residual.square().sum(-1)
+        active = active & (size > target)
+        direction = residual + torch.where(active, size / torch.where(active, before, 1.0), 0.0)[:, None] * direction
+    return solution, image
 
 
 def _refuse(what: str, form: str, value: float) -> None:
@@ -193,7 +249,3 @@ def _refuse(what: str, form: str, value: float) -> None:
 
 def _dots(left: Tensor, right: Tensor) -> Float64[Tensor, " s"]:
     return (left.to(torch.float64) * right.to(torch.float64)).sum(1)
-
-
-def _norms(rows: Tensor) -> Float64[Tensor, " s"]:
-    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from probneural.curvature.spectra.conjugate_gradients import LowRankPreconditioner, Solution, solve
 from probneural.curvature.spectra.lanczos import top_eigenpairs
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.linear_algebra.conjugate_gradients import LowRankPreconditioner, Solution, solve, solve_truncated
 from tests.curvature.spectrum_cases import F64, Counted, with_eigenvalues
 from tests.helpers import normal
 
@@ -21,21 +21,21 @@ def definite(condition: float = 1e3, *, seed: int = 0) -> Tensor:
     return with_eigenvalues(torch.logspace(0, -torch.tensor(condition).log10().item(), SIZE, dtype=F64), seed=seed)
 
 
-def true_residuals(matrix: Tensor, right: Tensor, found: Solution) -> Tensor:
+def true_residuals(matrix: Tensor, right: Tensor, result: Solution) -> Tensor:
     right = right.to(F64)
-    return (right - found.solution.to(F64) @ matrix).norm(dim=1) / right.norm(dim=1)
+    return (right - result.solution.to(F64) @ matrix).norm(dim=1) / right.norm(dim=1)
 
 
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-6, 1e-12])
 @pytest.mark.parametrize("count", [1, 7])
 def test_dense(count: int, tolerance: float) -> None:
     matrix, right = definite(), normal(count, SIZE, seed=1)
-    found = solve(Counted(matrix), right, tolerance=tolerance)
-    assert found.converged
-    assert bool((found.relative_residuals <= tolerance).all())
-    torch.testing.assert_close(found.relative_residuals, true_residuals(matrix, right, found), rtol=1e-3, atol=1e-14)
+    result = solve(Counted(matrix), right, tolerance=tolerance)
+    assert result.converged
+    assert bool((result.relative_residuals <= tolerance).all())
+    torch.testing.assert_close(result.relative_residuals, true_residuals(matrix, right, result), rtol=1e-3, atol=1e-14)
     expected = torch.linalg.solve(matrix, right.mT).mT
-    assert bool(((found.solution - expected).norm(dim=1) <= 1e3 * tolerance * expected.norm(dim=1)).all())
+    assert bool(((result.solution - expected).norm(dim=1) <= 1e3 * tolerance * expected.norm(dim=1)).all())
 
 
 def test_as_many_iterations_as_distinct_eigenvalues() -> None:
@@ -61,39 +61,39 @@ def test_converged_rows_take_no_more_products() -> None:
     right = torch.linalg.eigh(matrix).eigenvectors.mT[:10].clone()
     right[0] = normal(SIZE, seed=3)
     counted = Counted(matrix)
-    found = solve(counted, right)
-    assert found.iterations > 20
-    assert counted.rows <= found.iterations + 2 * 10
+    result = solve(counted, right)
+    assert result.iterations > 20
+    assert counted.rows <= result.iterations + 2 * 10
 
 
 def test_no_rows() -> None:
-    found = solve(Counted(definite()), torch.zeros(0, SIZE, dtype=F64))
-    assert found.converged
-    assert found.solution.shape == (0, SIZE)
+    result = solve(Counted(definite()), torch.zeros(0, SIZE, dtype=F64))
+    assert result.converged
+    assert result.solution.shape == (0, SIZE)
 
 
 def test_too_few_iterations_are_reported_not_raised() -> None:
     matrix, right = definite(1e6), normal(3, SIZE, seed=1)
-    found = solve(Counted(matrix), right, max_iterations=12)
-    assert not found.converged
-    assert found.iterations <= 13
-    torch.testing.assert_close(found.relative_residuals, true_residuals(matrix, right, found), rtol=1e-6, atol=0)
+    result = solve(Counted(matrix), right, max_iterations=12)
+    assert not result.converged
+    assert result.iterations <= 13
+    torch.testing.assert_close(result.relative_residuals, true_residuals(matrix, right, result), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("tolerance", [1e-4, 1e-5])
 def test_float32(tolerance: float) -> None:
     matrix, right = definite(100.0), normal(6, SIZE, seed=1).to(torch.float32)
-    found = solve(Counted(matrix), right, tolerance=tolerance)
-    assert found.converged
-    assert found.solution.dtype == torch.float32
-    assert bool((true_residuals(matrix, right, found) <= 1.5 * tolerance).all())
+    result = solve(Counted(matrix), right, tolerance=tolerance)
+    assert result.converged
+    assert result.solution.dtype == torch.float32
+    assert bool((true_residuals(matrix, right, result) <= 1.5 * tolerance).all())
 
 
 def test_float32_beyond_its_reach_is_not_called_converged() -> None:
     matrix, right = definite(1e5), normal(3, SIZE, seed=1).to(torch.float32)
-    found = solve(Counted(matrix), right, tolerance=1e-9)
-    assert not found.converged
-    assert bool((found.relative_residuals > 1e-9).all())
+    result = solve(Counted(matrix), right, tolerance=1e-9)
+    assert not result.converged
+    assert bool((result.relative_residuals > 1e-9).all())
 
 
 def test_drift_is_found_and_made_good() -> None:
@@ -105,10 +105,10 @@ def test_drift_is_found_and_made_good() -> None:
         calls.append(1)
         return rows @ matrix * (1.0 + 1e-3 * (len(calls) == 3))
 
-    found = solve(product, right, tolerance=1e-8)
-    assert found.converged
-    assert bool((true_residuals(matrix, right, found) <= 1e-8).all())
-    for limit in range(found.iterations // 2, found.iterations, 3):
+    result = solve(product, right, tolerance=1e-8)
+    assert result.converged
+    assert bool((true_residuals(matrix, right, result) <= 1e-8).all())
+    for limit in range(result.iterations // 2, result.iterations, 3):
         calls.clear()
         assert solve(product, right, tolerance=1e-8, max_iterations=limit).iterations <= limit + 1
 
@@ -120,10 +120,10 @@ def test_a_product_that_lies_at_the_end_is_reported() -> None:
     def product(rows: Tensor) -> Tensor:
         return (rows @ matrix * 1e4).round() / 1e4
 
-    found = solve(product, right, tolerance=1e-9)
-    assert not found.converged
-    truth = (right - product(found.solution)).norm(dim=1) / right.norm(dim=1)
-    torch.testing.assert_close(found.relative_residuals, truth, rtol=1e-2, atol=0)
+    result = solve(product, right, tolerance=1e-9)
+    assert not result.converged
+    truth = (right - product(result.solution)).norm(dim=1) / right.norm(dim=1)
+    torch.testing.assert_close(result.relative_residuals, truth, rtol=1e-2, atol=0)
 
 
 def test_low_rank_preconditioner_is_the_inverse() -> None:
@@ -157,9 +157,9 @@ def test_preconditioner_saves_iterations_and_changes_nothing_else() -> None:
 def test_any_size_and_scale(size: int, count: int, seed: int, power: int) -> None:
     matrix = with_eigenvalues(torch.linspace(1.0, 2.0, size, dtype=F64), seed=seed)
     right = normal(count, size, seed=seed + 1)
-    found = solve(lambda rows: rows @ matrix, right * 10.0**power, tolerance=1e-10)
-    assert found.converged
-    torch.testing.assert_close(found.solution / 10.0**power, torch.linalg.solve(matrix, right.mT).mT, rtol=1e-8, atol=1e-8)
+    result = solve(lambda rows: rows @ matrix, right * 10.0**power, tolerance=1e-10)
+    assert result.converged
+    torch.testing.assert_close(result.solution / 10.0**power, torch.linalg.solve(matrix, right.mT).mT, rtol=1e-8, atol=1e-8)
 
 
 @given(seed=st.integers(0, 99))
@@ -208,3 +208,41 @@ def test_bad_input() -> None:
     for values, shift in ((torch.ones(2), 0.0), (torch.ones(2), float("nan")), (-torch.ones(2), 1.0)):
         with pytest.raises(ArgumentError):
             LowRankPreconditioner(values, torch.ones(5, 2), shift=shift)
+
+
+class TestTruncated:
+    """Each row has a map of its own, `(s, P, P)`."""
+
+    @pytest.mark.parametrize("tolerance", [1e-2, 1e-10])
+    def test_dense(self, tolerance: float) -> None:
+        maps = torch.stack([definite(seed=seed) for seed in range(3)])
+        right, shift = normal(3, SIZE, seed=1), torch.tensor([0.0, 0.1, 10.0], dtype=F64)
+        result, image = solve_truncated(
+            lambda rows: (maps @ rows[..., None])[..., 0], right, shift=shift, tolerance=tolerance, max_iterations=500
+        )
+        torch.testing.assert_close(image, (maps @ result[..., None])[..., 0], rtol=0, atol=1e-10)
+        missed = (image + shift[:, None] * result - right).norm(dim=1)
+        assert bool((missed <= 1.001 * tolerance * right.norm(dim=1)).all())
+        assert bool((missed > 1e-4 * tolerance * right.norm(dim=1)).all())  # and no further than that
+
+    def test_stops_at_negative_curvature(self) -> None:
+        maps = torch.tensor([[2.0, 2.0], [-1.0, -1.0], [1.0, -3.0]], dtype=F64)
+        right = torch.ones(3, 2, dtype=F64)
+        result, image = solve_truncated(lambda rows: maps * rows, right, tolerance=1e-9, max_iterations=9)
+        assert result.tolist() == [[0.5, 0.5], [0.0, 0.0], [0.0, 0.0]]
+        assert image.tolist() == [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+
+    def test_tolerances_and_zeros_of_each_row(self) -> None:
+        matrix, right = definite(), normal(3, SIZE, seed=1)
+        right[2] = 0.0
+        tolerance = torch.tensor([1e-1, 1e-8, 1e-8], dtype=F64)
+        result, image = solve_truncated(Counted(matrix), right, tolerance=tolerance, max_iterations=500)
+        missed = (image - right).norm(dim=1) / right.norm(dim=1)
+        assert 1e-3 < float(missed[0]) <= 1e-1
+        assert float(missed[1]) <= 1e-8
+        assert not result[2].any()
+
+    def test_products_are_bounded(self) -> None:
+        counted = Counted(definite(1e6))
+        solve_truncated(counted, normal(1, SIZE, seed=1), tolerance=1e-12, max_iterations=7)
+        assert counted.rows == 7

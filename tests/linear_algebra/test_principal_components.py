@@ -1,0 +1,33 @@
+"""Decompositions of rows: they rebuild what they are made from, and their directions are orthonormal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from probneural.linear_algebra.principal_components import eigenpairs, singular_values
+from tests.distributions.cases import normal
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (2, 3, 70), (0, 2, 4), (2, 0, 4), (3, 0)])
+def test_singular_values(shape: tuple[int, ...]) -> None:
+    matrix = normal("matrix", *shape)
+    left, values, right = singular_values(matrix)
+    identity = torch.eye(min(shape[-2:]), dtype=torch.float64)
+    assert torch.allclose((left * values[..., None, :]) @ right, matrix, rtol=0, atol=1e-13)
+    assert torch.allclose(right @ right.mT, identity.expand(*shape[:-2], -1, -1), rtol=0, atol=1e-14)
+    assert torch.allclose(left.mT @ left, identity.expand(*shape[:-2], -1, -1), rtol=0, atol=1e-14)
+    assert torch.allclose(values, torch.linalg.svdvals(matrix), rtol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (2, 3, 70), (1, 1), (2, 0, 4)])
+def test_eigenpairs(shape: tuple[int, ...]) -> None:
+    rows = normal("rows", *shape)
+    values, vectors = eigenpairs(rows @ rows.mT)
+    assert torch.allclose((vectors * values[..., None, :]) @ vectors.mT, rows @ rows.mT, rtol=0, atol=1e-12)
+    assert bool((values.diff(dim=-1) >= 0).all())
+
+
+def test_negative_eigenvalues_of_gram_matrices_are_rounding() -> None:
+    gram = torch.diag(torch.tensor([1.0, -1e-17], dtype=torch.float64))
+    assert eigenpairs(gram)[0].tolist() == [0.0, 1.0]
