@@ -213,8 +213,8 @@ def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
     threads = torch.get_num_threads()
     peaks = _peaks(device, small=small)
     parts: dict[str, Callable[[], list[Row]]] = {
-        "FNO": lambda: [_row(case, rounds, device, peaks) for case in fourier],
-        "DeepONet": lambda: [_row(case, rounds, device, peaks) for case in products],
+        "fno": lambda: [_row(case, rounds, device, peaks) for case in fourier],
+        "deeponet": lambda: [_row(case, rounds, device, peaks) for case in products],
         "memory": lambda: [_memory_row(case) for case in (*fourier, *products)],
     }
     if not small:

@@ -1,0 +1,47 @@
+"""The benchmark of speed: that it times what it says, and counts operations as PyTorch does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import speed
+
+CASES = [
+    speed.Fourier((16,), (4,), 8, 3),
+    speed.Fourier((12, 14), (3, 4), 6, 2),
+    speed.Fourier((8, 6, 10), (2, 2, 3), 4, 2),
+    speed.Products(5, 11, sensors=7, width=6),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_operations_are_those_of_the_matrix_products(case: speed.Case) -> None:
+    """Counted by PyTorch, whose counter passes over products with a vector, the read-out here, and those added in place."""
+    model, (inputs, targets) = case.ours(), case.data()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        assert model(inputs).shape == targets.shape
+    unseen = 2 * inputs.numel() * (case.projection + case.depth * case.width**2) if isinstance(case, speed.Fourier) else 0
+    assert case.operations() == counter.get_total_flops() + unseen
+
+
+def test_every_part_has_its_columns(tmp_path: Path) -> None:
+    written = speed.main(mode="small", output=tmp_path)
+    assert set(written["sections"]) == {"fno", "deeponet", "memory"}
+    for name in ("fno", "deeponet"):
+        (row,) = written["sections"][name]
+        assert {"ours: forward (ms)", "ours: step (ms)", "roofline", "GFLOP", "GB"} <= set(row)
+        assert row["ours: weights"] > 0
+
+
+def test_growth_is_the_slope_of_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On made-up times that grow as the square."""
+    cases = [speed.Fourier((size,), (2,), 2, 1) for size in (4, 16, 64)]
+    monkeypatch.setattr(speed, "_peer", lambda case: {})
+    monkeypatch.setattr(
+        speed, "_interleaved", lambda tasks, rounds, device: {key: [16.0 ** int(key.split()[1])] for key in tasks}
+    )
+    assert speed._growth("points", cases, "cpu")["ours"] == pytest.approx(2.0)
