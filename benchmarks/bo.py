@@ -54,6 +54,8 @@ METHODS = {
 """By problem, and the main ones on all others: what is left out is a variant, takes a minute a run (HigherOrderGP), or needs
 more features than observations (the regression)."""
 QUARTILES = {"lower": 0.25, "median": 0.5, "upper": 0.75}
+_GREY = {"random": "0.7", "Sobol": "0.45"}
+"""Colours of what has no model; ten are left for the others."""
 _LEAST_SHOWN = 1e-18
 """A difference of losses that double precision takes for zero: figures, on logarithmic axes, show no less."""
 FAILURES = (ProbneuralError, RuntimeError, BotorchError, ModelFittingError, NotPSDError, NanError)
@@ -223,9 +225,10 @@ def resumed(results: Mapping[Unit, Mapping[str, Any]]) -> list[str]:
     seconds = [result["seconds"] for result in results.values() if result.get("resumed")]
     if not seconds:
         return []
+    minutes = sum(seconds) / 60
     return [
-        f"{len(seconds)} of {len(results)} runs were finished by an earlier run of this commit: {sum(seconds) / 60:.1f} "
-        "minutes of one thread that are not in those of the run"
+        f"{len(seconds)} of {len(results)} runs {sections.RESUMED}: {minutes:.1f} minutes of one thread that are not in those "
+        "of the run"
     ]
 
 
@@ -293,15 +296,17 @@ def figure(curves: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) ->
     """A panel per problem: medians of the least loss so far, with quartiles; PNG."""
     from matplotlib.figure import Figure  # costs a quarter of a second
 
-    image = Figure(figsize=(11.0, 6.4), layout="constrained")
-    panels = image.subplots(2, -(-len(curves) // 2), squeeze=False).flatten()
-    methods = bo_methods.names()
+    rows = 1 if len(curves) == 1 else 2
+    image = Figure(figsize=(11.0, 1.0 + 2.7 * rows), layout="constrained")
+    panels = image.subplots(rows, -(-len(curves) // rows), squeeze=False).flatten()
+    models = [name for name in bo_methods.names() if name not in _GREY]
     for panel, (problem, own) in zip(panels, curves.items(), strict=False):
         for method, levels in own.items():
-            colour = f"C{methods.index(method)}"
+            colour = _GREY.get(method) or f"C{models.index(method)}"
             steps = range(1, len(levels["median"]) + 1)
             shown = {name: [max(_LEAST_SHOWN, value) for value in values] for name, values in levels.items()}
-            panel.plot(steps, shown["median"], color=colour, label=method, linewidth=1.2)
+            style = "--" if method in _GREY else "-"
+            panel.plot(steps, shown["median"], style, color=colour, label=method, linewidth=1.2)
             panel.fill_between(steps, shown["lower"], shown["upper"], color=colour, alpha=0.12, linewidth=0)
         panel.set(title=problem, xlabel="evaluations", ylabel="loss, less the least known", yscale="log")
     handles = {label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}

@@ -11,6 +11,8 @@ from typing import Any
 from benchmarks import environment, report
 
 Row = dict[str, Any]
+RESUMED = "were finished by an earlier run of this commit"
+"""What a note says of runs whose minutes are not in the command's own; tables repeat it."""
 
 
 def write(

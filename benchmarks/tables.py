@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environment, report
+from benchmarks import environment, report, sections
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("baselines.md", "benchmarks.md", "laplace.md")))
@@ -75,4 +75,5 @@ def _table(match: re.Match[str]) -> str:
         f"`{results['command']}` on {facts['cores']} cores ({facts['processor']}), torch {results['versions']['torch']}, "
         f"commit {results['commit']}, {results['wall_seconds'] / 60:.1f} minutes."
     )
+    source += "".join(f" {note}." for note in results["notes"] if sections.RESUMED in note)
     return f"{opening}{report.markdown_table(rows)}\n\n{source}\n{closing}"
