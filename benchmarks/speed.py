@@ -79,7 +79,7 @@ class Fourier:
 
     def data(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets, normal numbers."""
-        generator = stream(0, "timed inputs")
+        generator = stream(0, "speed inputs")
         inputs = torch.randn(self.batch, 1, *self.shape, generator=generator)
         return inputs, torch.randn(self.batch, 1, *self.shape, generator=generator)
 
@@ -145,7 +145,7 @@ class Products:
 
     def data(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets, normal numbers."""
-        generator = stream(0, "timed inputs")
+        generator = stream(0, "speed inputs")
         inputs = torch.randn(self.functions, 1, self.sensors, generator=generator)
         return inputs, torch.randn(self.functions, 1, self.points, generator=generator)
 

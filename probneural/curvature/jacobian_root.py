@@ -156,9 +156,11 @@ class JacobianRoot(Root):
         """Apply the transpose of the map of the first input."""
         if self._keeps(len(values)):
             (rows,) = self._rows()
-            zero = rows.new_zeros(1, len(self.recorded.factors), *self.grid.shape)
-            pulled = transposed_jacobian_product(lambda outputs: self.recorded.values(outputs)[0], zero, values.to(rows))
-            latents = pulled.flatten(1) @ rows
+            shape = (1, len(self.recorded.factors), *self.grid.shape)
+            latents = transposed_jacobian_product(
+                lambda outputs: self.recorded.values(outputs.unflatten(0, shape))[0], rows.new_zeros(len(rows)), values.to(rows)
+            )
+            latents = latents @ rows
         else:
             latents = self.weights.transposed_product(self._reverse(self.inputs[:1], values))
         return self.recorded.updates.transposed_product(latents)
