@@ -48,7 +48,7 @@ class VarianceEstimation:
         sketch: Random projections, two passes each.
         probes: Draws for the remainder, one pass each; its relative standard error is sqrt(2 / probes).
         seed: Of projections and draws.
-        chunk: Tangents or cotangents pushed at once.
+        chunk: Tangents or cotangents pushed at once, at least: on few points more are, up to 32,768 points in all.
 
     Raises:
         ArgumentError: If a number is no integer, or not positive; `exact_passes` may be zero.
