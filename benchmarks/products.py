@@ -52,7 +52,7 @@ def rows(*, small: bool = False) -> list[dict[str, Any]]:
 
 
 def _case(case: Case, *, rounds: int) -> list[dict[str, Any]]:
-    from probneural.curvature import linear_operators
+    from probneural.curvature.products import linear_operators
 
     operator, generator = _untrained(case), stream(0, "timed inputs")
     grid = pn.Grid.uniform(case.shape)
@@ -174,7 +174,7 @@ def memory(*, small: bool = False) -> list[dict[str, Any]]:
 
 def _peak_of_product(count: int) -> float:
     from benchmarks.field_size import peak_memory, reset_peak_memory
-    from probneural.curvature import linear_operators
+    from probneural.curvature.products import linear_operators
 
     case = CASES[1]
     operator, generator = _untrained(case), stream(0, "timed inputs")

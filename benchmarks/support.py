@@ -84,7 +84,7 @@ def _outcome(attempt: Callable[[], torch.Tensor | None]) -> str:
 
 
 def _ours(module: nn.Module, data: pn.FieldPairs) -> dict[str, Callable[[], torch.Tensor | None]]:
-    from probneural.curvature import linear_operators
+    from probneural.curvature.products import linear_operators
 
     layout = ParameterVector.of(module)
     likelihood = QuadratureGaussian.of(data.outputs.grid, torch.ones(1))

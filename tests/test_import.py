@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import probneural
 
+ROOT = Path(__file__).parents[1]
 LIST_MODULES = "import sys, probneural; print(*{name.partition('.')[0] for name in sys.modules})"
 
 
@@ -40,3 +45,21 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.import_module", missing)
     with pytest.raises(ImportError, match=r"pn.plots needs matplotlib: pip install 'probneural\[all\]'"):
         probneural.__getattr__("plots")
+
+
+def imported_names(path: Path) -> Iterator[tuple[str, str]]:
+    """Module and name of every `from ... import` of this project in a file, those inside functions among them."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in ("probneural", "benchmarks"):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "probneural"])
+def test_every_name_imported_late_exists(folder: str) -> None:
+    missing = [
+        f"{path.relative_to(ROOT)}: {module}.{name}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for module, name in imported_names(path)
+        if not hasattr(importlib.import_module(module), name) and importlib.util.find_spec(f"{module}.{name}") is None
+    ]
+    assert not missing

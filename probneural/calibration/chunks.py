@@ -51,11 +51,12 @@ def moments(u: FieldDistribution, noise: float | Tensor) -> PredictedMoments:
     return PredictedMoments(mean=mean, variance=variance + observed, epsilon=torch.finfo(raw.dtype).eps)
 
 
-def predictions(predictor: Predictor, pairs: FieldPairs) -> Iterator[tuple[PredictedMoments, Float64[Tensor, "n c *grid"]]]:
+def distributions(predictor: Predictor, pairs: FieldPairs) -> Iterator[tuple[FieldDistribution, Float64[Tensor, "n c *grid"]]]:
     """Predict the outputs of a data set on their own grid, in chunks of bounded memory.
 
     Yields:
-        Moments and the observed outputs of some functions at a time, in the order of the data, on the predictor's device.
+        The distribution and the observed outputs of some functions at a time, in the order of the data, on the predictor's
+        device.
 
     Raises:
         DataError: If `pairs` is not a `FieldPairs`, or a value is not finite.
@@ -66,8 +67,14 @@ def predictions(predictor: Predictor, pairs: FieldPairs) -> Iterator[tuple[Predi
     step = max(1, CHUNK_VALUES // (predictor.out_channels * grid.size))
     for start in range(0, len(pairs), step):
         part = pairs[start : start + step]
-        predicted = moments(predictor(Field(part.inputs.values.detach(), part.inputs.grid), grid), predictor.noise)
-        yield predicted, part.outputs.values.detach().to(predicted.mean)
+        u = predictor(Field(part.inputs.values.detach(), part.inputs.grid), grid)
+        yield u, part.outputs.values.detach().to(u.mean.device, torch.float64)
+
+
+def predictions(predictor: Predictor, pairs: FieldPairs) -> Iterator[tuple[PredictedMoments, Float64[Tensor, "n c *grid"]]]:
+    """Yield the moments alone of [`distributions`][probneural.calibration.chunks.distributions], and the outputs."""
+    for u, truth in distributions(predictor, pairs):
+        yield moments(u, predictor.noise), truth
 
 
 def check_pairs(predictor: Predictor, pairs: FieldPairs) -> None:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from probneural.calibration.chunks import PredictedMoments, domain_average
 from probneural.calibration.stationary_process import StationaryProcess
+from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.fields import Field, FieldPairs
 from probneural.functionals import MatrixFunctional
 from probneural.grids import Grid
 from probneural.randomness import stream
@@ -71,7 +71,8 @@ def decompose(
     predictor: Predictor,
     moments: Sequence[Pair],
     *,
-    calibration: FieldPairs,
+    shared: Sequence[Float64[Tensor, "c p p"]],
+    grid: Grid,
     scale: Float64[Tensor, " c"],
     noise: Float64[Tensor, " c"],
     measured: Float64[Tensor, " c"],
@@ -84,15 +85,13 @@ def decompose(
     Args:
         predictor: What is calibrated.
         moments: Its predictions of the calibration fields, in their order, its own noise included.
-        calibration: The fields.
+        shared: What the head itself states of the first fields; see `shared_covariances`.
+        grid: Of the fields.
         scale: a, `(c,)`.
         noise: b n, `(c,)`, in physical units squared.
         measured: Measurement noise, the part of it that stays outside of the field.
 
-    Raises:
-        UnsupportedError: If the field is neither Gaussian nor empirical.
     """
-    grid = calibration.outputs.grid
     head_noise = predictor.noise.detach().to("cpu", torch.float64)
     residual = torch.cat([(truth - predicted.mean).flatten(2).cpu() for predicted, truth in moments])
     variance = torch.cat([predicted.variance.flatten(2).cpu() for predicted, _ in moments]) - head_noise[:, None]
@@ -103,7 +102,6 @@ def decompose(
     halves = [range(0, count, 2), range(1, count, 2)] if count >= 4 else [range(count), range(count)]
     processes = [StationaryProcess.estimated(standardised[list(half)], grid) for half in halves]
     points = _points(grid)
-    shared = _shared_covariance(predictor, calibration, points, min(count, _VALUES // len(points)))
     correlations = [waves @ waves.mT for waves in (process.evaluate(grid)[:, points] for process in processes)]
     candidates = list(itertools.product(_ROOT_FRACTIONS, _WHITE_FRACTIONS))
     fractions = torch.ones(2, len(scale), dtype=torch.float64)
@@ -130,24 +128,32 @@ def _points(grid: Grid) -> Tensor:
     return torch.randperm(grid.size, generator=stream(0, "likelihood points"))[:_POINTS].sort().values
 
 
-def _shared_covariance(predictor: Predictor, calibration: FieldPairs, points: Tensor, count: int) -> list[Tensor]:
-    """Covariance `(c, p, p)` that the head itself states for each of the first functions, at these points."""
-    grid = calibration.outputs.grid
-    query = None if grid == calibration.inputs.grid else grid
-    chosen = torch.zeros(len(points), grid.size, dtype=torch.float64)
+@torch.no_grad()
+def shared_covariances(u: FieldDistribution, *, known: int) -> list[Float64[Tensor, "c p p"]]:
+    """Covariance that a head itself states for each function, at the points where `decompose` takes likelihoods.
+
+    Args:
+        u: A prediction of calibration fields.
+        known: How many functions came before: those beyond the number that decides are left out.
+
+    Raises:
+        UnsupportedError: If the field is neither Gaussian nor empirical.
+    """
+    points = _points(u.grid)
+    some = u[: max(0, _VALUES // len(points) - known)]
+    matched = some.moment_matched() if isinstance(some, EmpiricalField) else some
+    if not isinstance(matched, GaussianField):
+        raise UnsupportedError(
+            expected="a predictor of Gaussian or empirical fields",
+            got=type(u).__name__,
+            remedy="wrap its samples as an EmpiricalField",
+        )
+    chosen = torch.zeros(len(points), matched.grid.size, dtype=torch.float64)
     chosen[torch.arange(len(points)), points] = 1.0
     covariances = []
-    for index in range(count):
-        part = calibration.inputs[index : index + 1]
-        u = predictor(Field(part.values.detach(), part.grid), query)
-        matched = u.moment_matched() if isinstance(u, EmpiricalField) else u
-        if not isinstance(matched, GaussianField):
-            raise UnsupportedError(
-                expected="a predictor of Gaussian or empirical fields",
-                got=type(u).__name__,
-                remedy="wrap its samples as an EmpiricalField",
-            )
-        at_points = matched if len(points) == grid.size else matched.apply(MatrixFunctional(grid, chosen))
+    for index in range(len(matched)):
+        single = matched[index : index + 1]
+        at_points = single if len(points) == matched.grid.size else single.apply(MatrixFunctional(matched.grid, chosen))
         rows = at_points.marginal(0).root.dense()[0].to("cpu", torch.float64)
         covariances.append(rows @ rows.mT)
     return covariances

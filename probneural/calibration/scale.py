@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import PredictedMoments, check_pairs, domain_average, predictions
-from probneural.calibration.decomposition import Decomposition, Pair, decompose
+from probneural.calibration.chunks import PredictedMoments, check_pairs, distributions, domain_average, moments
+from probneural.calibration.decomposition import Decomposition, Pair, decompose, shared_covariances
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
@@ -101,9 +101,13 @@ class VarianceScale:
                 expected="at least 2 calibration fields", got=str(len(calibration)), remedy="hold out some training fields"
             )
         inner = predictor.inner if isinstance(predictor, ScaledPredictor) else predictor
-        moments = [*predictions(inner, calibration)]
-        ratios = self._ratios(inner, moments, calibration.outputs.grid)
-        chi2, spread = _profile(inner, moments, calibration, ratios)
+        predicted: list[Pair] = []
+        shared: list[Tensor] = []
+        for u, truth in distributions(inner, calibration):  # what is formed for the one serves the other
+            predicted.append((moments(u, inner.noise), truth))
+            shared += shared_covariances(u, known=len(shared))
+        ratios = self._ratios(inner, predicted, calibration.outputs.grid)
+        chi2, spread = _profile(inner, predicted, calibration, ratios)
         best = (chi2.log() + spread).argmin(dim=0, keepdim=True)
         scale, ratio = chi2.gather(0, best)[0], ratios.gather(0, best)[0]
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
@@ -118,7 +122,15 @@ class VarianceScale:
             inner,
             scale,
             noise_scale=scale * ratio,
-            decomposition=decompose(inner, moments, calibration=calibration, scale=scale, noise=unexplained, measured=measured),
+            decomposition=decompose(
+                inner,
+                predicted,
+                shared=shared,
+                grid=calibration.outputs.grid,
+                scale=scale,
+                noise=unexplained,
+                measured=measured,
+            ),
             noise=measured.to(inner.noise),
             calibrated_on=row_fingerprints(calibration.inputs.values, calibration.outputs.values),
         )

@@ -18,13 +18,14 @@ from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.products.core import jacobian_product, transposed_jacobian_product
 from probneural.curvature.spectra.diagonals import row_squares_estimate
 from probneural.curvature.weights.roots import WeightRoot
-from probneural.distributions.roots.base import Root, grid_shape
+from probneural.distributions.roots.base import DenseRoot, Root, grid_shape
 from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.grids import Grid
 from probneural.linear_algebra.conditioning import LowRankUpdate
+from probneural.linear_algebra.principal_components import narrowed
 from probneural.randomness import stream
 
 if TYPE_CHECKING:
@@ -165,6 +166,17 @@ class JacobianRoot(Root):
             latents = self.weights.transposed_product(self._reverse(self.inputs[:1], values))
         return self.recorded.updates.transposed_product(latents)
 
+    def matrix_one(self) -> Float[Tensor, "cp k"]:
+        """The root of the first input as a matrix, by a pass for each row unless rows are kept."""
+        _, channels, points, _ = self.shape
+        if self._keeps(channels * points) and not self.recorded.functionals:
+            (rows,) = self._rows()
+            factors = self.recorded.factors.to(rows)
+            scaled = rows if bool((factors == 1.0).all()) else rows * factors.repeat_interleave(points)[:, None]
+            return self.recorded.updates.transposed_product(scaled)
+        unit = torch.eye(channels * points, dtype=self.dtype, device=self.device).unflatten(-1, (channels, points))
+        return torch.cat([self.transposed_one(piece) for piece in unit.split(self._block(1))])
+
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
         """Apply each input's own transpose to m vectors."""
         return torch.stack([root.transposed_one(cotangents[index]) for index, root in enumerate(self._singles())])
@@ -182,6 +194,20 @@ class JacobianRoot(Root):
         """Whether row sums of squares are exact."""
         _, channels, points, rank = self.shape
         return min(channels * points, rank) <= self.variance_estimation.exact_passes
+
+    def marginal(self, index: int) -> Root:
+        """One function's root with as many columns as rows, where its rows are kept."""
+        single = self.select(slice(index, index + 1))
+        assert isinstance(single, JacobianRoot)
+        _, channels, points, rank = single.shape
+        if rank <= channels * points or not single._keeps(channels * self.grid.size):
+            return single
+        if single.recorded.updates.updates:
+            return DenseRoot(narrowed(single.matrix_one()).unflatten(0, (channels, points))[None])
+        assert single.kept is not None
+        (narrow,) = single.kept.narrow(single._rows())
+        values = single.recorded.values(narrow.mT.unflatten(1, (channels, *self.grid.shape)))
+        return DenseRoot(values.movedim(0, -1)[None])
 
     def magnitude(self) -> Float[Tensor, "n c"]:
         """An estimate of the largest row norm per channel, from a few draws."""
@@ -223,8 +249,7 @@ class JacobianRoot(Root):
         if rank < channels * points:
             unit = torch.eye(rank, dtype=self.dtype, device=self.device)
             return self.product(unit).movedim(0, -1)
-        unit = torch.eye(channels * points, dtype=self.dtype, device=self.device).unflatten(-1, (channels, points))
-        return self.pull(unit.expand(inputs, -1, -1, -1)).unflatten(1, (channels, points))
+        return torch.stack([root.matrix_one() for root in self._singles()]).unflatten(1, (channels, points))
 
     def gram(self) -> Float[Tensor, "n cp cp"]:
         """J R R^T J^T of each input, formed a few columns at a time."""
@@ -296,6 +321,9 @@ class JacobianRoot(Root):
         if self.is_exact and rank < channels * points:
             unit = torch.eye(rank, dtype=self.dtype, device=self.device)
             squares = torch.stack([self.product_one(piece).square().sum(0) for piece in unit.split(chunk)]).sum(0)
+            return squares, torch.zeros_like(squares)
+        if self.is_exact and self._keeps(channels * points):
+            squares = self.matrix_one().square().sum(-1).unflatten(-1, shape)
             return squares, torch.zeros_like(squares)
         if self.is_exact:
             unit = torch.eye(channels * points, dtype=self.dtype, device=self.device).unflatten(-1, shape)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
+
+from probneural.linear_algebra.principal_components import narrowed
 
 _LARGEST_KEPT = 2**27
 """Entries kept for all functions of one prediction (512 MiB in float32)."""
@@ -19,21 +21,25 @@ class KeptRows:
 
     Args:
         tensors: One per function of the prediction, `(c * p, k)`, or None where it has not been formed.
+        narrow_tensors: The same with as many columns as rows, and the same Gram matrix: what one function by itself needs.
         numbers: Which of them these are.
     """
 
     tensors: list[Tensor | None]
+    narrow_tensors: list[Tensor | None]
     numbers: tuple[int, ...]
 
     @classmethod
     def of(cls, functions: int, *, rows: int, rank: int) -> KeptRows | None:
         """Keep rows of so many functions, or none if they would take too much memory."""
-        return cls([None] * functions, tuple(range(functions))) if functions * rows * rank <= _LARGEST_KEPT else None
+        if functions * rows * rank > _LARGEST_KEPT:
+            return None
+        return cls([None] * functions, [None] * functions, tuple(range(functions)))
 
     def __getitem__(self, index: int | slice | Tensor) -> KeptRows:
         """Select functions; what is formed for them later serves the others too."""
         chosen = torch.arange(len(self.numbers))[index].reshape(-1)
-        return KeptRows(self.tensors, tuple(self.numbers[position] for position in chosen.tolist()))
+        return replace(self, numbers=tuple(self.numbers[position] for position in chosen.tolist()))
 
     @property
     def are_formed(self) -> bool:
@@ -49,3 +55,13 @@ class KeptRows:
                 tensor = self.tensors[number] = make(position)
             matrices.append(tensor)
         return matrices
+
+    def narrow(self, matrices: Sequence[Tensor]) -> Sequence[Float64[Tensor, "cp cp"]]:
+        """Return the narrow matrices, made from the others where they are missing."""
+        narrow = []
+        for number, matrix in zip(self.numbers, matrices, strict=True):
+            tensor = self.narrow_tensors[number]
+            if tensor is None:
+                tensor = self.narrow_tensors[number] = narrowed(matrix)
+            narrow.append(tensor)
+        return narrow

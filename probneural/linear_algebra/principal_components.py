@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
+
+_CHUNK_ELEMENTS = 2**24
+"""Entries taken to float64 at once (128 MiB)."""
 
 
 def singular_values(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -19,6 +22,24 @@ def singular_values(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     orthonormal, triangle = torch.linalg.qr(matrix.mT)
     left, values, right = torch.linalg.svd(triangle.mT, full_matrices=False)
     return left, values, right @ orthonormal.mT
+
+
+def narrowed(rows: Float[Tensor, "m k"]) -> Float64[Tensor, "m r"]:
+    """A matrix of the same Gram matrix with at most as many columns as rows: a root of the same covariance.
+
+    In float64 it is the triangle of a QR decomposition. Rows in float32 are themselves known to 6e-8, which is what their Gram
+    matrix in float64 resolves: its eigenvectors take a fraction of the time.
+    """
+    if rows.shape[-1] <= rows.shape[-2]:
+        return rows.to(torch.float64)
+    if rows.dtype == torch.float64:
+        return torch.linalg.qr(rows.mT, mode="r").R.mT
+    gram = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
+    for piece in rows.split(max(1, _CHUNK_ELEMENTS // len(rows)), dim=1):
+        columns = piece.to(torch.float64)
+        gram += columns @ columns.mT
+    values, vectors = eigenpairs(gram)
+    return vectors * values.sqrt()
 
 
 def eigenpairs(gram: Float64[Tensor, "*b k k"]) -> tuple[Float64[Tensor, "*b k"], Float64[Tensor, "*b k k"]]:

@@ -28,7 +28,7 @@ def energy_score(comparison: Comparison, *, draws: int = _DRAWS, seed: int = 0) 
     Args:
         comparison: Prediction and truth.
         draws: Number m of draws, where they are needed.
-        seed: Makes the draws repeatable; all functions see the same ones.
+        seed: Makes the draws repeatable; functions whose latent vectors have one length see the same ones.
 
     Returns:
         `(n, c)`, in physical units. An estimate can be negative.
@@ -51,11 +51,10 @@ def energy_score(comparison: Comparison, *, draws: int = _DRAWS, seed: int = 0) 
         noise = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(comparison.truth)
     scores = []
     for index in range(comparison.truth.shape[0]):
-        part = slice(index, index + 1)
         if is_exact and isinstance(u, EmpiricalField):
             drawn, weights = u.samples[:, index].detach().to(comparison.truth), u.weights.to(comparison.truth)
         else:
-            drawn = u[part].rsample(torch.Size([draws]), seed=named).detach()[:, 0].to(comparison.truth)
+            drawn = u.marginal(index).rsample(torch.Size([draws]), seed=named).detach()[:, 0].to(comparison.truth)
             weights = drawn.new_full((draws,), 1.0 / draws)
         if noise is not None:
             drawn = drawn + comparison.noise[index].sqrt() * noise

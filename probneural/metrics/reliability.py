@@ -158,7 +158,7 @@ def simultaneous_coverage(
         comparison: Prediction and truth.
         level: Nominal coverage, between 0 and 1; dimensionless.
         draws: Number of draws; the quantile's standard error in coverage is √(level (1 - level) / draws).
-        seed: Makes the draws repeatable; all functions see the same draws.
+        seed: Makes the draws repeatable; functions whose latent vectors have one length see the same ones.
 
     Returns:
         `(n,)`, 1 inside and 0 outside; its average should be `level`. Independent noise has a supremum that grows with the
@@ -174,7 +174,9 @@ def simultaneous_coverage(
     draws = check_integer(draws, "draws")
     each = comparison.truth[0].numel()
     batch = min(draws, max(1, _CHUNK_ELEMENTS // each))
-    functions = max(1, _CHUNK_ELEMENTS // (batch * each))
+    u = comparison.distribution
+    is_wide = isinstance(u, GaussianField) and u.latent.rank > each  # one function by itself then takes fewer numbers
+    functions = 1 if is_wide else max(1, _CHUNK_ELEMENTS // (batch * each))
     suprema = []
     for number, start in enumerate(range(0, draws, batch)):
         count = min(batch, draws - start)

@@ -128,6 +128,32 @@ def test_rows_are_formed_once_for_all_that_is_asked(monkeypatch: pytest.MonkeyPa
     assert calls == [1, 1, 1]
 
 
+@KIND
+@EVERY
+def test_one_function_by_itself_takes_as_many_columns_as_values(operator: str, kind: str) -> None:
+    root, dense = built(operator, kind, keeps=True)
+    functions, channels, points, rank = root.shape
+    functional = integral(root.grid)
+    update = LowRankUpdate(torch.linalg.qr(normal(rank, 2, seed=5)).Q.mT, torch.tensor([0.3, 0.0], dtype=torch.float64))
+    factors = torch.linspace(0.5, 2.0, channels, dtype=torch.float64)
+    plain = DenseRoot(dense)
+    for index in range(functions):
+        for lazy, formed in (
+            (root, plain),
+            (root.scale(factors), plain.scale(factors)),
+            (root.scale(factors).push(functional), plain.scale(factors).push(functional)),
+            (root.compose(update), plain.compose(update)),
+            (root.compose(update).push(functional), plain.compose(update).push(functional)),
+        ):
+            single = lazy.marginal(index)
+            close(single.gram(), formed.select(slice(index, index + 1)).gram())
+            assert single.shape[3] <= min(rank, channels * points)
+    if rank > channels * points:
+        assert root.marginal(0).shape == (1, channels, points, channels * points)
+        assert root.kept is not None
+        assert all(tensor is not None for tensor in root.kept.narrow_tensors)
+
+
 def test_rows_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     import probneural.curvature.kept_rows as module
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from probneural.linear_algebra.principal_components import eigenpairs, singular_values
+from probneural.linear_algebra.principal_components import eigenpairs, narrowed, singular_values
 from tests.distributions.cases import normal
 
 
@@ -31,3 +31,25 @@ def test_eigenpairs(shape: tuple[int, ...]) -> None:
 def test_negative_eigenvalues_of_gram_matrices_are_rounding() -> None:
     gram = torch.diag(torch.tensor([1.0, -1e-17], dtype=torch.float64))
     assert eigenpairs(gram)[0].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (6, 700), (1, 1), (2, 0)])
+def test_narrowed_rows_have_the_same_gram_matrix(
+    shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probneural.linear_algebra.principal_components._CHUNK_ELEMENTS", 100)
+    rows = normal("rows", *shape).to(dtype)
+    narrow = narrowed(rows)
+    exact = rows.to(torch.float64)
+    assert narrow.dtype == torch.float64
+    assert narrow.shape == (shape[0], min(shape))
+    assert torch.allclose(narrow @ narrow.mT, exact @ exact.mT, rtol=0, atol=1e-12)
+
+
+def test_narrowed_rows_resolve_what_their_dtype_holds() -> None:
+    """Two rows that differ by 1e-9 of themselves: squares of that are lost in a Gram matrix, not in a triangle."""
+    row = normal("row", 1, 50)
+    rows = torch.cat([row, row + 1e-9 * normal("difference", 1, 50)])
+    smallest = torch.linalg.svdvals(narrowed(rows))[1]
+    assert smallest.item() == pytest.approx(torch.linalg.svdvals(rows)[1].item(), rel=1e-5)
