@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,15 +11,19 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_counts
-from probneural.curvature.spectra.lanczos import Eigenpairs
+from probneural.curvature.spectra.lanczos import Eigenpairs, RitzPairs
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, row_norms
 from probneural.randomness import stream
 
 _INDEFINITE = 1e-3
 """Fraction of the largest node that a node may lie below zero and still count as rounding."""
+_STRIDE = 5
+"""Steps between two questions whether a measure has settled."""
 _ROOM = 2**26
-"""Numbers in the Lanczos vectors kept at once; probes beyond run one after the other."""
+"""Numbers in the vectors that `_FEW` steps keep; probes beyond run one after the other."""
+_FEW = 20
+"""Steps for which there is room from the start."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -32,7 +36,7 @@ class SpectralMeasure:
         nodes: `(probes, steps)`, >= 0, float64, in A's units.
         weights: `(probes, steps)`, >= 0, float64: numbers of eigenvalues; those of a probe add up to the number that is not
             known. A run that ended early is filled up with nodes at zero of weight zero.
-        known: Eigenvalues that were taken out, `(r,)`, float64.
+        known: Eigenvalues that were taken out, `(r,)`, float64, those that are known but roughly among them.
         products: Number of products with A.
     """
 
@@ -84,6 +88,7 @@ def spectral_density(
     steps: int,
     seed: int = 0,
     deflate: Eigenpairs | None = None,
+    is_settled: Callable[[SpectralMeasure], bool] | None = None,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> SpectralMeasure:
@@ -93,7 +98,8 @@ def spectral_density(
 
     with T the tridiagonal matrix of `steps` Lanczos steps from z and (theta_j, y_j) its eigenpairs. Every f is then a matter
     of the nodes, log det(A / s2 + tau) at all s2 and tau among them. With `deflate`, probes start and stay orthogonal to the
-    known eigenvectors, whose own part is exact. Probes are uniform on the sphere of radius sqrt(P - r), so that weights add
+    known eigenvectors, whose own part is exact; that of unresolved ones errs by the square of their relative residuals, which
+    shows far less than the probes' error. Probes are uniform on the sphere of radius sqrt(P - r), so that weights add
     up to the number of unknown eigenvalues.
 
     The error of the quadrature itself, which `steps` controls, is not in the standard error. It vanishes for polynomials up
@@ -109,7 +115,8 @@ def spectral_density(
         probes: Number of random vectors.
         steps: Lanczos steps, fully reorthogonalised: all vectors of a probe are kept.
         seed: Of the probes.
-        deflate: Known eigenpairs of A, their vectors orthonormal.
+        deflate: Known eigenpairs of A, their vectors orthonormal, and unresolved ones.
+        is_settled: Asked every 5 steps, from 10 on, whether the measure of the steps taken so far is enough.
         dtype: Of the vectors.
         device: Of the vectors.
 
@@ -139,7 +146,9 @@ def spectral_density(
             raise ShapeError(
                 expected=f"eigenvectors ({size}, r)", got=str(tuple(deflate.vectors.shape)), remedy="those of the same map"
             )
-        known, directions = deflate.values.to(known), deflate.vectors.to(like).mT
+        groups: list[Eigenpairs | RitzPairs] = [deflate] if deflate.unresolved is None else [deflate, deflate.unresolved]
+        known = torch.cat([group.values.to(known) for group in groups])
+        directions = torch.cat([group.vectors.to(like).mT for group in groups])
     left = size - len(known)
     steps = min(steps, max(left, 1))
     if left == 0:
@@ -147,8 +156,73 @@ def spectral_density(
         return SpectralMeasure(nodes=empty, weights=empty.clone(), known=known, products=0)
     first = gaussian(probes, size, generator=stream(seed, "spectral density"), like=like)
     first = _off(_off(first, directions), directions)
-    runs = [_lanczos(product, piece, directions, steps=steps) for piece in first.split(max(1, _ROOM // (steps * size)))]
-    diagonal, beside = torch.cat([run[0] for run in runs]), torch.cat([run[1] for run in runs])
+    runs: list[_Run] = []
+    for piece in first.split(max(1, _ROOM // (min(steps, _FEW) * size))):
+        run = _Run(product, piece, directions, steps=steps)
+        while run.step():
+            # The first probes decide for all, so that every one of them is treated alike.
+            is_due = not runs and run.taken >= 2 * _STRIDE and run.taken % _STRIDE == 0
+            if is_due and is_settled is not None and is_settled(_measure([run], known, left)):
+                break
+        steps = run.taken if not runs else steps
+        runs.append(run)
+    return _measure(runs, known, left)
+
+
+class _Run:
+    """Lanczos from b starting rows at once, a step at a time, fully reorthogonalised.
+
+    Attributes:
+        diagonal: Of the tridiagonal matrices, `(b, steps)`.
+        beside: What lies beside it, `(b, steps - 1)`; zero once a run has ended.
+        taken: Steps taken.
+        products: Number of products.
+    """
+
+    def __init__(self, product: Map, first: Tensor, directions: Tensor, *, steps: int) -> None:
+        probes, size = first.shape
+        self.product, self.directions, self.steps = product, directions, steps
+        self.diagonal = torch.zeros(probes, steps, dtype=torch.float64, device=first.device)
+        self.beside = torch.zeros(probes, max(steps - 1, 0), dtype=torch.float64, device=first.device)
+        self.basis = first.new_empty(probes, min(steps, _FEW), size)
+        self.current = first / row_norms(first)[:, None].to(first)
+        self.scale = torch.zeros(probes, dtype=torch.float64, device=first.device)
+        self.taken = self.products = 0
+        self.has_ended = False
+
+    def step(self) -> bool:
+        """Take one more step, unless all were taken or all runs have ended."""
+        if self.has_ended or self.taken == self.steps:
+            return False
+        step, current = self.taken, self.current
+        if step == self.basis.shape[1]:
+            more = min(self.steps - step, step)
+            self.basis = torch.cat([self.basis, self.basis.new_empty(len(current), more, current.shape[1])], dim=1)
+        self.basis[:, step] = current
+        image = apply(self.product, current, size=current.shape[1]).detach()
+        self.products += len(current)
+        self.taken += 1
+        self.diagonal[:, step] = (current.to(torch.float64) * image.to(torch.float64)).sum(1)
+        self.scale = torch.maximum(self.scale, row_norms(image))
+        if self.taken == self.steps:
+            return True
+        past = self.basis[:, : self.taken]
+        for _ in range(2):
+            image = _off(image, self.directions)
+            image = image - torch.einsum("bj,bjp->bp", torch.einsum("bjp,bp->bj", past, image), past)
+        norms = row_norms(image)
+        going = norms > 100.0 * torch.finfo(current.dtype).eps * self.scale
+        self.has_ended = not bool(going.any())
+        self.beside[:, step] = torch.where(going, norms, 0.0)
+        self.current = torch.where(going[:, None], image / torch.where(going, norms, 1.0)[:, None].to(image), 0.0)
+        return True
+
+
+def _measure(runs: Sequence[_Run], known: Tensor, left: int) -> SpectralMeasure:
+    """What some runs say of the eigenvalues that are not known."""
+    taken = max(run.taken for run in runs)
+    diagonal = torch.cat([run.diagonal[:, :taken] for run in runs])
+    beside = torch.cat([run.beside[:, : taken - 1] for run in runs])
     tridiagonal = torch.diag_embed(diagonal) + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
     nodes, vectors = torch.linalg.eigh(tridiagonal.cpu())
     nodes, masses = nodes.to(known), vectors[:, 0].square().to(known)
@@ -161,37 +235,8 @@ def spectral_density(
             remedy="use the Gauss-Newton matrix, whose eigenvalues are not negative",
         )
     weights = left * masses / masses.sum(1, keepdim=True)
-    return SpectralMeasure(nodes=nodes.clamp_min(0.0), weights=weights, known=known, products=sum(run[2] for run in runs))
-
-
-def _lanczos(product: Map, first: Tensor, directions: Tensor, *, steps: int) -> tuple[Tensor, Tensor, int]:
-    """Diagonals `(b, steps)` and what lies beside them `(b, steps - 1)`, for b starting rows; zero once a run has ended."""
-    probes, size = first.shape
-    diagonal = torch.zeros(probes, steps, dtype=torch.float64, device=first.device)
-    beside = torch.zeros(probes, max(steps - 1, 0), dtype=torch.float64, device=first.device)
-    basis = first.new_zeros(probes, steps, size)
-    current = first / row_norms(first)[:, None].to(first)
-    scale = torch.zeros(probes, dtype=torch.float64, device=first.device)
-    products = 0
-    for step in range(steps):
-        basis[:, step] = current
-        image = apply(product, current, size=size).detach()
-        products += probes
-        diagonal[:, step] = (current.to(torch.float64) * image.to(torch.float64)).sum(1)
-        scale = torch.maximum(scale, row_norms(image))
-        if step == steps - 1:
-            break
-        past = basis[:, : step + 1]
-        for _ in range(2):
-            image = _off(image, directions)
-            image = image - torch.einsum("bj,bjp->bp", torch.einsum("bjp,bp->bj", past, image), past)
-        norms = row_norms(image)
-        going = norms > 100.0 * torch.finfo(first.dtype).eps * scale
-        if not bool(going.any()):
-            break
-        beside[:, step] = torch.where(going, norms, 0.0)
-        current = torch.where(going[:, None], image / torch.where(going, norms, 1.0)[:, None].to(image), 0.0)
-    return diagonal, beside, products
+    products = sum(run.products for run in runs)
+    return SpectralMeasure(nodes=nodes.clamp_min(0.0), weights=weights, known=known, products=products)
 
 
 def _off(rows: Tensor, directions: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -146,12 +147,58 @@ def test_probes_that_end_at_different_steps() -> None:
     """A diagonal map, and probes one of which has been made to see two of its three eigenvalues only."""
     weights = torch.tensor([3.0, 2.0, 2.0, 1.0], dtype=F64)
     first = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]], dtype=F64)
-    diagonal, beside, products = quadrature._lanczos(lambda rows: rows * weights, first, torch.zeros(0, 4, dtype=F64), steps=4)
-    assert products == 6
+    run = quadrature._Run(lambda rows: rows * weights, first, torch.zeros(0, 4, dtype=F64), steps=4)
+    while run.step():
+        pass
+    diagonal, beside = run.diagonal, run.beside
+    assert run.products == 6
+    assert run.taken == 3
     assert beside[0, 1] == 0.0 == beside[1, 2]
     matrix = diagonal.diag_embed() + beside.diag_embed(1) + beside.diag_embed(-1)
     torch.testing.assert_close(torch.linalg.eigvalsh(matrix[0, :2, :2]), torch.tensor([2.0, 3.0], dtype=F64))
     torch.testing.assert_close(torch.linalg.eigvalsh(matrix[1, :3, :3]), torch.tensor([1.0, 2.0, 3.0], dtype=F64))
+
+
+@pytest.mark.parametrize("room", [quadrature._ROOM, 1])
+def test_it_stops_where_the_measure_has_settled(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was asked of is the measure of so many steps, and the others' probes take as many."""
+    monkeypatch.setattr(quadrature, "_ROOM", room)
+    matrix = with_eigenvalues(SPECTRA["harmonic"])
+    asked: list[SpectralMeasure] = []
+
+    def is_settled(measure: SpectralMeasure) -> bool:
+        asked.append(measure)
+        return len(asked) == 3
+
+    stopped = spectral_density(Counted(matrix), SIZE, probes=3, steps=60, is_settled=is_settled)
+    assert [measure.nodes.shape[1] for measure in asked] == [10, 15, 20]
+    short = spectral_density(Counted(matrix), SIZE, probes=3, steps=20)
+    torch.testing.assert_close(stopped.nodes, short.nodes)
+    torch.testing.assert_close(stopped.weights, short.weights)
+    assert stopped.products == short.products == 60
+    probes = len(asked[-1].nodes)
+    torch.testing.assert_close(asked[-1].nodes, short.nodes[:probes])
+
+
+@pytest.mark.parametrize("name", ["harmonic", "wide"])
+def test_unresolved_pairs_save_steps_and_probes(name: str) -> None:
+    """With what a search for few pairs leaves, fewer steps err less than with those pairs alone, over all seeds together."""
+    matrix = with_eigenvalues(SPECTRA[name])
+    function = log_shift(1.0, 1.0)
+    truth = float(function(SPECTRA[name]).sum())
+    pairs = top_eigenpairs(lambda rows: rows @ matrix, SIZE, rank=8, tolerance=1e-6)
+    assert pairs.unresolved is not None
+    both = torch.cat([pairs.vectors, pairs.unresolved.vectors], dim=1)
+    torch.testing.assert_close(both.mT @ both, torch.eye(both.shape[1], dtype=F64))
+    assert bool((pairs.unresolved.values > 0).all())
+    residuals = (matrix @ pairs.unresolved.vectors - pairs.unresolved.vectors * pairs.unresolved.values).norm(dim=0)
+    assert bool((residuals <= 0.3 * pairs.unresolved.values).all())
+    squares = {"with": 0.0, "without": 0.0}
+    for seed in range(8):
+        for which, steps, deflate in (("with", 10, pairs), ("without", 20, replace(pairs, unresolved=None))):
+            measure = spectral_density(Counted(matrix), SIZE, probes=4, steps=steps, seed=seed, deflate=deflate)
+            squares[which] += (measure.trace(function)[0] - truth) ** 2
+    assert squares["with"] < squares["without"]
 
 
 def test_float32() -> None:

@@ -105,6 +105,17 @@ def test_a_truncated_evidence_lies_within_its_error() -> None:
     assert abs(predictor.log_evidence - exact) <= 5 * predictor.log_evidence_error
 
 
+@pytest.mark.parametrize("operator", ["fno-1d", "fno-2d", "complex"])
+def test_a_truncation_learns_what_the_whole_curvature_teaches(operator: str) -> None:
+    """The directions left out are counted: noise and prior are those of all eigenvalues."""
+    case = operator_case(operator)
+    full, truncated = (
+        Laplace(structure, show_progress=False).fit(case.operator, case.data) for structure in (Full(), LowRank(rank=5))
+    )
+    assert truncated.noise.item() == pytest.approx(full.noise.item(), rel=0.01)
+    close(truncated.prior_precision, full.prior_precision, 0.01)
+
+
 def test_growth_that_stops_too_early_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from probneural.heads.laplace.structures import low_rank
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -14,6 +15,7 @@ from torch import Tensor
 from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
 from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
 from probneural.curvature.weights.roots import LowRankWeights
+from probneural.errors import EvidenceError
 from probneural.heads.evidence import Evidence
 from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.weight_posterior import WeightPosterior
@@ -28,7 +30,10 @@ _FIRST_RANK = 32
 _ROUNDING = 50.0
 """Eigenvalues below this many roundings of the largest one cannot be seen."""
 _PROBES = 8
-_STEPS = 40
+_STEPS = 80
+"""Lanczos steps of each probe at most; some 10 to 30 settle what is learned, unless noise is far below the first left out."""
+_SETTLED = 0.05
+"""Relative change of noise and prior over five steps from which on they have settled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +61,20 @@ class Truncation:
         hidden = _ROUNDING * torch.finfo(self.pairs.vectors.dtype).eps * largest
         left = self.pairs.vectors.shape[0] - len(self.pairs.values)
         return max(self.pairs.next_value, hidden) / (self.noise_scale * self.scale) if left else 0.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of the evidence over probes, in nats."""
+        if self.rest is None:
+            return 0.0
+        return 0.5 * self.rest.remainder(lambda nodes: torch.log1p(nodes / (self.noise_scale * self.scale)))[1]
+
+    def agrees(self, other: Truncation) -> bool:
+        """Whether another has learned the same, to a twentieth, and its evidence to a quarter of the standard error."""
+        values = (result.evidence.value(noise=result.noise_scale, prior=result.scale) for result in (self, other))
+        moved = (self.noise_scale / other.noise_scale, self.scale / other.scale)
+        difference = abs(operator.sub(*values))
+        return all(abs(math.log(ratio)) <= _SETTLED for ratio in moved) and difference <= max(0.25 * self.error, 1e-6)
 
     @property
     def ratios(self) -> Float64[Tensor, " r"]:
@@ -110,11 +129,8 @@ class LowRank(Structure):
                 stacklevel=2,
             )
         scale = truncated.scale
-        rest, error = 0.0, 0.0
-        if truncated.rest is not None:
-            rest = truncated.rest.remainder(lambda nodes: nodes)[0]
-            error = 0.5 * truncated.rest.remainder(lambda nodes: torch.log1p(nodes / (truncated.noise_scale * scale)))[1]
         captured = float(truncated.pairs.values.clamp_min(0.0).sum())
+        energy = captured if truncated.rest is None else truncated.rest.trace(lambda nodes: nodes)[0]
         return WeightPosterior(
             root=LowRankWeights(
                 problem.prior_std / math.sqrt(scale),
@@ -126,12 +142,12 @@ class LowRank(Structure):
             if problem.prior is None
             else problem.prior.to(problem.prior_std),
             log_evidence=truncated.evidence.value(noise=truncated.noise_scale, prior=scale),
-            evidence_error=error,
+            evidence_error=truncated.error,
             report={
                 "rank": float(len(truncated.ratios)),
                 "smallest_ratio": float(truncated.ratios[-1]) if len(truncated.ratios) else 0.0,
                 "next_ratio": truncated.next_ratio,
-                "captured_energy": captured / (captured + rest) if captured + rest > 0 else 1.0,
+                "captured_energy": captured / energy if energy > 0 else 1.0,
             },
         )
 
@@ -164,25 +180,55 @@ def truncate(
 def _learn(problem: WeightProblem, pairs: Eigenpairs, *, seed: int) -> Truncation:
     """Learn what is not given, counting the directions left out by their spectral measure."""
     size, known = problem.layout.size, pairs.values.clamp_min(0.0).cpu()
-    values, multiplicities, rest = known, torch.ones_like(known), None
     left = size - len(known)
-    if left > 0 and pairs.next_value > 0:
-        steps = min(_STEPS, left)
-        rest = spectral_density(
-            problem.product, size, probes=_PROBES, steps=steps, seed=seed, deflate=pairs, **problem.dtype_and_device
-        )
-        values = torch.cat([known, rest.nodes.flatten().cpu()])
-        multiplicities = torch.cat([multiplicities, rest.weights.flatten().cpu() / rest.weights.shape[0]])
-    elif left > 0:
-        values = torch.cat([known, known.new_zeros(1)])
-        multiplicities = torch.cat([multiplicities, known.new_full((1,), float(left))])
-    evidence = Evidence(
+    if left == 0 or pairs.next_value <= 0:
+        values = torch.cat([known, known.new_zeros(min(left, 1))])
+        multiplicities = torch.cat([torch.ones_like(known), known.new_full((min(left, 1),), float(left))])
+        return _learned(problem, pairs, None, _evidence(problem, values, multiplicities))
+    last: Truncation | None = None
+
+    def is_settled(measure: SpectralMeasure) -> bool:
+        """Whether more steps would hardly move what is learned from the measure."""
+        nonlocal last
+        before = last
+        try:
+            last = _learned(problem, pairs, measure, _evidence_of(problem, measure))
+        except EvidenceError:  # more steps may find a maximum
+            last = None
+        return before is not None and last is not None and last.agrees(before)
+
+    rest = spectral_density(
+        problem.product,
+        size,
+        probes=_PROBES,
+        steps=min(_STEPS, left),
+        seed=seed,
+        deflate=pairs,
+        is_settled=is_settled,
+        **problem.dtype_and_device,
+    )
+    return _learned(problem, pairs, rest, _evidence_of(problem, rest))
+
+
+def _evidence_of(problem: WeightProblem, rest: SpectralMeasure) -> Evidence:
+    """Evidence of eigenvalues that are known and of the measure of the others."""
+    known = rest.known.clamp_min(0.0).cpu()
+    values = torch.cat([known, rest.nodes.flatten().cpu()])
+    return _evidence(problem, values, torch.cat([torch.ones_like(known), rest.weights.flatten().cpu() / len(rest.weights)]))
+
+
+def _evidence(problem: WeightProblem, values: Tensor, multiplicities: Tensor) -> Evidence:
+    return Evidence(
         eigenvalues=values,
         observations=problem.observations,
         residual_sum_of_squares=problem.residual_sum_of_squares,
         squared_norm=float(problem.whitened_centre.square().sum()),
         multiplicities=multiplicities,
     )
+
+
+def _learned(problem: WeightProblem, pairs: Eigenpairs, rest: SpectralMeasure | None, evidence: Evidence) -> Truncation:
+    """Maximise the evidence in what is not given."""
     noise_scale, scale = evidence.maximise(noise=problem.noise, prior=None if problem.prior is None else 1.0)
     return Truncation(pairs=pairs, rest=rest, evidence=evidence, noise_scale=noise_scale, scale=scale)
 
