@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float64
 from torch import Tensor
+from tqdm import tqdm
 
 from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
 from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
@@ -21,6 +22,7 @@ from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.weight_posterior import WeightPosterior
 from probneural.heads.weight_problem import Given, WeightProblem
 from probneural.linear_algebra.conditioning import information
+from probneural.linear_algebra.symmetric_maps import Map
 
 LARGEST_RANK = 512
 """Rank at which growth stops by itself."""
@@ -32,6 +34,9 @@ _ROUNDING = 50.0
 _PROBES = 8
 _STEPS = 80
 """Lanczos steps of each probe at most; some 10 to 30 settle what is learned, unless noise is far below the first left out."""
+_USUAL_STEPS = 20
+_PRODUCTS_PER_PAIR = 4
+"""Products that a progress bar expects."""
 _SETTLED = 0.05
 """Relative change of noise and prior over five steps from which on they have settled."""
 
@@ -160,24 +165,32 @@ def truncate(
     largest = min(size, LARGEST_RANK)
     width = min(size, rank) if rank is not None else min(largest, _FIRST_RANK)
     start = None
-    while True:
-        pairs = top_eigenpairs(
-            problem.product,
-            size,
-            rank=width,
-            seed=seed,
-            start=start,
-            tolerance=tolerance,
-            progress=show_progress,
-            **problem.dtype_and_device,
-        )
-        result = _learn(problem, pairs, seed=seed)
-        if rank is not None or width >= largest or result.next_ratio < 1.0:
+    with tqdm(desc="curvature", unit="product", disable=not show_progress, leave=False) as bar:
+
+        def product(vectors: Tensor) -> Tensor:
+            result = problem.product(vectors)
+            bar.update(len(vectors))
             return result
-        width, start = min(largest, 2 * width), pairs.vectors
+
+        while True:
+            _expect(bar, _PRODUCTS_PER_PAIR * width + _PROBES * _USUAL_STEPS)
+            pairs = top_eigenpairs(
+                product, size, rank=width, seed=seed, start=start, tolerance=tolerance, **problem.dtype_and_device
+            )
+            _expect(bar, _PROBES * _USUAL_STEPS)
+            result = _learn(problem, product, pairs, seed=seed)
+            if rank is not None or width >= largest or result.next_ratio < 1.0:
+                return result
+            width, start = min(largest, 2 * width), pairs.vectors
 
 
-def _learn(problem: WeightProblem, pairs: Eigenpairs, *, seed: int) -> Truncation:
+def _expect(bar: tqdm[None], more: int) -> None:
+    """Tell a bar how many products are still to come."""
+    bar.total = bar.n + more
+    bar.refresh()
+
+
+def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int) -> Truncation:
     """Learn what is not given, counting the directions left out by their spectral measure."""
     size, known = problem.layout.size, pairs.values.clamp_min(0.0).cpu()
     left = size - len(known)
@@ -198,7 +211,7 @@ def _learn(problem: WeightProblem, pairs: Eigenpairs, *, seed: int) -> Truncatio
         return before is not None and last is not None and last.agrees(before)
 
     rest = spectral_density(
-        problem.product,
+        product,
         size,
         probes=_PROBES,
         steps=min(_STEPS, left),
