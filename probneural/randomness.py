@@ -47,6 +47,7 @@ PURPOSES: Final = MappingProxyType(
         # curvature
         "spectral density": "probes of stochastic Lanczos quadrature",
         "eigenpairs": "starts of block Lanczos",
+        "rounding of products": "vectors whose products are formed in both precisions",
         "diagonal": "signs of XDiag",
         "row squares": "projections and probes behind variances that are estimated",
         "row magnitude": "latents behind the size of a Jacobian root",

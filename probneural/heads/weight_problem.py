@@ -217,6 +217,11 @@ class WeightProblem:
         prior_std = self.prior_std.to(vectors)
         if self._linearisation is not None:
             return self._linearisation.product(vectors * prior_std) * prior_std
+        return self.single_product(vectors)
+
+    def single_product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s P"]:
+        """The same where a few vectors are all: nothing is traced."""
+        prior_std = self.prior_std.to(vectors)
         return gauss_newton_vector_product(self.curvature, self.vector, vectors * prior_std) * prior_std
 
     @cached_property

@@ -6,10 +6,10 @@ import math
 import operator
 import warnings
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 from tqdm import tqdm
 
@@ -22,7 +22,8 @@ from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.weight_posterior import WeightPosterior
 from probneural.heads.weight_problem import Given, WeightProblem
 from probneural.linear_algebra.conditioning import information
-from probneural.linear_algebra.symmetric_maps import Map
+from probneural.linear_algebra.symmetric_maps import Map, gaussian, orthonormal
+from probneural.randomness import stream
 
 LARGEST_RANK = 512
 """Rank at which growth stops by itself."""
@@ -31,6 +32,8 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-6}
 _FIRST_RANK = 32
 _ROUNDING = 50.0
 """Eigenvalues below this many roundings of the largest one cannot be seen."""
+_HIDDEN = 0.03
+"""Precision that float32 may hide, over the prior's: variances err by that at most."""
 _PROBES = 8
 _STEPS = 80
 """Lanczos steps of each probe at most; some 10 to 30 settle what is learned, unless noise is far below the first left out."""
@@ -51,6 +54,7 @@ class Truncation:
         evidence: Of both together.
         noise_scale: Noise variance, in variance units.
         scale: Prior precision in whitened units; 1 if the prior is given.
+        hidden: An eigenvalue that rounding may hide.
     """
 
     pairs: Eigenpairs
@@ -58,14 +62,18 @@ class Truncation:
     evidence: Evidence
     noise_scale: float
     scale: float
+    hidden: float
 
     @property
     def next_ratio(self) -> float:
         """Precision that data add along the first direction left out, over the prior's; what rounding may hide counts."""
-        largest = float(self.pairs.values[0]) if len(self.pairs.values) else 0.0
-        hidden = _ROUNDING * torch.finfo(self.pairs.vectors.dtype).eps * largest
         left = self.pairs.vectors.shape[0] - len(self.pairs.values)
-        return max(self.pairs.next_value, hidden) / (self.noise_scale * self.scale) if left else 0.0
+        return max(self.pairs.next_value / (self.noise_scale * self.scale), self.hidden_ratio) if left else 0.0
+
+    @property
+    def hidden_ratio(self) -> float:
+        """The same of a direction that rounding hides."""
+        return self.hidden / (self.noise_scale * self.scale)
 
     @property
     def error(self) -> float:
@@ -114,18 +122,20 @@ class LowRank(Structure):
         the prior's precision there, so dividing by 1 + `next_ratio` bounds it from below. The evidence counts them by
         stochastic Lanczos quadrature, with its error.
 
-        Everything is computed in float64 where the operator runs in it, and the directions kept in the operator's dtype.
+        An operator in float32 is tried as it is. Where rounding hides directions to which data add more than 3 % of the prior's
+        precision, all is computed again in float64, if the operator runs in it: data that determine a direction ten million
+        times better than the prior may hide, in float32, those that they determine up to a hundred times better. How much
+        is hidden is measured by products in both. Directions are kept in the operator's dtype.
 
         Raises:
             EvidenceError: If the evidence determines no noise or prior.
         """
         dtype = problem.vector.dtype
-        problem = problem.in_double_precision
-        truncated = truncate(problem, rank=self.rank, seed=seed, tolerance=TOLERANCE[dtype], show_progress=show_progress)
+        settings = {"rank": self.rank, "seed": seed, "tolerance": TOLERANCE[dtype], "show_progress": show_progress}
+        problem, truncated = _resolved(problem, **settings)
         if problem.given.learns_layers:
             priors, noise_scale = _layered(problem, truncated)
-            problem = replace(problem, given=Given(noise=noise_scale, prior=priors))
-            truncated = truncate(problem, rank=self.rank, seed=seed, tolerance=TOLERANCE[dtype], show_progress=show_progress)
+            problem, truncated = _resolved(replace(problem, given=Given(noise=noise_scale, prior=priors)), **settings)
         if self.rank is None and truncated.next_ratio > 1.0:
             warnings.warn(
                 f"low rank stopped at {len(truncated.ratios)} directions; data add {truncated.next_ratio:.3g} times "
@@ -157,14 +167,47 @@ class LowRank(Structure):
         )
 
 
+def _resolved(problem: WeightProblem, **settings: Any) -> tuple[WeightProblem, Truncation]:
+    """Truncate in the operator's dtype, and in float64 where that hides too much; return the problem in the dtype it took."""
+    precise = problem.in_double_precision
+    start = None
+    if precise is not problem:
+        truncated, pairs = truncate(problem, precise=precise, **settings)
+        if truncated is not None:
+            return problem, truncated
+        start = pairs.vectors.to(torch.float64)
+    truncated, _ = truncate(precise, start=start, **settings)
+    assert truncated is not None
+    return precise, truncated
+
+
 def truncate(
-    problem: WeightProblem, *, rank: int | None, seed: int, tolerance: float, show_progress: bool = False
-) -> Truncation:
-    """Grow the span until the next direction carries less than the prior, or to the rank that is asked for."""
+    problem: WeightProblem,
+    *,
+    rank: int | None,
+    seed: int,
+    tolerance: float,
+    start: Float[Tensor, "P k"] | None = None,
+    precise: WeightProblem | None = None,
+    show_progress: bool = False,
+) -> tuple[Truncation | None, Eigenpairs]:
+    """Grow the span until the next direction carries less than the prior, or to the rank that is asked for.
+
+    Args:
+        problem: What to truncate, in the dtype to do it in.
+        rank: Directions, or None.
+        seed: Of random starts and probes.
+        tolerance: Relative residual of eigenpairs.
+        start: Directions near the wanted ones.
+        precise: The problem in float64, against which rounding is held.
+        show_progress: Whether to show a bar.
+
+    Returns:
+        The truncation, or None as soon as rounding is seen to hide too much; and the pairs.
+    """
     size = problem.layout.size
     largest = min(size, LARGEST_RANK)
     width = min(size, rank) if rank is not None else min(largest, _FIRST_RANK)
-    start = None
     with tqdm(desc="curvature", unit="product", disable=not show_progress, leave=False) as bar:
 
         def product(vectors: Tensor) -> Tensor:
@@ -178,10 +221,29 @@ def truncate(
                 product, size, rank=width, seed=seed, start=start, tolerance=tolerance, **problem.dtype_and_device
             )
             _expect(bar, _PROBES * _USUAL_STEPS)
-            result = _learn(problem, product, pairs, seed=seed)
+            # What is below a Lanczos residual is found in float64 alone.
+            is_enough = precise is None or (rank is not None and len(pairs.values) == width)
+            result = _learn(problem, product, pairs, seed=seed, most_hidden=math.inf if is_enough else _HIDDEN)
+            if precise is not None and result.hidden_ratio > _HIDDEN:
+                hidden = _rounding(problem, precise, pairs, seed=seed) if is_enough else math.inf
+                result = replace(result, hidden=hidden)
+                if result.hidden_ratio > _HIDDEN:
+                    return None, pairs
             if rank is not None or width >= largest or result.next_ratio < 1.0:
-                return result
+                return result, pairs
             width, start = min(largest, 2 * width), pairs.vectors
+
+
+@torch.no_grad()
+def _rounding(problem: WeightProblem, precise: WeightProblem, pairs: Eigenpairs, *, seed: int) -> float:
+    """Three times the largest error of products with vectors off the pairs, from one step of a power iteration on the error."""
+    span = orthonormal(pairs.vectors.to(torch.float64).mT)
+    errors = gaussian(4, problem.layout.size, generator=stream(seed, "rounding of products"), like=span)
+    for _ in range(2):
+        rows = orthonormal(errors, against=span).to(problem.vector.dtype)
+        errors = problem.product(rows).to(torch.float64) - precise.single_product(rows.to(torch.float64))
+        errors = errors - (errors @ span.mT) @ span
+    return 3.0 * float(torch.linalg.matrix_norm(errors, 2))
 
 
 def _expect(bar: tqdm[None], more: int) -> None:
@@ -190,29 +252,29 @@ def _expect(bar: tqdm[None], more: int) -> None:
     bar.refresh()
 
 
-def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int) -> Truncation:
+def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int, most_hidden: float) -> Truncation:
     """Learn what is not given, counting the directions left out by their spectral measure."""
-    size, known = problem.layout.size, pairs.values.clamp_min(0.0).cpu()
-    left = size - len(known)
+    left = problem.layout.size - len(pairs.values)
     if left == 0 or pairs.next_value <= 0:
+        known = pairs.values.clamp_min(0.0).cpu()
         values = torch.cat([known, known.new_zeros(min(left, 1))])
         multiplicities = torch.cat([torch.ones_like(known), known.new_full((min(left, 1),), float(left))])
         return _learned(problem, pairs, None, _evidence(problem, values, multiplicities))
     last: Truncation | None = None
 
     def is_settled(measure: SpectralMeasure) -> bool:
-        """Whether more steps would hardly move what is learned from the measure."""
+        """Whether more steps would hardly move what is learned from the measure, or serve nobody."""
         nonlocal last
         before = last
         try:
             last = _learned(problem, pairs, measure, _evidence_of(problem, measure))
         except EvidenceError:  # more steps may find a maximum
             last = None
-        return before is not None and last is not None and last.agrees(before)
+        return last is not None and (last.hidden_ratio > most_hidden or (before is not None and last.agrees(before)))
 
     rest = spectral_density(
         product,
-        size,
+        problem.layout.size,
         probes=_PROBES,
         steps=min(_STEPS, left),
         seed=seed,
@@ -243,7 +305,9 @@ def _evidence(problem: WeightProblem, values: Tensor, multiplicities: Tensor) ->
 def _learned(problem: WeightProblem, pairs: Eigenpairs, rest: SpectralMeasure | None, evidence: Evidence) -> Truncation:
     """Maximise the evidence in what is not given."""
     noise_scale, scale = evidence.maximise(noise=problem.noise, prior=None if problem.prior is None else 1.0)
-    return Truncation(pairs=pairs, rest=rest, evidence=evidence, noise_scale=noise_scale, scale=scale)
+    largest = float(pairs.values[0]) if len(pairs.values) else 0.0
+    hidden = _ROUNDING * torch.finfo(pairs.vectors.dtype).eps * largest
+    return Truncation(pairs=pairs, rest=rest, evidence=evidence, noise_scale=noise_scale, scale=scale, hidden=hidden)
 
 
 def _layered(problem: WeightProblem, truncated: Truncation) -> tuple[Float64[Tensor, " P"], float]:
