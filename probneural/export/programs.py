@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -99,14 +102,15 @@ def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, 
     check_finite(example.values, "example")
     where = example.grid if query is None else check_grid(query, "query")
     inputs = example[torch.arange(_BATCH) % len(example)]
-    with AUTOGRAD_STATE:
+    with quiet():
         module, inputs, expected, outputs = _prepared(thing, inputs, where)
         if is_for_onnx:
             module, inputs = module.cpu(), inputs.to("cpu")
         target = next((tensor.device for tensor in module.state_dict().values()), inputs.device)
         values = inputs.values.detach().to(target)
         table = decompositions() if is_for_onnx and values.dtype == torch.float64 else {}
-        exported = _exported(fold_constants(_functional(_exported(module, values), table)), values)
+        folded = fold_constants(_functional(_exported(module, values), table))
+        exported = _exported(folded, torch.zeros_like(values))  # PyTorch's files hold the values of a trace
     description = {
         "version": version(KEY),
         "inputs": [_array("values", values, example.grid)],
@@ -123,6 +127,20 @@ def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, 
     module = exported.module(check_guards=False)
     program.check(lambda batch: _as_tuple(module(batch)))
     return program
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep other threads from tracing, and back what PyTorch's exporters say of their own parts; errors stay."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    with AUTOGRAD_STATE, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
 
 
 def _prepared(
@@ -200,7 +218,7 @@ def fold_constants(program: ExportedProgram) -> fx.GraphModule:
     for node, value in known.items():
         is_used = any(user not in known for user in node.users)
         if node.op == "call_function" and is_used and isinstance(value, Tensor):
-            constant = _constant(module, value.detach().contiguous(), before=node)
+            constant = _constant(module, value.detach().clone(memory_format=torch.contiguous_format), before=node)
             node.replace_all_uses_with(constant, delete_user_cb=lambda user: user not in known)
     for node in module.graph.nodes:
         if node not in known and _is_double(node) and isinstance(node.target, torch._ops.OpOverload):

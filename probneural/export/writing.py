@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import tempfile
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +14,9 @@ from torch import Tensor, nn
 from probneural.checks import check_integer, check_path
 from probneural.distributions import Predictor
 from probneural.errors import UnsupportedError
-from probneural.export.programs import KEY, Program, traced
+from probneural.export.programs import KEY, Program, quiet, traced
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.threads import AUTOGRAD_STATE
 from probneural.training import atomic
 
 _OLDEST_OPSET = 18
@@ -94,7 +89,7 @@ def to_onnx(
 
 def _onnx_bytes(program: Program, opset_version: int) -> bytes:
     try:
-        with _quiet():
+        with quiet():
             converted = torch.onnx.export(
                 program.exported,
                 (program.example,),
@@ -126,20 +121,6 @@ def _onnx_bytes(program: Program, opset_version: int) -> bytes:
     return payload
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep back what PyTorch's exporter says of its own parts; errors stay."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    with AUTOGRAD_STATE, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
-
-
 def to_torch_export(
     thing: nn.Module | Predictor, path: str | os.PathLike[str], *, example: Field, query: Grid | None = None
 ) -> None:
@@ -164,7 +145,8 @@ def to_torch_export(
     path = check_path(path, "path")
     program = traced(thing, example, query)
     stream = io.BytesIO()
-    torch.export.save(program.exported, stream, extra_files={KEY: program.metadata})
+    with quiet():
+        torch.export.save(program.exported, stream, extra_files={KEY: program.metadata})
     atomic.write(path, stream.getvalue())
 
 
@@ -199,7 +181,8 @@ def to_aot_inductor(
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "package.pt2")
         try:
-            aoti_compile_and_package(program.exported, package_path=str(package), inductor_configs=settings)
+            with quiet():
+                aoti_compile_and_package(program.exported, package_path=str(package), inductor_configs=settings)
         except Exception as error:  # what compilers say, and that there is none
             raise UnsupportedError(
                 expected="a program that AOTInductor can compile, and a C++ compiler",
