@@ -10,7 +10,10 @@ from typing import Any
 from benchmarks import environment, report, sections
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("baselines.md", "benchmarks.md", "laplace.md")))
+DOCUMENTS = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("baselines.md", "benchmarks.md", "how-to/export.md", "laplace.md")),
+)
 RESULTS = Path(__file__).parent / "results"
 PIVOTS = {
     "errors": "rel. L2",
