@@ -39,7 +39,7 @@ class Case:
 
     def predictor(self) -> pn.distributions.Predictor:
         """Fit it, to smooth functions whose outputs are their squares: what it says is of no importance here."""
-        values = torch.randn(24, 1, *(4,) * self.grid.dimension, generator=stream(0, "speed inputs"))
+        values = torch.randn(24, 1, *(4,) * self.grid.dimension, generator=stream(0, "export inputs"))
         coarse = pn.Field(values, self.grid.resized((4,) * self.grid.dimension))
         inputs = coarse.resample(self.grid)
         data = pn.FieldPairs(inputs, pn.Field(inputs.values.square(), self.grid))
@@ -50,7 +50,7 @@ class Case:
 
     def inputs(self, batch: int) -> Tensor:
         """Normal numbers."""
-        return torch.randn(batch, 1, *self.grid.shape, generator=stream(1, "speed inputs"))
+        return torch.randn(batch, 1, *self.grid.shape, generator=stream(1, "export inputs"))
 
 
 def _fno(*modes: int, width: int = 32) -> Callable[[], pn.operators.Operator]:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ pn.fit(operator, train, epochs=2 if small else 50, seed=0)
 predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
 
-path = Path(tempfile.mkdtemp(), "burgers.onnx")
+path = Path("burgers.onnx")
 pn.export.to_onnx(predictor, path, example=test.inputs[:1])
 print(f"{path.name}: {path.stat().st_size / 1024:.0f} KB")
 
