@@ -166,8 +166,8 @@ class LastLayerMoments(nn.Module):
         size = self._applied(rows, self.roots).square().sum(-1).sqrt()
         return mean, (size * self.units[:, None]).reshape(mean.shape)
 
-    def _applied(self, rows: Float[Tensor, "n p f"], maps: Float[Tensor, "c f r"]) -> Float[Tensor, "n c p r"]:
-        """Apply a matrix per channel to features; the constant one has no column of its own in `rows`."""
+    def _applied(self, rows: Float[Tensor, "n p columns"], maps: Float[Tensor, "c f r"]) -> Float[Tensor, "n c p r"]:
+        """Apply a matrix per channel to features, of which a constant one, the last, has no column in `rows`."""
         weights = maps.movedim(0, 1)
         bias = weights[-1].flatten() if self.has_bias else None
         applied = nn.functional.linear(rows, weights[: rows.shape[-1]].flatten(1).mT, bias)

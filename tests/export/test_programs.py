@@ -145,7 +145,8 @@ def test_a_wrong_program_is_found() -> None:
         program.check(lambda values: [1.01 * program.expected[0][: len(values)]])
 
 
-def test_other_things(tmp_path: object) -> None:
+@pytest.mark.bad_input
+def test_other_things() -> None:
     predictor = cases.fitted("last-layer", "fno-1d")
     inputs = cases.operator_case("fno-1d").inputs
     for thing in (predictor.draw(0), LINE, None):
