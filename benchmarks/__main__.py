@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import acquisition_cost, active, bo, curvature, exact, gold, laplace, low_data, published, speed, tables
+from benchmarks import acquisition_cost, active, bo, curvature, exact, export, gold, laplace, low_data, published, speed, tables
 from probneural.errors import ProbneuralError
 
 LOCAL = Path(__file__).parent / "results" / "local"
-TIMED = {"acquisition": acquisition_cost.main, "curvature": curvature.main, "laplace": laplace.main}
+TIMED = {"acquisition": acquisition_cost.main, "curvature": curvature.main, "export": export.main, "laplace": laplace.main}
 """Benchmarks that measure time, one thing after another."""
 SPREAD = {"gold": gold.main, "low-data": low_data.main, "published": published.main}
 """Benchmarks that spread over worker processes."""
@@ -61,6 +61,9 @@ def main() -> None:
     run.add_argument("--small", dest="mode", action="store_const", const="small", help="seconds; the numbers mean nothing")
     run.add_argument("--device", default="cpu", help="where everything runs: cpu or cuda")
     run.add_argument("--output", type=Path, default=LOCAL, help="folder for speed.json")
+    run = commands.add_parser("export", help="exported files: times, sizes and differences from PyTorch; about ten minutes")
+    run.add_argument("--small", dest="mode", action="store_const", const="small", help="seconds; the numbers mean nothing")
+    run.add_argument("--output", type=Path, default=LOCAL, help="folder for export.json")
     commands.add_parser("tables", help="write the tables of README and docs anew from the committed results")
     options = parser.parse_args()
     if options.name == "tables":

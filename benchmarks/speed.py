@@ -246,13 +246,13 @@ def _row(case: Case, rounds: int, device: str, peaks: tuple[float, float]) -> Ro
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
         tasks[f"{name} forward"] = lambda model=model: _forward(model, inputs)
         tasks[f"{name} step"] = lambda model=model, optimizer=optimizer: _step(model, optimizer, inputs, targets)
-    times = _interleaved(tasks, rounds, device)
+    times = interleaved(tasks, rounds, device)
     row: Row = {"case": case.name}
     for name, model in models.items():
         row[f"{name}: weights"] = sum(p.numel() * (2 if p.is_complex() else 1) for p in model.parameters())
     for kind in ("forward", "step"):
         for name in models:
-            row[f"{name}: {kind} (ms)"] = _quartiles(times[f"{name} {kind}"])
+            row[f"{name}: {kind} (ms)"] = quartiles(times[f"{name} {kind}"])
         if "peer" in models:
             row[f"{kind}, peer / ours"] = _median(times[f"peer {kind}"]) / _median(times[f"ours {kind}"])
     least = max(case.operations() / peaks[0], case.traffic() / peaks[1])
@@ -283,16 +283,18 @@ def _gelu(values: Tensor) -> Tensor:
     return nn.functional.gelu(values)
 
 
-def _interleaved(tasks: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, list[float]]:
+def interleaved(
+    tasks: dict[str, Callable[[], None]], rounds: int, device: str, *, warm_up: int = WARM_UP
+) -> dict[str, list[float]]:
     """Seconds of each task, each run once per round, after rounds that do not count."""
     times: dict[str, list[float]] = {name: [] for name in tasks}
-    for number in range(rounds + WARM_UP):
+    for number in range(rounds + warm_up):
         for name, task in tasks.items():
             _wait(device)
             start = time.perf_counter()
             task()
             _wait(device)
-            if number >= WARM_UP:
+            if number >= warm_up:
                 times[name].append(time.perf_counter() - start)
     return times
 
@@ -306,7 +308,8 @@ def _median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def _quartiles(seconds: Sequence[float]) -> str:
+def quartiles(seconds: Sequence[float]) -> str:
+    """Median and quartiles in milliseconds, as tables show them."""
     low, middle, high = (1e3 * value for value in statistics.quantiles(seconds, n=4, method="inclusive"))
     return f"{middle:.3g} [{low:.3g}, {high:.3g}]"
 
@@ -316,7 +319,7 @@ def _peaks(device: str, *, small: bool) -> tuple[float, float]:
     size, count = (128, 2**12) if small else (2048, 2**25)
     left, values = torch.randn(size, size, device=device), torch.randn(count, device=device)
     result, copy = torch.empty_like(left), torch.empty_like(values)
-    times = _interleaved(
+    times = interleaved(
         {"product": lambda: _discard(torch.mm(left, left, out=result)), "copy": lambda: _discard(copy.copy_(values))}, 5, device
     )
     return 2.0 * size**3 / min(times["product"]), 8.0 * count / min(times["copy"])
@@ -351,7 +354,7 @@ def _growth(name: str, cases: Sequence[Fourier], device: str) -> Row:
         for library, model in ({"ours": case.ours()} | _peer(case)).items():
             model.to(device)
             tasks[f"{library} {number}"] = lambda model=model, inputs=inputs: _forward(model, inputs)
-    times = {key: _median(values) for key, values in _interleaved(tasks, 5, device).items()}
+    times = {key: _median(values) for key, values in interleaved(tasks, 5, device).items()}
     row: Row = {"in": name}
     sizes = torch.arange(len(cases), dtype=torch.float64) * math.log(4.0)
     for library in dict.fromkeys(key.split()[0] for key in tasks):

@@ -10,7 +10,8 @@ from typing import Any
 from benchmarks import environment, report, sections
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("baselines.md", "benchmarks.md", "laplace.md")))
+PAGES = ("baselines.md", "benchmarks.md", "how-to/export.md", "laplace.md")
+DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES))
 RESULTS = Path(__file__).parent / "results"
 PIVOTS = {
     "errors": "rel. L2",

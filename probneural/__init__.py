@@ -2,7 +2,7 @@
 
 The path through the library: a problem or your own arrays give `FieldPairs`; `fit` trains an operator; a head turns it into a
 `Predictor`; calibrators keep it honest; what it predicts is a `FieldDistribution` to score, draw from, constrain, condition
-and optimise. `save` and `load` keep operators and predictors.
+and optimise. `save` and `load` keep operators and predictors, `export` writes them for programs without this library.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from probneural import (
     curvature,
     distributions,
     errors,
+    export,
     fields,
     functionals,
     grids,
@@ -45,6 +46,7 @@ __all__ = [
     "curvature",
     "distributions",
     "errors",
+    "export",
     "fields",
     "fit",
     "functionals",

@@ -40,6 +40,14 @@ def undisturbed(*, keeps_autocast: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def outside_of_export() -> Iterator[None]:
+    """Leave a trace of `torch.export`, so that what depends on no input is computed, checked, and kept as a constant."""
+    is_exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    with outside_of_transforms() if is_exporting else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
 def outside_of_transforms() -> Iterator[None]:
     """Leave functorch's transforms, tracers and fake tensors too, so that a tensor made here may be kept for other calls.
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import check_flag, check_instance, check_integer, check_positive, check_real, real_tensor
-from probneural.contexts import outside_of_transforms, undisturbed
+from probneural.contexts import outside_of_export, outside_of_transforms, undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.interpolation import polynomial_matrix, trigonometric_matrix
 
@@ -75,7 +75,7 @@ class Axis:
 
 
 def _transfer(source: Axis, target: Axis) -> Tensor:
-    if torch.compiler.is_compiling():  # a tracer's tensors must not outlive the trace
+    if torch.compiler.is_dynamo_compiling():  # it cannot follow a cache
         return source.matrix(target.coordinates)
     return _remembered_transfer(source, target)
 
@@ -190,12 +190,12 @@ class Grid:
     @property
     def points(self) -> Tensor:
         """Coordinates, `(p, d)`, float64, last axis fastest."""
-        return self._tensors()[0] if torch.compiler.is_compiling() else self._remembered_tensors[0]
+        return self._tensors()[0] if torch.compiler.is_dynamo_compiling() else self._remembered_tensors[0]
 
     @property
     def weights(self) -> Tensor:
         """Quadrature weights, `(p,)`, float64; their sum is the domain's volume."""
-        return self._tensors()[1] if torch.compiler.is_compiling() else self._remembered_tensors[1]
+        return self._tensors()[1] if torch.compiler.is_dynamo_compiling() else self._remembered_tensors[1]
 
     @cached_property
     def _remembered_tensors(self) -> tuple[Tensor, Tensor]:
@@ -284,7 +284,8 @@ class Grid:
             return NotImplemented
         if self.axes or other.axes:
             return self.axes == other.axes
-        return torch.equal(self.points, other.points) and torch.equal(self.weights, other.weights)
+        with outside_of_export():
+            return torch.equal(self.points, other.points) and torch.equal(self.weights, other.weights)
 
     def __hash__(self) -> int:
         """Hash on the axes, or on the scattered points."""
@@ -403,8 +404,14 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
         return values
     flat = values.flatten(values.ndim - len(source.shape))
     rows = max(1, _CHUNK_ELEMENTS // source.size)
-    pieces = [flat @ interpolation_matrix(source, part).to(values).mT for part in target.points.split(rows)]
+    parts = [slice(start, start + rows) for start in range(0, target.size, rows)]
+    pieces = [flat @ _matrix_at(source, target, part).to(values).mT for part in parts]
     return torch.cat(pieces, dim=-1).unflatten(-1, target.shape)
+
+
+def _matrix_at(source: Grid, target: Grid, part: slice) -> Tensor:
+    with outside_of_export():
+        return interpolation_matrix(source, target.points[part])
 
 
 def check_on_grid(values: Tensor, grid: Grid) -> None:

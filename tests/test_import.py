@@ -28,7 +28,22 @@ def test_the_listing_sees_what_an_import_pulls(loaded: set[str]) -> None:
 
 
 # gpytorch belongs here because it imports pyro wherever pyro is installed; linear_operator is cheap and may be loaded.
-@pytest.mark.parametrize("package", ["botorch", "gpytorch", "matplotlib", "pyro", "torchdiffeq", "xarray", "pandas", "sklearn"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        "botorch",
+        "gpytorch",
+        "matplotlib",
+        "onnx",
+        "onnxruntime",
+        "onnxscript",
+        "pyro",
+        "torchdiffeq",
+        "xarray",
+        "pandas",
+        "sklearn",
+    ],
+)
 def test_import_leaves_out(package: str, loaded: set[str]) -> None:
     assert package not in loaded
 

@@ -47,7 +47,7 @@ def _scattered(count: int) -> Grid:
     return Grid.scattered(points, torch.rand(count, generator=generator, dtype=torch.float64))
 
 
-def _sampled() -> Predictor:
+def sampled_last_layer() -> Predictor:
     predictor: Any = cases.fitted("last-layer", "fno-outputs")
     draws = torch.randn(6, *predictor.factor.shape[1:3], generator=cases.generator(2), dtype=torch.float64)
     return SampledLastLayerPredictor(
@@ -64,7 +64,7 @@ def _sampled() -> Predictor:
     )
 
 
-def _variational() -> Predictor:
+def variational_last_layer() -> Predictor:
     return VariationalLastLayerPredictor(
         posterior=cases.fitted("last-layer", "regression"),
         method="mean_field",
@@ -109,8 +109,8 @@ THINGS: dict[str, Any] = {
     ),
     "regression": lambda: cases.operator_case("regression").operator,
     "last-layer": lambda: cases.fitted("last-layer", "fno-outputs"),
-    "sampled last layer": _sampled,
-    "variational last layer": _variational,
+    "sampled last layer": sampled_last_layer,
+    "variational last layer": variational_last_layer,
     "updated": _updated,
     "calibrated": lambda: _calibrated("low-rank", "fno-outputs"),
     "kronecker draw": lambda: _calibrated("kronecker", "fno-2d").draw(3),

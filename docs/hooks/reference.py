@@ -12,7 +12,18 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 
-MODULES = ("active", "calibration", "curvature", "distributions", "heads", "metrics", "operators", "problems", "training")
+MODULES = (
+    "active",
+    "calibration",
+    "curvature",
+    "distributions",
+    "export",
+    "heads",
+    "metrics",
+    "operators",
+    "problems",
+    "training",
+)
 """Parts of the package that say in `__all__` what is public."""
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.checks import check_choice, check_instance, check_integer
+from probneural.contexts import outside_of_export
 from probneural.errors import GridError, ShapeError
 from probneural.fields import FieldPairs
 from probneural.grids import Grid, check_grid
@@ -203,6 +204,7 @@ def _checked_domain(domain: Grid) -> Grid:
     return domain
 
 
+@outside_of_export()
 def _check_query(query: Grid, domain: Grid) -> None:
     """Raise a GridError unless a uniform query is on the domain, or scattered points lie in it."""
     fits = query.dimension == domain.dimension

@@ -106,7 +106,7 @@ class FNO(Operator):
         hidden = self.input_normalizer(values)
         if self.embeds_position:
             position = position_embedding(where, hidden)
-            hidden = torch.cat([hidden, position.expand(len(hidden), *position.shape[1:])], dim=1)
+            hidden = torch.cat([hidden, position.expand(hidden.shape[0], *position.shape[1:])], dim=1)
         hidden = self.lift(channels_innermost(hidden))
         last = len(self.spectral) - 1
         for number, (spectral, pointwise) in enumerate(zip(self.spectral, self.pointwise, strict=True)):

@@ -75,8 +75,8 @@ class GroupedLinear(nn.Module):
             return units.inverse(self(products.flatten(1, 2).unflatten(-1, shape)))
         weighted = coefficients * (self.weight * units.scale[:, None])
         bias = (self.bias * units.scale + units.mean)[:, None]
-        if len(flat) == 1:
-            rows = torch.addmm(bias.repeat(len(coefficients), 1), weighted.flatten(0, 1), flat[0])
+        if flat.shape[0] == 1:
+            rows = torch.addmm(bias.repeat(coefficients.shape[0], 1), weighted.flatten(0, 1), flat[0])
             return rows.unflatten(0, (-1, self.channels)).unflatten(-1, shape)
         return torch.baddbmm(bias[:, None], weighted.movedim(1, 0), flat).movedim(0, 1).unflatten(-1, shape)
 

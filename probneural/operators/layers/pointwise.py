@@ -48,7 +48,7 @@ class PointwiseLinear(nn.Module):
             if self.out_channels == 1:  # the gradient of a matrix of one column is slow
                 return functions_first((torch.matmul(rows, self.weight[0]) + self.bias)[..., None])
             return functions_first(nn.functional.linear(rows, self.weight, self.bias))
-        weight, bias = self.weight.expand(len(values), -1, -1), self.bias[:, None].expand(len(values), -1, 1)
+        weight, bias = self.weight.expand(values.shape[0], -1, -1), self.bias[:, None].expand(values.shape[0], -1, 1)
         return torch.baddbmm(bias, weight, values.flatten(2)).unflatten(-1, values.shape[2:])
 
     def extra_repr(self) -> str:

@@ -101,14 +101,15 @@ class SpectralConv(nn.Module):
         for axis in reversed(range(len(sizes))):  # (*before, points * pair, inner) -> (*before, pair * frequencies, inner)
             hidden = transforms[axis].analyse(hidden.reshape(math.prod(sizes[:axis]), -1, inner))
             inner *= transforms[axis].retained
-        hidden = self._mix(hidden.reshape(2, -1, len(values), self.in_channels), None if pointwise is None else pointwise.bias)
+        bias = None if pointwise is None else pointwise.bias
+        hidden = self._mix(hidden.reshape(2, -1, values.shape[0], self.in_channels), bias)
         inner = inner // self.in_channels * self.out_channels
         for axis, transform in enumerate(transforms):
             inner //= transform.retained
             hidden = transform.synthesise(hidden.reshape(math.prod(sizes[:axis]), -1, inner))
         if pointwise is not None:
             hidden = _add_product(hidden, flat.reshape(-1, self.in_channels), pointwise.weight)
-        return functions_first(hidden.reshape(*sizes, len(values), self.out_channels))
+        return functions_first(hidden.reshape(*sizes, values.shape[0], self.out_channels))
 
     def _transforms(self, sizes: Sequence[int], endpoint: Sequence[bool] | None) -> list[TruncatedTransform]:
         has_end = [not flag for flag in self.periodic] if endpoint is None else endpoint
@@ -159,7 +160,7 @@ def _add_product(
     """
     is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     if torch.compiler.is_compiling() or is_transformed or values._is_view():
-        return torch.addmm(values.reshape(len(inputs), -1), inputs, weight.mT)
+        return torch.addmm(values.reshape(inputs.shape[0], -1), inputs, weight.mT)
     result: Tensor = _AddProduct.apply(values, inputs, weight)
     return result
 

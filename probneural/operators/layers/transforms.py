@@ -71,7 +71,7 @@ class TruncatedTransform:
         Returns:
             `(b, 2 * retained, inner)`: all real parts, then all imaginary ones.
         """
-        if self.retained <= _MATRIX_FREQUENCIES:
+        if self._is_product:
             return _product(self._matrix(values, inverse=False), values)
         if self.is_real:
             spectrum = torch.fft.rfft(self._continue(values), dim=1, norm="forward")[:, : self.modes]
@@ -90,15 +90,20 @@ class TruncatedTransform:
         Returns:
             `(b, size, inner)`, or `(b, size * 2, inner)` with pairs of real and imaginary parts.
         """
-        if self.retained <= _MATRIX_FREQUENCIES:
+        if self._is_product:
             return _product(self._matrix(coefficients, inverse=True), coefficients)
         spectrum = torch.complex(*coefficients.unflatten(1, (2, -1)).unbind(1))
         if self.is_real:
             return torch.fft.irfft(spectrum, n=self.period, dim=1, norm="forward")[:, : self.size]
-        zeros = spectrum.new_zeros(len(spectrum), self.period - self.retained, spectrum.shape[2])
+        zeros = spectrum.new_zeros(spectrum.shape[0], self.period - self.retained, spectrum.shape[2])
         full = torch.cat([spectrum[:, : self.modes], zeros, spectrum[:, self.modes :]], dim=1)
         values = torch.fft.ifft(full, dim=1, norm="forward")[:, : self.size]
         return torch.stack([values.real, values.imag], dim=2).flatten(1, 2)
+
+    @property
+    def _is_product(self) -> bool:
+        """Whether a matrix product is taken: exported programs always do, since other runtimes know no complex numbers."""
+        return self.retained <= _MATRIX_FREQUENCIES or torch.compiler.is_exporting()
 
     def _continue(self, values: Tensor) -> Tensor:
         if self.continuation == "periodic":
@@ -109,13 +114,13 @@ class TruncatedTransform:
         return torch.cat([values, mirror], dim=1)
 
     def _matrix(self, like: Tensor, *, inverse: bool) -> Tensor:
-        if torch.compiler.is_compiling():  # a tracer's tensors must not outlive the trace
+        if torch.compiler.is_dynamo_compiling():  # it cannot follow a cache
             return _matrix(self, inverse, like.dtype, like.device)
         return _remembered_matrix(self, inverse, like.dtype, like.device)
 
 
 def _product(matrix: Tensor, values: Tensor) -> Tensor:
-    return torch.bmm(matrix.expand(len(values), *matrix.shape), values)
+    return torch.bmm(matrix.expand(values.shape[0], *matrix.shape), values)
 
 
 @lru_cache(maxsize=64)

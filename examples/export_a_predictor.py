@@ -1,0 +1,38 @@
+"""Export a calibrated predictor to an ONNX file, and run it with NumPy and ONNX Runtime alone."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+import probneural as pn
+
+small = "--small" in sys.argv
+burgers = pn.problems.Burgers(viscosity=0.1)
+train = burgers.sample(32 if small else 256, resolution=64, seed=0)
+calibration = burgers.sample(32 if small else 100, resolution=64, seed=1)
+test = burgers.sample(64, resolution=64, seed=2)
+
+operator = pn.operators.FNO(1, 1, modes=(8,), width=8 if small else 32, depth=2 if small else 4, seed=0)
+pn.fit(operator, train, epochs=2 if small else 50, seed=0)
+predictor = pn.heads.LastLayerLaplace().fit(operator, train)
+predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
+
+path = Path("burgers.onnx")
+pn.export.to_onnx(predictor, path, example=test.inputs[:1])
+print(f"{path.name}: {path.stat().st_size / 1024:.0f} KB")
+
+# From here on, nothing is needed but the file, NumPy and onnxruntime.
+session = onnxruntime.InferenceSession(path)
+about = json.loads(session.get_modelmeta().custom_metadata_map["probneural"])
+print("from", about["inputs"][0]["shape"], "on", about["inputs"][0]["grid"])
+print("to", {output["name"]: output["shape"] for output in about["outputs"]})
+values = test.inputs.values.numpy()  # (n, c, *grid), any n
+mean, standard_deviation = session.run(["mean", "standard_deviation"], {"values": values})
+inside = np.abs(test.outputs.values.numpy() - mean) <= 1.96 * standard_deviation
+print(f"inside the 95 % intervals: {inside.mean():.3f}")
+
+u = predictor(test.inputs)
+print(f"largest difference from PyTorch: {np.abs(mean - u.mean.numpy()).max() / np.abs(mean).max():.0e} of the field")

@@ -1,0 +1,11 @@
+"""Export operators and calibrated predictors to files that run without this library: ONNX, torch.export and AOTInductor.
+
+A file evaluates an operator, or the mean and the standard deviation of a predictor, on a fixed grid, for any number of
+functions. It says in JSON what goes in and comes out, under the key `probneural`. PyTorch reads back the weights that
+[`save`][probneural.storage.save] writes; these files are for programs that have neither this library nor, with ONNX and
+AOTInductor, Python.
+"""
+
+from probneural.export.writing import to_aot_inductor, to_onnx, to_torch_export
+
+__all__ = ["to_aot_inductor", "to_onnx", "to_torch_export"]

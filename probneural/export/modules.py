@@ -1,0 +1,246 @@
+"""Operators and moments of predictors as modules of plain tensors on a fixed grid, which is what can be traced."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from probneural.calibration import Band
+from probneural.calibration.scale import ScaledPredictor
+from probneural.distributions import FunctionDraw, Predictor
+from probneural.errors import UnsupportedError
+from probneural.fields import takes_grid
+from probneural.grids import Grid, resample
+from probneural.heads.kernel.kernel_operator import KernelPredictor
+from probneural.heads.laplace.laplace import LaplacePredictor
+from probneural.heads.last_layer.laplace import LastLayerPredictor
+from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
+from probneural.heads.last_layer.readout import Readout
+from probneural.heads.weight_samples import WeightSampledPredictor
+
+_REASONS: dict[type, tuple[str, str]] = {
+    LaplacePredictor: (
+        "one whose variances take derivatives in the operator's weights at every input",
+        "export predictor.sampled(members, seed=0), or fit LastLayerLaplace; predictor.operator has the mean alone",
+    ),
+    KernelPredictor: (
+        "one whose moments take a Gaussian process and all its training inputs",
+        "export the operator, or predict with pn.load where this library is installed",
+    ),
+    FunctionDraw: (
+        "a function draw",
+        "export the predictor's mean and standard deviation, or draw where this library is installed",
+    ),
+    Band: (
+        "a band",
+        "export band.predictor: with modulation='std', half widths are band.quantile times the root of the squared standard "
+        "deviation plus the noise variance in the file",
+    ),
+}
+"""What cannot be exported: what it is, and what to do."""
+
+
+def moments(predictor: Predictor, grid: Grid, query: Grid, *, units: Float64[Tensor, " c"]) -> nn.Module:
+    """Return a module from input values to mean and standard deviation of a predictor, with tensors of its own.
+
+    Args:
+        predictor: What a head or a calibrator fitted.
+        grid: Where inputs live.
+        query: Where to evaluate.
+        units: Unit in which standard deviations are squared, per channel: their size, so that squares stay in range.
+
+    Raises:
+        UnsupportedError: If there is no such module.
+    """
+    if isinstance(predictor, ScaledPredictor):
+        return ScaledMoments(predictor, moments(predictor.inner, grid, query, units=units), units=units)
+    if isinstance(predictor, VariationalLastLayerPredictor):
+        return moments(predictor.posterior, grid, query, units=units)
+    if isinstance(predictor, LastLayerPredictor):
+        factor, shift = predictor.factor[0], predictor.shift
+        return LastLayerMoments(predictor.readout, grid, query, factor=factor, shift=shift, units=units)
+    if isinstance(predictor, SampledLastLayerPredictor):
+        shift = predictor.deviations.mean(0)
+        factor = (predictor.deviations - shift).movedim(0, -1) / len(predictor.deviations) ** 0.5
+        return LastLayerMoments(predictor.readout, grid, query, factor=factor, shift=shift, units=units)
+    if isinstance(predictor, WeightSampledPredictor):
+        members = [Evaluation(member, grid, query) for member in _members(predictor)]
+        return SampleMoments(members, units=units)
+    raise unsupported(predictor)
+
+
+def unsupported(thing: object) -> UnsupportedError:
+    """The error that says why a thing cannot be exported."""
+    got, remedy = _REASONS.get(type(thing), (type(thing).__name__, "export the operator, or the predictor it was made of"))
+    return UnsupportedError(
+        expected="an nn.Module, or a predictor of a last layer or of weight samples, calibrated by VarianceScale or not",
+        got=got,
+        remedy=remedy,
+    )
+
+
+class Evaluation(nn.Module):
+    """An operator on fixed grids.
+
+    Args:
+        operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; it is copied.
+        grid: Where inputs live.
+        query: Where to evaluate.
+    """
+
+    def __init__(self, operator: nn.Module, grid: Grid, query: Grid) -> None:
+        super().__init__()
+        self.operator = copy.deepcopy(operator).eval().requires_grad_(False)
+        self.grid, self.query = grid, query
+        self.takes_grid = takes_grid(operator)
+
+    def forward(self, values: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c2 *query"]:
+        """Map `(n, c, *grid)` to `(n, c', *query)`."""
+        query = None if self.query == self.grid else self.query
+        if self.takes_grid:
+            result: Tensor = self.operator(values, grid=self.grid, query=query)
+            return result
+        return resample(self.operator(values), self.grid, self.query)
+
+
+class LastLayerMoments(nn.Module):
+    """u_c(x) = sum over j of w_cj phi_j(x) with Gaussian weights: mean and standard deviation |R_c^T phi(x)|.
+
+    Pointwise moments need no correlation between channels, so a root R_c of each channel's own weights, `(f, r)` with r up to
+    f, stands for the factor.
+
+    Args:
+        readout: The operator split into features and last layer.
+        grid: Where inputs live.
+        query: Where to evaluate.
+        factor: Root of the weights' covariance, `(c, f, k)`, in physical units.
+        shift: How far the mean weights are from the trained ones, `(c, f)`, in physical units, or None.
+        units: Unit of standard deviations, `(c,)`.
+    """
+
+    roots: Tensor
+    units: Tensor
+    shift: Tensor | None
+
+    def __init__(
+        self,
+        readout: Readout,
+        grid: Grid,
+        query: Grid,
+        *,
+        factor: Float64[Tensor, "c f k"],
+        shift: Float64[Tensor, "c f"] | None,
+        units: Float64[Tensor, " c"],
+    ) -> None:
+        super().__init__()
+        like = next(readout.operator.parameters())
+        dtype, device = like.dtype.to_real(), like.device
+        self.evaluation = Evaluation(readout.operator, grid, query)
+        self.name, self.channel_axis, self.has_bias = readout.name, readout.channel_axis, readout.has_bias
+        relative = factor / units.to(factor)[:, None, None]
+        if factor.shape[2] > factor.shape[1]:
+            relative = torch.linalg.qr(relative.mT, mode="r")[1].mT
+        self.register_buffer("roots", relative.to(device, dtype))
+        self.register_buffer("units", units.to(device, dtype))
+        self.register_buffer("shift", None if shift is None else shift.to(device, dtype))
+
+    def forward(self, values: Float[Tensor, "n c *grid"]) -> tuple[Tensor, Tensor]:
+        """Map values to mean and standard deviation, `(n, c', *query)` each."""
+        caught: list[Tensor] = []
+        layer = self.evaluation.operator.get_submodule(self.name)
+        handle = layer.register_forward_hook(lambda module, arguments, output: caught.append(arguments[0]))
+        try:
+            mean = self.evaluation(values)
+        finally:
+            handle.remove()
+        features = caught[-1].movedim(self.channel_axis, 1)
+        if not self.evaluation.takes_grid:
+            features = resample(features, self.evaluation.grid, self.evaluation.query)
+        rows = features.flatten(2).mT
+        if self.shift is not None:
+            mean = mean + self._applied(rows, self.shift[..., None])[..., 0].reshape(mean.shape)
+        size = self._applied(rows, self.roots).square().sum(-1).sqrt()
+        return mean, (size * self.units[:, None]).reshape(mean.shape)
+
+    def _applied(self, rows: Float[Tensor, "n p columns"], maps: Float[Tensor, "c f r"]) -> Float[Tensor, "n c p r"]:
+        """Apply a matrix per channel to features, of which a constant one, the last, has no column in `rows`."""
+        weights = maps.movedim(0, 1)
+        bias = weights[-1].flatten() if self.has_bias else None
+        applied = nn.functional.linear(rows, weights[: rows.shape[-1]].flatten(1).mT, bias)
+        return applied.unflatten(-1, weights.shape[1:]).movedim(2, 1)
+
+
+class SampleMoments(nn.Module):
+    """Mean and standard deviation of operators, each weighing the same.
+
+    Args:
+        members: The operators on fixed grids.
+        units: Unit of standard deviations, `(c,)`.
+    """
+
+    units: Tensor
+
+    def __init__(self, members: Sequence[Evaluation], *, units: Float64[Tensor, " c"]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.register_buffer("units", units)
+
+    def forward(self, values: Float[Tensor, "n c *grid"]) -> tuple[Tensor, Tensor]:
+        """Map values to mean and standard deviation, `(n, c', *query)` each."""
+        samples = torch.stack([member(values) for member in self.members])
+        mean = samples.mean(0)
+        units = _spread(self.units, mean)
+        return mean, ((samples - mean) / units).square().mean(0).sqrt() * units
+
+
+class ScaledMoments(nn.Module):
+    """Mean, and the root of a v + b n less the measurement noise: what `VarianceScale` makes of another predictor's moments.
+
+    Args:
+        predictor: The calibrated predictor.
+        inner: Moments of what it wraps.
+        units: Unit of standard deviations, `(c,)`.
+    """
+
+    factor: Tensor
+    variance: Tensor
+    units: Tensor
+
+    def __init__(self, predictor: ScaledPredictor, inner: nn.Module, *, units: Float64[Tensor, " c"]) -> None:
+        super().__init__()
+        self.inner = inner
+        parts = predictor.decomposition
+        scale, variance = predictor.scale * parts.root_fraction, torch.zeros_like(predictor.scale)
+        if parts.process is not None:  # what is not shared belongs to each function: the pointwise variance is that of both
+            noise, inner_noise = (part.detach().to(variance) for part in (predictor.noise, predictor.inner.noise))
+            scale, variance = predictor.scale, (predictor.noise_scale * inner_noise - noise).clamp_min(0.0)
+        self.register_buffer("factor", scale.sqrt() / units.to(scale))
+        self.register_buffer("variance", variance / units.to(scale).square())
+        self.register_buffer("units", units)
+
+    def forward(self, values: Float[Tensor, "n c *grid"]) -> tuple[Tensor, Tensor]:
+        """Map values to mean and standard deviation, `(n, c', *query)` each."""
+        mean, deviation = self.inner(values)
+        factor, variance, units = (_spread(numbers, mean) for numbers in (self.factor, self.variance, self.units))
+        return mean, ((deviation * factor).square() + variance).sqrt() * units
+
+
+def _members(predictor: WeightSampledPredictor) -> list[nn.Module]:
+    """The operators of an ensemble, one by one."""
+    members = []
+    for number, vector in enumerate(predictor.vectors):
+        member = copy.deepcopy(predictor.operator)
+        state = predictor.layout.unflatten(vector) | {name: rows[number] for name, rows in predictor.buffers.items()}
+        for name, tensor in [*member.named_parameters(), *member.named_buffers()]:
+            if name in state:
+                tensor.data = state[name].detach().clone()
+        members.append(member)
+    return members
+
+
+def _spread(numbers: Float[Tensor, " c"], values: Tensor) -> Tensor:
+    return numbers.to(values).reshape(-1, *(1,) * (values.ndim - 2))

@@ -1,0 +1,280 @@
+"""Traces: an operator or a predictor as a program of tensor operations, with a batch of any size."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from probneural.checks import check_finite
+from probneural.contexts import undisturbed
+from probneural.distributions import FunctionDraw, Predictor
+from probneural.errors import DataError, ProbneuralError, UnsupportedError
+from probneural.export.error_function import decompositions
+from probneural.export.modules import Evaluation, moments, unsupported
+from probneural.fields import Field, check_field, evaluate, power_of_two
+from probneural.grids import Grid, check_grid
+from probneural.threads import AUTOGRAD_STATE
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+KEY = "probneural"
+"""Of what files say about themselves."""
+_BATCH = 3
+"""Functions in a trace: PyTorch takes a batch of one, or of none, for a constant."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Program:
+    """What is written to files.
+
+    Attributes:
+        exported: The traced program.
+        example: Input values that it was traced with, `(3, c, *grid)`.
+        expected: What the operator or predictor itself makes of them.
+        outputs: Names of the outputs.
+        description: What the file says about itself.
+    """
+
+    exported: ExportedProgram
+    example: Tensor
+    expected: tuple[Tensor, ...]
+    outputs: tuple[str, ...]
+    description: Mapping[str, Any]
+
+    @property
+    def metadata(self) -> str:
+        """The description as JSON."""
+        return json.dumps(self.description)
+
+    def check(self, run: Callable[[Tensor], Sequence[Tensor]]) -> None:
+        """Compare what a file computes with what it stands for, for one function and for several.
+
+        Raises:
+            UnsupportedError: If they differ by more than rounding explains.
+        """
+        limit = torch.finfo(self.example.dtype).eps ** 0.5
+        for count in (1, len(self.example)):
+            for name, found, wanted in zip(self.outputs, run(self.example[:count]), self.expected, strict=True):
+                right = wanted[:count]
+                size = wanted.abs().movedim(1, 0).flatten(1).amax(1).reshape(-1, *(1,) * (right.ndim - 2))
+                error = (found.to(right) - right).abs() / size.clamp_min(torch.finfo(size.dtype).tiny)
+                if not bool((error <= limit).all()):
+                    raise UnsupportedError(
+                        expected=f"a file that gives PyTorch's {name} to {limit:.0e} of its largest value",
+                        got=f"a difference of {float(error.max()):.1e} for {count} functions",
+                        remedy="export a module that draws no random numbers, and whose operations do not depend on values or "
+                        "on the number of functions",
+                    )
+
+
+@undisturbed()
+@torch.no_grad()
+def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, is_for_onnx: bool = False) -> Program:
+    """Trace an operator or a predictor on the grid of an example.
+
+    What depends on no input, transforms and trunk networks for example, is computed here and kept as numbers.
+
+    Args:
+        thing: An operator, which is traced in evaluation mode, or a predictor; it is not changed.
+        example: Input functions, at least one, of which the grid counts; of any values that the operator takes.
+        query: Where to evaluate; the example's grid by default.
+        is_for_onnx: Whether the program is for ONNX: on the CPU, and in double precision without the error function.
+
+    Raises:
+        UnsupportedError: If it is something else, or PyTorch cannot trace it.
+        DataError: If there is no function in the example, or it is not finite.
+        GridError: If it lives on another domain than the training inputs, or the query is no grid.
+    """
+    if not isinstance(thing, nn.Module | Predictor) or isinstance(thing, FunctionDraw):
+        raise unsupported(thing)
+    if not len(check_field(example, "example")):
+        raise DataError(expected="an example of one function or more", got="none", remedy="give test.inputs[:1]")
+    check_finite(example.values, "example")
+    where = example.grid if query is None else check_grid(query, "query")
+    inputs = example[torch.arange(_BATCH) % len(example)]
+    with quiet():
+        module, inputs, expected, outputs = _prepared(thing, inputs, where)
+        if is_for_onnx:
+            module, inputs = module.cpu(), inputs.to("cpu")
+        target = next((tensor.device for tensor in module.state_dict().values()), inputs.device)
+        values = inputs.values.detach().to(target)
+        table = decompositions() if is_for_onnx and values.dtype == torch.float64 else {}
+        folded = fold_constants(_functional(_exported(module, values), table))
+        exported = _exported(folded, torch.zeros_like(values))  # PyTorch's files hold the values of a trace
+    description = {
+        "version": version(KEY),
+        "inputs": [_array("values", values, example.grid)],
+        "outputs": [_array(name, tensor, where) for name, tensor in zip(outputs, expected, strict=True)],
+        "noise": thing.noise.tolist() if isinstance(thing, Predictor) else None,
+    }
+    program = Program(
+        exported=exported,
+        example=values,
+        expected=tuple(tensor.to(target) for tensor in expected),
+        outputs=outputs,
+        description=description,
+    )
+    module = exported.module(check_guards=False)
+    program.check(lambda batch: _as_tuple(module(batch)))
+    return program
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep other threads from tracing, and back what PyTorch's exporters say of their own parts; errors stay."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    with AUTOGRAD_STATE, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def _prepared(
+    thing: nn.Module | Predictor, inputs: Field, query: Grid
+) -> tuple[nn.Module, Field, tuple[Tensor, ...], tuple[str, ...]]:
+    """A module of plain tensors, inputs of its dtype, what is expected of it, and the names of that."""
+    if isinstance(thing, Predictor):
+        units = torch.ones(thing.out_channels, dtype=torch.float64)
+        moments(thing, inputs.grid, query, units=units)  # the reason why not, before anything is evaluated
+        u = thing(inputs, query)
+        deviation = u.standard_deviation
+        units = power_of_two(deviation.detach().to("cpu", torch.float64).movedim(1, 0).flatten(1).amax(1))
+        module = moments(thing, inputs.grid, query, units=units)
+        return module, inputs.to(thing.dtype).to(thing.device), (u.mean, deviation), ("mean", "standard_deviation")
+    evaluation = Evaluation(thing, inputs.grid, query)
+    like = next((tensor for tensor in evaluation.parameters() if tensor.is_floating_point() or tensor.is_complex()), None)
+    if like is not None:
+        inputs = inputs.to(like.dtype.to_real()).to(like.device)
+    return evaluation, inputs, (evaluate(evaluation.operator, inputs, query),), ("output",)
+
+
+def _exported(module: nn.Module, values: Tensor) -> ExportedProgram:
+    """Trace with a batch of any size.
+
+    Raises:
+        UnsupportedError: If PyTorch cannot.
+    """
+    from torch.export import Dim, export
+
+    try:
+        program = export(module, (values,), dynamic_shapes=({0: Dim("n", min=1)},), strict=False)
+    except ProbneuralError:
+        raise
+    except Exception as error:  # torch.export raises errors of a dozen kinds
+        raise UnsupportedError(
+            expected="a module that torch.export can trace with a batch of any size",
+            got=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            remedy="its Python code may not depend on values, nor take the batch for a number: values.shape[0] is a size, "
+            "len(values) a constant",
+        ) from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # files would say where this library lies on this machine
+    return program
+
+
+def _functional(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
+    """Write operations in place as ones that change nothing, and those of a table as it says.
+
+    Raises:
+        UnsupportedError: If the module changes its own buffers.
+    """
+    program = program.run_decompositions(table)
+    if program.graph_signature.buffers_to_mutate:
+        raise UnsupportedError(
+            expected="a module that changes no buffer in evaluation mode",
+            got=", ".join(program.graph_signature.buffers_to_mutate.values()),
+            remedy="keep no running state, or update it in training mode only",
+        )
+    return program
+
+
+def fold_constants(program: ExportedProgram) -> fx.GraphModule:
+    """Replace all operations that depend on no input by their results.
+
+    Numbers beside tensors of double precision become tensors too: ONNX files would hold them in single precision.
+    """
+    module: fx.GraphModule = program.module(check_guards=False)
+    known: dict[fx.Node, Any] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            known[node] = _attribute(module, node.target)
+        elif node.op == "call_function" and all(argument in known for argument in node.all_input_nodes):
+            arguments, settings = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*arguments, **settings)
+    for node, value in known.items():
+        is_used = any(user not in known for user in node.users)
+        if node.op == "call_function" and is_used and isinstance(value, Tensor):
+            constant = _constant(module, value.detach().clone(memory_format=torch.contiguous_format), before=node)
+            node.replace_all_uses_with(constant, delete_user_cb=lambda user: user not in known)
+    for node in module.graph.nodes:
+        if node not in known and _is_double(node) and isinstance(node.target, torch._ops.OpOverload):
+            takes_tensor = [isinstance(argument.type, torch.TensorType) for argument in node.target._schema.arguments]
+            for place, argument in enumerate(node.args):
+                if isinstance(argument, float) and takes_tensor[place]:
+                    number = torch.tensor(argument, dtype=torch.float64, device=node.meta["val"].device)
+                    node.update_arg(place, _constant(module, number, before=node))
+    for node in reversed(module.graph.nodes):
+        if node in known and not node.users:
+            module.graph.erase_node(node)
+    module.recompile()
+    module.delete_all_unused_submodules()
+    return module
+
+
+def _constant(module: fx.GraphModule, value: Tensor, *, before: fx.Node) -> fx.Node:
+    name = f"constant_{sum(1 for _ in module.buffers())}"
+    module.register_buffer(name, value)
+    with module.graph.inserting_before(before):
+        return module.graph.get_attr(name)
+
+
+def _is_double(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype == torch.float64
+
+
+def _attribute(module: nn.Module, path: str) -> Any:
+    *parents, name = path.split(".")
+    for parent in parents:
+        module = getattr(module, parent)
+    return getattr(module, name)
+
+
+def _as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else result
+
+
+def _array(name: str, values: Tensor, grid: Grid) -> dict[str, Any]:
+    """What a file says about an input or an output."""
+    return {
+        "name": name,
+        "shape": ["n", *values.shape[1:]],
+        "dtype": str(values.dtype).removeprefix("torch."),
+        "grid": _described(grid),
+    }
+
+
+def _described(grid: Grid) -> dict[str, Any]:
+    if not grid.is_uniform:
+        return {"points": grid.points.tolist()}
+    return {
+        "shape": grid.shape,
+        "origin": [axis.origin for axis in grid.axes],
+        "lengths": grid.lengths,
+        "periodic": grid.periodic,
+        "endpoint": grid.endpoint,
+    }

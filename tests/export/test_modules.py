@@ -1,0 +1,126 @@
+"""Modules of plain tensors beside the predictors that they stand for; nothing is traced here."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from probneural.calibration import VarianceScale
+from probneural.distributions import Predictor
+from probneural.errors import UnsupportedError
+from probneural.export.modules import moments
+from probneural.fields import Field, FieldPairs
+from probneural.grids import Grid
+from probneural.heads import LastLayerLaplace
+from tests.heads import cases
+from tests.test_storage_structure import sampled_last_layer, variational_last_layer
+
+FOREIGN = ("conv", "channels-last", "complex", "denormalised", "no-bias")
+OPERATORS = ("fno-1d", "fno-outputs", "fno-ends", "fno-2d", "deeponet", "pod-deeponet", "regression", *FOREIGN)
+
+
+def compare(predictor: Predictor, inputs: Field, query: Grid | None = None, *, tolerance: float = 1e-12) -> None:
+    u = predictor(inputs, query)
+    ones = torch.ones(predictor.out_channels, dtype=torch.float64)
+    for units in (ones, 2.0 ** torch.arange(-3.0, predictor.out_channels - 3.0, dtype=torch.float64)):
+        module = moments(predictor, inputs.grid, inputs.grid if query is None else query, units=units)
+        for found, expected in zip(module(inputs.values), (u.mean, u.standard_deviation), strict=True):
+            assert found.shape == expected.shape
+            scale = expected.abs().movedim(1, 0).flatten(1).amax(1)
+            error = (found - expected).abs().movedim(1, 0).flatten(1).amax(1)
+            assert bool((error <= tolerance * scale).all())
+        assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_last_layers(operator: str) -> None:
+    compare(cases.fitted("last-layer", operator), cases.operator_case(operator).inputs)
+
+
+@pytest.mark.parametrize("operator", ["fno-2d", "deeponet", "conv"])
+def test_queries(operator: str) -> None:
+    inputs = cases.operator_case(operator).inputs
+    compare(cases.fitted("last-layer", operator), inputs, inputs.grid.resized([size + 3 for size in inputs.grid.shape]))
+    points = Grid.scattered(inputs.grid.points[:5] + 0.01, torch.ones(5))
+    compare(cases.fitted("last-layer", operator), inputs, points)
+
+
+def test_moved_means() -> None:
+    case = cases.operator_case("fno-outputs")
+    moved = LastLayerLaplace(moves_mean=True, noise=1e-4).fit(case.operator, case.data)
+    assert moved.shift is not None
+    compare(moved, case.inputs)
+    compare(cases.fitted("last-layer", "fno-outputs").update(case.data[:2]), case.inputs)
+
+
+def test_draws_and_variational_posteriors() -> None:
+    compare(sampled_last_layer(), cases.operator_case("fno-outputs").inputs)
+    compare(variational_last_layer(), cases.operator_case("regression").inputs)
+
+
+@pytest.mark.parametrize("operator", ["fno-1d", "conv", "complex"])
+def test_ensembles(operator: str) -> None:
+    ensemble = cases.fitted("deep-ensemble", operator)
+    compare(ensemble, cases.operator_case(operator).inputs)
+    compare(cases.fitted("diagonal", operator).sampled(3, seed=1), cases.operator_case(operator).inputs)
+    assert all(parameter.grad is None for parameter in ensemble.operator.parameters())
+
+
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+@pytest.mark.parametrize(("head", "operator"), [("last-layer", "fno-outputs"), ("deep-ensemble", "fno-1d")])
+def test_scales(head: str, operator: str, noise: float, separate: bool) -> None:
+    case = cases.operator_case(operator)
+    scaled = VarianceScale(separate=separate, noise=noise).fit(cases.fitted(head, operator), case.data)
+    compare(scaled, case.inputs)
+
+
+def test_scales_without_a_discrepancy() -> None:
+    case = cases.operator_case("fno-outputs")
+    scaled: Any = VarianceScale().fit(cases.fitted("last-layer", "fno-outputs"), case.data)
+    parts = replace(scaled.decomposition, process=None, root_fraction=torch.tensor([1.0, 0.5], dtype=torch.float64))
+    bare = type(scaled)(
+        scaled.inner,
+        scaled.scale,
+        noise_scale=scaled.noise_scale,
+        decomposition=parts,
+        noise=scaled.noise,
+        calibrated_on=scaled.calibrated_on,
+    )
+    assert bare(case.inputs).discrepancy is None
+    compare(bare, case.inputs)
+
+
+def test_squares_stay_in_range() -> None:
+    """Standard deviations of 1e-30, whose squares single precision does not hold."""
+    case = cases.operator_case("fno-1d")
+    inputs, outputs = case.data.inputs.to(torch.float32), case.data.outputs.values.float() * 1e-30
+    operator = Tiny(copy.deepcopy(case.operator).float())
+    data = FieldPairs(inputs, Field(outputs, case.data.outputs.grid))
+    predictor = LastLayerLaplace(readout="operator.readout").fit(operator, data)
+    deviation = predictor(inputs).standard_deviation
+    assert 0.0 < float(deviation.amax()) < 1e-25
+    module = moments(predictor, inputs.grid, inputs.grid, units=deviation.amax().double()[None])
+    assert torch.allclose(module(inputs.values)[1], deviation, rtol=1e-4, atol=0.0)
+
+
+class Tiny(nn.Module):
+    def __init__(self, operator: nn.Module) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.operator(values) * 1e-30
+
+
+def test_all_layers_are_refused_by_name() -> None:
+    predictor = cases.fitted("full", "fno-1d")
+    grid = cases.PERIODIC
+    for thing in (predictor, VarianceScale().fit(predictor, cases.operator_case("fno-1d").data)):
+        with pytest.raises(UnsupportedError, match=r"derivatives in the operator's weights.*export predictor.sampled"):
+            moments(thing, grid, grid, units=torch.ones(1, dtype=torch.float64))
