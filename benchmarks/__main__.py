@@ -5,11 +5,31 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import acquisition_cost, active, bo, curvature, exact, export, gold, laplace, low_data, published, speed, tables
+from benchmarks import (
+    acquisition_cost,
+    active,
+    bo,
+    chains,
+    curvature,
+    exact,
+    export,
+    gold,
+    laplace,
+    low_data,
+    published,
+    speed,
+    tables,
+)
 from probneural.errors import ProbneuralError
 
 LOCAL = Path(__file__).parent / "results" / "local"
-TIMED = {"acquisition": acquisition_cost.main, "curvature": curvature.main, "export": export.main, "laplace": laplace.main}
+TIMED = {
+    "acquisition": acquisition_cost.main,
+    "chains": chains.main,
+    "curvature": curvature.main,
+    "export": export.main,
+    "laplace": laplace.main,
+}
 """Benchmarks that measure time, one thing after another."""
 SPREAD = {"gold": gold.main, "low-data": low_data.main, "published": published.main}
 """Benchmarks that spread over worker processes."""
@@ -45,6 +65,7 @@ def main() -> None:
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
     for name, help_text in (
         ("acquisition", "seconds and memory of an information gain with its gradient; minutes"),
+        ("chains", "posteriors over all layers in training epochs: fit, calibrate, score; minutes"),
         ("curvature", "cost of curvature products, beside other libraries where they are installed; minutes"),
         ("laplace", "Laplace structures: accuracy, evidence, speed and memory; about 10 minutes"),
         ("low-data", "heads where training functions are few; about 15 minutes"),

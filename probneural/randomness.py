@@ -90,6 +90,8 @@ PURPOSES: Final = MappingProxyType(
         "benchmark recipe": "seed of a recipe, per round and member",
         "timed inputs": "inputs, outputs and vectors of networks that are only timed",
         "speed inputs": "inputs and targets of operators whose speed is compared with that of peers",
+        "chains data": "training, calibration and test functions of posteriors whose cost is counted in epochs",
+        "chains network": "weights of convolutional networks among them",
         "export inputs": "inputs of exported predictors, and functions they are fitted to",
         "tried inputs": "inputs and outputs of networks that only have to work",
         "low-data functions": "seed of the functions of the low-data benchmark, per part",
