@@ -104,6 +104,13 @@ def test_unresolved_frequencies_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("closed", [True, False], ids=["with end", "without end"])
+def test_periodic_continuation_closes_axes_with_ends(closed: bool) -> None:
+    conv = SpectralConv(2, 3, modes=(3, 4), periodic=(True, False), continuation="periodic").double()
+    values = noise(2, 2, 8, 9)
+    torch.testing.assert_close(conv(values, endpoint=(False, closed)), dense(conv, values), atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["with end", "without end"])
 def test_even_continuation_multiplies_cosines(closed: bool) -> None:
     """On cosines about the point of reflection, real weights act mode by mode, with no periodic jump."""
     conv = layer(4, channels=(1, 1), periodic=False)

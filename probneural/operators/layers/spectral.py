@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_flag, check_integer
+from probneural.checks import check_choice, check_flag, check_integer
 from probneural.errors import ResolutionError
 from probneural.grids import per_axis
 from probneural.operators.checks import check_input, check_modes
 from probneural.operators.layers.layout import functions_first, grid_first
 from probneural.operators.layers.pointwise import PointwiseLinear
 from probneural.operators.layers.transforms import Continuation, TruncatedTransform
+
+Ends = Literal["even", "periodic"]
+"""How an axis that is not periodic goes on beyond its ends."""
 
 
 class SpectralConv(nn.Module):
@@ -28,7 +31,9 @@ class SpectralConv(nn.Module):
     layer is the same operator on every grid that resolves its input. All arithmetic is real.
 
     An axis that is not periodic is continued evenly beyond its ends, which keeps a continuous function continuous; its modes
-    then count half periods of the domain. On a grid with both end points the mirror stands there, on every grid alike. On
+    then count half periods of the domain. Continued periodically instead, as other libraries do, it jumps where its ends
+    meet, and one period is as many steps as there are points, so that on a grid with both end points the operator changes
+    with the grid. With even continuation, on a grid with both end points the mirror stands there, on every grid alike. On
     one without its right end it has to stand half a step beyond the outer points, so that the operator changes with the
     grid, by the order of one step.
 
@@ -37,13 +42,15 @@ class SpectralConv(nn.Module):
         out_channels: Channels of the output.
         modes: m per axis.
         periodic: Whether each axis is periodic.
+        continuation: How axes that are not periodic go on, `"even"` or `"periodic"`.
 
     Attributes:
         weight: Real pairs, `(*retained, in_channels, out_channels, 2)`, dimensionless. The last axis retains k = 0 ... m - 1,
             each other axis k = 0 ... m - 1, -(m - 1) ... -1; the imaginary part at k = 0 of a real field has no effect.
 
     Raises:
-        ArgumentError: If a size is not a positive integer, or there is not one periodic flag per axis.
+        ArgumentError: If a size is not a positive integer, there is not one periodic flag per axis, or the continuation is
+            another word.
 
     Reference:
         Li et al. (2021), Fourier neural operator for parametric partial differential equations, section 4. Deviations: real
@@ -54,13 +61,20 @@ class SpectralConv(nn.Module):
     """One complex matrix per frequency, held as real pairs: what curvature needs to know of the layer."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, modes: Sequence[int], periodic: Sequence[bool] | bool = True
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        modes: Sequence[int],
+        periodic: Sequence[bool] | bool = True,
+        continuation: Ends = "even",
     ) -> None:
         super().__init__()
         self.in_channels = check_integer(in_channels, "in_channels")
         self.out_channels = check_integer(out_channels, "out_channels")
         self.modes = check_modes(modes)
         self.periodic = per_axis(periodic, len(self.modes), "periodic", check_flag)
+        self.continuation = check_choice(continuation, get_args(Ends), "continuation")
         retained = (*(2 * mode - 1 for mode in self.modes[:-1]), self.modes[-1])
         self.weight = nn.Parameter(torch.empty(*retained, self.in_channels, self.out_channels, 2))
         self.reset_parameters()
@@ -114,7 +128,8 @@ class SpectralConv(nn.Module):
         has_end = [not flag for flag in self.periodic] if endpoint is None else endpoint
         transforms: list[TruncatedTransform] = []
         for size, mode, is_periodic, closed in zip(sizes, self.modes, self.periodic, has_end, strict=True):
-            continuation: Continuation = "periodic" if is_periodic else "about the end" if closed else "beyond the end"
+            closes = is_periodic or self.continuation == "periodic"
+            continuation: Continuation = "periodic" if closes else "about the end" if closed else "beyond the end"
             is_last = len(transforms) == len(sizes) - 1
             transforms.append(TruncatedTransform(size, mode, continuation=continuation, is_real=is_last))
         return transforms
@@ -147,7 +162,7 @@ class SpectralConv(nn.Module):
 
     def extra_repr(self) -> str:
         """Channels and modes, for printing."""
-        return f"{self.in_channels}, {self.out_channels}, modes={self.modes}, periodic={self.periodic}"
+        return f"{self.in_channels}, {self.out_channels}, modes={self.modes}, periodic={self.periodic}, {self.continuation}"
 
 
 def _add_product(
