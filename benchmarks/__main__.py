@@ -5,13 +5,26 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import acquisition_cost, active, bo, curvature, exact, gold, laplace, low_data, published, speed, tables
+from benchmarks import (
+    accuracy,
+    acquisition_cost,
+    active,
+    bo,
+    curvature,
+    exact,
+    gold,
+    laplace,
+    low_data,
+    published,
+    speed,
+    tables,
+)
 from probneural.errors import ProbneuralError
 
 LOCAL = Path(__file__).parent / "results" / "local"
 TIMED = {"acquisition": acquisition_cost.main, "curvature": curvature.main, "laplace": laplace.main}
 """Benchmarks that measure time, one thing after another."""
-SPREAD = {"gold": gold.main, "low-data": low_data.main, "published": published.main}
+SPREAD = {"accuracy": accuracy.main, "gold": gold.main, "low-data": low_data.main, "published": published.main}
 """Benchmarks that spread over worker processes."""
 
 
@@ -44,6 +57,7 @@ def main() -> None:
     run.add_argument("--output", type=Path, default=LOCAL, help="folder for bo.json, bo.png and finished runs")
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
     for name, help_text in (
+        ("accuracy", "an FNO's continuations beyond boundaries, beside a kernel method at equal time; about 10 minutes"),
         ("acquisition", "seconds and memory of an information gain with its gradient; minutes"),
         ("curvature", "cost of curvature products, beside other libraries where they are installed; minutes"),
         ("laplace", "Laplace structures: accuracy, evidence, speed and memory; about 10 minutes"),

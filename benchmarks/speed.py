@@ -218,8 +218,8 @@ def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
         notes=[
             f"{device}, {threads} threads. Milliseconds are medians of {rounds} rounds in which each library runs once, "
             "quartiles in brackets; float32. A step is a forward evaluation, the mean squared error, its gradient and AdamW",
-            "peers: neuraloperator's FNO with the weights of ours, and deepxde's DeepONetCartesianProd, with GELU and as many weights "
-            "but for biases",
+            "peers: neuraloperator's FNO with the weights of ours, and deepxde's DeepONetCartesianProd with GELU and as many "
+            "weights but for biases",
             "roofline: time of a forward evaluation over the least that the machine's best matrix product "
             f"({peaks[0] / 1e9:.0f} GFLOP/s, 2,048 x 2,048) and copy ({peaks[1] / 1e9:.1f} GB/s, 256 MB) allow for our "
             "operations and bytes, whichever is slower",

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import jvp, vmap
 
+import probneural as pn
 from probneural.errors import ArgumentError, ResolutionError, ShapeError
 from probneural.grids import Grid, resample
 from probneural.operators import PointwiseLinear, SpectralConv
@@ -123,6 +124,37 @@ def test_even_continuation_multiplies_cosines(closed: bool) -> None:
         waves = torch.stack([torch.cos(math.pi * k * turn) for k in range(6)])[:, None]
         expected = torch.cat([gains, gains.new_zeros(2)])[:, None, None] * waves
         torch.testing.assert_close(conv(waves, endpoint=(closed,)), expected, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("count", [4, 70], ids=["matrices", "fast transforms"])
+@pytest.mark.parametrize("closed", [True, False], ids=["with end", "without end"])
+def test_odd_continuation_multiplies_sines(closed: bool, count: int) -> None:
+    """On sines about the point of reflection, likewise; a value on that point has no effect."""
+    conv = SpectralConv(1, 1, modes=(count,), periodic=False, continuation="odd").double()
+    with torch.no_grad():
+        conv.weight[..., 1] = 0.0
+    gains = conv.weight.detach()[:, 0, 0, 0]
+    for size in (count + 3, count + 4, 2 * count + 5):
+        number = torch.arange(size, dtype=torch.float64)
+        turn = number / (size - 1 if closed else size)
+        waves = torch.stack([torch.sin(math.pi * k * turn) for k in range(1, count + 2)])[:, None]
+        expected = torch.cat([gains[1:], gains.new_zeros(2)])[:, None, None] * waves
+        torch.testing.assert_close(conv(waves, endpoint=(closed,)), expected, atol=1e-12, rtol=0)
+        waves[..., [0, -1] if closed else [0]] = 7.0
+        torch.testing.assert_close(conv(waves, endpoint=(closed,)), expected, atol=1e-12, rtol=0)
+
+
+def test_odd_continuation_solves_poisson_with_walls() -> None:
+    """Along both axes: the eigenvalues of the Laplacian as weights give what vanishes on the boundary."""
+    problem = pn.problems.Helmholtz(1e-9, random_field=pn.problems.GaussianRandomField(2, 5, boundary="dirichlet"))
+    sources = problem.sample_inputs(2, resolution=17, seed=0, dtype=torch.float64)
+    conv = SpectralConv(1, 1, modes=(6, 6), periodic=False, continuation="odd").double()
+    squares = [torch.tensor([*range(6), *range(-5, 0)]), torch.arange(6)]
+    eigenvalues = math.pi**2 * (squares[0][:, None].double().square() + squares[1].double().square())
+    with torch.no_grad():
+        conv.weight.zero_()
+        conv.weight[..., 0, 0, 0] = torch.where(eigenvalues == 0.0, 0.0, 1.0 / eigenvalues)
+        torch.testing.assert_close(conv(sources.values), problem.solve(sources).values, atol=1e-12, rtol=1e-9)
 
 
 def test_even_continuation_with_complex_weights_is_the_wave_moved() -> None:
