@@ -14,7 +14,7 @@ from torch.func import jvp, vmap
 import probneural as pn
 from probneural.errors import ArgumentError, ResolutionError, ShapeError
 from probneural.grids import Grid, resample
-from probneural.operators import PointwiseLinear, SpectralConv
+from probneural.operators import FNO, PointwiseLinear, SpectralConv
 from probneural.threads import copy_for_call
 from tests.helpers import normal
 
@@ -332,3 +332,18 @@ def test_bad_arguments_are_refused() -> None:
     for shape in ((1, 2, 8), (1, 3, 8, 8), (2, 8, 8)):
         with pytest.raises(ShapeError, match="expected values of shape \\(n, 2, points, points\\)"):
             layer(2, 2)(noise(*shape))
+
+
+def test_alternating_blocks_begin_oddly() -> None:
+    """By definition, and seen in what they compute: without the pointwise layers, values on the mirrors have no effect."""
+    operator = FNO(
+        1, 1, modes=(3,), width=2, depth=3, projection=2, periodic=False, continuation="alternating", seed=0
+    ).double()
+    assert [layer.continuation for layer in operator.spectral] == ["odd", "even", "odd"]
+    with torch.no_grad():
+        for layer in operator.pointwise:
+            layer.weight.zero_()
+    values = noise(1, 1, 9)
+    changed = values.clone()
+    changed[..., [0, -1]] += 1.0
+    torch.testing.assert_close(operator(values), operator(changed), atol=1e-14, rtol=0)
