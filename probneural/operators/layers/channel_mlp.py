@@ -24,7 +24,7 @@ class ChannelMLP(nn.Module):
         ArgumentError: If a number of channels is not a positive integer.
 
     Reference:
-        Kossaifi et al. (2024), Multi-grid tensorized Fourier neural operator for high-resolution PDEs, section 3.2.
+        Kossaifi et al. (2024), Multi-grid tensorized Fourier neural operator for high-resolution PDEs.
 
     Examples:
         >>> layer = ChannelMLP(3, 2)
