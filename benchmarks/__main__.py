@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks import (
+    accuracy,
     acquisition_cost,
     active,
     bo,
@@ -31,7 +32,7 @@ TIMED = {
     "laplace": laplace.main,
 }
 """Benchmarks that measure time, one thing after another."""
-SPREAD = {"gold": gold.main, "low-data": low_data.main, "published": published.main}
+SPREAD = {"accuracy": accuracy.main, "gold": gold.main, "low-data": low_data.main, "published": published.main}
 """Benchmarks that spread over worker processes."""
 
 
@@ -64,6 +65,7 @@ def main() -> None:
     run.add_argument("--output", type=Path, default=LOCAL, help="folder for bo.json, bo.png and finished runs")
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
     for name, help_text in (
+        ("accuracy", "an FNO's continuations beyond boundaries, beside a kernel method at equal time; about 10 minutes"),
         ("acquisition", "seconds and memory of an information gain with its gradient; minutes"),
         ("chains", "posteriors over all layers in training epochs: fit, calibrate, score; minutes"),
         ("curvature", "cost of curvature products, beside other libraries where they are installed; minutes"),

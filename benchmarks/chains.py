@@ -17,7 +17,7 @@ import probneural as pn
 from benchmarks import sections
 from probneural.heads import Kronecker, LowRank
 from probneural.heads.laplace.structures.base import Structure
-from probneural.randomness import stream_seed
+from probneural.randomness import seeded, stream_seed
 
 EPOCHS = 40
 """Epochs that an operator is trained for; the median of one's time counts."""
@@ -94,13 +94,12 @@ def chains(*, small: bool) -> list[Chain]:
     ]
     if not small:
         return found
-    return [replace(found[0], resolution=32, train=8, structure=LowRank(rank=2), scaled=4, scored=2)]
+    return [replace(found[0], train=8, structure=LowRank(rank=2), scaled=4, scored=2)]
 
 
 def _seeded(kind: type[nn.Module], width: int) -> Callable[[int], nn.Module]:
     def build(seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream_seed(seed, "chains network"))
+        with seeded(seed, "chains network"):
             return kind(2, width)
 
     return build

@@ -80,7 +80,7 @@ def cases() -> list[Case]:
     """The problems of the full run; those of the default run say so."""
     problems = pn.problems
     walls = {"embeds_position": True}
-    plane = {"width": 16, "projection": 32}
+    plane = {"width": 16, "projection": 32, "continuation": "alternating"}
 
     def line(problem: pn.problems.Problem, points: int, *, rate: float = 1e-3, **options: Any) -> Case:
         """A problem in one dimension; the DeepONet's learning rate was chosen by validation error."""

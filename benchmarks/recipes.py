@@ -102,8 +102,9 @@ def own_data(train: pn.FieldPairs) -> list[Recipe]:
     cap = {1: 16, 2: 12, 3: 8}[grid.dimension]
     modes = tuple(min(cap, (size + 1) // 2) for size in grid.shape)
     walls = not all(grid.periodic)
+    options: dict[str, Any] = {"width": 32} if grid.dimension == 1 else {"width": 16, "continuation": "alternating"}
     epochs = max(20, min(200, math.ceil(30_000 / len(train))))
     return [
-        fno(*modes, epochs=epochs, width=32 if grid.dimension == 1 else 16, embeds_position=walls),
+        fno(*modes, epochs=epochs, embeds_position=walls, **options),
         deeponet(epochs=2 * epochs),
     ]

@@ -51,30 +51,20 @@ class Fourier:
         grid = " x ".join(map(str, self.shape))
         return f"{self.batch} functions, {grid} points, {self.width} channels, {self.modes[0]} modes"
 
-    def ours(self) -> nn.Module:
-        """Build ours."""
+    def ours(self) -> pn.operators.FNO:
+        """Build ours, with two activations between blocks: neuraloperator's blocks without a pointwise network have two."""
         return pn.operators.FNO(
-            1, 1, modes=self.modes, width=self.width, depth=self.depth, projection=self.projection, seed=0
+            1, 1, modes=self.modes, width=self.width, depth=self.depth, projection=self.projection, channel_mlp=0, seed=0
         ).train()
 
     def peer(self) -> nn.Module:
-        """Build neuraloperator's with as many weights: it stores n frequencies of an axis, and n // 2 + 1 of the last."""
+        """Build neuraloperator's with the weights of ours."""
         os.environ.setdefault("WANDB_MODE", "disabled")
         from neuralop.models import FNO
 
-        model: nn.Module = FNO(
-            n_modes=(*(2 * mode - 1 for mode in self.modes[:-1]), 2 * self.modes[-1] - 2),
-            in_channels=1,
-            out_channels=1,
-            hidden_channels=self.width,
-            n_layers=self.depth,
-            lifting_channel_ratio=0,
-            projection_channel_ratio=self.projection / self.width,
-            positional_embedding=None,
-            use_channel_mlp=False,
-            fno_skip="linear",
-            norm=None,
-        )
+        arguments, state = pn.operators.to_neuraloperator(self.ours())
+        model: nn.Module = FNO(**arguments)
+        model.load_state_dict(state)
         return model
 
     def data(self) -> tuple[Tensor, Tensor]:
@@ -102,10 +92,10 @@ class Fourier:
         """Bytes that one forward evaluation moves at the least, one pass per layer and none kept in the cache.
 
         A block reads its input for the transform and for the pointwise layer, writes the convolution, reads and writes it to
-        add the pointwise layer, and reads and writes for its activation.
+        add the pointwise layer, and reads and writes for each of two activations, which the last block has not.
         """
         hidden = self.batch * math.prod(self.shape) * 4.0
-        return hidden * (self.width * (self.depth * 7 - 2) + 2 + self.width * 2 + self.projection * 4)
+        return hidden * (self.width * (self.depth * 9 - 4) + 2 + self.width * 2 + self.projection * 4)
 
 
 @dataclass(frozen=True)
@@ -228,7 +218,8 @@ def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
         notes=[
             f"{device}, {threads} threads. Milliseconds are medians of {rounds} rounds in which each library runs once, "
             "quartiles in brackets; float32. A step is a forward evaluation, the mean squared error, its gradient and AdamW",
-            "peers: neuraloperator's FNO and deepxde's DeepONetCartesianProd, with GELU and as many weights but for biases",
+            "peers: neuraloperator's FNO with the weights of ours, and deepxde's DeepONetCartesianProd with GELU and as many "
+            "weights but for biases",
             "roofline: time of a forward evaluation over the least that the machine's best matrix product "
             f"({peaks[0] / 1e9:.0f} GFLOP/s, 2,048 x 2,048) and copy ({peaks[1] / 1e9:.1f} GB/s, 256 MB) allow for our "
             "operations and bytes, whichever is slower",

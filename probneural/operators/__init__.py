@@ -6,6 +6,7 @@ from probneural.operators.fno import FNO
 from probneural.operators.layers import PointwiseLinear, SpectralConv
 from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
+from probneural.operators.neuraloperator import from_neuraloperator, to_neuraloperator
 from probneural.operators.pod_deeponet import PODDeepONet
 
 __all__ = [
@@ -17,4 +18,6 @@ __all__ = [
     "PODDeepONet",
     "PointwiseLinear",
     "SpectralConv",
+    "from_neuraloperator",
+    "to_neuraloperator",
 ]

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_flag, check_integer
+from probneural.checks import check_choice, check_flag, check_integer
 from probneural.fields import FieldPairs
 from probneural.grids import Grid, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_carries, check_input, check_modes, check_where
 from probneural.operators.layers import (
+    ChannelMLP,
     ChannelNormalizer,
+    Embedding,
+    Ends,
     PointwiseLinear,
     SpectralConv,
     channels_innermost,
+    check_embedding,
     position_channels,
     position_embedding,
 )
@@ -27,9 +31,10 @@ from probneural.operators.layers import (
 class FNO(Operator):
     """Lift, `depth` blocks h -> gelu(Kh + Wh + b) with spectral convolutions K, and a two-layer pointwise projection.
 
-    The last block has no activation. The output is evaluated anywhere by interpolating the last hidden state, which is exact
-    on periodic axes that resolve it, and projecting it there. Without a position embedding and on periodic axes the
-    operator commutes with translations.
+    The last block has no activation. With `channel_mlp`, blocks are h -> gelu(M(gelu(v)) + g h) for v = Kh + Wh + b, with
+    pointwise networks M and one gate g per channel; the last one is M(v) + g h. The output is evaluated anywhere by
+    interpolating the last hidden state, which is exact on periodic axes that resolve it, and projecting it there. Without a
+    position embedding and on periodic axes the operator commutes with translations.
 
     Args:
         in_channels: Channels of the inputs.
@@ -37,16 +42,25 @@ class FNO(Operator):
         modes: Frequencies |k| < m kept per axis; their number sets the dimension, 1 to 3.
         width: Channels of the hidden states.
         depth: Number of blocks.
+        lifting: Channels between two lifting layers; by default there is one layer.
         projection: Channels between the two projection layers, which a last-layer posterior has as features.
-        periodic: Whether each axis is periodic; others are continued evenly (see `SpectralConv`).
-        embeds_position: Whether coordinates are added as input channels. Off by default; problems with boundaries need it.
+        channel_mlp: Hidden channels of the pointwise network M of each block; by default there is none. With 0, M is the
+            identity and there is no gate, so that gelu is applied twice, which neuraloperator 2.0 does where it has no M.
+        periodic: Whether each axis is periodic.
+        continuation: How other axes go on beyond their ends: `"even"`, `"odd"`, `"periodic"` (see `SpectralConv`), or
+            `"alternating"`, odd in the first block, even in the second, and so on. On elliptic problems in two dimensions
+            prefer `"alternating"`, or `"odd"` where outputs vanish on the boundary: about half the error of `"even"`. In
+            one dimension they were measured to be alike.
+        embeds_position: Whether coordinates are added as input channels: sine and cosine of a periodic axis, or with
+            `"linear"` coordinates of every axis. Off by default; problems with boundaries need it.
         seed: Names the initial weights; by default they come from torch's global generator.
 
     Raises:
-        ArgumentError: If a size is not a positive integer, or the dimension is not 1, 2 or 3.
+        ArgumentError: If a size is not a positive integer, the dimension is not 1, 2 or 3, or a word is another one.
 
     Reference:
-        Li et al. (2021), Fourier neural operator for parametric partial differential equations.
+        Li et al. (2021), Fourier neural operator for parametric partial differential equations; blocks with pointwise
+        networks: Kossaifi et al. (2024), Multi-grid tensorized Fourier neural operator for high-resolution PDEs.
 
     Examples:
         >>> operator = FNO(in_channels=1, out_channels=2, modes=(4, 4), width=8, depth=2)
@@ -62,9 +76,12 @@ class FNO(Operator):
         modes: Sequence[int],
         width: int = 32,
         depth: int = 4,
+        lifting: int | None = None,
         projection: int = 64,
+        channel_mlp: int | None = None,
         periodic: bool | Sequence[bool] = True,
-        embeds_position: bool = False,
+        continuation: Literal["even", "odd", "alternating", "periodic"] = "even",
+        embeds_position: Embedding = False,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -75,16 +92,23 @@ class FNO(Operator):
         projection = check_integer(projection, "projection")
         self.modes = check_modes(modes)
         self.periodic = per_axis(periodic, len(self.modes), "periodic", check_flag)
-        self.embeds_position = check_flag(embeds_position, "embeds_position")
-        extra = position_channels(self.periodic) if embeds_position else 0
+        self.continuation = check_choice(continuation, ("even", "odd", "alternating", "periodic"), "continuation")
+        self.embeds_position = check_embedding(embeds_position)
+        self.lifting = None if lifting is None else check_integer(lifting, "lifting")
+        self.channel_mlp = None if channel_mlp is None else check_integer(channel_mlp, "channel_mlp", least=0)
+        seen = in_channels + position_channels(self.embeds_position, self.periodic)
         self.input_normalizer = ChannelNormalizer(in_channels)
         self.output_normalizer = ChannelNormalizer(out_channels)
         with initial_weights(seed):
-            self.lift = PointwiseLinear(in_channels + extra, width)
+            self.lift = PointwiseLinear(seen, self.lifting or width)
+            self.lift_output = PointwiseLinear(self.lifting, width) if self.lifting else None
             self.spectral = nn.ModuleList(
-                SpectralConv(width, width, modes=self.modes, periodic=self.periodic) for _ in range(depth)
+                SpectralConv(width, width, modes=self.modes, periodic=self.periodic, continuation=self._ends(number))
+                for number in range(depth)
             )
             self.pointwise = nn.ModuleList(PointwiseLinear(width, width) for _ in range(depth))
+            hidden = self.channel_mlp or 0
+            self.mixers = nn.ModuleList(ChannelMLP(width, hidden) for _ in range(depth if hidden else 0))
             self.projection = PointwiseLinear(width, projection)
             self.readout = PointwiseLinear(projection, out_channels)
 
@@ -105,18 +129,35 @@ class FNO(Operator):
         check_carries(where, values, periodic=self.periodic)
         hidden = self.input_normalizer(values)
         if self.embeds_position:
-            position = position_embedding(where, hidden)
+            position = position_embedding(where, hidden, embedding=self.embeds_position, continuation=self.continuation)
             hidden = torch.cat([hidden, position.expand(hidden.shape[0], *position.shape[1:])], dim=1)
         hidden = self.lift(channels_innermost(hidden))
-        last = len(self.spectral) - 1
-        for number, (spectral, pointwise) in enumerate(zip(self.spectral, self.pointwise, strict=True)):
-            hidden = spectral(hidden, endpoint=where.endpoint, pointwise=pointwise)
-            if number < last:
-                hidden = _gelu_of_output(hidden, spectral)
+        if self.lift_output is not None:
+            hidden = self.lift_output(_gelu_of_output(hidden, self.lift))
+        for number in range(self.depth):
+            hidden = self._block(hidden, number, where)
         if query is not None:
             hidden = resample(hidden, where, query)
         features = _gelu_of_output(self.projection(hidden), self.projection)
         return self.output_normalizer.inverse(self.readout(features)).contiguous()
+
+    def _ends(self, number: int) -> Ends:
+        """The continuation in one block."""
+        if self.continuation == "alternating":
+            return "even" if number % 2 else "odd"
+        return cast(Ends, self.continuation)
+
+    def _block(self, hidden: Tensor, number: int, where: Grid) -> Tensor:
+        """Apply one block to `(n, width, *where.shape)`; the last one has no activation of its results."""
+        spectral, is_last = self.spectral[number], number == self.depth - 1
+        result = spectral(hidden, endpoint=where.endpoint, pointwise=self.pointwise[number])
+        if not is_last:
+            result = _gelu_of_output(result, spectral)
+        if self.mixers:
+            result = self.mixers[number](result, hidden)
+        if self.channel_mlp is None or is_last:
+            return result
+        return _gelu_of_output(result, self.mixers[number] if self.mixers else spectral)
 
     def configuration(self) -> dict[str, Any]:
         """The constructor's arguments."""
@@ -125,7 +166,7 @@ class FNO(Operator):
     def reset_parameters(self) -> None:
         """Draw all weights anew from their initial distributions; normalisers keep their units."""
         for module in self.modules():
-            if isinstance(module, (SpectralConv, PointwiseLinear)):
+            if isinstance(module, (SpectralConv, PointwiseLinear, ChannelMLP)):
                 module.reset_parameters()
 
     def fit_normalizers(self, train: FieldPairs) -> None:

@@ -60,7 +60,7 @@ NAN_PAIRS = FieldPairs(Field(torch.full((12, 1, 16), NAN), GRID), Field(normal(1
 OPERATORS = [
     *[
         case
-        for name in ("in_channels", "out_channels", "width", "depth", "projection")
+        for name in ("in_channels", "out_channels", "width", "depth", "projection", "lifting")
         for case in refused(f"FNO {name}", lambda v, name=name: fno(**{name: v}), (0, 1.5, True, "4"), ArgumentError, name)
     ],
     *refused(
@@ -68,6 +68,8 @@ OPERATORS = [
     ),
     *refused("periodic", lambda v: fno(periodic=v), ("no", ["no"], (True, True), 1, None), ArgumentError, "periodic"),
     *refused("embeds_position", lambda v: fno(embeds_position=v), NO_FLAG, ArgumentError, "embeds_position"),
+    *refused("channel_mlp", lambda v: fno(channel_mlp=v), (-1, 1.5, True, "4"), ArgumentError, "channel_mlp"),
+    *refused("continuation", lambda v: fno(continuation=v), ("none", None, True, ["even"]), ArgumentError, "continuation"),
     *refused("forward", trained(), (None, np.zeros((1, 1, 16)), [[[0.0] * 16]], pairs().inputs), DataError, "tensor"),
     *refused(
         "forward",

@@ -61,8 +61,8 @@ class Case:
         return smooth(self.grid if grid is None else grid, count=count, channels=channels, name=name).to(**options)
 
 
-def fno(*modes: int, channels: tuple[int, int] = (1, 1), **options: bool | tuple[bool, ...]) -> Callable[[], Operator]:
-    return lambda: FNO(*channels, modes=modes, width=4, depth=2, projection=4, **options)  # type: ignore[arg-type]
+def fno(*modes: int, channels: tuple[int, int] = (1, 1), **options: Any) -> Callable[[], Operator]:
+    return lambda: FNO(*channels, modes=modes, width=4, depth=2, projection=4, **options)
 
 
 def regression(in_grid: Grid, out_grid: Grid, *, channels: tuple[int, int], components: int) -> Callable[[], Operator]:
@@ -100,8 +100,25 @@ MIXED = Grid.uniform((6, 5), lengths=(2.0, 1.0), periodic=(True, False))
 CASES = [
     Case("FNO-1-D", fno(3), LINE, Grid.uniform(64, lengths=2.0), 1e-9, equivariant=True),
     Case("FNO-1-D-channels", fno(4, channels=(2, 3)), LINE, Grid.uniform(63, lengths=2.0), 1e-13, equivariant=True),
+    Case("FNO-1-D-mixers", fno(3, lifting=5, channel_mlp=3), LINE, Grid.uniform(64, lengths=2.0), 1e-9, equivariant=True),
+    Case("FNO-2-D-twice", fno(2, 3, channel_mlp=0), PLANE, PLANE.resized((32, 32)), 1e-6, equivariant=True),
     Case("FNO-1-D-ends", fno(3, periodic=False), ENDS, Grid.uniform(65, periodic=False), 1e-3),
     Case("FNO-1-D-ends-embedded", fno(3, periodic=False, embeds_position=True), ENDS, Grid.uniform(65, periodic=False), 1e-3),
+    Case("FNO-1-D-ends-odd", fno(3, periodic=False, continuation="odd", embeds_position=True), ENDS, ENDS.resized(65), 1e-3),
+    Case(
+        "FNO-2-D-mixed-alternating",
+        fno(2, 3, periodic=(True, False), continuation="alternating"),
+        Grid.uniform((6, 5), periodic=(True, False)),
+        Grid.uniform((32, 65), periodic=(True, False)),
+        1e-3,
+    ),
+    Case(
+        "FNO-1-D-ends-closed",
+        fno(3, periodic=False, continuation="periodic", embeds_position="linear"),
+        ENDS,
+        ENDS.resized(65),
+        0.1,
+    ),
     Case("FNO-1-D-embedded", fno(3, embeds_position=True), LINE, Grid.uniform(64, lengths=2.0), 1e-13),
     Case("FNO-2-D", fno(2, 3), PLANE, PLANE.resized((32, 32)), 1e-6, equivariant=True),
     Case("FNO-2-D-channels-embedded", fno(3, 2, channels=(3, 2), embeds_position=True), PLANE, PLANE.resized((32, 32)), 1e-8),

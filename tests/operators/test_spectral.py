@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import jvp, vmap
 
+import probneural as pn
 from probneural.errors import ArgumentError, ResolutionError, ShapeError
 from probneural.grids import Grid, resample
-from probneural.operators import PointwiseLinear, SpectralConv
+from probneural.operators import FNO, PointwiseLinear, SpectralConv
 from probneural.threads import copy_for_call
 from tests.helpers import normal
 
@@ -104,6 +105,13 @@ def test_unresolved_frequencies_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("closed", [True, False], ids=["with end", "without end"])
+def test_periodic_continuation_closes_axes_with_ends(closed: bool) -> None:
+    conv = SpectralConv(2, 3, modes=(3, 4), periodic=(True, False), continuation="periodic").double()
+    values = noise(2, 2, 8, 9)
+    torch.testing.assert_close(conv(values, endpoint=(False, closed)), dense(conv, values), atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["with end", "without end"])
 def test_even_continuation_multiplies_cosines(closed: bool) -> None:
     """On cosines about the point of reflection, real weights act mode by mode, with no periodic jump."""
     conv = layer(4, channels=(1, 1), periodic=False)
@@ -116,6 +124,37 @@ def test_even_continuation_multiplies_cosines(closed: bool) -> None:
         waves = torch.stack([torch.cos(math.pi * k * turn) for k in range(6)])[:, None]
         expected = torch.cat([gains, gains.new_zeros(2)])[:, None, None] * waves
         torch.testing.assert_close(conv(waves, endpoint=(closed,)), expected, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("count", [4, 70], ids=["matrices", "fast transforms"])
+@pytest.mark.parametrize("closed", [True, False], ids=["with end", "without end"])
+def test_odd_continuation_multiplies_sines(closed: bool, count: int) -> None:
+    """On sines about the point of reflection, likewise; a value on that point has no effect."""
+    conv = SpectralConv(1, 1, modes=(count,), periodic=False, continuation="odd").double()
+    with torch.no_grad():
+        conv.weight[..., 1] = 0.0
+    gains = conv.weight.detach()[:, 0, 0, 0]
+    for size in (count + 3, count + 4, 2 * count + 5):
+        number = torch.arange(size, dtype=torch.float64)
+        turn = number / (size - 1 if closed else size)
+        waves = torch.stack([torch.sin(math.pi * k * turn) for k in range(1, count + 2)])[:, None]
+        expected = torch.cat([gains[1:], gains.new_zeros(2)])[:, None, None] * waves
+        torch.testing.assert_close(conv(waves, endpoint=(closed,)), expected, atol=1e-12, rtol=0)
+        waves[..., [0, -1] if closed else [0]] = 7.0
+        torch.testing.assert_close(conv(waves, endpoint=(closed,)), expected, atol=1e-12, rtol=0)
+
+
+def test_odd_continuation_solves_poisson_with_walls() -> None:
+    """Along both axes: the eigenvalues of the Laplacian as weights give what vanishes on the boundary."""
+    problem = pn.problems.Helmholtz(1e-9, random_field=pn.problems.GaussianRandomField(2, 5, boundary="dirichlet"))
+    sources = problem.sample_inputs(2, resolution=17, seed=0, dtype=torch.float64)
+    conv = SpectralConv(1, 1, modes=(6, 6), periodic=False, continuation="odd").double()
+    squares = [torch.tensor([*range(6), *range(-5, 0)]), torch.arange(6)]
+    eigenvalues = math.pi**2 * (squares[0][:, None].double().square() + squares[1].double().square())
+    with torch.no_grad():
+        conv.weight.zero_()
+        conv.weight[..., 0, 0, 0] = torch.where(eigenvalues == 0.0, 0.0, 1.0 / eigenvalues)
+        torch.testing.assert_close(conv(sources.values), problem.solve(sources).values, atol=1e-12, rtol=1e-9)
 
 
 def test_even_continuation_with_complex_weights_is_the_wave_moved() -> None:
@@ -293,3 +332,18 @@ def test_bad_arguments_are_refused() -> None:
     for shape in ((1, 2, 8), (1, 3, 8, 8), (2, 8, 8)):
         with pytest.raises(ShapeError, match="expected values of shape \\(n, 2, points, points\\)"):
             layer(2, 2)(noise(*shape))
+
+
+def test_alternating_blocks_begin_oddly() -> None:
+    """By definition, and seen in what they compute: without the pointwise layers, values on the mirrors have no effect."""
+    operator = FNO(
+        1, 1, modes=(3,), width=2, depth=3, projection=2, periodic=False, continuation="alternating", seed=0
+    ).double()
+    assert [layer.continuation for layer in operator.spectral] == ["odd", "even", "odd"]
+    with torch.no_grad():
+        for layer in operator.pointwise:
+            layer.weight.zero_()
+    values = noise(1, 1, 9)
+    changed = values.clone()
+    changed[..., [0, -1]] += 1.0
+    torch.testing.assert_close(operator(values), operator(changed), atol=1e-14, rtol=0)

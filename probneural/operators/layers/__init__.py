@@ -1,16 +1,21 @@
 """What operators share: spectral and pointwise layers, normalisers, position embeddings."""
 
+from probneural.operators.layers.channel_mlp import ChannelMLP
 from probneural.operators.layers.layout import channels_innermost
 from probneural.operators.layers.normalizer import ChannelNormalizer
 from probneural.operators.layers.pointwise import PointwiseLinear
-from probneural.operators.layers.position import position_channels, position_embedding
-from probneural.operators.layers.spectral import SpectralConv
+from probneural.operators.layers.position import Embedding, check_embedding, position_channels, position_embedding
+from probneural.operators.layers.spectral import Ends, SpectralConv
 
 __all__ = [
+    "ChannelMLP",
     "ChannelNormalizer",
+    "Embedding",
+    "Ends",
     "PointwiseLinear",
     "SpectralConv",
     "channels_innermost",
+    "check_embedding",
     "position_channels",
     "position_embedding",
 ]

@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.errors import ArgumentError
 from probneural.grids import Grid
 
-
-def position_channels(periodic: Sequence[bool]) -> int:
-    """Number of channels that the embedding adds: two on a periodic axis, one on any other."""
-    return sum(2 if flag else 1 for flag in periodic)
+Embedding = bool | Literal["linear"]
+"""Whether coordinates are input channels; `"linear"`: as they are on every axis, a periodic one included."""
 
 
-def position_embedding(grid: Grid, like: Tensor) -> Float[Tensor, "1 c *grid"]:
+def check_embedding(value: object) -> Embedding:
+    """Return an embedding.
+
+    Raises:
+        ArgumentError: If it is neither a truth value nor `"linear"`.
+    """
+    if value == "linear" and isinstance(value, str):
+        return "linear"
+    if not isinstance(value, bool | np.bool_):
+        raise ArgumentError(
+            expected='True, False or "linear" as embeds_position', got=repr(value), remedy="write one of the three"
+        )
+    return bool(value)
+
+
+def position_channels(embedding: Embedding, periodic: Sequence[bool]) -> int:
+    """Number of channels that an embedding adds: two on a periodic axis, one on any other and wherever it is linear."""
+    if embedding == "linear":
+        return len(periodic)
+    return sum(2 if flag else 1 for flag in periodic) if embedding else 0
+
+
+def position_embedding(
+    grid: Grid, like: Tensor, *, embedding: Embedding = True, continuation: str = "even"
+) -> Float[Tensor, "1 c *grid"]:
     """Return the coordinates of a uniform grid as channels.
 
-    A periodic axis gives the sine and cosine of its phase, never a linear coordinate, which would jump where the domain
-    closes; any other axis gives its coordinate scaled to [-1, 1].
+    A periodic axis gives the sine and cosine of its phase, since a linear coordinate jumps where the domain closes; any other
+    axis gives its coordinate scaled to [-1, 1]. A linear embedding has the coordinate of every axis, which on an axis that is
+    transformed as periodic goes from -1 to 1 over one period, its jump included.
 
     Args:
         grid: A uniform grid.
         like: Tensor whose dtype and device to take.
+        embedding: True, or `"linear"`.
+        continuation: Of axes that are not periodic, see `SpectralConv`.
 
     Returns:
         `(1, channels, *grid.shape)`, dimensionless.
@@ -32,7 +60,11 @@ def position_embedding(grid: Grid, like: Tensor) -> Float[Tensor, "1 c *grid"]:
     channels = []
     for number, axis in enumerate(grid.axes):
         turn = (axis.coordinates - axis.origin) / axis.length
-        kinds = [torch.sin(2 * torch.pi * turn), torch.cos(2 * torch.pi * turn)] if axis.periodic else [2 * turn - 1]
+        if embedding == "linear":
+            closes = axis.periodic or continuation == "periodic"
+            kinds = [2 * (torch.arange(axis.size, dtype=turn.dtype, device="cpu") / axis.size if closes else turn) - 1]
+        else:
+            kinds = [torch.sin(2 * torch.pi * turn), torch.cos(2 * torch.pi * turn)] if axis.periodic else [2 * turn - 1]
         shape = [1] * grid.dimension
         shape[number] = axis.size
         channels += [kind.reshape(shape).expand(grid.shape) for kind in kinds]

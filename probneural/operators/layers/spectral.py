@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_flag, check_integer
+from probneural.checks import check_choice, check_flag, check_integer
 from probneural.errors import ResolutionError
 from probneural.grids import per_axis
 from probneural.operators.checks import check_input, check_modes
 from probneural.operators.layers.layout import functions_first, grid_first
 from probneural.operators.layers.pointwise import PointwiseLinear
 from probneural.operators.layers.transforms import Continuation, TruncatedTransform
+
+Ends = Literal["even", "odd", "periodic"]
+"""How an axis that is not periodic goes on beyond its ends."""
 
 
 class SpectralConv(nn.Module):
@@ -27,40 +30,55 @@ class SpectralConv(nn.Module):
     mode-major, so that the product is a batched matrix product. Coefficients are normalised by the number of points, so the
     layer is the same operator on every grid that resolves its input. All arithmetic is real.
 
-    An axis that is not periodic is continued evenly beyond its ends, which keeps a continuous function continuous; its modes
-    then count half periods of the domain. On a grid with both end points the mirror stands there, on every grid alike. On
-    one without its right end it has to stand half a step beyond the outer points, so that the operator changes with the
-    grid, by the order of one step.
+    An axis that is not periodic is continued beyond its ends, and its modes then count half periods of the domain. Evenly: a
+    continuous function stays continuous, and its coefficients are those of cosines. Oddly: its coefficients are those of
+    sines, in which solutions that vanish on the boundary are smooth; values that do not vanish there jump. Both kinds of
+    weights, real and imaginary parts, give outputs of both kinds. Periodically, as other libraries do: values jump where the
+    ends meet, modes count periods, and one period is as many steps as there are points.
+
+    On a grid with both end points a mirror stands there, on every grid alike. On one without its right end so does an odd
+    mirror, where the function is zero; an even one has to stand half a step beyond the outer points, so that the operator
+    changes with the grid, by the order of one step. With periodic continuation it does so on every grid.
 
     Args:
         in_channels: Channels of the input.
         out_channels: Channels of the output.
         modes: m per axis.
         periodic: Whether each axis is periodic.
+        continuation: How axes that are not periodic go on, `"even"`, `"odd"` or `"periodic"`.
 
     Attributes:
         weight: Real pairs, `(*retained, in_channels, out_channels, 2)`, dimensionless. The last axis retains k = 0 ... m - 1,
             each other axis k = 0 ... m - 1, -(m - 1) ... -1; the imaginary part at k = 0 of a real field has no effect.
 
     Raises:
-        ArgumentError: If a size is not a positive integer, or there is not one periodic flag per axis.
+        ArgumentError: If a size is not a positive integer, there is not one periodic flag per axis, or the continuation is
+            another word.
 
     Reference:
         Li et al. (2021), Fourier neural operator for parametric partial differential equations, section 4. Deviations: real
-        pairs for weights, both signs of every frequency on all axes but the last, even continuation.
+        pairs for weights, both signs of every frequency on all axes but the last, continuations.
     """
 
     kronecker_axes: ClassVar[dict[str, str]] = {"weight": "... row column pair"}
     """One complex matrix per frequency, held as real pairs: what curvature needs to know of the layer."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, modes: Sequence[int], periodic: Sequence[bool] | bool = True
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        modes: Sequence[int],
+        periodic: Sequence[bool] | bool = True,
+        continuation: Ends = "even",
     ) -> None:
         super().__init__()
         self.in_channels = check_integer(in_channels, "in_channels")
         self.out_channels = check_integer(out_channels, "out_channels")
         self.modes = check_modes(modes)
         self.periodic = per_axis(periodic, len(self.modes), "periodic", check_flag)
+        check_choice(continuation, get_args(Ends), "continuation")
+        self.continuation: Ends = continuation
         retained = (*(2 * mode - 1 for mode in self.modes[:-1]), self.modes[-1])
         self.weight = nn.Parameter(torch.empty(*retained, self.in_channels, self.out_channels, 2))
         self.reset_parameters()
@@ -89,7 +107,7 @@ class SpectralConv(nn.Module):
         Raises:
             ShapeError: If the values do not have that shape.
             DataError: If they are of another dtype than the operator.
-            ResolutionError: If an axis has fewer than 2m - 1 points (after its even continuation).
+            ResolutionError: If an axis has fewer than 2m - 1 points (after its continuation).
         """
         check_input(values, channels=self.in_channels, dimension=len(self.modes), dtype=self.weight.dtype)
         sizes = values.shape[2:]
@@ -113,9 +131,10 @@ class SpectralConv(nn.Module):
 
     def _transforms(self, sizes: Sequence[int], endpoint: Sequence[bool] | None) -> list[TruncatedTransform]:
         has_end = [not flag for flag in self.periodic] if endpoint is None else endpoint
+        without: dict[Ends, Continuation] = {"even": "even without end", "odd": "odd without end", "periodic": "periodic"}
         transforms: list[TruncatedTransform] = []
         for size, mode, is_periodic, closed in zip(sizes, self.modes, self.periodic, has_end, strict=True):
-            continuation: Continuation = "periodic" if is_periodic else "about the end" if closed else "beyond the end"
+            continuation = "periodic" if is_periodic else self.continuation if closed else without[self.continuation]
             is_last = len(transforms) == len(sizes) - 1
             transforms.append(TruncatedTransform(size, mode, continuation=continuation, is_real=is_last))
         return transforms
@@ -148,7 +167,7 @@ class SpectralConv(nn.Module):
 
     def extra_repr(self) -> str:
         """Channels and modes, for printing."""
-        return f"{self.in_channels}, {self.out_channels}, modes={self.modes}, periodic={self.periodic}"
+        return f"{self.in_channels}, {self.out_channels}, modes={self.modes}, periodic={self.periodic}, {self.continuation}"
 
 
 def _add_product(

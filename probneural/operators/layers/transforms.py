@@ -13,8 +13,12 @@ from torch import Tensor
 
 from probneural.contexts import outside_of_transforms
 
-Continuation = Literal["periodic", "about the end", "beyond the end"]
-"""How values go on past an axis: periodically, mirrored about the last point, or mirrored half a step beyond it."""
+Continuation = Literal["periodic", "even", "even without end", "odd", "odd without end"]
+"""How values go on past an axis: periodically, or mirrored, with the other sign if they are odd.
+
+Mirrors stand at the first and the last point. Without the right end point, an even mirror stands half a step beyond the outer
+points, since nothing is known at the end; an odd one stands at the end, where an odd function is zero.
+"""
 
 _MATRIX_FREQUENCIES = 64
 """Most frequencies for which a matrix product replaces the fast transform.
@@ -49,7 +53,18 @@ class TruncatedTransform:
         """Points of one period, the mirrored ones included."""
         if self.continuation == "periodic":
             return self.size
-        return 2 * self.size if self.continuation == "beyond the end" else max(2 * self.size - 2, 1)
+        if self._is_odd:
+            return 2 * self._inside + 2
+        return 2 * self.size if self.continuation == "even without end" else max(2 * self.size - 2, 1)
+
+    @property
+    def _is_odd(self) -> bool:
+        return self.continuation in ("odd", "odd without end")
+
+    @property
+    def _inside(self) -> int:
+        """Points between two odd mirrors; those on a mirror count as zero."""
+        return self.size - 1 if self.continuation == "odd without end" else max(self.size - 2, 0)
 
     @property
     def retained(self) -> int:
@@ -108,8 +123,11 @@ class TruncatedTransform:
     def _continue(self, values: Tensor) -> Tensor:
         if self.continuation == "periodic":
             return values
+        if self._is_odd:
+            inside, zero = values[:, 1 : 1 + self._inside], torch.zeros_like(values[:, :1])
+            return torch.cat([zero, inside, zero, -inside.flip(1)], dim=1)
         mirror = values.flip(1)
-        if self.continuation == "about the end":
+        if self.continuation == "even":
             mirror = mirror[:, 1 : max(self.size - 1, 1)]
         return torch.cat([values, mirror], dim=1)
 
@@ -155,7 +173,12 @@ def _matrix(transform: TruncatedTransform, inverse: bool, dtype: torch.dtype, de
 
 
 def _folded(matrix: Tensor, transform: TruncatedTransform) -> Tensor:
-    """Add the columns of mirrored points to those of the points they repeat."""
+    """Add the columns of mirrored points to those of the points they repeat, with their signs."""
+    pad = torch.nn.functional.pad
+    if transform._is_odd:
+        count = transform._inside
+        inside = matrix[:, 1 : 1 + count] - matrix[:, 2 + count :].flip(1)
+        return pad(inside, (1, transform.size - 1 - count))
     own, mirrored = matrix[:, : transform.size], matrix[:, transform.size :].flip(1)
-    offset = 1 if transform.continuation == "about the end" else 0
-    return torch.nn.functional.pad(mirrored, (offset, transform.size - offset - mirrored.shape[1])) + own
+    offset = 1 if transform.continuation == "even" else 0
+    return pad(mirrored, (offset, transform.size - offset - mirrored.shape[1])) + own

@@ -1,0 +1,479 @@
+"""Weights of neuraloperator's FNO as ours, and ours as theirs. Their package is not imported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probneural.checks import check_flag, check_instance, check_integer, check_real, check_sequence, described
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.grids import per_axis
+from probneural.operators.fno import FNO
+
+_REQUIRED = ("n_modes", "in_channels", "out_channels", "hidden_channels")
+_POSITIONAL = (
+    *_REQUIRED,
+    *("n_layers", "lifting_channel_ratio", "projection_channel_ratio", "positional_embedding", "non_linearity", "norm"),
+    *("complex_data", "use_channel_mlp", "channel_mlp_dropout", "channel_mlp_expansion", "channel_mlp_skip", "fno_skip"),
+)
+"""Their first arguments in order, which callers may give without names."""
+
+_DEFAULTS: dict[str, Any] = {
+    "n_layers": 4,
+    "lifting_channel_ratio": 2,
+    "projection_channel_ratio": 2,
+    "positional_embedding": "grid",
+    "use_channel_mlp": True,
+    "channel_mlp_expansion": 0.5,
+    "channel_mlp_skip": "soft-gating",
+    "fno_skip": "linear",
+}
+"""Their arguments that change what our operator is, with their defaults."""
+
+_RATIOS = ("lifting_channel_ratio", "projection_channel_ratio", "channel_mlp_expansion")
+_WITHOUT_EFFECT = ("channel_mlp_dropout", "rank", "fixed_rank_modes", "implementation", "decomposition_kwargs", "max_n_modes")
+"""Their arguments that have no effect on outputs in evaluation mode, given what else is asked of them or of the weights."""
+
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+_DENSE = "give a model with dense weights: a factorised one has them as convs[i].weight.to_tensor()"
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "norm": (None, "train without norm: our blocks have no normalisation layers"),
+    "complex_data": (False, "give real and imaginary parts as two channels"),
+    "resolution_scaling_factor": (None, "our blocks keep the grid; evaluate on other grids by query="),
+    "domain_padding": (None, "train without domain_padding: our hidden states are not padded"),
+    "fno_block_precision": ("full", "convert a model of full precision"),
+    "stabilizer": (None, "train without stabilizer: ours has no tanh before convolutions"),
+    "factorization": (None, _DENSE),
+    "separable": (False, "train with separable=False: our convolutions mix channels"),
+    "preactivation": (False, "train with preactivation=False"),
+}
+"""Their arguments that only convert at the one value, and what to do otherwise."""
+
+
+def from_neuraloperator(
+    model: nn.Module | Mapping[str, Any],
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    periodic: bool | Sequence[bool] = True,
+    input_units: tuple[Tensor, Tensor] | None = None,
+    output_units: tuple[Tensor, Tensor] | None = None,
+) -> FNO:
+    """Build our FNO with the weights of a `neuralop.models.FNO` (neuraloperator 2.0), whose outputs it has to rounding.
+
+    Their default configuration converts, and skips of every kind in the convolutions. Their frequencies of an axis other than
+    the last are -n/2 ... n/2 - 1 where their n is even: ours has +n/2 too, with weights of zero.
+
+    The outputs are theirs where a grid has more points per axis than frequencies, and an even number of them on all axes but
+    the last: on an odd one neuraloperator 2.0 puts coefficients back one frequency off, and is another operator than on its
+    even grids. Dropout is left out.
+
+    Units that their `DataProcessor` applies are no part of their model, so give them here. Without any, the operator takes
+    and gives what their model does, and `pn.fit` keeps it so: the scale of the output is 2, which the read-out's weights halve.
+
+    Args:
+        model: Their module, or its state dict.
+        arguments: The keyword arguments that the module was built with, where what is given does not say them: their
+            modules and the state dicts made by them do, under `_metadata`.
+        periodic: Whether each axis of your data is periodic. Theirs takes every axis as periodic; where yours is not, ours
+            does so too (`continuation="periodic"`).
+        input_units: Mean and standard deviation of each input channel, by which inputs were normalised, `(in_channels,)`
+            each, in physical units; theirs are `data_processor.in_normalizer.mean` and `.std`.
+        output_units: The same of outputs.
+
+    Returns:
+        An operator of the weights' dtype, on the CPU, in evaluation mode.
+
+    Raises:
+        ArgumentError: If an argument is missing, unknown, or one that our operator cannot represent.
+        DataError: If weights are missing, unknown, factorised, not finite, or of another dtype.
+        ShapeError: If weights have other shapes than the arguments say, or units are not one number per channel.
+
+    Reference:
+        Kossaifi et al. (2024), A library for learning neural operators.
+    """
+    state, given = _read(model, arguments)
+    plan = _Architecture(given)
+    _check_state(state, plan)
+    dtype = state["projection.fcs.1.weight"].dtype
+    ends = per_axis(periodic, len(plan.modes), "periodic", check_flag)
+    operator = FNO(
+        plan.in_channels,
+        plan.out_channels,
+        modes=plan.our_modes,
+        width=plan.width,
+        depth=plan.depth,
+        lifting=plan.lifting or None,
+        projection=plan.projection,
+        channel_mlp=plan.channel_mlp,
+        periodic=ends,
+        continuation="periodic",
+        embeds_position=False if plan.boundaries is None else "linear",
+        seed=0,
+    ).to(dtype)
+    weights = _ours(state, plan) | _units("input_normalizer", input_units, plan.in_channels)
+    if input_units is None and output_units is None:  # powers of two round nothing
+        twos = torch.full((plan.out_channels,), 2.0)
+        output_units = torch.zeros(plan.out_channels), twos
+        weights["readout.weight"], weights["readout.bias"] = weights["readout.weight"] / 2, weights["readout.bias"] / 2
+    operator.load_state_dict(weights | _units("output_normalizer", output_units, plan.out_channels))
+    return operator.eval()
+
+
+def to_neuraloperator(operator: FNO) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the arguments and the state dict of a `neuralop.models.FNO` (neuraloperator 2.0) with an operator's outputs.
+
+    `model = FNO(**arguments)` and `model.load_state_dict(state)` make it. Units go into the first and last layer. What
+    [`from_neuraloperator`][probneural.operators.from_neuraloperator] says of grids holds here too.
+
+    Args:
+        operator: An operator that takes every axis as periodic, has no position embedding or the linear one, and has
+            `channel_mlp` unless its depth is 1.
+
+    Raises:
+        ArgumentError: If it is something else.
+
+    Examples:
+        >>> arguments, state = to_neuraloperator(FNO(1, 1, modes=(3,), width=4, channel_mlp=2))
+        >>> arguments["n_modes"], state["fno_blocks.convs.0.weight.tensor"].shape
+        ((5,), torch.Size([4, 4, 3]))
+    """
+    check_instance(operator, FNO, "operator", remedy="only an FNO has a counterpart there", error=ArgumentError)
+    _check_exportable(operator)
+    width, dimension = operator.width, len(operator.modes)
+    hidden = operator.channel_mlp or 0
+    arguments = {
+        "n_modes": tuple(2 * mode - 1 for mode in operator.modes),
+        "in_channels": operator.in_channels,
+        "out_channels": operator.out_channels,
+        "hidden_channels": width,
+        "n_layers": operator.depth,
+        "lifting_channel_ratio": _ratio(operator.lifting or 0, width),
+        "projection_channel_ratio": _ratio(operator.projection.out_channels, width),
+        "positional_embedding": "grid" if operator.embeds_position else None,
+        "use_channel_mlp": bool(hidden),
+        "channel_mlp_expansion": hidden / width if hidden else 0.5,
+    }
+    state: dict[str, Tensor] = {}
+
+    def put(name: str, weight: Tensor, bias: Tensor) -> None:
+        state[f"{name}.weight"], state[f"{name}.bias"] = weight[..., None], bias
+
+    lift, readout = _physical_lift(operator), operator.readout
+    put("lifting.fcs.0", *lift)
+    if operator.lift_output is not None:
+        put("lifting.fcs.1", operator.lift_output.weight, operator.lift_output.bias)
+    ones = (1,) * dimension
+    spectral: Any
+    pointwise: Any
+    for number, (spectral, pointwise) in enumerate(zip(operator.spectral, operator.pointwise, strict=True)):
+        blocks = f"fno_blocks.{{}}.{number}."
+        state[blocks.format("convs") + "weight.tensor"] = _their_frequencies(spectral.weight.detach(), operator.modes)
+        state[blocks.format("convs") + "bias"] = pointwise.bias.reshape(-1, *ones)
+        state[blocks.format("fno_skips") + "conv.weight"] = pointwise.weight[..., None]
+        if hidden:
+            mixer: Any = operator.mixers[number]
+            put(blocks.format("channel_mlp") + "fcs.0", mixer.first.weight, mixer.first.bias)
+            put(blocks.format("channel_mlp") + "fcs.1", mixer.second.weight, mixer.second.bias)
+            state[blocks.format("channel_mlp_skips") + "weight"] = mixer.gate.reshape(1, -1, *ones)
+    put("projection.fcs.0", operator.projection.weight, operator.projection.bias)
+    units = operator.output_normalizer
+    put("projection.fcs.1", readout.weight * units.scale[:, None], readout.bias * units.scale + units.mean)
+    return arguments, {name: value.detach().clone().contiguous() for name, value in state.items()}
+
+
+class _Architecture:
+    """What their arguments say, in our words; modes stay theirs.
+
+    Raises:
+        ArgumentError: If one is missing, unknown, or beyond what our operator represents.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        _check_arguments(given)
+        merged = {**_DEFAULTS, **given}
+        ratios = {name: check_real(merged[name], name, least=0.0) for name in _RATIOS}
+        modes = merged["n_modes"]
+        modes = (modes,) if isinstance(modes, int) else check_sequence(modes, "n_modes", remedy="give e.g. n_modes=(16, 16)")
+        self.modes = tuple(check_integer(mode, "n_modes") for mode in modes)
+        self.in_channels = check_integer(merged["in_channels"], "in_channels")
+        self.out_channels = check_integer(merged["out_channels"], "out_channels")
+        self.width = check_integer(merged["hidden_channels"], "hidden_channels")
+        self.depth = check_integer(merged["n_layers"], "n_layers")
+        self.lifting = int(ratios["lifting_channel_ratio"] * self.width)
+        self.projection = int(ratios["projection_channel_ratio"] * self.width)
+        has_mixers = check_flag(merged["use_channel_mlp"], "use_channel_mlp")
+        self.channel_mlp = round(ratios["channel_mlp_expansion"] * self.width) if has_mixers else 0
+        self.fno_skip: str | None = merged["fno_skip"]
+        self.channel_mlp_skip: str | None = merged["channel_mlp_skip"] if has_mixers else None
+        self.boundaries = _boundaries(merged["positional_embedding"], len(self.modes))
+
+    @property
+    def our_modes(self) -> tuple[int, ...]:
+        """Frequencies |k| < m: of the last axis theirs are 0 ... n // 2, of others -(n // 2) ... (n - 1) // 2."""
+        return tuple(mode // 2 + 1 for mode in self.modes)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of their weights."""
+        ones = (1,) * len(self.modes)
+        seen = self.in_channels + (0 if self.boundaries is None else len(self.modes))
+        layers = {"lifting.fcs.0": (seen, self.lifting or self.width)}
+        if self.lifting:
+            layers["lifting.fcs.1"] = (self.lifting, self.width)
+        layers["projection.fcs.0"] = (self.width, self.projection)
+        layers["projection.fcs.1"] = (self.projection, self.out_channels)
+        expected: dict[str, tuple[int, ...]] = {}
+        for number in range(self.depth):
+            expected[f"fno_blocks.convs.{number}.weight.tensor"] = (
+                self.width,
+                self.width,
+                *self.modes[:-1],
+                self.our_modes[-1],
+            )
+            expected[f"fno_blocks.convs.{number}.bias"] = (self.width, *ones)
+            if self.fno_skip == "linear":
+                expected[f"fno_blocks.fno_skips.{number}.conv.weight"] = (self.width, self.width, 1)
+            if self.fno_skip == "soft-gating":
+                expected[f"fno_blocks.fno_skips.{number}.weight"] = (1, self.width, *ones)
+            if self.channel_mlp:
+                layers[f"fno_blocks.channel_mlp.{number}.fcs.0"] = (self.width, self.channel_mlp)
+                layers[f"fno_blocks.channel_mlp.{number}.fcs.1"] = (self.channel_mlp, self.width)
+            if self.channel_mlp_skip == "soft-gating":
+                expected[f"fno_blocks.channel_mlp_skips.{number}.weight"] = (1, self.width, *ones)
+        for name, (incoming, outgoing) in layers.items():
+            expected[f"{name}.weight"] = (outgoing, incoming, 1)
+            expected[f"{name}.bias"] = (outgoing,)
+        return expected
+
+
+def _read(model: object, arguments: Mapping[str, Any] | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights by name, and arguments by name."""
+    if not isinstance(model, nn.Module | Mapping):
+        raise ArgumentError(
+            expected="a module of neuraloperator, or its state dict", got=described(model), remedy="give model.state_dict()"
+        )
+    state = dict(model.state_dict() if isinstance(model, nn.Module) else model)
+    metadata = state.pop("_metadata", None)
+    if arguments is not None:
+        given = dict(check_instance(arguments, Mapping, "arguments", remedy="give a dict by name", error=ArgumentError))
+    elif isinstance(metadata, Mapping):
+        given = {name: value for name, value in metadata.items() if name not in ("args", "_version", "_name", "verbose")}
+        unnamed = metadata.get("args", ())
+        if len(unnamed) > len(_POSITIONAL):
+            raise ArgumentError(
+                expected=f"a model built with at most {len(_POSITIONAL)} arguments without names",
+                got=str(len(unnamed)),
+                remedy="give all of them by name in arguments=",
+            )
+        given |= dict(zip(_POSITIONAL, unnamed, strict=False))
+    else:
+        raise ArgumentError(
+            expected="the arguments that the model was built with",
+            got="weights alone, without `_metadata`",
+            remedy="give them: arguments={'n_modes': (16, 16), 'in_channels': 1, ...}",
+        )
+    return state, given
+
+
+def _check_arguments(given: Mapping[str, Any]) -> None:
+    missing = [name for name in _REQUIRED if name not in given]
+    if missing:
+        raise ArgumentError(expected=f"arguments {', '.join(_REQUIRED)}", got=f"no {missing[0]}", remedy="add it")
+    known = {*_POSITIONAL, *_WITHOUT_EFFECT, *_REFUSED, "conv_module"}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise ArgumentError(
+            expected="arguments of neuraloperator's FNO (2.0)",
+            got=f"also {', '.join(unknown)}",
+            remedy="leave them out if they have no effect; other models of that library do not convert",
+        )
+    for name, (value, remedy) in _REFUSED.items():
+        if name in given and given[name] != value and not (name == "domain_padding" and _is_nothing(given[name])):
+            raise ArgumentError(expected=f"{name}={value!r}", got=repr(given[name]), remedy=remedy)
+    if getattr(given.get("non_linearity", nn.functional.gelu), "__name__", None) != "gelu":
+        raise ArgumentError(expected="non_linearity gelu", got=repr(given["non_linearity"]), remedy="ours has no other one")
+    if getattr(given.get("conv_module"), "__name__", "SpectralConv") != "SpectralConv":
+        raise ArgumentError(
+            expected="conv_module SpectralConv", got=repr(given["conv_module"]), remedy="other convolutions do not convert"
+        )
+    _check_skip(given, "fno_skip", ("linear", "soft-gating", "identity"))
+    if given.get("use_channel_mlp", True):
+        _check_skip(given, "channel_mlp_skip", ("soft-gating", "identity"))
+
+
+def _check_skip(given: Mapping[str, Any], name: str, kinds: Sequence[str]) -> None:
+    kind = given.get(name, _DEFAULTS[name])
+    if kind is not None and kind not in kinds:
+        raise ArgumentError(
+            expected=f"{name} among {', '.join(kinds)}, None",
+            got=repr(kind),
+            remedy="our skips there have a weight per channel",
+        )
+
+
+def _is_nothing(padding: Any) -> bool:
+    return not any(padding if isinstance(padding, Sequence) else (padding,))
+
+
+def _boundaries(embedding: Any, dimension: int) -> tuple[tuple[float, float], ...] | None:
+    """Coordinates of the ends that a position embedding counts from and to, or None without one."""
+    if embedding is None:
+        return None
+    ends = [[0.0, 1.0]] * dimension if isinstance(embedding, str) and embedding == "grid" else None
+    ends = getattr(embedding, "grid_boundaries", None) if ends is None else ends
+    if ends is None or len(ends) != dimension:
+        raise ArgumentError(
+            expected='positional_embedding "grid", None, or one with grid_boundaries per axis',
+            got=repr(embedding),
+            remedy="other embeddings do not convert",
+        )
+    return tuple((float(low), float(high)) for low, high in ends)
+
+
+def _check_state(state: Mapping[str, Any], plan: _Architecture) -> None:
+    expected = plan.shapes()
+    if any(".weight.factors." in name or name.endswith((".core", ".weights")) for name in state):
+        raise DataError(expected="dense spectral weights", got="factorised ones", remedy=_DENSE)
+    missing, unknown = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
+    if missing or unknown:
+        first = f"no {missing[0]}" if missing else f"also {unknown[0]}"
+        raise DataError(
+            expected=f"the {len(expected)} weights that the arguments say",
+            got=f"{first} ({len(missing)} missing, {len(unknown)} unknown)",
+            remedy="give the arguments that the model was built with",
+        )
+    dtype = getattr(state["projection.fcs.1.weight"], "dtype", None)
+    if dtype not in _COMPLEX:
+        raise DataError(expected="float32 or float64 weights", got=str(dtype), remedy="convert the model: model.float()")
+    for name, shape in expected.items():
+        value = state[name]
+        kind = _COMPLEX[dtype] if name.endswith(".tensor") else dtype
+        if not isinstance(value, Tensor) or value.dtype != kind:
+            raise DataError(expected=f"{kind} weights as {name}", got=described(value), remedy="convert the whole model alike")
+        if tuple(value.shape) != shape:
+            raise ShapeError(
+                expected=f"{name} of shape {shape}", got=str(tuple(value.shape)), remedy="check the arguments of the model"
+            )
+        if not bool(torch.isfinite(value).all()):
+            raise DataError(expected=f"finite weights as {name}", got="NaN or infinity", remedy="train it again")
+
+
+def _ours(state: Mapping[str, Tensor], plan: _Architecture) -> dict[str, Tensor]:
+    """Our state dict without the normalisers."""
+    found: dict[str, Tensor] = {}
+
+    def put(ours: str, theirs: str) -> None:
+        found[f"{ours}.weight"], found[f"{ours}.bias"] = state[f"{theirs}.weight"][..., 0], state[f"{theirs}.bias"]
+
+    put("lift", "lifting.fcs.0")
+    if plan.boundaries is not None:  # theirs runs from low to high over a period, ours from -1 to 1
+        weight, bias = found["lift.weight"].double(), found["lift.bias"].double()
+        low, high = torch.tensor(plan.boundaries, dtype=torch.float64, device=weight.device).unbind(1)
+        position = weight[:, plan.in_channels :]
+        found["lift.bias"] = bias + position @ (low + high) / 2
+        found["lift.weight"] = torch.cat([weight[:, : plan.in_channels], position * (high - low) / 2], dim=1)
+    if plan.lifting:
+        put("lift_output", "lifting.fcs.1")
+    put("projection", "projection.fcs.0")
+    put("readout", "projection.fcs.1")
+    like = state["projection.fcs.1.weight"]
+    for number in range(plan.depth):
+        found[f"spectral.{number}.weight"] = _our_frequencies(state[f"fno_blocks.convs.{number}.weight.tensor"], plan.our_modes)
+        found[f"pointwise.{number}.bias"] = state[f"fno_blocks.convs.{number}.bias"].flatten()
+        found[f"pointwise.{number}.weight"] = _skip(state, f"fno_blocks.fno_skips.{number}", plan.fno_skip, plan.width, like)
+        if plan.channel_mlp:
+            put(f"mixers.{number}.first", f"fno_blocks.channel_mlp.{number}.fcs.0")
+            put(f"mixers.{number}.second", f"fno_blocks.channel_mlp.{number}.fcs.1")
+            skip = _skip(state, f"fno_blocks.channel_mlp_skips.{number}", plan.channel_mlp_skip, plan.width, like)
+            found[f"mixers.{number}.gate"] = skip.diagonal()
+    return found
+
+
+def _units(name: str, units: tuple[Tensor, Tensor] | None, channels: int) -> dict[str, Tensor]:
+    """State of a normaliser."""
+    if units is None:
+        return {f"{name}.mean": torch.zeros(channels), f"{name}.scale": torch.ones(channels)}
+    mean, std = (torch.as_tensor(part).detach().flatten() for part in units)
+    if len(mean) != channels or len(std) != channels:
+        raise ShapeError(
+            expected=f"mean and standard deviation of {channels} channels for the {name}",
+            got=f"{len(mean)} and {len(std)} numbers",
+            remedy="normalisers with a mean per point do not convert: give one number per channel",
+        )
+    if not (bool(torch.isfinite(mean).all()) and bool(((std > 0) & torch.isfinite(std)).all())):
+        raise DataError(
+            expected=f"finite means and positive deviations for the {name}", got=f"{mean}, {std}", remedy="check them"
+        )
+    return {f"{name}.mean": mean, f"{name}.scale": std}
+
+
+def _skip(state: Mapping[str, Tensor], name: str, kind: str | None, width: int, like: Tensor) -> Tensor:
+    """A skip connection as a matrix, `(width, width)`."""
+    if kind == "linear":
+        return state[f"{name}.conv.weight"][..., 0]
+    if kind == "soft-gating":
+        return torch.diag(state[f"{name}.weight"].flatten())
+    return torch.eye(width).to(like) * (kind == "identity")
+
+
+def _our_frequencies(weight: Tensor, modes: Sequence[int]) -> Tensor:
+    """Map `(in, out, *theirs)`, frequencies -(n // 2) first, to `(*ours, in, out, 2)`, frequency 0 first."""
+    for axis, mode in enumerate(modes[:-1], start=2):
+        size = weight.shape[axis]
+        padding = weight.new_zeros(*weight.shape[:axis], 2 * mode - 1 - size, *weight.shape[axis + 1 :])
+        weight = torch.cat([weight, padding], dim=axis).roll(-(size // 2), dims=axis)
+    return torch.view_as_real(weight.movedim((0, 1), (-2, -1)).resolve_conj())
+
+
+def _their_frequencies(weight: Tensor, modes: Sequence[int]) -> Tensor:
+    """Map `(*ours, in, out, 2)` to `(in, out, *theirs)` for n = 2m - 1."""
+    found = torch.view_as_complex(weight.contiguous()).movedim((-2, -1), (0, 1))
+    for axis, mode in enumerate(modes[:-1], start=2):
+        found = found.roll(mode - 1, dims=axis)
+    return found
+
+
+def _physical_lift(operator: FNO) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the first layer for inputs in physical units and positions from 0 to 1."""
+    units, count = operator.input_normalizer, operator.in_channels
+    weight, bias = operator.lift.weight.detach().double(), operator.lift.bias.detach().double()
+    fields, position = weight[:, :count] / units.scale.double(), weight[:, count:]
+    bias = bias - fields @ units.mean.double() - position.sum(1)
+    like = operator.lift.weight
+    return torch.cat([fields, 2.0 * position], dim=1).to(like), bias.to(like)
+
+
+def _ratio(channels: int, width: int) -> float:
+    """A ratio that their int(ratio * width) turns into the channels, whatever is rounded."""
+    exact = channels / width
+    return exact if int(exact * width) == channels else math.nextafter(exact, math.inf)
+
+
+def _check_exportable(operator: FNO) -> None:
+    refused: list[tuple[Callable[[], bool], str, str, str]] = [
+        (
+            lambda: not all(operator.periodic) and operator.continuation != "periodic",
+            "axes taken as periodic",
+            f"periodic={operator.periodic}, continuation={operator.continuation!r}",
+            'build the operator with continuation="periodic"',
+        ),
+        (
+            lambda: operator.embeds_position is True,
+            'embeds_position False or "linear"',
+            "True",
+            'build the operator with embeds_position="linear"',
+        ),
+        (
+            lambda: operator.channel_mlp is None and operator.depth > 1,
+            "blocks with channel_mlp, or one block",
+            f"{operator.depth} blocks without, where neuraloperator 2.0 activates twice",
+            "build the operator with channel_mlp=width // 2",
+        ),
+    ]
+    for applies, expected, got, remedy in refused:
+        if applies():
+            raise ArgumentError(expected=expected, got=got, remedy=remedy)
