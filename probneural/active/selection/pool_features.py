@@ -369,8 +369,8 @@ def _frame(directions: int, count: int, *, seed: int) -> Float64[Tensor, "s k"]:
 def _factors(grams: Float64[Tensor, "n k k"], most: int) -> Float64[Tensor, "n r k"]:
     """Rows of these Gram matrices, roughly the largest first, and exactly so where some are left out.
 
-    Where none is, Cholesky factors will do, for a tenth of the cost of eigenvectors. Directions that are large for all functions
-    come first. What is added to the diagonal is as much as Gram matrices are known to.
+    Where none is, Cholesky factors will do, for a tenth of the cost of eigenvectors. Directions that are large for all
+    functions come first. What is added to the diagonal is as much as Gram matrices are known to.
     """
     rank = grams.shape[1]
     if most == rank:
