@@ -112,6 +112,29 @@ def _stationary(name: str, squares: Tensor, alpha: Tensor) -> Tensor:
     return (1.0 + distances + distances.square() / 3.0) * decay
 
 
+def _stationary_slopes(name: str, squares: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A stationary kernel k, its derivative in squared distances, and that in log alpha if it has one; no graph is kept."""
+    if name == "rational_quadratic":
+        ratio = squares / (2.0 * alpha)
+        logs, above = ratio.log1p(), ratio + 1.0
+        kernel = (-alpha * logs).exp_()
+        slope = kernel / above
+        in_alpha = ratio.mul_(slope).sub_(logs.mul_(kernel)).mul_(alpha)
+        return kernel, slope.mul_(-0.5), in_alpha
+    if name == "rbf":
+        kernel = (-0.5 * squares).exp_()
+        return kernel, -0.5 * kernel, None
+    order = SMOOTHNESS[name]
+    distances = (2.0 * order * squares).clamp_min_(_LEAST_SQUARE).sqrt_()
+    decay = (-distances).exp()
+    if order == 0.5:
+        return decay, -0.5 * decay / distances, None
+    if order == 1.5:
+        return (1.0 + distances) * decay, -1.5 * decay, None
+    linear = (1.0 + distances) * decay
+    return linear + distances.square() * decay / 3.0, (-5.0 / 6.0) * linear, None
+
+
 def _squared_distances(left: Float64[Tensor, "a r"], right: Float64[Tensor, "b r"]) -> Float64[Tensor, "a b"]:
     """|z - z'|² as one matrix product, |z|² - 2 z z' + |z'|² about the mean; zero from a set of points to itself.
 
@@ -360,20 +383,56 @@ class Search:
             jac=True,
             method="L-BFGS-B",
             bounds=bounds,
-            options={"maxiter": iterations, "ftol": 1e-6, "gtol": 1e-4},
+            options={"maxiter": iterations, "ftol": 1e-6, "gtol": 1e-4, "maxcor": 40},
         )
 
-    @torch.enable_grad()
+    @torch.no_grad()
     def _objective(self, numbers: NDArray[np.float64], *, points: Tensor, values: Tensor) -> tuple[float, NDArray[np.float64]]:
-        vector = torch.from_numpy(numbers).to(points.device).requires_grad_()
+        """Minus log evidence and log hyper-prior, per value, and the gradient: sums over entries of C, times those of G.
+
+        With G the gradient of the evidence in C = k + nugget, k' the derivative of the kernel in squared distances, H = G * k'
+        entry by entry and h = H 1, for points z and relevances a,
+
+            d / d log a_j = 4 a_j² (sum over i of h_i z_ij² - (Zᵀ H Z)_jj),   d / d log linear_j = 2 linear_j² (Zᵀ G Z)_jj,
+
+        and the nugget, which is a multiple of the mean diagonal of k, adds to the second.
+        """
+        vector = torch.from_numpy(numbers).to(points.device)
         covariance, nugget = self._unpacked(vector, points)
-        matrix = _noisy(covariance(points, points), nugget)
+        centred = points - points.mean(0)
+        name, slopes, in_alpha = covariance.stationary, None, None
+        if name is not None:
+            scaled = centred * covariance.relevance
+            matrix, slopes, in_alpha = _stationary_slopes(name, _squared_distances(scaled, scaled), covariance.alpha)
+        else:
+            matrix = points.new_zeros(len(points), len(points))
+        if covariance.has_linear_part:
+            moved = points * covariance.linear
+            matrix.addmm_(moved, moved.mT)
+        matrix.diagonal().add_(nugget)
         value = log_evidence(matrix, values)
         if value is None:
             return 1e10, np.zeros_like(numbers)
-        hyper_prior = 0.5 * vector[6:].square().sum()
-        (gradient,) = torch.autograd.grad([hyper_prior, matrix], vector, [torch.ones_like(hyper_prior), -value[2]])
-        return (float(hyper_prior.detach()) - value[0]) / values.numel(), gradient.cpu().numpy() / values.numel()
+        log_std, gradient = self.std.log(), vector.new_zeros(len(vector))
+        in_nugget = value[2].diagonal().sum()
+        gradient[5] = in_nugget * nugget
+        if covariance.has_linear_part:
+            squares = (points * (value[2] @ points)).sum(0) + in_nugget * vector[5].exp() * points.square().mean(0)
+            in_linear = 2.0 * covariance.linear.square() * squares
+            gradient[3], gradient[4] = 0.5 * in_linear.sum(), -(log_std * in_linear).sum()
+        if slopes is not None:
+            if in_alpha is not None:
+                gradient[2] = (value[2] * in_alpha).sum()
+            weights = slopes.mul_(value[2]).fill_diagonal_(0.0)
+            products = torch.cat([centred, centred.new_ones(len(centred), 1)], dim=1)
+            products = weights @ products
+            spread = (centred.square() * products[:, -1:]).sum(0) - (centred * products[:, :-1]).sum(0)
+            in_relevance = 4.0 * covariance.relevance.square() * spread
+            gradient[0], gradient[1] = -in_relevance.sum(), -(log_std * in_relevance).sum()
+            gradient[6:] = in_relevance
+        gradient[6:] -= vector[6:]
+        total = 0.5 * float(vector[6:].square().sum()) - value[0]
+        return total / values.numel(), -gradient.cpu().numpy() / values.numel()
 
 
 def _noisy(matrix: Tensor, nugget: Tensor | float) -> Tensor:

@@ -94,9 +94,6 @@ def test_a_rough_field_keeps_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_directions_are_kept_for_the_same_inputs_only() -> None:
-    kept, first, second = Directions(), torch.zeros(1, 1, 4), torch.ones(1, 1, 4)
-    assert [int(kept.of(values, lambda n=n: torch.tensor(n))) for n, values in enumerate((first, second, first.clone()))] == [
-        0,
-        1,
-        0,
-    ]
+    kept, some = Directions(), [torch.full((1, 1, 4), float(size)) for size in (0, 1, 0)]
+    found = [kept.of(values, lambda n=n: torch.full((1, 2, 1, 4), float(n))) for n, values in enumerate(some)]
+    assert [float(directions[0, 0, 0, 0]) for directions in found] == [0.0, 1.0, 0.0]
