@@ -1,17 +1,13 @@
-"""Gaussian processes from a few coordinates to a few others, with a kernel that they share, and their evidence."""
+"""Gaussian processes from a few coordinates to a few others, with a kernel that they share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
 
-import numpy as np
 import torch
 from jaxtyping import Float64
-from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.errors import ArgumentError
@@ -25,19 +21,12 @@ SMOOTHNESS = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
 
 _CHUNK = 2**22
 """Entries of a matrix between queries and training inputs held at once (32 MiB)."""
-_LEAST_SQUARE = 1e-30
+LEAST_SQUARE = 1e-30
 """Of squared distances under a root, which has no derivative at zero; dimensionless."""
 _JITTER = 1e-13
 """Fraction of the prior variance that joint posterior covariances are known to, by rounding."""
 LEAST_NOISE = 1e-12
 """Of the noise, in units of the mean prior variance: what a Cholesky factorisation in double precision still resolves."""
-_LARGEST_NOISE = math.exp(5.0)
-"""The same, at most."""
-_SUBSETS = (256, 512)
-"""Pairs from which the search for hyper-parameters starts, and those from which relevances are learned first."""
-_LARGEST = 2048
-"""The most pairs to learn hyper-parameters from."""
-_STARTS = tuple((exponent, length, noise) for exponent in (0.0, 0.5, 1.0) for length, noise in ((1.0, -12.0), (0.3, -5.0)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +75,7 @@ class Covariance:
             total = total + (left * self.linear) @ (right * self.linear).mT
         if self.stationary is not None and total.numel():
             scaled = left * self.relevance
-            squares = _squared_distances(scaled, scaled if right is left else right * self.relevance)
+            squares = squared_distances(scaled, scaled if right is left else right * self.relevance)
             total = total + _stationary(self.stationary, squares, self.alpha)
         return total
 
@@ -103,7 +92,7 @@ def _stationary(name: str, squares: Tensor, alpha: Tensor) -> Tensor:
     if name == "rational_quadratic":
         return (-alpha * (squares / (2.0 * alpha)).log1p()).exp()
     order = SMOOTHNESS[name]
-    distances = (2.0 * order * squares).clamp_min(_LEAST_SQUARE).sqrt()
+    distances = (2.0 * order * squares).clamp_min(LEAST_SQUARE).sqrt()
     decay = (-distances).exp()
     if order == 0.5:
         return decay
@@ -112,30 +101,7 @@ def _stationary(name: str, squares: Tensor, alpha: Tensor) -> Tensor:
     return (1.0 + distances + distances.square() / 3.0) * decay
 
 
-def _stationary_slopes(name: str, squares: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A stationary kernel k, its derivative in squared distances, and that in log alpha if it has one; no graph is kept."""
-    if name == "rational_quadratic":
-        ratio = squares / (2.0 * alpha)
-        logs, above = ratio.log1p(), ratio + 1.0
-        kernel = (-alpha * logs).exp_()
-        slope = kernel / above
-        in_alpha = ratio.mul_(slope).sub_(logs.mul_(kernel)).mul_(alpha)
-        return kernel, slope.mul_(-0.5), in_alpha
-    if name == "rbf":
-        kernel = (-0.5 * squares).exp_()
-        return kernel, -0.5 * kernel, None
-    order = SMOOTHNESS[name]
-    distances = (2.0 * order * squares).clamp_min_(_LEAST_SQUARE).sqrt_()
-    decay = (-distances).exp()
-    if order == 0.5:
-        return decay, -0.5 * decay / distances, None
-    if order == 1.5:
-        return (1.0 + distances) * decay, -1.5 * decay, None
-    linear = (1.0 + distances) * decay
-    return linear + distances.square() * decay / 3.0, (-5.0 / 6.0) * linear, None
-
-
-def _squared_distances(left: Float64[Tensor, "a r"], right: Float64[Tensor, "b r"]) -> Float64[Tensor, "a b"]:
+def squared_distances(left: Float64[Tensor, "a r"], right: Float64[Tensor, "b r"]) -> Float64[Tensor, "a b"]:
     """|z - z'|² as one matrix product, |z|² - 2 z z' + |z'|² about the mean; zero from a set of points to itself.
 
     Distances below some 1e-8 of the points' extent are rounding.
@@ -236,204 +202,12 @@ class Process:
 def _factor(matrix: Tensor, nugget: float) -> Tensor:
     """Cholesky factor of a covariance matrix plus a multiple of the identity, which grows if rounding asks for it."""
     while True:
-        root, failed = torch.linalg.cholesky_ex(_noisy(matrix, nugget))
+        root, failed = torch.linalg.cholesky_ex(with_noise(matrix, nugget))
         if not bool(failed):
             return root
         nugget = 10.0 * max(nugget, LEAST_NOISE * float(matrix.diagonal().mean()))
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Processes with the hyper-parameters of greatest evidence.
-
-    Attributes:
-        process: The processes.
-        log_evidence: Of all training values, in nats.
-        converged: Whether the optimiser met its tolerance.
-        evaluations: Of the evidence, on all pairs that hyper-parameters were learned from.
-        vector: The hyper-parameters, as the search has them.
-    """
-
-    process: Process
-    log_evidence: float
-    converged: bool
-    evaluations: int
-    vector: NDArray[np.float64]
-
-
-@torch.no_grad()
-def log_evidence(
-    matrix: Float64[Tensor, "n n"], values: Float64[Tensor, "n f"]
-) -> tuple[float, Float64[Tensor, " f"], Float64[Tensor, "n n"]] | None:
-    """Log evidence of f processes, each at its best amplitude, these amplitudes, and the gradient in C; None if C is singular.
-
-    With C the covariance matrix at unit amplitude, noise included: amplitude_k² = y_k^T C^-1 y_k / n, and the evidence is
-    -(1/2) sum over k of (n log(2 pi e amplitude_k²) + log det C), in nats.
-
-    Args:
-        matrix: C.
-        values: y.
-    """
-    root, failed = torch.linalg.cholesky_ex(matrix)
-    if bool(failed):
-        return None
-    inverse = torch.cholesky_inverse(root)
-    solved = inverse @ values
-    squares = (values * solved).mean(0)
-    if not bool((squares > 0).all()):
-        return None
-    count, outputs = values.shape
-    total = count * (squares.log() + 1.0 + math.log(2.0 * math.pi)).sum() + 2.0 * outputs * root.diagonal().log().sum()
-    gradient = (solved / squares) @ solved.mT - outputs * inverse
-    return -0.5 * float(total), squares.sqrt(), 0.5 * gradient
-
-
-@dataclass(frozen=True, eq=False)
-class Search:
-    """The search for the hyper-parameters of f processes.
-
-    Inverse length scales are exp(-length) * spread_j^-exponent * exp(relevance_j): an exponent of 0 measures the distance of
-    two input functions in L2, an exponent of 1 that of whitened coordinates. Log relevances have a standard normal hyper-prior.
-
-    Args:
-        kernel: One of `KERNELS`.
-        points: Training coordinates, `(n, r)`.
-        std: Their standard deviations, `(r,)`.
-        values: Training values, `(n, f)`, of about unit size.
-        learns_relevances: Whether each coordinate has a relevance of its own.
-        min_noise: The least noise variance, in units of the mean prior variance.
-        iterations: Of the optimiser on all pairs, at most.
-        like: Hyper-parameters of other processes that these may resemble, to start from as well.
-    """
-
-    kernel: str
-    points: Float64[Tensor, "n r"]
-    std: Float64[Tensor, " r"]
-    values: Float64[Tensor, "n f"]
-    learns_relevances: bool
-    min_noise: float
-    iterations: int
-    like: NDArray[np.float64] | None = None
-
-    def run(self) -> Fitted:
-        """Maximise the evidence: from six starts on few pairs, then, against a mostly linear start, on more, then on all."""
-        starts = [] if self.like is None else [self.like]
-        for exponent, length, noise in _STARTS:
-            typical = float((self.points * self.std**-exponent).square().sum(1).mean().log()) / 2.0
-            start = np.zeros(6 + len(self.std))
-            start[:6] = typical + length, exponent, 0.0, -4.0, 0.0, noise
-            starts.append(start)
-        results = [self._maximise(start, pairs=_SUBSETS[0], relevances=False, iterations=10) for start in starts]
-        best = min(results, key=lambda result: float(result.fun))
-        best = self._maximise(best.x, pairs=_SUBSETS[0], relevances=False, iterations=30)
-        relevances = self.learns_relevances and self.kernel != "linear"
-        if len(self.points) > _SUBSETS[0]:
-            rivals = [self._maximise(best.x, pairs=_SUBSETS[1], relevances=relevances, iterations=60)]
-            if "+linear" in self.kernel:  # few pairs hide a linear map in many coordinates, and its optimum lies far away
-                linear = self._mostly_linear(best.x)
-                rivals.append(self._maximise(linear, pairs=_SUBSETS[1], relevances=False, iterations=30))
-            best = min(rivals, key=lambda result: float(result.fun))
-        best = self._maximise(best.x, pairs=_LARGEST, relevances=relevances, iterations=self.iterations)
-        covariance, nugget = self._unpacked(torch.from_numpy(best.x).to(self.points.device), self.points)
-        matrix, size = covariance(self.points, self.points), float(nugget)
-        while (result := log_evidence(_noisy(matrix, size), self.values)) is None:  # more pairs than were learned from
-            size *= 10.0
-        process = Process(covariance, size, self.points, self.values, result[1])
-        return Fitted(process, result[0], bool(best.success), int(best.nfev), best.x)
-
-    def _mostly_linear(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The same processes with a linear part that outweighs the rest, as strong along all coordinates, and some noise."""
-        moved = vector.copy()
-        moved[3:6] = 6.0 - float(self.points.square().sum(1).mean().log()), 0.0, -5.0
-        return moved
-
-    def _unpacked(self, vector: Tensor, points: Tensor) -> tuple[Covariance, Tensor]:
-        length, exponent, alpha, weight, slope, noise = vector[:6]
-        decay = self.std.log()
-        covariance = Covariance(
-            kernel=self.kernel,
-            relevance=(vector[6:] - length - exponent * decay).exp(),
-            linear=(0.5 * weight - slope * decay).exp(),
-            alpha=alpha.exp(),
-        )
-        return covariance, noise.exp() * covariance.diagonal(points).mean()
-
-    def _maximise(self, start: NDArray[np.float64], *, pairs: int, relevances: bool, iterations: int) -> Any:
-        from scipy.optimize import minimize  # costs a third of a second to import
-
-        count = min(pairs, len(self.points))
-        rows = torch.linspace(0, len(self.points) - 1, count, dtype=torch.float64).round().long().to(self.points.device)
-        points, values = self.points[rows], self.values[rows]
-        centre = float(start[0])
-        varies = (
-            self.kernel != "linear",
-            self.kernel != "linear",
-            self.kernel.startswith("rational"),
-            "+linear" in self.kernel,
-            self.kernel.endswith("linear"),
-        )
-        ranges = ((centre - 8.0, centre + 8.0), (-1.5, 2.0), (-4.0, 4.0), (-25.0, 25.0), (-1.5, 2.0))
-        bounds = [span if free else (value, value) for span, free, value in zip(ranges, varies, start, strict=False)]
-        bounds += [(math.log(self.min_noise), math.log(_LARGEST_NOISE))]
-        bounds += [(-8.0, 4.0) if relevances else (value, value) for value in start[6:]]
-        objective: Callable[..., Any] = partial(self._objective, points=points, values=values)
-        return minimize(
-            objective,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=bounds,
-            options={"maxiter": iterations, "ftol": 1e-6, "gtol": 1e-4, "maxcor": 40},
-        )
-
-    @torch.no_grad()
-    def _objective(self, numbers: NDArray[np.float64], *, points: Tensor, values: Tensor) -> tuple[float, NDArray[np.float64]]:
-        """Minus log evidence and log hyper-prior, per value, and the gradient: sums over entries of C, times those of G.
-
-        With G the gradient of the evidence in C = k + nugget, k' the derivative of the kernel in squared distances, H = G * k'
-        entry by entry and h = H 1, for points z and relevances a,
-
-            d / d log a_j = 4 a_j² (sum over i of h_i z_ij² - (Zᵀ H Z)_jj),   d / d log linear_j = 2 linear_j² (Zᵀ G Z)_jj,
-
-        and the nugget, which is a multiple of the mean diagonal of k, adds to the second.
-        """
-        vector = torch.from_numpy(numbers).to(points.device)
-        covariance, nugget = self._unpacked(vector, points)
-        centred = points - points.mean(0)
-        name, slopes, in_alpha = covariance.stationary, None, None
-        if name is not None:
-            scaled = centred * covariance.relevance
-            matrix, slopes, in_alpha = _stationary_slopes(name, _squared_distances(scaled, scaled), covariance.alpha)
-        else:
-            matrix = points.new_zeros(len(points), len(points))
-        if covariance.has_linear_part:
-            moved = points * covariance.linear
-            matrix.addmm_(moved, moved.mT)
-        matrix.diagonal().add_(nugget)
-        value = log_evidence(matrix, values)
-        if value is None:
-            return 1e10, np.zeros_like(numbers)
-        log_std, gradient = self.std.log(), vector.new_zeros(len(vector))
-        in_nugget = value[2].diagonal().sum()
-        gradient[5] = in_nugget * nugget
-        if covariance.has_linear_part:
-            squares = (points * (value[2] @ points)).sum(0) + in_nugget * vector[5].exp() * points.square().mean(0)
-            in_linear = 2.0 * covariance.linear.square() * squares
-            gradient[3], gradient[4] = 0.5 * in_linear.sum(), -(log_std * in_linear).sum()
-        if slopes is not None:
-            if in_alpha is not None:
-                gradient[2] = (value[2] * in_alpha).sum()
-            weights = slopes.mul_(value[2]).fill_diagonal_(0.0)
-            products = torch.cat([centred, centred.new_ones(len(centred), 1)], dim=1)
-            products = weights @ products
-            spread = (centred.square() * products[:, -1:]).sum(0) - (centred * products[:, :-1]).sum(0)
-            in_relevance = 4.0 * covariance.relevance.square() * spread
-            gradient[0], gradient[1] = -in_relevance.sum(), -(log_std * in_relevance).sum()
-            gradient[6:] = in_relevance
-        gradient[6:] -= vector[6:]
-        total = 0.5 * float(vector[6:].square().sum()) - value[0]
-        return total / values.numel(), -gradient.cpu().numpy() / values.numel()
-
-
-def _noisy(matrix: Tensor, nugget: Tensor | float) -> Tensor:
+def with_noise(matrix: Float64[Tensor, "n n"], nugget: float) -> Float64[Tensor, "n n"]:
+    """A covariance matrix plus a multiple of the identity."""
     return matrix + nugget * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)

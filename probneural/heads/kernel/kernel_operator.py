@@ -22,8 +22,9 @@ from probneural.fields import Field, FieldPairs, evaluate
 from probneural.grids import Grid
 from probneural.heads.kernel.component_root import BlockCoordinates, ComponentRoot
 from probneural.heads.kernel.function_draws import Path
-from probneural.heads.kernel.gaussian_processes import KERNELS, LEAST_NOISE, Fitted, Process, Search
+from probneural.heads.kernel.gaussian_processes import KERNELS, LEAST_NOISE, Process
 from probneural.heads.kernel.principal_components import PrincipalComponents, left_out
+from probneural.heads.kernel.search import Fitted, Search
 from probneural.heads.residuals import check_some, output_units, training_pairs
 from probneural.heads.weight_problem import residuals_of
 from probneural.randomness import check_seed, stream
