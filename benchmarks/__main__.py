@@ -5,11 +5,29 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import acquisition_cost, active, bo, curvature, exact, gold, laplace, low_data, published, speed, tables
+from benchmarks import (
+    acquisition_cost,
+    active,
+    bo,
+    curvature,
+    exact,
+    gold,
+    kernel_fit,
+    laplace,
+    low_data,
+    published,
+    speed,
+    tables,
+)
 from probneural.errors import ProbneuralError
 
 LOCAL = Path(__file__).parent / "results" / "local"
-TIMED = {"acquisition": acquisition_cost.main, "curvature": curvature.main, "laplace": laplace.main}
+TIMED = {
+    "acquisition": acquisition_cost.main,
+    "curvature": curvature.main,
+    "kernel_fit": kernel_fit.main,
+    "laplace": laplace.main,
+}
 """Benchmarks that measure time, one thing after another."""
 SPREAD = {"gold": gold.main, "low-data": low_data.main, "published": published.main}
 """Benchmarks that spread over worker processes."""
@@ -44,7 +62,8 @@ def main() -> None:
     run.add_argument("--output", type=Path, default=LOCAL, help="folder for bo.json, bo.png and finished runs")
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
     for name, help_text in (
-        ("acquisition", "seconds and memory of an information gain with its gradient; minutes"),
+        ("acquisition", "cost of an information gain with its gradient, and of choices from a pool; minutes"),
+        ("kernel_fit", "cost of fitting kernel operators, exactly and with inducing points; 10 minutes"),
         ("curvature", "cost of curvature products, beside other libraries where they are installed; minutes"),
         ("laplace", "Laplace structures: accuracy, evidence, speed and memory; about 10 minutes"),
         ("low-data", "heads where training functions are few; about 15 minutes"),

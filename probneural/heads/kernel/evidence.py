@@ -182,8 +182,8 @@ class _Derivatives:
                 in_shape = (weights * self.in_alpha).sum()
             both = weights * self.slopes
             products = both @ self.centred
-            spread = (self.centred.square() * both.sum(1, keepdim=True)).sum(0) - (self.centred * products).sum(0)
-            in_relevance = 4.0 * relevance.square() * spread
+            squares_apart = (self.centred.square() * both.sum(1, keepdim=True)).sum(0) - (self.centred * products).sum(0)
+            in_relevance = 4.0 * relevance.square() * squares_apart
         return self._joined(
             in_relevance[:, None], in_linear[:, None], in_shape.reshape(1), (in_nugget * self.nugget).reshape(1)
         )[:, 0]
@@ -215,8 +215,8 @@ class _Derivatives:
             weighted = centred * column[:, None]
             products = self.slopes @ torch.cat([column[:, None], weighted, centred * weighted], dim=1)
             first, second = products[:, 1 : 1 + len(relevance)], products[:, 1 + len(relevance) :]
-            spread = centred.square() * products[:, :1] - 2.0 * centred * first + second
-            in_relevance = (2.0 * relevance.square() * spread).mT
+            squares_apart = centred.square() * products[:, :1] - 2.0 * centred * first + second
+            in_relevance = (2.0 * relevance.square() * squares_apart).mT
         return self._joined(in_relevance, in_linear, in_alpha + none, self.nugget * column)
 
     @property

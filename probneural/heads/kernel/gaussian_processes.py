@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -23,7 +24,7 @@ _CHUNK = 2**22
 """Entries of a matrix between queries and training inputs held at once (32 MiB)."""
 LEAST_SQUARE = 1e-30
 """Of squared distances under a root, which has no derivative at zero; dimensionless."""
-_JITTER = 1e-13
+JITTER = 1e-13
 """Fraction of the prior variance that joint posterior covariances are known to, by rounding."""
 LEAST_NOISE = 1e-12
 """Of the noise, in units of the mean prior variance: what a Cholesky factorisation in double precision still resolves."""
@@ -144,13 +145,28 @@ class Process:
     def factor(self) -> Float64[Tensor, "n n"]:
         """Cholesky factor of k + nugget at the training points."""
         with torch.inference_mode(False), torch.no_grad():
-            return _factor(self.covariance(self.points, self.points), self.nugget)
+            return triangular_root(self.covariance(self.points, self.points), self.nugget)
 
     @cached_property
     def multipliers(self) -> Float64[Tensor, "n f"]:
         """(k + nugget)^-1 values."""
         with torch.inference_mode(False), torch.no_grad():
             return torch.cholesky_solve(self.values, self.factor)
+
+    @property
+    def basis(self) -> Float64[Tensor, "n r"]:
+        """Points whose kernels the mean is a sum of."""
+        return self.points
+
+    def correction(self, prior: Callable[[Tensor], Tensor], normal: Callable[..., Tensor]) -> Float64[Tensor, "n f"]:
+        """Multipliers of the kernels that make a posterior draw of one from the prior.
+
+        Args:
+            prior: The draw, at any points.
+            normal: Standard normal numbers of a shape.
+        """
+        noise = math.sqrt(self.nugget) * self.amplitude * normal(*self.values.shape)
+        return torch.cholesky_solve(self.values - prior(self.points) - noise, self.factor)
 
     def scaled(self, units: Float64[Tensor, " f"]) -> Process:
         """The processes in other units: values and amplitudes times a factor each."""
@@ -174,7 +190,7 @@ class Process:
         for part in queries.split(self._step):
             explained = self._whitened(part).square().sum(0)
             prior = self.covariance.diagonal(part)
-            parts.append((prior - explained).clamp_min(0.0) + _JITTER * prior)
+            parts.append((prior - explained).clamp_min(0.0) + JITTER * prior)
         return torch.cat(parts)
 
     def joint_factor(self, queries: Float64[Tensor, "m r"]) -> Float64[Tensor, "m m"]:
@@ -182,7 +198,7 @@ class Process:
         whitened = self._whitened(queries)
         joint = self.covariance(queries, queries) - whitened.mT @ whitened
         prior = self.covariance.diagonal(queries)
-        jitter = _JITTER
+        jitter = JITTER
         while True:
             root, failed = torch.linalg.cholesky_ex(joint + (jitter * prior).diag())
             if not bool(failed):
@@ -199,7 +215,7 @@ class Process:
         return max(1, _CHUNK // len(self.points))
 
 
-def _factor(matrix: Tensor, nugget: float) -> Tensor:
+def triangular_root(matrix: Float64[Tensor, "n n"], nugget: float) -> Float64[Tensor, "n n"]:
     """Cholesky factor of a covariance matrix plus a multiple of the identity, which grows if rounding asks for it."""
     while True:
         root, failed = torch.linalg.cholesky_ex(with_noise(matrix, nugget))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from probneural.heads.kernel.evidence import SHAPE, Evidence, Objective, Point
 from probneural.heads.kernel.gaussian_processes import Process, with_noise
+from probneural.heads.kernel.inducing_points import InducingProcess
 
 _LARGEST_NOISE = math.exp(5.0)
 """Of the noise, in units of the mean prior variance."""
@@ -122,13 +123,13 @@ class Fitted:
 
     Attributes:
         process: The processes.
-        log_evidence: Of all training values, in nats.
+        log_evidence: Of all training values, in nats; a lower bound of it with inducing points.
         converged: Whether the optimiser met its tolerance.
         evaluations: Of the evidence, on all pairs that hyper-parameters were learned from.
         vector: The hyper-parameters, as the search has them.
     """
 
-    process: Process
+    process: Process | InducingProcess
     log_evidence: float
     converged: bool
     evaluations: int
@@ -159,11 +160,20 @@ class Search:
     iterations: int
     like: Float64[Tensor, " h"] | None = None
 
-    def run(self) -> Fitted:
-        """Maximise the evidence: from six starts on few pairs, then, against a mostly linear start, on more, then on all."""
+    def run(self, *, inducing_points: int | None = None) -> Fitted:
+        """Maximise the evidence, and condition on all pairs.
+
+        Args:
+            inducing_points: Through the values at how many points the processes are seen; None for all.
+        """
         best = self.learned()
         objective = self._objective(len(self.points))
         covariance, nugget = objective.unpacked(best.vector)
+        if inducing_points is not None:
+            fitted, bound = InducingProcess.fitted(
+                covariance, nugget=float(nugget), points=self.points, values=self.values, count=inducing_points
+            )
+            return Fitted(fitted, bound, best.converged, best.evaluations, best.vector)
         matrix, size = covariance(self.points, self.points), float(nugget)
         while (result := Evidence.of(with_noise(matrix, size), self.values)) is None:  # more pairs than were learned from
             size *= 10.0
@@ -171,7 +181,7 @@ class Search:
         return Fitted(process, result.value, best.converged, best.evaluations, best.vector)
 
     def learned(self) -> Minimum:
-        """The hyper-parameters of greatest evidence, from at most 2,048 pairs."""
+        """From six starts on few pairs, then, against a mostly linear start, on more, then on all up to 2,048."""
         starts = [] if self.like is None else [self.like]
         for exponent, length, noise in _STARTS:
             typical = float((self.points * self.std**-exponent).square().sum(1).mean().log()) / 2.0
