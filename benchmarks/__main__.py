@@ -15,6 +15,7 @@ from benchmarks import (
     exact,
     export,
     gold,
+    kernel_fit,
     laplace,
     low_data,
     published,
@@ -29,6 +30,7 @@ TIMED = {
     "chains": chains.main,
     "curvature": curvature.main,
     "export": export.main,
+    "kernel_fit": kernel_fit.main,
     "laplace": laplace.main,
 }
 """Benchmarks that measure time, one thing after another."""
@@ -66,8 +68,9 @@ def main() -> None:
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
     for name, help_text in (
         ("accuracy", "an FNO's continuations beyond boundaries, beside a kernel method at equal time; about 10 minutes"),
-        ("acquisition", "seconds and memory of an information gain with its gradient; minutes"),
+        ("acquisition", "cost of an information gain with its gradient, and of choices from a pool; minutes"),
         ("chains", "posteriors over all layers in training epochs: fit, calibrate, score; minutes"),
+        ("kernel_fit", "cost of fitting kernel operators, exactly and with inducing points; 10 minutes"),
         ("curvature", "cost of curvature products, beside other libraries where they are installed; minutes"),
         ("laplace", "Laplace structures: accuracy, evidence, speed and memory; about 10 minutes"),
         ("low-data", "heads where training functions are few; about 15 minutes"),

@@ -1,4 +1,4 @@
-"""Cost of observing whole fields: the joint information gain of four candidates with its gradient, in a process of its own."""
+"""Cost of observing whole fields: information gains with gradients, and choices from a pool; each in a process of its own."""
 
 from __future__ import annotations
 
@@ -35,23 +35,36 @@ CASES = (
     *(Case(head, together) for head in ("last layer", "ensemble") for together in (True, False)),
     Case("low rank, two layers", together=True, points=128),
     Case("low rank, all weights", together=True, points=64),
+    Case("low rank, two layers", together=True),
+    Case("low rank, all weights", together=True),
 )
-"""Where a latent has a dimension for each weight, 1,409 and 41,109 here, fields are observed on a coarse grid."""
+"""Latents of a dimension for each weight, 1,409 and 41,109 here: on coarse grids rows are formed, on fine ones products do."""
+POOL = 4000
+BATCH = 16
+SELECTORS: dict[str, pn.active.Selector] = {
+    "stochastic": pn.active.StochasticSelection(),
+    "information gain": pn.active.InformationGainSelection(),
+    "integrated variance": pn.active.IntegratedVarianceSelection(),
+    "BAIT": pn.active.BAITSelection(),
+}
 
 
 def main(*, mode: str, output: Path) -> dict[str, Any]:
     """Measure every case."""
     return sections.write(
         "acquisition",
-        {"information gain": lambda: rows(small=mode == "small")},
+        {
+            "information gain": lambda: rows(small=mode == "small"),
+            "choices": lambda: choices(small=mode == "small"),
+        },
         mode=mode,
         output=output,
         notes=[
             f"value and gradient of the expected information gain of {CANDIDATES} input functions, by their coefficients; "
             f"median of {ROUNDS}, one thread; peak memory beyond that of the fitted model",
             "the operator is a Fourier neural operator of 41,000 weights that was not trained: that costs the same",
-            "where a latent has a dimension per weight, fields are observed on a coarse grid; every output more is a pass "
-            "through the operator",
+            f"choices: {BATCH} functions of a pool of {POOL:,} on 128 points, last-layer posterior, one thread; medians of "
+            f"{ROUNDS} rounds in which each rule chooses once; CPU seconds are of the process, and so is the ratio",
         ],
     )
 
@@ -67,6 +80,39 @@ def measure_information_gain(case: Case = CASES[0], *, rounds: int = ROUNDS) -> 
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         facts = pool.submit(_measure, case, rounds).result()
     return {"head": case.head, "candidates": "together" if case.together else "one by one", "outputs": case.points, **facts}
+
+
+def choices(*, small: bool = False) -> list[dict[str, Any]]:
+    """What a batch costs, rule by rule."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_chosen, 40 if small else POOL, 4 if small else BATCH, 1 if small else ROUNDS).result()
+
+
+def _chosen(size: int, batch: int, rounds: int) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    problem = pn.problems.Burgers(viscosity=0.1)
+    predictor = _fitted("last layer", problem.sample(16, resolution=128, seed=0))
+    pool = problem.sample_inputs(size, resolution=128, seed=5)
+    wall: dict[str, list[float]] = {name: [] for name in SELECTORS}
+    cpu: dict[str, list[float]] = {name: [] for name in SELECTORS}
+    for number in range(rounds + 1):  # the first does not count
+        for name, selector in SELECTORS.items():
+            start, spent = time.perf_counter(), time.process_time()
+            selector.select(predictor, pool, count=batch, seed=0)
+            if number:
+                wall[name].append(time.perf_counter() - start)
+                cpu[name].append(time.process_time() - spent)
+    middle = {name: statistics.median(times) for name, times in cpu.items()}
+    return [
+        {
+            "rule": name,
+            "seconds": statistics.median(wall[name]),
+            "CPU s": middle[name],
+            "ratio to stochastic": middle[name] / middle["stochastic"],
+        }
+        for name in SELECTORS
+    ]
 
 
 def _measure(case: Case, rounds: int) -> dict[str, Any]:

@@ -198,6 +198,8 @@ def check_interval(value: object, name: str, *, below: float = math.inf) -> tupl
 
 def check_finite(values: Tensor, name: str, *, remedy: str = "drop or repair those fields") -> None:
     """Raise a DataError, with the count and the first place, if any value is NaN or infinite."""
+    if values.is_floating_point() and math.isfinite(values.detach().sum()):  # then all are, and a sum is found much faster
+        return
     bad = ~torch.isfinite(values.detach())
     if bool(bad.any()):
         first = tuple(bad.nonzero()[0].tolist())

@@ -73,6 +73,7 @@ PURPOSES: Final = MappingProxyType(
         "stochastic selection": "Gumbel noise on the scores of a pool",
         "latent frame": "directions of a latent that features of a pool are taken in",
         "feature sketch": "signs and groups of the features of a pool, per channel",
+        "observed directions": "combinations of a root's columns that show what its rows span",
         "designs": "scrambling of designs that fill a space",
         "random start": "the first labels and the calibration functions of a loop",
         "round recipe": "seed of a loop's recipe, per round",

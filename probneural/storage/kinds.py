@@ -24,6 +24,7 @@ from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.errors import FileError, GridError, ProbneuralError, ShapeError
 from probneural.grids import Axis, Grid
 from probneural.heads.kernel.gaussian_processes import Covariance, Process
+from probneural.heads.kernel.inducing_points import InducingProcess
 from probneural.heads.kernel.kernel_operator import KernelPaths, KernelPredictor
 from probneural.heads.kernel.principal_components import PrincipalComponents
 from probneural.heads.laplace.laplace import LaplacePredictor
@@ -143,6 +144,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(KernelPaths),
     Kind(PrincipalComponents),
     Kind(Process),
+    Kind(InducingProcess),
     Kind(Covariance),
     Kind(SampledLastLayerPredictor, on_cpu=("prior_factors", "prior_precision", "effective_observations")),
     Kind(VariationalLastLayerPredictor, on_cpu=("history",)),

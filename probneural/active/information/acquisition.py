@@ -17,9 +17,10 @@ from torch import Tensor
 from probneural.active.botorch_models.model import OperatorModel
 from probneural.active.information.latent_information import observation_moments, target_moments
 from probneural.active.information.latent_observation import LatentObservation, Recomputed, independent_rows
+from probneural.active.information.leading_rows import Directions, leading_rows
 from probneural.active.information.observation import observation_weights, whitened_rows
 from probneural.checks import check_finite
-from probneural.distributions import EmpiricalField, GaussianField
+from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, GaussianField
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid, check_grid
@@ -28,6 +29,8 @@ _POINTS = 2**14
 """Grid points of inputs predicted at once; t-batches beyond them are taken one after the other."""
 _ENTRIES = 2**23
 """Entries of roots formed at once (64 MiB in float64)."""
+_FORMED = 256
+"""Rows or columns of a function's root, whichever are fewer, beyond which it is found from products and not formed."""
 _TARGET_ROWS = 1024
 """Rows of targets beyond which linearly dependent ones are dropped."""
 
@@ -41,13 +44,15 @@ class FieldAcquisition(AcquisitionFunction, ABC):
     has no closed form.
 
     Designs of a t-batch are predicted together, t-batches a few at a time, and predictions are made again for the gradient
-    rather than kept. So memory does not grow with the number of t-batches. Gradients are of first order, and in the designs
+    rather than kept. So memory hardly grows with the number of t-batches. Where a root would take many passes to form, as those
+    of posteriors over weights do on fine grids, products find the few combinations of its rows that say all but 1e-10 of it.
+    Gradients are of first order, and in the designs
     alone: what the model has observed is taken as fixed.
 
     Args:
         model: Its predictor, its map from designs to input functions, and what it has observed; its functional gives the grid.
         grid: Where fields are observed; that of the model's functional by default. For posteriors over all weights of a
-            network, whose latent has a dimension for each weight, a coarse grid saves most of the work and loses little.
+            network, whose latent has a dimension for each weight, a coarse grid saves work and loses little.
         noise: Variance of the noise of one value, in physical units squared, one or one per channel; by default the
             predictor's.
 
@@ -116,9 +121,10 @@ class FieldAcquisition(AcquisitionFunction, ABC):
             DataError: If predictions are not finite.
         """
         inputs, count = self.model.encoded(X), X.shape[-2]
+        directions = Directions()
 
         def value(values: Tensor) -> Tensor:
-            observation = self._observed(Field(values.flatten(0, 1), inputs.grid)).grouped(count)
+            observation = self._observed(Field(values.flatten(0, 1), inputs.grid), directions).grouped(count)
             return self._value(observation if self._pending is None else observation.cat(self._pending))
 
         batches = inputs.values.unflatten(0, (-1, count))
@@ -144,7 +150,9 @@ class FieldAcquisition(AcquisitionFunction, ABC):
         with torch.no_grad():
             inputs = self.model.encoded(X_pending)
             step = self._at_once(inputs, 1)
-            parts = [self._observed(inputs[start : start + step], pins=True) for start in range(0, len(inputs), step)]
+            parts = [
+                self._observed(inputs[start : start + step], Directions(), pins=True) for start in range(0, len(inputs), step)
+            ]
             values = torch.cat([part.values for part in parts])
             pending = LatentObservation(values, parts[0].are_moments).grouped(len(inputs))
             return pending, self._value(pending)[0]
@@ -181,11 +189,17 @@ class FieldAcquisition(AcquisitionFunction, ABC):
             self._latent = field.latent.id
         return field
 
-    def _observed(self, inputs: Field, *, pins: bool = False) -> LatentObservation:
+    def _observed(self, inputs: Field, directions: Directions, *, pins: bool = False) -> LatentObservation:
         """What observing each of n functions says, `(n, r, k)`, given what the model has observed."""
         field = self._field(inputs, pins=pins)
-        are_moments = field.latent.rank <= self.model.predictor.out_channels * self.grid.size
-        values = (observation_moments if are_moments else whitened_rows)(field, self._weights)
+        are_moments = False
+        if _takes_products(field):
+            values = leading_rows(
+                lambda part: self._field(Field(part, inputs.grid)), inputs.values, self._weights, directions=directions
+            )
+        else:
+            are_moments = field.latent.rank <= self.model.predictor.out_channels * self.grid.size
+            values = (observation_moments if are_moments else whitened_rows)(field, self._weights)
         check_finite(values, "predictions of the fields to be observed")
         return self._given(LatentObservation(values, are_moments))
 
@@ -352,6 +366,13 @@ class FieldIntegratedVariance(FieldAcquisition):
         for start in range(0, len(targets), step):
             field = self._field(targets[start : start + step], pins=True)
             weights = weighting[start : start + step]
+            if _takes_products(field):
+                some = targets.values[start : start + step]
+                rows = leading_rows(
+                    lambda part: self._field(Field(part, targets.grid)), some, field_weights, directions=Directions()
+                )
+                total = _independent(total, (rows * weights.sqrt().to(rows)[:, None, None]).flatten(0, 1))
+                continue
             are_moments = field.latent.rank <= len(targets) * field_weights.numel()
             if are_moments:
                 moments = target_moments(field, weights[:, None, None] * field_weights)
@@ -359,11 +380,22 @@ class FieldIntegratedVariance(FieldAcquisition):
                 total = moments if total is None else total + moments
                 continue
             rows = (whitened_rows(field, field_weights) * weights.sqrt().to(field.root.device)[:, None, None]).flatten(0, 1)
-            check_finite(rows, "predictions for the targets")
-            total = rows if total is None else torch.cat([total, rows])
-            total = independent_rows(total) if len(total) > _TARGET_ROWS else total
+            total = _independent(total, rows)
         assert total is not None
         return self._given(LatentObservation(total if are_moments else independent_rows(total), are_moments))
+
+
+def _takes_products(field: GaussianField) -> bool:
+    """Whether forming a function's root would take many passes: then products find what it says."""
+    _, channels, points, rank = field.root.shape
+    return min(channels * points, rank) > _FORMED and not isinstance(field.root, DenseRoot | FeatureRoot)
+
+
+def _independent(total: Tensor | None, rows: Float64[Tensor, "t k"]) -> Float64[Tensor, "r k"]:
+    """Add rows of targets to those before; many are replaced by those that are linearly independent."""
+    check_finite(rows, "predictions for the targets")
+    joined = rows if total is None else torch.cat([total, rows])
+    return independent_rows(joined) if len(joined) > _TARGET_ROWS else joined
 
 
 def _checked(weights: Tensor | None, count: int, name: str) -> Float64[Tensor, " count"]:

@@ -26,6 +26,8 @@ from probneural.linear_algebra.principal_components import eigenpairs
 
 _LAZY = 64
 """Candidates whose gains are brought up to date at once."""
+_AT_ONCE = 16
+"""Candidates whose reductions of variance are computed at once, those of the largest bounds first."""
 _OVERSAMPLING = 2
 """BAIT's forward pass takes so many times the batch, as its authors do."""
 
@@ -188,10 +190,17 @@ def _smallest_trace(
     available = eligible.available.clone()
     chosen: list[int] = []
     reference = 0.0
-    fresh_rows = rows[eligible.fresh]
+    bounds = _ReductionBounds.of(rows)
     for step in range(min(count, len(eligible.fresh))):
         scores = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
-        scores[eligible.fresh] = _by_chunks(fresh_rows, partial(_reductions, root=root, half=half))
+        limits = torch.where(available, bounds(root, half), -torch.inf)
+        order = limits.argsort(descending=True)
+        done, best = 0, -torch.inf
+        while done < len(order) and float(limits[order[done]]) >= best - 1e-9 * max(reference, best):
+            part = order[done : done + _AT_ONCE]
+            scores[part] = _by_chunks(rows[part], partial(_reductions, root=root, half=half))
+            scores[~available] = -torch.inf
+            done, best = done + len(part), float(scores.max())
         if step == 0:
             reference = float(scores.max())
         index = eligible.best(scores, available, reference=reference)
@@ -199,6 +208,38 @@ def _smallest_trace(
         available[index] = False
         root = _observed(root, rows[index])
     return chosen
+
+
+@dataclass(frozen=True, eq=False)
+class _ReductionBounds:
+    """Upper bounds of what functions X lower tr(H^T C H), at the cost of a scalar product of k (k + 1) / 2 numbers each.
+
+    tr H^T C X^T (I + X C X^T)^-1 X C H <= tr X^T X C H H^T C, and close to it for functions that say little: most of a pool.
+
+    Args:
+        moments: X^T X on and above the diagonal, `(n, k (k + 1) / 2)`.
+    """
+
+    moments: Float64[Tensor, "n h"]
+
+    @classmethod
+    def of(cls, rows: Float64[Tensor, "n r k"]) -> _ReductionBounds:
+        """Form the moments."""
+        above = _above_diagonal(rows.shape[2])
+        return cls(_by_chunks(rows, lambda part: (part.mT @ part).flatten(1)[:, above]))
+
+    def __call__(self, root: Float64[Tensor, "k k"], half: Float64[Tensor, "k k"]) -> Float64[Tensor, " n"]:
+        """The bounds for C = root root^T and H."""
+        moved = root @ (root.mT @ half)
+        matrix = 2.0 * moved @ moved.mT
+        matrix.diagonal().mul_(0.5)
+        return self.moments @ matrix.flatten()[_above_diagonal(len(root))]
+
+
+def _above_diagonal(size: int) -> Int64[Tensor, " h"]:
+    """Places of the entries on and above the diagonal of a flattened matrix."""
+    row, column = torch.triu_indices(size, size)
+    return row * size + column
 
 
 def _pruned(rows: Float64[Tensor, "n r k"], moment: Float64[Tensor, "k k"], chosen: list[int], *, count: int) -> list[int]:

@@ -31,6 +31,8 @@ _FRAME_ENTRIES = 2**25
 """Entries of a frame of latent vectors (256 MiB): latents longer than 2^18 get fewer than 128 of them."""
 _ROW_ENTRIES = 2**25
 """Entries of the latent rows of a pool (256 MiB)."""
+_ROUNDING = torch.finfo(torch.float64).eps
+"""Of products, as a fraction of a Gram matrix's trace and for each of its rows."""
 _NEGLIGIBLE = 1e-9
 """Information about a function, in nats, that may be left out."""
 
@@ -248,7 +250,7 @@ def observation_rows(
     where = pool.grid if query is None else query
     if targets is not None and not len(targets):
         raise DataError(expected="at least one target function", got="none", remedy="leave targets out for the pool")
-    weights = observation_weights(predictor, where, noise=noise).sqrt()[..., None]
+    precision = observation_weights(predictor, where, noise=noise).sum(1)
     mean_weights = where.mean_weights.sqrt()[:, None]
     inputs, count = pool if targets is None else _joined(pool, targets), len(pool)
     runs = _Stream(predictor, inputs, query, seed=seed, limits=sketch)
@@ -260,14 +262,21 @@ def observation_rows(
     moments = torch.zeros(predictor.out_channels, runs.rank, runs.rank, dtype=torch.float64)
     for run in runs:
         observed = max(0, min(len(run.mean), count - run.index.start))
-        if observed:
-            whitened = (run.columns[:observed] * weights).flatten(1, 2)
-            rows[run.index.start : run.index.start + observed] = _informative(whitened, most)
         weighted = run.columns * mean_weights
-        aims = (weighted if targets is None else weighted[observed:]).transpose(0, 1).flatten(1, 2)
-        moments += aims.mT @ aims
+        first_target = 0 if targets is None else observed
+        if runs.rank <= informative:  # then Gram matrices say all that is asked of a function
+            grams = weighted.mT @ weighted
+            moments += grams[first_target:].sum(0)
+            variances[run.index] = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
+            few = _factors(torch.einsum("nckl,c->nkl", grams[:observed], precision), most)
+        else:
+            aims = weighted[first_target:].transpose(0, 1).flatten(1, 2)
+            moments += aims.mT @ aims
+            variances[run.index] = weighted.square().sum((2, 3))
+            whitened = (weighted[:observed] * precision.sqrt()[:, None, None]).flatten(1, 2)
+            few = eigenpairs(whitened @ whitened.mT)[1].flip(2)[:, :, :most].mT @ whitened
+        rows[run.index.start : run.index.start + observed] = few
         means.add(run.index, run.mean, mean_weights[:, 0].square())
-        variances[run.index] = weighted.square().sum((2, 3))
     squared_scales = means.squared_scales(variances[:count])
     moment = (moments / squared_scales[:, None, None]).sum(0) / (count if targets is None else len(targets))
     return PoolRows(rows[:, : _needed(rows)], moment, is_exact=runs.is_exact and most >= informative)
@@ -357,15 +366,24 @@ def _frame(directions: int, count: int, *, seed: int) -> Float64[Tensor, "s k"]:
     return torch.linalg.qr(vectors).Q.mT * math.sqrt(directions / count)
 
 
-def _informative(rows: Float64[Tensor, "n m k"], most: int) -> Float64[Tensor, "n r k"]:
-    """Few rows of the same Gram matrix rows^T rows, the largest first."""
-    values, rank = rows.shape[1:]
-    if rank <= values:
-        sizes, vectors = eigenpairs(rows.mT @ rows)
-        few = vectors.mT * sizes.sqrt()[..., None]
-    else:
-        few = eigenpairs(rows @ rows.mT)[1].mT @ rows
-    return few.flip(1)[:, :most]
+def _factors(grams: Float64[Tensor, "n k k"], most: int) -> Float64[Tensor, "n r k"]:
+    """Rows of these Gram matrices, roughly the largest first, and exactly so where some are left out.
+
+    Where none is, Cholesky factors will do, for a tenth of the cost of eigenvectors. Directions that are large for all
+    functions come first. What is added to the diagonal is as much as Gram matrices are known to.
+    """
+    rank = grams.shape[1]
+    if most == rank:
+        order = grams.diagonal(dim1=1, dim2=2).sum(0).argsort(descending=True)
+        places = (order[:, None] * rank + order).flatten()
+        sorted_grams = grams.flatten(1).index_select(1, places).unflatten(1, (rank, rank))
+        sizes = sorted_grams.diagonal(dim1=1, dim2=2)
+        sizes.add_(_ROUNDING * rank * sizes.sum(1, keepdim=True))
+        lower, failed = torch.linalg.cholesky_ex(sorted_grams)
+        if not bool(failed.any()):
+            return lower.mT.index_select(2, order.argsort())
+    values, vectors = eigenpairs(grams)
+    return (vectors.mT * values.sqrt()[..., None]).flip(1)[:, :most]
 
 
 def _needed(rows: Float64[Tensor, "n r k"]) -> int:

@@ -10,6 +10,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.heads.kernel.gaussian_processes import SMOOTHNESS, Process
+from probneural.heads.kernel.inducing_points import InducingProcess
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,10 +25,10 @@ class Path:
         phases: `(m,)`, in radians.
         weights: `(m, f)`, in the units of the values.
         slopes: The prior draw's linear part, `(r, f)`.
-        multipliers: Of the correction, `(n, f)`.
+        multipliers: Of the correction, `(n, f)`, or a row for each inducing point.
     """
 
-    process: Process
+    process: Process | InducingProcess
     frequencies: Float64[Tensor, "m r"]
     phases: Float64[Tensor, " m"]
     weights: Float64[Tensor, "m f"]
@@ -36,7 +37,7 @@ class Path:
 
     @classmethod
     @torch.no_grad()
-    def drawn(cls, process: Process, *, generator: torch.Generator, features: int) -> Path:
+    def drawn(cls, process: Process | InducingProcess, *, generator: torch.Generator, features: int) -> Path:
         """Draw one.
 
         Args:
@@ -48,38 +49,36 @@ class Path:
             Wilson et al. (2020), equation 13; Rahimi & Recht (2007), algorithm 1, for the cosines.
         """
         covariance, amplitude = process.covariance, process.amplitude
-        coordinates, outputs = process.points.shape[1], len(amplitude)
+        coordinates, outputs = process.basis.shape[1], len(amplitude)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(process.points.device)
+            return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(process.basis.device)
 
         count = features if covariance.stationary is not None else 0
-        precision = _precisions(covariance.stationary, float(covariance.alpha), count, generator).to(process.points.device)
+        precision = _precisions(covariance.stationary, float(covariance.alpha), count, generator).to(process.basis.device)
         phases = 2.0 * math.pi * torch.rand(count, generator=generator, dtype=torch.float64, device="cpu")
         frequencies = normal(count, coordinates) * precision.sqrt()[:, None] * covariance.relevance
         slopes = normal(coordinates, outputs) * covariance.linear[:, None] * amplitude * float(covariance.has_linear_part)
         prior = cls(
             process=process,
             frequencies=frequencies,
-            phases=phases.to(process.points.device),
+            phases=phases.to(process.basis.device),
             weights=normal(count, outputs) * amplitude * math.sqrt(2.0 / max(1, count)),
             slopes=slopes,
-            multipliers=torch.zeros_like(process.values),
+            multipliers=torch.zeros(len(process.basis), outputs, dtype=torch.float64, device=amplitude.device),
         )
-        noise = math.sqrt(process.nugget) * amplitude * normal(*process.values.shape)
-        rest = process.values - prior._prior(process.points) - noise
         return cls(
             process=process,
             frequencies=prior.frequencies,
             phases=prior.phases,
             weights=prior.weights,
             slopes=slopes,
-            multipliers=torch.cholesky_solve(rest, process.factor),
+            multipliers=process.correction(prior._prior, normal),
         )
 
     def __call__(self, queries: Float64[Tensor, "q r"]) -> Float64[Tensor, "q f"]:
         """Evaluate, differentiably."""
-        return self._prior(queries) + self.process.covariance(queries, self.process.points) @ self.multipliers
+        return self._prior(queries) + self.process.covariance(queries, self.process.basis) @ self.multipliers
 
     def _prior(self, queries: Tensor) -> Tensor:
         return (queries @ self.frequencies.mT + self.phases).cos() @ self.weights + queries @ self.slopes

@@ -1,17 +1,14 @@
-"""Gaussian processes from a few coordinates to a few others, with a kernel that they share, and their evidence."""
+"""Gaussian processes from a few coordinates to a few others, with a kernel that they share."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
 
-import numpy as np
 import torch
 from jaxtyping import Float64
-from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.errors import ArgumentError
@@ -25,19 +22,12 @@ SMOOTHNESS = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
 
 _CHUNK = 2**22
 """Entries of a matrix between queries and training inputs held at once (32 MiB)."""
-_LEAST_SQUARE = 1e-30
+LEAST_SQUARE = 1e-30
 """Of squared distances under a root, which has no derivative at zero; dimensionless."""
-_JITTER = 1e-13
+JITTER = 1e-13
 """Fraction of the prior variance that joint posterior covariances are known to, by rounding."""
 LEAST_NOISE = 1e-12
 """Of the noise, in units of the mean prior variance: what a Cholesky factorisation in double precision still resolves."""
-_LARGEST_NOISE = math.exp(5.0)
-"""The same, at most."""
-_SUBSETS = (256, 512)
-"""Pairs from which the search for hyper-parameters starts, and those from which relevances are learned first."""
-_LARGEST = 2048
-"""The most pairs to learn hyper-parameters from."""
-_STARTS = tuple((exponent, length, noise) for exponent in (0.0, 0.5, 1.0) for length, noise in ((1.0, -12.0), (0.3, -5.0)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +76,7 @@ class Covariance:
             total = total + (left * self.linear) @ (right * self.linear).mT
         if self.stationary is not None and total.numel():
             scaled = left * self.relevance
-            squares = _squared_distances(scaled, scaled if right is left else right * self.relevance)
+            squares = squared_distances(scaled, scaled if right is left else right * self.relevance)
             total = total + _stationary(self.stationary, squares, self.alpha)
         return total
 
@@ -103,7 +93,7 @@ def _stationary(name: str, squares: Tensor, alpha: Tensor) -> Tensor:
     if name == "rational_quadratic":
         return (-alpha * (squares / (2.0 * alpha)).log1p()).exp()
     order = SMOOTHNESS[name]
-    distances = (2.0 * order * squares).clamp_min(_LEAST_SQUARE).sqrt()
+    distances = (2.0 * order * squares).clamp_min(LEAST_SQUARE).sqrt()
     decay = (-distances).exp()
     if order == 0.5:
         return decay
@@ -112,7 +102,7 @@ def _stationary(name: str, squares: Tensor, alpha: Tensor) -> Tensor:
     return (1.0 + distances + distances.square() / 3.0) * decay
 
 
-def _squared_distances(left: Float64[Tensor, "a r"], right: Float64[Tensor, "b r"]) -> Float64[Tensor, "a b"]:
+def squared_distances(left: Float64[Tensor, "a r"], right: Float64[Tensor, "b r"]) -> Float64[Tensor, "a b"]:
     """|z - z'|² as one matrix product, |z|² - 2 z z' + |z'|² about the mean; zero from a set of points to itself.
 
     Distances below some 1e-8 of the points' extent are rounding.
@@ -155,13 +145,28 @@ class Process:
     def factor(self) -> Float64[Tensor, "n n"]:
         """Cholesky factor of k + nugget at the training points."""
         with torch.inference_mode(False), torch.no_grad():
-            return _factor(self.covariance(self.points, self.points), self.nugget)
+            return triangular_root(self.covariance(self.points, self.points), self.nugget)
 
     @cached_property
     def multipliers(self) -> Float64[Tensor, "n f"]:
         """(k + nugget)^-1 values."""
         with torch.inference_mode(False), torch.no_grad():
             return torch.cholesky_solve(self.values, self.factor)
+
+    @property
+    def basis(self) -> Float64[Tensor, "n r"]:
+        """Points whose kernels the mean is a sum of."""
+        return self.points
+
+    def correction(self, prior: Callable[[Tensor], Tensor], normal: Callable[..., Tensor]) -> Float64[Tensor, "n f"]:
+        """Multipliers of the kernels that make a posterior draw of one from the prior.
+
+        Args:
+            prior: The draw, at any points.
+            normal: Standard normal numbers of a shape.
+        """
+        noise = math.sqrt(self.nugget) * self.amplitude * normal(*self.values.shape)
+        return torch.cholesky_solve(self.values - prior(self.points) - noise, self.factor)
 
     def scaled(self, units: Float64[Tensor, " f"]) -> Process:
         """The processes in other units: values and amplitudes times a factor each."""
@@ -185,7 +190,7 @@ class Process:
         for part in queries.split(self._step):
             explained = self._whitened(part).square().sum(0)
             prior = self.covariance.diagonal(part)
-            parts.append((prior - explained).clamp_min(0.0) + _JITTER * prior)
+            parts.append((prior - explained).clamp_min(0.0) + JITTER * prior)
         return torch.cat(parts)
 
     def joint_factor(self, queries: Float64[Tensor, "m r"]) -> Float64[Tensor, "m m"]:
@@ -193,7 +198,7 @@ class Process:
         whitened = self._whitened(queries)
         joint = self.covariance(queries, queries) - whitened.mT @ whitened
         prior = self.covariance.diagonal(queries)
-        jitter = _JITTER
+        jitter = JITTER
         while True:
             root, failed = torch.linalg.cholesky_ex(joint + (jitter * prior).diag())
             if not bool(failed):
@@ -210,171 +215,15 @@ class Process:
         return max(1, _CHUNK // len(self.points))
 
 
-def _factor(matrix: Tensor, nugget: float) -> Tensor:
+def triangular_root(matrix: Float64[Tensor, "n n"], nugget: float) -> Float64[Tensor, "n n"]:
     """Cholesky factor of a covariance matrix plus a multiple of the identity, which grows if rounding asks for it."""
     while True:
-        root, failed = torch.linalg.cholesky_ex(_noisy(matrix, nugget))
+        root, failed = torch.linalg.cholesky_ex(with_noise(matrix, nugget))
         if not bool(failed):
             return root
         nugget = 10.0 * max(nugget, LEAST_NOISE * float(matrix.diagonal().mean()))
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Processes with the hyper-parameters of greatest evidence.
-
-    Attributes:
-        process: The processes.
-        log_evidence: Of all training values, in nats.
-        converged: Whether the optimiser met its tolerance.
-        evaluations: Of the evidence, on all pairs that hyper-parameters were learned from.
-        vector: The hyper-parameters, as the search has them.
-    """
-
-    process: Process
-    log_evidence: float
-    converged: bool
-    evaluations: int
-    vector: NDArray[np.float64]
-
-
-@torch.no_grad()
-def log_evidence(
-    matrix: Float64[Tensor, "n n"], values: Float64[Tensor, "n f"]
-) -> tuple[float, Float64[Tensor, " f"], Float64[Tensor, "n n"]] | None:
-    """Log evidence of f processes, each at its best amplitude, these amplitudes, and the gradient in C; None if C is singular.
-
-    With C the covariance matrix at unit amplitude, noise included: amplitude_k² = y_k^T C^-1 y_k / n, and the evidence is
-    -(1/2) sum over k of (n log(2 pi e amplitude_k²) + log det C), in nats.
-
-    Args:
-        matrix: C.
-        values: y.
-    """
-    root, failed = torch.linalg.cholesky_ex(matrix)
-    if bool(failed):
-        return None
-    inverse = torch.cholesky_inverse(root)
-    solved = inverse @ values
-    squares = (values * solved).mean(0)
-    if not bool((squares > 0).all()):
-        return None
-    count, outputs = values.shape
-    total = count * (squares.log() + 1.0 + math.log(2.0 * math.pi)).sum() + 2.0 * outputs * root.diagonal().log().sum()
-    gradient = (solved / squares) @ solved.mT - outputs * inverse
-    return -0.5 * float(total), squares.sqrt(), 0.5 * gradient
-
-
-@dataclass(frozen=True, eq=False)
-class Search:
-    """The search for the hyper-parameters of f processes.
-
-    Inverse length scales are exp(-length) * spread_j^-exponent * exp(relevance_j): an exponent of 0 measures the distance of
-    two input functions in L2, an exponent of 1 that of whitened coordinates. Log relevances have a standard normal hyper-prior.
-
-    Args:
-        kernel: One of `KERNELS`.
-        points: Training coordinates, `(n, r)`.
-        std: Their standard deviations, `(r,)`.
-        values: Training values, `(n, f)`, of about unit size.
-        learns_relevances: Whether each coordinate has a relevance of its own.
-        min_noise: The least noise variance, in units of the mean prior variance.
-        iterations: Of the optimiser on all pairs, at most.
-        like: Hyper-parameters of other processes that these may resemble, to start from as well.
-    """
-
-    kernel: str
-    points: Float64[Tensor, "n r"]
-    std: Float64[Tensor, " r"]
-    values: Float64[Tensor, "n f"]
-    learns_relevances: bool
-    min_noise: float
-    iterations: int
-    like: NDArray[np.float64] | None = None
-
-    def run(self) -> Fitted:
-        """Maximise the evidence: from six starts on few pairs, then, against a mostly linear start, on more, then on all."""
-        starts = [] if self.like is None else [self.like]
-        for exponent, length, noise in _STARTS:
-            typical = float((self.points * self.std**-exponent).square().sum(1).mean().log()) / 2.0
-            start = np.zeros(6 + len(self.std))
-            start[:6] = typical + length, exponent, 0.0, -4.0, 0.0, noise
-            starts.append(start)
-        results = [self._maximise(start, pairs=_SUBSETS[0], relevances=False, iterations=10) for start in starts]
-        best = min(results, key=lambda result: float(result.fun))
-        best = self._maximise(best.x, pairs=_SUBSETS[0], relevances=False, iterations=30)
-        relevances = self.learns_relevances and self.kernel != "linear"
-        if len(self.points) > _SUBSETS[0]:
-            rivals = [self._maximise(best.x, pairs=_SUBSETS[1], relevances=relevances, iterations=60)]
-            if "+linear" in self.kernel:  # few pairs hide a linear map in many coordinates, and its optimum lies far away
-                linear = self._mostly_linear(best.x)
-                rivals.append(self._maximise(linear, pairs=_SUBSETS[1], relevances=False, iterations=30))
-            best = min(rivals, key=lambda result: float(result.fun))
-        best = self._maximise(best.x, pairs=_LARGEST, relevances=relevances, iterations=self.iterations)
-        covariance, nugget = self._unpacked(torch.from_numpy(best.x).to(self.points.device), self.points)
-        matrix, size = covariance(self.points, self.points), float(nugget)
-        while (result := log_evidence(_noisy(matrix, size), self.values)) is None:  # more pairs than were learned from
-            size *= 10.0
-        process = Process(covariance, size, self.points, self.values, result[1])
-        return Fitted(process, result[0], bool(best.success), int(best.nfev), best.x)
-
-    def _mostly_linear(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The same processes with a linear part that outweighs the rest, as strong along all coordinates, and some noise."""
-        moved = vector.copy()
-        moved[3:6] = 6.0 - float(self.points.square().sum(1).mean().log()), 0.0, -5.0
-        return moved
-
-    def _unpacked(self, vector: Tensor, points: Tensor) -> tuple[Covariance, Tensor]:
-        length, exponent, alpha, weight, slope, noise = vector[:6]
-        decay = self.std.log()
-        covariance = Covariance(
-            kernel=self.kernel,
-            relevance=(vector[6:] - length - exponent * decay).exp(),
-            linear=(0.5 * weight - slope * decay).exp(),
-            alpha=alpha.exp(),
-        )
-        return covariance, noise.exp() * covariance.diagonal(points).mean()
-
-    def _maximise(self, start: NDArray[np.float64], *, pairs: int, relevances: bool, iterations: int) -> Any:
-        from scipy.optimize import minimize  # costs a third of a second to import
-
-        count = min(pairs, len(self.points))
-        rows = torch.linspace(0, len(self.points) - 1, count, dtype=torch.float64).round().long().to(self.points.device)
-        points, values = self.points[rows], self.values[rows]
-        centre = float(start[0])
-        varies = (
-            self.kernel != "linear",
-            self.kernel != "linear",
-            self.kernel.startswith("rational"),
-            "+linear" in self.kernel,
-            self.kernel.endswith("linear"),
-        )
-        ranges = ((centre - 8.0, centre + 8.0), (-1.5, 2.0), (-4.0, 4.0), (-25.0, 25.0), (-1.5, 2.0))
-        bounds = [span if free else (value, value) for span, free, value in zip(ranges, varies, start, strict=False)]
-        bounds += [(math.log(self.min_noise), math.log(_LARGEST_NOISE))]
-        bounds += [(-8.0, 4.0) if relevances else (value, value) for value in start[6:]]
-        objective: Callable[..., Any] = partial(self._objective, points=points, values=values)
-        return minimize(
-            objective,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=bounds,
-            options={"maxiter": iterations, "ftol": 1e-6, "gtol": 1e-4},
-        )
-
-    @torch.enable_grad()
-    def _objective(self, numbers: NDArray[np.float64], *, points: Tensor, values: Tensor) -> tuple[float, NDArray[np.float64]]:
-        vector = torch.from_numpy(numbers).to(points.device).requires_grad_()
-        covariance, nugget = self._unpacked(vector, points)
-        matrix = _noisy(covariance(points, points), nugget)
-        value = log_evidence(matrix, values)
-        if value is None:
-            return 1e10, np.zeros_like(numbers)
-        hyper_prior = 0.5 * vector[6:].square().sum()
-        (gradient,) = torch.autograd.grad([hyper_prior, matrix], vector, [torch.ones_like(hyper_prior), -value[2]])
-        return (float(hyper_prior.detach()) - value[0]) / values.numel(), gradient.cpu().numpy() / values.numel()
-
-
-def _noisy(matrix: Tensor, nugget: Tensor | float) -> Tensor:
+def with_noise(matrix: Float64[Tensor, "n n"], nugget: float) -> Float64[Tensor, "n n"]:
+    """A covariance matrix plus a multiple of the identity."""
     return matrix + nugget * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)

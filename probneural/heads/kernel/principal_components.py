@@ -107,11 +107,12 @@ def left_out(functions: Field, components: PrincipalComponents) -> Float64[Tenso
         others, held = rows[fold != number], rows[fold == number]
         centre = others.mean(0)
         others, held = others - centre, held - centre
-        values, vectors = eigenpairs(others @ others.mT)
+        is_wide = others.shape[0] < others.shape[1]
+        values, vectors = eigenpairs(others @ others.mT if is_wide else others.mT @ others)
         keep = values > _RESOLVED * values[-1]
         keep[: max(0, len(values) - components.count)] = False
-        directions = vectors[:, keep] * values[keep].rsqrt()
-        rest = held - (held @ others.mT @ directions) @ (directions.mT @ others)
+        directions = (vectors[:, keep] * values[keep].rsqrt()).mT @ others if is_wide else vectors[:, keep].mT
+        rest = held - (held @ directions.mT) @ directions
         total += rest.unflatten(1, (functions.channels, -1)).square().sum((0, 2))
     return total / len(rows) * components.unit.square()
 

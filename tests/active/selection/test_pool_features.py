@@ -231,6 +231,20 @@ def test_rows_hold_all_that_observing_a_function_says(points: int) -> None:
     assert observed.is_exact
 
 
+def test_rows_of_singular_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four functions say less than there are latent directions, and one says nothing: no Cholesky factor without a rescue."""
+    random = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([1.0, 1e8, 1e-12, 0.0])[:, None, None]
+    some = torch.randn(4, 3, 7, generator=random, dtype=torch.float64) * sizes
+    for functions in (slice(0, 3), slice(0, 4)):
+        grams = (some.mT @ some)[functions]
+        scale = grams.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-300)[:, None, None]
+        found = pool_features._factors(grams, 7)
+        torch.testing.assert_close((found.mT @ found) / scale, grams / scale, rtol=0.0, atol=1e-13)
+    monkeypatch.setattr(torch.linalg, "eigh", lambda _: pytest.fail("not needed where there is a factor"))
+    pool_features._factors((some.mT @ some)[:3], 7)
+
+
 def test_moment_is_the_integrated_variance() -> None:
     predictor, targets = FeaturePredictor(feature_root, out_channels=2), pool(5, seed=4)
     for chosen, inputs in ((None, pool()), (targets, targets)):

@@ -383,18 +383,37 @@ def greedy_trace(grams: Tensor, moment: Tensor, count: int) -> list[int]:
     return expected
 
 
+@pytest.mark.parametrize("at_once", [1, 16])
 @pytest.mark.parametrize("noise", [1e-2, 1.0, 30.0])
 @pytest.mark.parametrize("targets", [None, pool(5, seed=6)])
 @pytest.mark.parametrize("output", [feature_root, members])
 def test_integrated_variance_is_greedy_trace(
-    output: Callable[[Tensor, Tensor, Grid], FieldDistribution], targets: Field | None, noise: float
+    output: Callable[[Tensor, Tensor, Grid], FieldDistribution],
+    targets: Field | None,
+    noise: float,
+    at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(latent_selectors, "_AT_ONCE", at_once)
     predictor, grams = build_predictor(output), information(noise=noise, output=output)
     scales = squared_scales(predictor, pool()).sqrt()
     root = deviations(predictor(pool() if targets is None else targets)) / scales[:, None, None]
     moment = torch.einsum("ncpk,ncpl->kl", root, root)
     selected = IntegratedVarianceSelection(targets=targets, noise=noise).select(predictor, pool(), count=7, seed=0).tolist()
     assert selected == greedy_trace(grams, moment, 7)
+
+
+def test_bounds_of_reductions_hold_and_are_met_by_uninformative_functions() -> None:
+    random = torch.Generator().manual_seed(0)
+    rows = torch.randn(30, 4, 6, generator=random, dtype=torch.float64) * torch.logspace(-4, 1, 30)[:, None, None]
+    root, half = (torch.randn(6, 6, generator=random, dtype=torch.float64) for _ in range(2))
+    bounds = latent_selectors._ReductionBounds.of(rows)(root, half)
+    covariance, moment = root @ root.mT, half @ half.mT
+    after = torch.linalg.inv(torch.linalg.inv(covariance) + rows.mT @ rows)
+    reductions = ((covariance - after) * moment).sum((1, 2))
+    assert bool((bounds >= reductions * (1 - 1e-6)).all())
+    assert float(bounds[0] / reductions[0]) == pytest.approx(1.0, rel=1e-4)
+    assert float(bounds[-1] / reductions[-1]) > 2.0
 
 
 @pytest.mark.parametrize("count", [3, 5])

@@ -20,7 +20,9 @@ from probneural.fields import Field, FieldPairs, evaluate
 from probneural.functionals import integral, sensors
 from probneural.grids import Grid
 from probneural.heads import KernelOperator, KernelPredictor
+from probneural.heads.kernel import search
 from probneural.heads.kernel.component_root import BlockCoordinates, ComponentRoot
+from probneural.heads.kernel.evidence import Evidence, Objective, Point
 from probneural.heads.kernel.function_draws import Path, _precisions
 from probneural.heads.kernel.gaussian_processes import (
     KERNELS,
@@ -28,10 +30,9 @@ from probneural.heads.kernel.gaussian_processes import (
     STATIONARY,
     Covariance,
     Process,
-    Search,
-    log_evidence,
 )
 from probneural.heads.kernel.principal_components import PrincipalComponents, left_out
+from probneural.heads.kernel.search import Search, minimise
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.metrics import score
 from probneural.problems import Heat
@@ -146,7 +147,8 @@ def test_evidence_is_gpytorchs() -> None:
     points, values = normal(12, 3), normal(12, 2, seed=1)
     covariance = Covariance("matern32", torch.full((3,), 0.5).double(), torch.ones(3).double(), torch.ones(()).double())
     matrix = covariance(points, points) + 0.2 * torch.eye(12)
-    total, amplitude, gradient = log_evidence(matrix, values)
+    evidence = Evidence.of(matrix, values)
+    amplitude, gradient = evidence.amplitude, evidence.gradient()
     expected = 0.0
     for column, deviation in zip(values.mT, amplitude.tolist(), strict=True):
         kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=1.5)).double()
@@ -160,35 +162,82 @@ def test_evidence_is_gpytorchs() -> None:
             for factor in (0.99, 1.0, 1.01)
         ]
         assert slightly[1] > max(slightly[0], slightly[2])
-    assert total == pytest.approx(expected, rel=1e-7)  # GPyTorch keeps its noise through a softplus
+    assert evidence.value == pytest.approx(expected, rel=1e-7)  # GPyTorch keeps its noise through a softplus
     direction = normal(12, 12, seed=3)
     direction = direction + direction.mT
-    plus, minus = (log_evidence(matrix + step * direction, values)[0] for step in (1e-5, -1e-5))
+    plus, minus = (Evidence.of(matrix + step * direction, values).value for step in (1e-5, -1e-5))
     assert float((gradient * direction).sum()) == pytest.approx((plus - minus) / 2e-5, rel=1e-6)
-    assert log_evidence(-matrix, values) is None
+    assert Evidence.of(-matrix, values) is None
 
 
 @pytest.mark.parametrize("kernel", ["rational_quadratic+linear", "matern52", "linear"])
-def test_search_climbs(kernel: str) -> None:
+def test_search_climbs(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients agree with differences, and no neighbour of the result has larger evidence."""
+    monkeypatch.setitem(search._NATS, "last", 1e-7)
     points, values = normal(30, 3) * torch.tensor([3.0, 1.0, 0.2]), normal(30, 2, seed=1) * 0.1
     values = values + points[:, :2].sin()
-    search = Search(kernel, points, points.std(0), values, learns_relevances=True, min_noise=LEAST_NOISE, iterations=200)
-    fitted = search.run()
+    rule = Search(kernel, points, points.std(0), values, learns_relevances=True, min_noise=LEAST_NOISE, iterations=200)
+    fitted = rule.run()
     assert fitted.converged
     assert fitted.evaluations >= 1
-    start = np.full(9, 0.3)
-    settings = {"points": points, "values": values}
-    gradient = search._objective(start, **settings)[1]
-    for axis in range(9):
-        step = 1e-6 * np.eye(9)[axis]
-        change = (search._objective(start + step, **settings)[0] - search._objective(start - step, **settings)[0]) / 2e-6
-        assert gradient[axis] == pytest.approx(change, abs=1e-7)
+    objective = Objective(kernel, points, points.std(0), values)
+    start = torch.full((9,), 0.3, dtype=torch.float64)
+    gradient = objective(start).gradient
+    for axis, step in enumerate(1e-6 * torch.eye(9, dtype=torch.float64)):
+        change = (objective(start + step).value - objective(start - step).value) / 2e-6
+        assert float(gradient[axis]) == pytest.approx(change, abs=1e-7)
     process = fitted.process
     matrix = process.covariance(points, points)
     for factor in (0.5, 2.0):
-        other = log_evidence(matrix + factor * process.nugget * torch.eye(30), values)
-        assert other[0] < fitted.log_evidence
+        other = Evidence.of(matrix + factor * process.nugget * torch.eye(30), values)
+        assert other.value < fitted.log_evidence
+
+
+def test_curvature_is_the_average_information() -> None:
+    """From dense derivatives of C: the mean over data of the curvature is the Fisher information, up to amplitudes."""
+    points, values = normal(25, 2), normal(25, 3, seed=1)
+    objective = Objective("rational_quadratic+linear", points, points.std(0), values)
+    vector = torch.tensor([0.2, 0.3, 0.1, -1.0, 0.4, -1.0, 0.2, -0.1], dtype=torch.float64)
+
+    def matrix(numbers: Tensor) -> Tensor:
+        covariance, nugget = objective.unpacked(numbers)
+        return covariance(points, points) + nugget * torch.eye(25, dtype=torch.float64)
+
+    derivatives = torch.func.jacfwd(matrix)(vector).movedim(-1, 0)
+    inverse = torch.linalg.inv(matrix(vector))
+    expected = torch.diag(torch.tensor([0.0] * 6 + [1.0] * 2, dtype=torch.float64))
+    for column in values.mT:
+        scaled = inverse @ column / ((column @ inverse @ column) / 25).sqrt()
+        images = derivatives @ scaled
+        along = images @ scaled
+        expected = expected + 0.5 * (images @ inverse @ images.mT - torch.outer(along, along) / 25)
+    torch.testing.assert_close(objective(vector).curvature * values.numel(), expected, rtol=1e-8, atol=1e-8)
+
+
+def valley(vector: Tensor) -> Point | None:
+    """Rosenbrock's function with the curvature of Gauss and Newton, not defined beyond 3."""
+    if float(vector.abs().max()) > 3.0:
+        return None
+    slopes = torch.tensor([[-20.0 * float(vector[0]), 10.0], [-1.0, 0.0]], dtype=torch.float64)
+    rest = torch.stack([10.0 * (vector[1] - vector[0] ** 2), 1.0 - vector[0]])
+    return Point(0.5 * float(rest @ rest), slopes.mT @ rest, lambda: slopes.mT @ slopes)
+
+
+@pytest.mark.parametrize(("most", "expected"), [(5.0, [1.0, 1.0]), (0.5, [0.5, 0.25])])
+def test_minimum_within_bounds(most: float, expected: list[float]) -> None:
+    lower, upper = torch.full((2,), -5.0, dtype=torch.float64), torch.tensor([most, 5.0], dtype=torch.float64)
+    start = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+    found = minimise(valley, start, lower=lower, upper=upper, iterations=100, tolerance=1e-14)
+    assert found.converged
+    assert found.vector.tolist() == pytest.approx(expected, abs=1e-5)
+    few = minimise(valley, start, lower=lower, upper=upper, iterations=2, tolerance=1e-14)
+    assert not few.converged
+    assert few.evaluations == 3
+    nowhere = minimise(lambda _: None, start, lower=lower, upper=upper, iterations=5, tolerance=0.0)
+    assert not nowhere.converged
+    assert nowhere.value == float("inf")
+    fixed = minimise(valley, start, lower=start, upper=start, iterations=5, tolerance=0.0)
+    assert torch.equal(fixed.vector, start)
 
 
 @every_predictor
