@@ -35,7 +35,7 @@ _ROUNDING = 50.0
 _HIDDEN = 0.03
 """Precision that float32 may hide, over the prior's: variances err by that at most."""
 _PROBES = 8
-_STEPS = 80
+_STEPS = 40
 """Lanczos steps of each probe at most; some 10 to 30 settle what is learned, unless noise is far below the first left out."""
 _USUAL_STEPS = 20
 _PRODUCTS_PER_PAIR = 4
@@ -218,8 +218,17 @@ def truncate(
         while True:
             _expect(bar, _PRODUCTS_PER_PAIR * width + _PROBES * _USUAL_STEPS)
             pairs = top_eigenpairs(
-                product, size, rank=width, seed=seed, start=start, tolerance=tolerance, **problem.dtype_and_device
+                product,
+                size,
+                rank=width,
+                seed=seed,
+                start=start,
+                tolerance=tolerance,
+                max_products=None if precise is None else 2 * _PRODUCTS_PER_PAIR * width,
+                **problem.dtype_and_device,
             )
+            if precise is not None and not pairs.is_converged:
+                return None, pairs
             _expect(bar, _PROBES * _USUAL_STEPS)
             # What is below a Lanczos residual is found in float64 alone.
             is_enough = precise is None or (rank is not None and len(pairs.values) == width)
