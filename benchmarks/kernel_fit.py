@@ -50,7 +50,7 @@ def main(*, mode: str, output: Path) -> dict[str, Any]:
             "2,000 x 2,000 at most, in double precision in the same process",
             "peak: growth of the resident set by the fit. Evaluations: of the evidence on all pairs that hyper-parameters are "
             "learned from, 2,048 at most",
-            f"relative L2 and chi² over {TEST} other functions; evidence in nats per training value, a bound with inducing points",
+            f"relative L2 and chi² over {TEST} other functions; evidence in nats per training value, a bound if sparse",
         ],
     )
 

@@ -210,7 +210,9 @@ def test_the_kernel_operator_has_no_less(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bo_methods, "_operator_model", lambda predictor, *known: heads.append(predictor))
     bo_methods._kernel(problem, _history(problem, 25), bo_methods.SMALL, kernel=None)
     shares = [process.nugget / process.covariance.diagonal(process.points).mean().item() for process in heads[0].processes]
-    assert min(shares) == pytest.approx(bo_methods.MIN_NOISE, rel=1e-9)
+    assert (
+        bo_methods.MIN_NOISE * (1.0 - 1e-9) <= min(shares) < 4.0 * bo_methods.MIN_NOISE
+    )  # less evidence than half a nat apart
 
 
 @pytest.mark.parametrize("name", ["environmental model", "darcy peak pressure"])

@@ -111,9 +111,11 @@ def _newton(point: Point, free: Bool[Tensor, " h"], damping: float) -> Float64[T
     if bool(free.any()):
         curvature, gradient = point.curvature[free][:, free], point.gradient[free][:, None]
         diagonal = curvature.diagonal()
-        added = damping * diagonal + _DAMPING[0] * diagonal.max() + torch.finfo(gradient.dtype).tiny
-        root = torch.linalg.cholesky(curvature + added.diag())
-        step[free] = -torch.cholesky_solve(gradient, root)[:, 0]
+        values, vectors = torch.linalg.eigh(curvature + (damping * diagonal).diag())
+        values = values.clamp_min(
+            _DAMPING[0] * float(diagonal.max()) + torch.finfo(values.dtype).tiny
+        )  # what is less is rounding
+        step[free] = -(vectors @ ((vectors.mT @ gradient) / values[:, None]))[:, 0]
     return step
 
 
