@@ -224,7 +224,7 @@ def truncate(
                 seed=seed,
                 start=start,
                 tolerance=tolerance,
-                max_products=None if precise is None else 2 * _PRODUCTS_PER_PAIR * width,
+                max_products=None if precise is None else _PRODUCTS_PER_PAIR * width + 16,
                 **problem.dtype_and_device,
             )
             if precise is not None and not pairs.is_converged:
