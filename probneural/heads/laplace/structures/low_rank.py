@@ -145,7 +145,7 @@ class LowRank(Structure):
             )
         scale = truncated.scale
         captured = float(truncated.pairs.values.clamp_min(0.0).sum())
-        energy = captured if truncated.rest is None else truncated.rest.trace(lambda nodes: nodes)[0]
+        whole = captured if truncated.rest is None else truncated.rest.trace(lambda nodes: nodes)[0]
         return WeightPosterior(
             root=LowRankWeights(
                 problem.prior_std / math.sqrt(scale),
@@ -162,7 +162,7 @@ class LowRank(Structure):
                 "rank": float(len(truncated.ratios)),
                 "smallest_ratio": float(truncated.ratios[-1]) if len(truncated.ratios) else 0.0,
                 "next_ratio": truncated.next_ratio,
-                "captured_energy": captured / energy if energy > 0 else 1.0,
+                "captured_energy": captured / whole if whole > 0 else 1.0,
             },
         )
 
