@@ -91,7 +91,8 @@ def orthonormal(rows: Float[Tensor, "s P"], *, against: Float[Tensor, "m P"] | N
     for _ in range(2):
         if len(rows):
             rows = torch.linalg.qr(_projected(rows, against).mT).Q.mT.contiguous()
-    return rows
+    # A Q of long float32 columns has norms that are off by hundreds of roundings.
+    return rows / row_norms(rows)[:, None].to(rows)
 
 
 def _projected(rows: Tensor, against: Tensor | None) -> Tensor:
