@@ -6,11 +6,8 @@ the training pairs that is only watched; test functions are looked at once, by t
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -74,13 +71,10 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
 
 def _all(*, small: bool, workers: int) -> list[dict[str, Any]]:
     """One training per single-threaded process."""
-    os.environ["OMP_NUM_THREADS"] = "1"
     settings = [replace(one, epochs=1, pairs=40, tests=4) for one in SETTINGS] if small else SETTINGS
     todo = [(setting, kind) for setting in settings for kind in (*CONTINUATIONS, KERNEL)]
     repeats = range(1 if small else len(SEEDS["train"]))
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [[pool.submit(run, setting, kind, repeat) for repeat in repeats] for setting, kind in todo]
-        results = [[future.result() for future in own] for own in futures]
+    results = sections.repeated(run, [[(*task, repeat) for repeat in repeats] for task in todo], workers=workers)
     rows = [summary(*task, found) for task, found in zip(todo, results, strict=True)]
     for setting in settings:
         own = [row for row in rows if row["problem"] == setting.problem.name and row["validation"] is not None]

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from benchmarks import sections, speed
+from benchmarks import sections
+from benchmarks.timing import interleaved, quartiles
 from probneural.errors import UnsupportedError
 from probneural.randomness import stream
 
@@ -118,10 +119,10 @@ def _measured(case: Case, makers: Mapping[str, Make], rounds: int) -> tuple[Row,
 def _times(case: Case, runs: Mapping[str, Run], batch: int, rounds: int) -> Row:
     values = case.inputs(batch)
     row: Row = {"predictor": case.name, "functions": batch}
-    tasks = {name: lambda run=run: _discard(run(values)) for name, run in runs.items()}
-    times = speed.interleaved(tasks, rounds, "cpu", warm_up=WARM_UP)
+    tasks = {name: lambda run=run: run(values) for name, run in runs.items()}
+    times = interleaved(tasks, rounds, warm_up=WARM_UP)
     for name in runs:
-        row[f"{name} (ms)"] = speed.quartiles(times[name])
+        row[f"{name} (ms)"] = quartiles(times[name])
     expected = runs["PyTorch"](values)
     for name in (name for name in runs if name != "PyTorch"):
         row[f"PyTorch / {name}"] = statistics.median(times["PyTorch"]) / statistics.median(times[name])
@@ -156,7 +157,3 @@ MAKERS: dict[str, Make] = {"ONNX Runtime": _onnx, "AOTInductor": _aot_inductor}
 
 def _difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
-
-
-def _discard(_: tuple[Tensor, ...]) -> None:
-    """Make a task of a function that returns something."""

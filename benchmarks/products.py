@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
 
 import probneural as pn
+from benchmarks.timing import interleaved
 from probneural.curvature import ParameterVector
 from probneural.curvature.likelihood import QuadratureGaussian
 from probneural.curvature.problem import CurvatureProblem, Minibatches
@@ -78,7 +78,7 @@ def _case(case: Case, *, rounds: int) -> list[dict[str, Any]]:
         for count in BLOCKS:
             tasks[f"{name}, {count}"] = lambda matrix=matrix, count=count: matrix.linearisation.product(vectors[count])
     tasks |= _peers(operator, inputs, targets, vectors)
-    times = _interleaved(tasks, rounds)
+    times = {name: median(seconds) for name, seconds in interleaved(tasks, rounds).items()}
     unit = times["gradient"]
     agreement = _agreement(matrices, tasks, vectors)
     found = []
@@ -145,18 +145,6 @@ def _agreement(
             factor = (mine * peer).sum() / peer.square().sum()
             found[name] = float((mine - factor * peer).norm() / mine.norm())
     return found
-
-
-def _interleaved(tasks: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of each task, each run once per round, after two rounds that do not count."""
-    times: dict[str, list[float]] = {name: [] for name in tasks}
-    for number in range(rounds + 2):
-        for name, task in tasks.items():
-            start = time.perf_counter()
-            task()
-            if number >= 2:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def memory(*, small: bool = False) -> list[dict[str, Any]]:

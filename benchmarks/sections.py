@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,20 @@ def write(
     environment.write_json(results, path)
     print(f"\n{path}\n{results['wall_seconds']:.0f} s")
     return results
+
+
+def repeated(work: Callable[..., Any], tasks: Sequence[Sequence[tuple[Any, ...]]], *, workers: int) -> list[list[Any]]:
+    """Results of a function for the repetitions of each task, in single-threaded processes and in the order of the tasks.
+
+    Args:
+        work: A function of a module.
+        tasks: For each task, the arguments of its repetitions.
+        workers: Number of processes.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [[pool.submit(work, *arguments) for arguments in repetitions] for repetitions in tasks]
+        return [[future.result() for future in own] for own in futures]
 
 
 def stem(name: str, *, problem: str | None) -> str:

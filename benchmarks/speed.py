@@ -8,26 +8,24 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import probneural as pn
-from benchmarks import sections
+from benchmarks import members, sections
 from benchmarks.field_size import peak_memory, reset_peak_memory
+from benchmarks.timing import interleaved, quartiles
 from probneural.randomness import stream
 
 PEERS = ("neuraloperator", "deepxde")
 ROUNDS = 11
-WARM_UP = 2
-"""Rounds before those that count."""
 LEARNING_RATE = 1e-3
 
 Row = dict[str, Any]
@@ -205,13 +203,14 @@ def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
     parts: dict[str, Callable[[], list[Row]]] = {
         "fno": lambda: [_row(case, rounds, device, peaks) for case in fourier],
         "deeponet": lambda: [_row(case, rounds, device, peaks) for case in products],
+        "members": lambda: members.rows(small=small),
         "memory": lambda: [_memory_row(case) for case in (*fourier, *products)],
     }
     if not small:
         parts["growth"] = lambda: [_growth(name, cases, device) for name, cases in GROWTH.items()]
     return sections.write(
         "speed",
-        {name: parts[name] for name in parts if name != "memory" or device == "cpu"},
+        {name: parts[name] for name in parts if name not in ("members", "memory") or device == "cpu"},
         mode=mode,
         output=output,
         peers=PEERS,
@@ -223,6 +222,9 @@ def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
             "roofline: time of a forward evaluation over the least that the machine's best matrix product "
             f"({peaks[0] / 1e9:.0f} GFLOP/s, 2,048 x 2,048) and copy ({peaks[1] / 1e9:.1f} GB/s, 256 MB) allow for our "
             "operations and bytes, whichever is slower",
+            f"members: a training step of {members.MEMBERS} operators of one architecture, one thread: one after "
+            "another (in turn), as one vectorised step (together), and in two processes that share the machine; difference: "
+            "of the losses after all rounds",
             "memory: growth of the resident set by one training step in a process of its own, in MB",
             "growth: exponents of a forward evaluation's time in the number of points, functions, or modes per field",
         ],
@@ -245,9 +247,9 @@ def _row(case: Case, rounds: int, device: str, peaks: tuple[float, float]) -> Ro
         for name in models:
             row[f"{name}: {kind} (ms)"] = quartiles(times[f"{name} {kind}"])
         if "peer" in models:
-            row[f"{kind}, peer / ours"] = _median(times[f"peer {kind}"]) / _median(times[f"ours {kind}"])
+            row[f"{kind}, peer / ours"] = median(times[f"peer {kind}"]) / median(times[f"ours {kind}"])
     least = max(case.operations() / peaks[0], case.traffic() / peaks[1])
-    row["roofline"] = _median(times["ours forward"]) / least
+    row["roofline"] = median(times["ours forward"]) / least
     row["GFLOP"], row["GB"] = case.operations() / 1e9, case.traffic() / 1e9
     return row
 
@@ -274,50 +276,13 @@ def _gelu(values: Tensor) -> Tensor:
     return nn.functional.gelu(values)
 
 
-def interleaved(
-    tasks: dict[str, Callable[[], None]], rounds: int, device: str, *, warm_up: int = WARM_UP
-) -> dict[str, list[float]]:
-    """Seconds of each task, each run once per round, after rounds that do not count."""
-    times: dict[str, list[float]] = {name: [] for name in tasks}
-    for number in range(rounds + warm_up):
-        for name, task in tasks.items():
-            _wait(device)
-            start = time.perf_counter()
-            task()
-            _wait(device)
-            if number >= warm_up:
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values)
-
-
-def quartiles(seconds: Sequence[float]) -> str:
-    """Median and quartiles in milliseconds, as tables show them."""
-    low, middle, high = (1e3 * value for value in statistics.quantiles(seconds, n=4, method="inclusive"))
-    return f"{middle:.3g} [{low:.3g}, {high:.3g}]"
-
-
 def _peaks(device: str, *, small: bool) -> tuple[float, float]:
     """Operations and bytes per second of a large matrix product and of a large copy: the best of a few."""
     size, count = (128, 2**12) if small else (2048, 2**25)
     left, values = torch.randn(size, size, device=device), torch.randn(count, device=device)
     result, copy = torch.empty_like(left), torch.empty_like(values)
-    times = interleaved(
-        {"product": lambda: _discard(torch.mm(left, left, out=result)), "copy": lambda: _discard(copy.copy_(values))}, 5, device
-    )
+    times = interleaved({"product": lambda: torch.mm(left, left, out=result), "copy": lambda: copy.copy_(values)}, 5, device)
     return 2.0 * size**3 / min(times["product"]), 8.0 * count / min(times["copy"])
-
-
-def _discard(_: Tensor) -> None:
-    """Make a task of a function that returns a tensor."""
 
 
 def _memory_row(case: Case) -> Row:
@@ -345,7 +310,7 @@ def _growth(name: str, cases: Sequence[Fourier], device: str) -> Row:
         for library, model in ({"ours": case.ours()} | _peer(case)).items():
             model.to(device)
             tasks[f"{library} {number}"] = lambda model=model, inputs=inputs: _forward(model, inputs)
-    times = {key: _median(values) for key, values in interleaved(tasks, 5, device).items()}
+    times = {key: median(values) for key, values in interleaved(tasks, 5, device).items()}
     row: Row = {"in": name}
     sizes = torch.arange(len(cases), dtype=torch.float64) * math.log(4.0)
     for library in dict.fromkeys(key.split()[0] for key in tasks):

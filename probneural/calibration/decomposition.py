@@ -128,6 +128,22 @@ def _points(grid: Grid) -> Tensor:
     return torch.randperm(grid.size, generator=stream(0, "likelihood points"))[:_POINTS].sort().values
 
 
+def gaussian_of(u: FieldDistribution) -> GaussianField:
+    """The Gaussian field that a prediction is, or that has the moments of its draws.
+
+    Raises:
+        UnsupportedError: If the field is neither Gaussian nor empirical.
+    """
+    matched = u.moment_matched() if isinstance(u, EmpiricalField) else u
+    if not isinstance(matched, GaussianField):
+        raise UnsupportedError(
+            expected="a predictor of Gaussian or empirical fields",
+            got=type(u).__name__,
+            remedy="wrap its samples as an EmpiricalField",
+        )
+    return matched
+
+
 @torch.no_grad()
 def shared_covariances(u: FieldDistribution, *, known: int) -> list[Float64[Tensor, "c p p"]]:
     """Covariance that a head itself states for each function, at the points where `decompose` takes likelihoods.
@@ -141,13 +157,7 @@ def shared_covariances(u: FieldDistribution, *, known: int) -> list[Float64[Tens
     """
     points = _points(u.grid)
     some = u[: max(0, _VALUES // len(points) - known)]
-    matched = some.moment_matched() if isinstance(some, EmpiricalField) else some
-    if not isinstance(matched, GaussianField):
-        raise UnsupportedError(
-            expected="a predictor of Gaussian or empirical fields",
-            got=type(u).__name__,
-            remedy="wrap its samples as an EmpiricalField",
-        )
+    matched = gaussian_of(some)
     chosen = torch.zeros(len(points), matched.grid.size, dtype=torch.float64)
     chosen[torch.arange(len(points)), points] = 1.0
     covariances = []

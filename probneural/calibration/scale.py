@@ -10,17 +10,16 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.chunks import PredictedMoments, check_pairs, distributions, domain_average, moments
-from probneural.calibration.decomposition import Decomposition, Pair, decompose, shared_covariances
+from probneural.calibration.decomposition import Decomposition, Pair, decompose, gaussian_of, shared_covariances
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
-from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField, check_factors
 from probneural.distributions.latent import digest
 from probneural.distributions.predictor import Predictor
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.errors import CalibrationError, ShapeError, UnsupportedError
+from probneural.errors import CalibrationError, ShapeError
 from probneural.fields import Field, FieldPairs
 from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
@@ -208,13 +207,7 @@ class ScaledPredictor(Predictor):
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         inner = self.inner(inputs, query)
-        u = inner.moment_matched() if isinstance(inner, EmpiricalField) else inner
-        if not isinstance(u, GaussianField):
-            raise UnsupportedError(
-                expected="a predictor of Gaussian or empirical fields",
-                got=type(u).__name__,
-                remedy="wrap its samples as an EmpiricalField",
-            )
+        u = gaussian_of(inner)
         smooth, white = self._discrepancies(u)
         return GaussianField(
             u.mean,

@@ -30,7 +30,7 @@ def test_operations_are_those_of_the_matrix_products(case: speed.Case) -> None:
 
 def test_every_part_has_its_columns(tmp_path: Path) -> None:
     written = speed.main(mode="small", output=tmp_path)
-    assert set(written["sections"]) == {"fno", "deeponet", "memory"}
+    assert set(written["sections"]) == {"fno", "deeponet", "members", "memory"}
     for name in ("fno", "deeponet"):
         (row,) = written["sections"][name]
         assert {"ours: forward (ms)", "ours: step (ms)", "roofline", "GFLOP", "GB"} <= set(row)

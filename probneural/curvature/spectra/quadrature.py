@@ -139,16 +139,7 @@ def spectral_density(
     """
     check_counts(size=size, probes=probes, steps=steps)
     like = torch.zeros((), dtype=dtype, device=device)
-    known = torch.zeros(0, dtype=torch.float64, device=like.device)
-    directions = like.new_zeros(0, size)
-    if deflate is not None:
-        if deflate.vectors.shape[0] != size:
-            raise ShapeError(
-                expected=f"eigenvectors ({size}, r)", got=str(tuple(deflate.vectors.shape)), remedy="those of the same map"
-            )
-        groups: list[Eigenpairs | RitzPairs] = [deflate] if deflate.unresolved is None else [deflate, deflate.unresolved]
-        known = torch.cat([group.values.to(known) for group in groups])
-        directions = torch.cat([group.vectors.to(like).mT for group in groups])
+    known, directions = _taken_out(deflate, size, like)
     left = size - len(known)
     steps = min(steps, max(left, 1))
     if left == 0:
@@ -167,6 +158,19 @@ def spectral_density(
         steps = run.taken if not runs else steps
         runs.append(run)
     return _measure(runs, known, left)
+
+
+def _taken_out(deflate: Eigenpairs | None, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Known eigenvalues, `(r,)`, and their eigenvectors as rows, `(r, P)`, the unresolved ones last."""
+    if deflate is None:
+        return torch.zeros(0, dtype=torch.float64, device=like.device), like.new_zeros(0, size)
+    if deflate.vectors.shape[0] != size:
+        raise ShapeError(
+            expected=f"eigenvectors ({size}, r)", got=str(tuple(deflate.vectors.shape)), remedy="those of the same map"
+        )
+    groups: list[Eigenpairs | RitzPairs] = [deflate] if deflate.unresolved is None else [deflate, deflate.unresolved]
+    known = torch.cat([group.values.to(like.device, torch.float64) for group in groups])
+    return known, torch.cat([group.vectors.to(like).mT for group in groups])
 
 
 class _Run:

@@ -1,0 +1,39 @@
+"""Times of tasks that take turns, so that what else the machine does meets all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+WARM_UP = 2
+"""Rounds before those that count."""
+
+
+def interleaved(
+    tasks: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu", *, warm_up: int = WARM_UP
+) -> dict[str, list[float]]:
+    """Seconds of each task, each run once per round, after rounds that do not count."""
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    for number in range(rounds + warm_up):
+        for name, task in tasks.items():
+            _wait(device)
+            start = time.perf_counter()
+            task()
+            _wait(device)
+            if number >= warm_up:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def quartiles(seconds: Sequence[float]) -> str:
+    """Median and quartiles in milliseconds, as tables show them."""
+    low, middle, high = (1e3 * value for value in statistics.quantiles(seconds, n=4, method="inclusive"))
+    return f"{middle:.3g} [{low:.3g}, {high:.3g}]"
