@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, check_sequence, check_variances
+from probneural.checks import check_instance, check_integer, check_real, check_sequence, check_variances
+from probneural.distributions.intervals import Interval, check_probabilities, gaussian_quantiles, tails
 from probneural.distributions.roots.base import square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.functionals import Functional
@@ -88,6 +89,69 @@ class FieldDistribution(ABC):
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
         """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units."""
         return self.variance.sqrt()
+
+    @property
+    def std(self) -> Float[Tensor, "n c *grid"]:
+        """Short for `standard_deviation`: `(n, c, *grid.shape)`, in physical units, without measurement noise."""
+        return self.standard_deviation
+
+    def quantile(
+        self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0
+    ) -> Float64[Tensor, "*k n c *grid"]:
+        """The value that each of the field's values is below with probability q, of every value by itself.
+
+        It is mean + z(q) √(variance + noise), the quantile of the Gaussian with the same mean and variance; empirical
+        fields of 100 effective members or more have quantiles of their own.
+
+        Args:
+            q: A probability between 0 and 1, dimensionless, or several of them, `(k,)`.
+            noise: Variance of the noise of the measurement that is predicted, in the values' units squared: a number, one per
+                channel `(c,)`, or one per value `(n, c, *grid)`. Leave it out for the quantity itself. The noise of a
+                functional's number is that of this number, not that of the points it was computed from.
+
+        Returns:
+            `(n, c, *grid)`, or `(k, n, c, *grid)` of several; in physical units, float64.
+
+        Raises:
+            ArgumentError: If q is not between 0 and 1, or the noise is negative, not finite, or of another shape.
+        """
+        wanted, std = check_probabilities(q), self._observed_std(noise)
+        found = gaussian_quantiles(self.mean, std, wanted.reshape(-1))
+        return found if wanted.ndim else found[0]
+
+    def interval(self, level: float = 0.9, *, noise: float | Float[Tensor, "..."] = 0.0) -> Interval:
+        """The central interval of every value, with equal probabilities below and above it.
+
+        Each value lies in its own interval with probability `level`; all of a function at once, with less
+        (see [`SimultaneousBand`][probneural.calibration.bands.SimultaneousBand]). The interval says what the distribution
+        says: calibrate the predictor first, on functions that training has not seen.
+
+        Args:
+            level: Probability inside, between 0 and 1; dimensionless.
+            noise: Variance of the noise of the measurement that is predicted, as in `quantile`.
+
+        Returns:
+            The pair (lower, upper) of tensors `(n, c, *grid)`, in physical units, float64; it also has `width` and
+            `contains(values)`.
+
+        Raises:
+            ArgumentError: If the level is not between 0 and 1, or the noise is negative, not finite, or of another shape.
+
+        Examples:
+            >>> from probneural.distributions import DenseRoot, GaussianField
+            >>> root = DenseRoot(torch.full((1, 1, 4, 1), 2.0))
+            >>> u = GaussianField(torch.zeros(1, 1, 4), root, latent="xi", grid=Grid.uniform((4,)))
+            >>> lower, upper = u.interval(0.95)
+            >>> round(upper[0, 0, 0].item(), 4)
+            3.9199
+        """
+        lower, upper = self.quantile(tails(check_real(level, "level", above=0.0, below=1.0)), noise=noise)
+        return Interval(lower, upper)
+
+    def _observed_std(self, noise: float | Tensor) -> Float64[Tensor, "n c *grid"]:
+        """Standard deviation of a measurement with noise, in float64; neither part is squared."""
+        std = self.standard_deviation.to(torch.float64)
+        return torch.hypot(std, noise_variance(noise, tuple(std.shape), std).sqrt())
 
     def __len__(self) -> int:
         """Number of functions n."""

@@ -62,6 +62,13 @@ OTHER_SHAPES: tuple[Any, ...] = (
     [[0.0, 0.0]],
 )
 NO_VARIANCE = (-1.0, NAN, INF, "1", None, 1j, True, torch.tensor(-1.0), torch.zeros(2), [[1.0]])
+NO_LEVEL = (0.0, 1.0, 90, -0.9, NAN, INF, "0.9", None, True, 1j)
+
+
+def drawn() -> EmpiricalField:
+    """An empirical field of so many members that they have quantiles of their own."""
+    return EmpiricalField(normal(120, 3, 1, 16), grid=GRID)
+
 
 PREDICTORS = [
     *[
@@ -144,6 +151,20 @@ DISTRIBUTIONS = [
     ),
     *refused("scale", lambda v: gaussian().scale(v), ([0.0], [-1.0], [NAN], [INF], torch.zeros(1)), ArgumentError, "factors"),
     *refused("scale", lambda v: gaussian().scale(v), (2.0, [1.0, 2.0], [[1.0]]), ShapeError, "factors"),
+    *[
+        case
+        for name, u in (("", gaussian), ("empirical ", empirical), ("many members' ", drawn))
+        for case in (
+            *refused(f"{name}interval", lambda v, u=u: u().interval(v), NO_LEVEL, ArgumentError, "level"),
+            *refused(f"{name}interval noise", lambda v, u=u: u().interval(noise=v), NO_VARIANCE, ArgumentError, "noise"),
+            *refused(f"{name}quantile", lambda v, u=u: u().quantile(v), (*NO_LEVEL, [[0.5]], [0.5, NAN]), ArgumentError, "q"),
+            *refused(f"{name}quantile noise", lambda v, u=u: u().quantile(0.5, noise=v), NO_VARIANCE, ArgumentError, "noise"),
+        )
+    ],
+    *refused("contains", lambda v: gaussian().interval().contains(v), (None, "a", truth(), 1j), DataError, "values"),
+    *refused(
+        "contains", lambda v: gaussian().interval().contains(v), (0.0, normal(16), normal(1, 1, 16)), ShapeError, "values"
+    ),
     *refused("empirical scale", lambda v: empirical().scale(v), ([0.0], [NAN]), ArgumentError, "factors"),
     *refused("empirical scale", lambda v: empirical().scale(v), (None, "a"), DataError, "factors"),
     *refused(
