@@ -154,21 +154,25 @@ class EmpiricalField(FieldDistribution):
     def apply(self, functional: Functional) -> EmpiricalField:
         """Push every member forward."""
         check_functional(functional, grid=self.grid)
-        return EmpiricalField(functional(self.samples), self.weights, grid=index_grid(functional.size))
+        image = EmpiricalField(functional(self.samples), self.weights, grid=index_grid(functional.size))
+        return image._with_labels(functional.labels)
 
     def scale(self, factors: Float[Tensor, " c"]) -> EmpiricalField:
         """Move the members away from, or towards, their mean by a factor per channel."""
         per_channel = check_factors(factors, self.samples.shape[2]).to(self.samples).reshape(-1, *(1,) * len(self.grid.shape))
         mean = self.mean
-        return EmpiricalField(mean + per_channel * (self.samples - mean), self.weights, grid=self.grid)
+        scaled = EmpiricalField(mean + per_channel * (self.samples - mean), self.weights, grid=self.grid)
+        return scaled._with_labels(self.labels)
 
     def moment_matched(self) -> GaussianField:
         """Return the Gaussian field of the same mean and covariance; its rank is the number of members."""
         mean = self.mean
         columns = (self.samples - mean) * self.weights.sqrt().to(self.samples).reshape(-1, *(1,) * mean.ndim)
         root = DenseRoot(columns.flatten(3).movedim(0, -1))
-        return GaussianField(mean, root, latent=f"members-{digest(self.samples, self.weights)}", grid=self.grid)
+        matched = GaussianField(mean, root, latent=f"members-{digest(self.samples, self.weights)}", grid=self.grid)
+        return matched._with_labels(self.labels)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> EmpiricalField:
         """Select functions of every member."""
-        return EmpiricalField(self.samples[:, select_rows(index, self.samples.shape[1])], self.weights, grid=self.grid)
+        rows = select_rows(index, self.samples.shape[1])
+        return EmpiricalField(self.samples[:, rows], self.weights, grid=self.grid)._with_labels(self.labels)

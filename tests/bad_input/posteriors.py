@@ -132,6 +132,15 @@ DISTRIBUTIONS = [
     *refused(
         "apply", lambda v: gaussian().apply(v), (None, probe().matrix, [1.0] * 16, "mean", torch.mean), DataError, "Functional"
     ),
+    Case("apply a maximum", lambda: gaussian().apply(pn.functionals.maximum(GRID)), DataError, "apply_by_draws"),
+    *refused("by draws", lambda v: gaussian().apply_by_draws(v), (None, 3, "max"), ArgumentError, "function"),
+    *refused(
+        "by draws, a function", lambda v: gaussian().apply_by_draws(v), (torch.sum, lambda v: v.amax(-1)), ShapeError, "keepdim"
+    ),
+    Case("by draws, another grid", lambda: gaussian().apply_by_draws(pn.functionals.maximum(PLANE)), GridError, "grid"),
+    *refused("draws", lambda v: gaussian().apply_by_draws(probe(), draws=v), (0, 1.5, None, True), ArgumentError, "draws"),
+    *refused("draws seed", lambda v: gaussian().apply_by_draws(probe(), seed=v), (-1, 1.5, None, True), ArgumentError, "seed"),
+    *refused("empirical draws", lambda v: empirical().apply_by_draws(probe(), draws=v), (0, None), ArgumentError, "draws"),
     *refused("empirical apply", lambda v: empirical().apply(v), (None, np.ones(16), torch.mean), DataError, "Functional"),
     Case("apply on another grid", lambda: gaussian().apply(pn.functionals.integral(PLANE)), GridError, "grid"),
     *refused("condition noise", lambda v: gaussian().condition(probe(), NUMBERS, noise=v), NO_VARIANCE, ArgumentError, "noise"),
