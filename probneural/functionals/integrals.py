@@ -177,8 +177,9 @@ def _described(where: object, lower: Corner | None, upper: Corner | None) -> str
     ends = []
     for corner in (lower, upper):
         numbers = [] if corner is None else torch.as_tensor(corner, dtype=torch.float64).reshape(-1).tolist()
-        ends.append(", ".join(f"{number:.4g}" for number in numbers) or "the domain's end")
-    return f"the box from ({ends[0]}) to ({ends[1]})"
+        text = ", ".join(f"{number:.4g}" for number in numbers)
+        ends.append(f"({text})" if len(numbers) > 1 else text or "the end")
+    return f"{ends[0]} to {ends[1]}"
 
 
 def _checked_path(path: Tensor | Sequence[Sequence[float]], grid: Grid) -> Tensor:

@@ -447,6 +447,31 @@ PLOTS = [
     *refused("level", lambda v: pn.plots.field(gaussian(), level=v), (0.0, 1.0, "0.9", None), ArgumentError, "level"),
     *refused("noise", lambda v: pn.plots.field(gaussian(), noise=v), (-1.0, "1", None), ArgumentError, "noise"),
     *refused("axes", lambda v: pn.plots.field(gaussian(), axes=v), ((), None, 3), ArgumentError, "axis names"),
+    *refused("quantity u", pn.plots.quantity, (None, truth()), DataError, "FieldDistribution"),
+    Case("quantity of a field", lambda: pn.plots.quantity(gaussian()), GridError, "forward"),
+    *[
+        case
+        for option, values in (
+            ("channel", (1, 0.5)),
+            ("level", (0.0, 90, None)),
+            ("noise", (-1.0, None)),
+            ("order", ("size", None)),
+            ("labels", ("a", ["a"], [1, 2], 3)),
+        )
+        for case in refused(
+            f"quantity {option}",
+            lambda v, option=option: pn.plots.quantity(gaussian().apply(probe()), **{option: v}),
+            values,
+            ArgumentError,
+            option,
+        )
+    ],
+    *refused(
+        "quantity truth", lambda v: pn.plots.quantity(gaussian().apply(probe()), v), (truth(), "a", 1j), DataError, "truth"
+    ),
+    *refused(
+        "quantity truth", lambda v: pn.plots.quantity(gaussian().apply(probe()), v), (0.0, normal(3, 2)), ShapeError, "truth"
+    ),
     *refused("band", pn.plots.band, (None, band(), gaussian()), DataError, "BandField"),
     *refused("calibration", lambda v: pn.plots.calibration(v, truth()), (None, truth()), DataError, "FieldDistribution"),
     *refused("training", pn.plots.training, (None, [1.0]), DataError, "History"),

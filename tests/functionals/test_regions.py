@@ -277,7 +277,7 @@ class TestLabels:
         )
         assert together.labels == (
             "integral",
-            "mean over the box from (0.1, 0.2) to (0.3, 0.4)",
+            "mean over (0.1, 0.2) to (0.3, 0.4)",
             "integral over basin",
             "3",
             "at (0.25, 0.5)",
