@@ -12,6 +12,7 @@ from torch import Tensor
 
 from probneural.checks import real_tensor
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.fields import Field
 
 ENOUGH_MEMBERS = 100
 """Effective members from which an empirical field has quantiles of its own; below, they are those of a Gaussian."""
@@ -42,17 +43,17 @@ class Interval(NamedTuple):
         """Upper minus lower end, `(n, c, *grid)`, in physical units."""
         return self.upper - self.lower
 
-    def contains(self, values: Tensor) -> Bool[Tensor, "n c *grid"]:
+    def contains(self, values: Tensor | Field) -> Bool[Tensor, "n c *grid"]:
         """Which values lie inside, ends included; one that is NaN does not.
 
         Args:
-            values: True or measured values, `(n, c, *grid)`; lists and arrays will do.
+            values: True or measured values, `(n, c, *grid)`: a field, a tensor, or lists and arrays.
 
         Raises:
             DataError: If they are no real numbers.
             ShapeError: If they have another shape; nothing is broadcast.
         """
-        given = real_tensor(values, "values").to(self.lower)
+        given = real_tensor(values.values if isinstance(values, Field) else values, "values").to(self.lower)
         if given.shape != self.lower.shape:
             raise ShapeError(
                 expected=f"values of shape {tuple(self.lower.shape)}",

@@ -142,6 +142,10 @@ def line_integral(grid: Grid, path: Tensor | Sequence[Sequence[float]]) -> Funct
     vertices = _checked_path(path, grid)
     row = torch.zeros(grid.size, dtype=torch.float64)
     for start, end in pairwise(vertices):
+        if grid.dimension == 1:
+            low, high = sorted((start.item(), end.item()))
+            row += interval_weights(grid.axes[0], low, high)
+            continue
         along, weights = gauss_legendre(_crossings(grid, start, end), _LINE_NODES)
         row += _weighted_rows(grid, start + along[:, None] * (end - start), weights * (end - start).norm())
     return MatrixFunctional(grid, row[None], labels=("line integral",))

@@ -14,7 +14,7 @@ from torch import Tensor
 from probneural.checks import check_finite, described, real_tensor
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Axis, Grid, along_axis, check_grid
-from probneural.interpolation import polynomial_matrix
+from probneural.interpolation import POLYNOMIAL_DEGREE, polynomial_matrix
 
 Indicator = Callable[[Float64[Tensor, "q d"]], Tensor]
 """Maps points `(q, d)` to truth values `(q,)`, or to fractions from 0 to 1."""
@@ -27,6 +27,10 @@ _MOST_PARTS = 32
 """Parts that a cell is divided into along each axis, at most, to find what a function calls inside."""
 _MOST_POINTS = 2**21
 """Points at which that function is asked at most (16 MiB per coordinate)."""
+_WINDOW = 768
+"""Points that an axis' polynomials are read at together."""
+_MARGIN = 2 * (POLYNOMIAL_DEGREE + 1)
+"""Nodes to both sides of them, so that the polynomials are those of the whole axis."""
 _MOST_ENTRIES = 2**25
 """Entries of the interpolation matrix of one axis (256 MiB)."""
 
@@ -116,7 +120,7 @@ def indicator_weights(grid: Grid, inside: Indicator) -> Float64[Tensor, " p"]:
     The cells between grid points are divided into parts, and the function decides in the middle of each.
     """
     intervals = [max(axis.size - 1, 1) if axis.endpoint else axis.size for axis in grid.axes]
-    along = [_MOST_ENTRIES / (count * axis.size) for count, axis in zip(intervals, grid.axes, strict=True)]
+    along = [_MOST_ENTRIES / (count * axis.size) for count, axis in zip(intervals, grid.axes, strict=True) if not axis.periodic]
     parts = int(min(_MOST_PARTS, (_MOST_POINTS / math.prod(intervals)) ** (1.0 / grid.dimension), *along))
     if parts < 1:  # the grid itself is as fine as that
         return grid.weights * _asked(inside, grid.points)
@@ -129,8 +133,25 @@ def indicator_weights(grid: Grid, inside: Indicator) -> Float64[Tensor, " p"]:
     fine = Grid(shape=tuple(axis.size for axis in axes), axes=tuple(axes))
     weights = (fine.weights * _asked(inside, fine.points)).reshape(fine.shape)
     for number, (axis, middle) in enumerate(zip(grid.axes, axes, strict=True)):
-        weights = along_axis(weights, axis.matrix(middle.coordinates).mT, number - grid.dimension)
+        along_this = number - grid.dimension
+        if axis.periodic:
+            weights = _shifted_back(weights.movedim(along_this, -1), parts).movedim(-1, along_this)
+        else:
+            weights = along_axis(weights, axis.matrix(middle.coordinates).mT, along_this)
     return weights.flatten()
+
+
+def _shifted_back(weights: Tensor, parts: int) -> Tensor:
+    """From weights of a periodic interpolant's values at the middles of parts to those of its nodes, along the last axis.
+
+    Values at the j-th parts of all cells are the interpolant shifted by (j + 1/2) / parts of a cell: a phase per wave. This is
+    the transposed map, which shifts back.
+    """
+    size = weights.shape[-1] // parts
+    waves = torch.fft.rfft(weights.unflatten(-1, (size, parts)), dim=-2)
+    turns = torch.arange(size // 2 + 1, dtype=torch.float64)[:, None] * (torch.arange(parts, dtype=torch.float64) + 0.5)
+    phases = -2.0 * math.pi / (size * parts) * turns
+    return torch.fft.irfft((waves * torch.polar(torch.ones_like(phases), phases)).sum(-1), n=size)
 
 
 def interval_weights(axis: Axis, lower: float, upper: float) -> Float64[Tensor, " size"]:
@@ -148,10 +169,13 @@ def interval_weights(axis: Axis, lower: float, upper: float) -> Float64[Tensor, 
     between = nodes[(nodes > lower) & (nodes < upper)]
     ends = torch.cat([torch.tensor([lower], dtype=torch.float64), between, torch.tensor([upper], dtype=torch.float64)])
     points, weights = gauss_legendre(ends, 3)
-    rows = max(1, _MOST_ENTRIES // axis.size)
-    return torch.stack(
-        [mass @ polynomial_matrix(nodes, some) for some, mass in zip(points.split(rows), weights.split(rows), strict=True)]
-    ).sum(0)
+    total = torch.zeros_like(nodes)
+    for some, mass in zip(points.split(_WINDOW), weights.split(_WINDOW), strict=True):
+        positions = (some[[0, -1]] - nodes[0]) / (axis.length / max(axis.size - axis.endpoint, 1))
+        first = min(max(int(positions[0]) - _MARGIN, 0), max(axis.size - _MARGIN, 0))
+        window = slice(first, int(positions[1]) + 1 + _MARGIN)
+        total[window] += mass @ polynomial_matrix(nodes[window], some)
+    return total
 
 
 def _asked(inside: Indicator, points: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from probneural.checks import check_choice, check_finite, check_instance, real_t
 from probneural.distributions.base import FieldDistribution, check_values, index_grid, noise_variance
 from probneural.distributions.intervals import Interval
 from probneural.errors import ArgumentError, DataError, GridError
+from probneural.fields import Field
 from probneural.functionals.base import check_labels
 from probneural.plots.single import BLUE, SKY, VERMILION, WIDTH, checked_position, ink, new_figure
 
@@ -132,7 +133,9 @@ class _Series:
         return Interval(self.lower, self.upper).contains(self.truth)
 
 
-def _checked_truth(truth: Tensor, u: FieldDistribution) -> Float64[Tensor, "n c m"]:
+def _checked_truth(truth: object, u: FieldDistribution) -> Float64[Tensor, "n c m"]:
+    if isinstance(truth, Field):
+        raise DataError(expected="true numbers", got=repr(truth), remedy="push it forward too: functional(truth.values)")
     values = real_tensor(truth, "truth", dtype=torch.float64, device=torch.device("cpu")).detach()
     check_values(values, tuple(u.mean.shape), "truth")
     check_finite(values, "true values")

@@ -170,7 +170,7 @@ DISTRIBUTIONS = [
             *refused(f"{name}quantile noise", lambda v, u=u: u().quantile(0.5, noise=v), NO_VARIANCE, ArgumentError, "noise"),
         )
     ],
-    *refused("contains", lambda v: gaussian().interval().contains(v), (None, "a", truth(), 1j), DataError, "values"),
+    *refused("contains", lambda v: gaussian().interval().contains(v), (None, "a", pairs(), 1j), DataError, "values"),
     *refused(
         "contains", lambda v: gaussian().interval().contains(v), (0.0, normal(16), normal(1, 1, 16)), ShapeError, "values"
     ),
@@ -466,9 +466,8 @@ PLOTS = [
             option,
         )
     ],
-    *refused(
-        "quantity truth", lambda v: pn.plots.quantity(gaussian().apply(probe()), v), (truth(), "a", 1j), DataError, "truth"
-    ),
+    *refused("quantity truth", lambda v: pn.plots.quantity(gaussian().apply(probe()), v), ("a", 1j), DataError, "truth"),
+    Case("quantity truth, a field", lambda: pn.plots.quantity(gaussian().apply(probe()), truth()), DataError, "functional"),
     *refused(
         "quantity truth", lambda v: pn.plots.quantity(gaussian().apply(probe()), v), (0.0, normal(3, 2)), ShapeError, "truth"
     ),

@@ -178,6 +178,11 @@ class TestInterval:
         interval = Interval(torch.zeros(1, 1, 4, dtype=torch.float64), torch.ones(1, 1, 4, dtype=torch.float64))
         assert interval.contains([[[0.0, 1.0, 1.1, float("nan")]]]).tolist() == [[[True, True, False, False]]]
 
+    def test_takes_fields(self) -> None:
+        u = gaussian()
+        truth = Field(normal(3, 2, 6, seed=7), LINE)
+        assert torch.equal(u.interval().contains(truth), u.interval().contains(truth.values))
+
     @pytest.mark.bad_input
     def test_shapes_are_not_broadcast(self) -> None:
         with pytest.raises(ShapeError, match="not broadcast"):

@@ -95,6 +95,18 @@ class TestBoxes:
             errors.append(abs(found - (math.exp(1.35) - math.exp(0.3)) / 3))
         assert math.log2(errors[0] / errors[1]) >= 5.5
 
+    @pytest.mark.parametrize("endpoint", [True, False])
+    @pytest.mark.parametrize("size", [5, 6, 7, 19, 60, 900])
+    def test_points_are_read_in_windows(self, size: int, endpoint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        grid, values = Grid.uniform(size, periodic=False, endpoint=endpoint, origin=0.5), normal(size)
+        for ends in ((0.5, 1.5), (0.51, 0.6), (1.2, 1.5), (0.83, 0.831)):
+            monkeypatch.setattr("probneural.functionals.regions._WINDOW", 10**6)
+            monkeypatch.setattr("probneural.functionals.regions._MARGIN", 10**6)
+            whole = region(grid, lower=ends[0], upper=ends[1])(values)
+            monkeypatch.undo()
+            monkeypatch.setattr("probneural.functionals.regions._WINDOW", 7)
+            torch.testing.assert_close(region(grid, lower=ends[0], upper=ends[1])(values), whole, rtol=1e-10, atol=1e-11)
+
     @pytest.mark.parametrize("size", [1, 2, 3])
     def test_few_points(self, size: int) -> None:
         for grid in (Grid.uniform(size, periodic=False), Grid.uniform(size)):
@@ -144,6 +156,26 @@ class TestMasksAndFunctions:
         inside = region(grid, lambda x: ((x >= lower) & (x <= upper)).all(1), reduction="integral")(values)
         exact = region(grid, lower=lower, upper=upper, reduction="integral")(values)
         assert abs(inside - exact) <= 0.03 * grid.volume * values.abs().max()
+
+    @pytest.mark.parametrize("grid", [*PERIODIC, *BOUNDED, Grid.uniform((8, 7), periodic=(True, False))])
+    def test_a_function_is_asked_between_points_where_the_interpolant_is_read(self, grid: Grid) -> None:
+        """Against sensors at the middles of the parts."""
+
+        def inside(points: Tensor) -> Tensor:
+            asked.append(points)
+            return (points.sum(1).sin() > 0.2) | (points[:, 0] < points[0, 0] + 0.1)
+
+        asked: list[Tensor] = []
+        found = region(grid, inside)
+        (points,) = asked
+        assert len(points) > grid.size
+        chosen = points[inside(points)]
+        chosen = chosen[:: max(1, len(chosen) // 500)] if grid.dimension > 1 else chosen
+        values = normal(*grid.shape)
+        if grid.dimension == 1:
+            torch.testing.assert_close(found(values)[0], sensors(grid, chosen)(values).mean(), rtol=1e-10, atol=1e-12)
+        else:
+            assert abs(found(values)[0] - sensors(grid, chosen)(values).mean()) < 0.2 * values.std()
 
     def test_everything_inside_is_the_domain(self) -> None:
         for grid in (*PERIODIC, *BOUNDED, scattered(12, 2)):
