@@ -104,13 +104,8 @@ def interval_coverage(predictor: pn.distributions.Predictor, pairs: pn.FieldPair
     u = predictor(pairs.inputs, None if pairs.inputs.grid == grid else grid)
     found: dict[str, dict[str, float]] = {}
     for name, functional in functionals(grid).items():
-        image = u.apply(functional)
-        error = (functional(pairs.outputs.values).to(image.mean) - image.mean).abs()
-        quantiles = {level: float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * level))) for level in LEVELS}
-        found[name] = {
-            f"{level:g}": float((error <= quantile * image.standard_deviation).double().mean())
-            for level, quantile in quantiles.items()
-        }
+        image, truth = u.apply(functional), functional(pairs.outputs.values)
+        found[name] = {f"{level:g}": float(image.interval(level).contains(truth).double().mean()) for level in LEVELS}
     return found
 
 

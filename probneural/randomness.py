@@ -38,6 +38,7 @@ PURPOSES: Final = MappingProxyType(
         "sup-quantile noise": "observation noise behind whole-function coverage, per batch of draws",
         "rank correlation draws": "seeds of the draws behind attainable rank correlations, per draw",
         "rank correlation noise": "observation noise behind attainable rank correlations, per draw",
+        "nonlinear functional draws": "seeds of the draws behind nonlinear functionals of fields, per batch of draws",
         "discrepancy draws": "what a function draw of a calibrated predictor adds to its operator's",
         "likelihood points": "points at which the correlation of residuals is judged",
         # training

@@ -20,6 +20,7 @@ from probneural.calibration import BandField
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, ProbneuralError, ShapeError
 from probneural.fields import Field
+from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.metrics import calibration_error, compare, coverage, pit_histogram, spread_skill_curve
 from probneural.training.history import History
@@ -116,6 +117,7 @@ MAKERS: list[Callable[[], Figure]] = [
     lambda: plots.pit(two(PLANE), truth_for(gaussian(PLANE))),
     lambda: plots.spread_skill(two(PLANE), truth_for(gaussian(PLANE)), unit="K"),
     lambda: plots.cost({"a": (1.0, 0.2), "b": (100.0, 0.1)}),
+    lambda: plots.quantity(gaussian(LINE).apply(integral(LINE)), integral(LINE)(truth_for(gaussian(LINE)).values), noise=0.1),
     lambda: plots.active_learning(loop(0.2, 0.1, 0.05)),
     lambda: plots.active_learning({"random": loop(0.2, 0.1), "chosen": loop(*(0.5**n for n in range(10)))}),
 ]

@@ -18,6 +18,7 @@ MODULES = (
     "curvature",
     "distributions",
     "export",
+    "functionals",
     "heads",
     "metrics",
     "operators",
@@ -42,8 +43,7 @@ def _wanted() -> Iterator[str]:
     for module in MODULES:
         for name in importlib.import_module(f"probneural.{module}").__all__:
             yield f"probneural.{module}.{name}"
-    functionals = importlib.import_module("probneural.functionals")
-    exported = {functionals.Functional: "probneural.functionals.Functional"}
+    exported: dict[type, str] = {}
     for module in MODULES:
         package = importlib.import_module(f"probneural.{module}")
         named = {name: getattr(package, name) for name in package.__all__}

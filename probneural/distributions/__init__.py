@@ -3,6 +3,7 @@
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.intervals import Interval
 from probneural.distributions.latent import Latent
 from probneural.distributions.predictor import FunctionDraw, Predictor, PredictorTraits
 from probneural.distributions.roots.base import DenseRoot, FeatureRoot, Root
@@ -16,6 +17,7 @@ __all__ = [
     "FieldDistribution",
     "FunctionDraw",
     "GaussianField",
+    "Interval",
     "Latent",
     "ModulatedRoot",
     "Predictor",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_floating, real_tensor
@@ -16,9 +16,11 @@ from probneural.distributions.base import (
     check_values,
     draw_stream,
     index_grid,
+    noise_variance,
     sample_size,
 )
 from probneural.distributions.gaussian import GaussianField, check_factors
+from probneural.distributions.intervals import ENOUGH_MEMBERS, check_probabilities, member_quantiles
 from probneural.distributions.latent import digest
 from probneural.distributions.roots.base import DenseRoot, square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
@@ -31,6 +33,10 @@ class EmpiricalField(FieldDistribution):
     """The discrete distribution that takes sample i with probability weights[i].
 
     Mean and variance are those of this distribution (the variance has no small-sample correction). Draws return members.
+
+    A handful of members has no 90 % interval of its own: below 100 effective members, 1 / sum of weights², quantiles and
+    intervals are those of the Gaussian with the same mean and variance, as in
+    [`coverage`][probneural.metrics.reliability.coverage]. From 100 on they are the members' own.
 
     Args:
         samples: Members, `(s, n, c, *grid.shape)`, in physical units; member i is one operator at all n inputs.
@@ -128,24 +134,45 @@ class EmpiricalField(FieldDistribution):
             )
         return self.samples[base_samples.to(self.samples.device)]
 
+    @undisturbed()
+    def quantile(
+        self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0
+    ) -> Float64[Tensor, "*k n c *grid"]:
+        """Quantiles of every value; see the base class, and above for which.
+
+        The members' own are interpolated between members, each of which stands in the middle of its probability; those beyond
+        the outermost members are these members. With noise they are quantiles of the mixture of Gaussians around the members,
+        found by bisection, without a gradient.
+        """
+        if 1.0 / float(self.weights.square().sum()) < ENOUGH_MEMBERS * (1 - 1e-9):
+            return super().quantile(q, noise=noise)
+        wanted, members = check_probabilities(q), self.samples.to(torch.float64)
+        noise_std = noise_variance(noise, tuple(members.shape[1:]), members).sqrt()
+        found = member_quantiles(members, self.weights.to(members), wanted.reshape(-1), noise_std=noise_std)
+        return found if wanted.ndim else found[0]
+
     def apply(self, functional: Functional) -> EmpiricalField:
         """Push every member forward."""
         check_functional(functional, grid=self.grid)
-        return EmpiricalField(functional(self.samples), self.weights, grid=index_grid(functional.size))
+        image = EmpiricalField(functional(self.samples), self.weights, grid=index_grid(functional.size))
+        return image._with_labels(functional.labels)
 
     def scale(self, factors: Float[Tensor, " c"]) -> EmpiricalField:
         """Move the members away from, or towards, their mean by a factor per channel."""
         per_channel = check_factors(factors, self.samples.shape[2]).to(self.samples).reshape(-1, *(1,) * len(self.grid.shape))
         mean = self.mean
-        return EmpiricalField(mean + per_channel * (self.samples - mean), self.weights, grid=self.grid)
+        scaled = EmpiricalField(mean + per_channel * (self.samples - mean), self.weights, grid=self.grid)
+        return scaled._with_labels(self.labels)
 
     def moment_matched(self) -> GaussianField:
         """Return the Gaussian field of the same mean and covariance; its rank is the number of members."""
         mean = self.mean
         columns = (self.samples - mean) * self.weights.sqrt().to(self.samples).reshape(-1, *(1,) * mean.ndim)
         root = DenseRoot(columns.flatten(3).movedim(0, -1))
-        return GaussianField(mean, root, latent=f"members-{digest(self.samples, self.weights)}", grid=self.grid)
+        matched = GaussianField(mean, root, latent=f"members-{digest(self.samples, self.weights)}", grid=self.grid)
+        return matched._with_labels(self.labels)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> EmpiricalField:
         """Select functions of every member."""
-        return EmpiricalField(self.samples[:, select_rows(index, self.samples.shape[1])], self.weights, grid=self.grid)
+        rows = select_rows(index, self.samples.shape[1])
+        return EmpiricalField(self.samples[:, rows], self.weights, grid=self.grid)._with_labels(self.labels)

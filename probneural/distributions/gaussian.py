@@ -214,7 +214,7 @@ class GaussianField(FieldDistribution):
             latent=self.latent,
             grid=index_grid(functional.size),
             discrepancy=None if self.discrepancy is None else self.discrepancy.push(functional),
-        )
+        )._with_labels(functional.labels)
 
     def scale(self, factors: Float[Tensor, " c"]) -> GaussianField:
         """Multiply the deviation by a factor per channel; the result has a latent of its own."""
@@ -226,7 +226,7 @@ class GaussianField(FieldDistribution):
             latent=self.latent.renamed(name),
             grid=self.grid,
             discrepancy=None if self.discrepancy is None else self.discrepancy.scale(factors),
-        )
+        )._with_labels(self.labels)
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> GaussianField:
         """Give every function its own exact linear constraint: u -> u + K (values - A u), with K of each function's own prior.
@@ -392,7 +392,7 @@ class GaussianField(FieldDistribution):
             latent=self.latent.conditioned(update.shift, update.transform, chi2=float(update.chi2.detach())),
             grid=self.grid,
             discrepancy=self.discrepancy.compose(each.transform),
-        )
+        )._with_labels(self.labels)
 
     def under(self, latent: Latent) -> GaussianField:
         """Return this field given what `latent` has learned from data since it parted from this field's own latent.
@@ -407,7 +407,7 @@ class GaussianField(FieldDistribution):
         root = functools.reduce(lambda root, transform: root.compose(transform), transforms, self.root)
         return GaussianField(
             self._mean + moved.to(self._mean), root, latent=latent, grid=self.grid, discrepancy=self.discrepancy
-        )
+        )._with_labels(self.labels)
 
     def log_prob(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Tensor = 0.0, joint: bool = True
@@ -447,7 +447,7 @@ class GaussianField(FieldDistribution):
         discrepancy = None if self.discrepancy is None else self.discrepancy.select(rows)
         return GaussianField(
             self._mean[rows], self.root.select(rows), latent=self.latent, grid=self.grid, discrepancy=discrepancy
-        )
+        )._with_labels(self.labels)
 
     def marginal(self, index: int) -> GaussianField:
         """One function by itself, under a latent of its own where that makes its root smaller."""
@@ -460,7 +460,8 @@ class GaussianField(FieldDistribution):
             else Latent(id=name, rank=rank, is_shared_across_calls=self.latent.is_shared_across_calls)
         )
         discrepancy = None if self.discrepancy is None else self.discrepancy.marginal(index)
-        return GaussianField(self._mean[index : index + 1], root, latent=latent, grid=self.grid, discrepancy=discrepancy)
+        mean = self._mean[index : index + 1]
+        return GaussianField(mean, root, latent=latent, grid=self.grid, discrepancy=discrepancy)._with_labels(self.labels)
 
     def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor, Tensor]:
         """Root of a functional's values, discrepancy included, these as a tensor, and their residual in float64."""
@@ -509,7 +510,8 @@ class GaussianField(FieldDistribution):
         """The field of another mean, after a map of every function's latent vectors that keeps the latent's name."""
         root = self._each.compose(transform)
         shared, discrepancy = (root.left, root.right) if isinstance(root, SideBySideRoot) else (root, None)
-        return GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=discrepancy)
+        field = GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=discrepancy)
+        return field._with_labels(self.labels)
 
 
 def check_factors(factors: object, channels: int, name: str = "factors") -> Tensor:

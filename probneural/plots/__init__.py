@@ -5,7 +5,20 @@ with `figure.savefig(path)`, or turn it into bytes with [`png`][probneural.plots
 """
 
 from probneural.plots.active import active_learning
+from probneural.plots.quantities import quantity
 from probneural.plots.several import cost, fields, pit, spread_skill
 from probneural.plots.single import band, calibration, field, png, training
 
-__all__ = ["active_learning", "band", "calibration", "cost", "field", "fields", "pit", "png", "spread_skill", "training"]
+__all__ = [
+    "active_learning",
+    "band",
+    "calibration",
+    "cost",
+    "field",
+    "fields",
+    "pit",
+    "png",
+    "quantity",
+    "spread_skill",
+    "training",
+]

@@ -197,6 +197,52 @@ FUNCTIONALS = [
         "order",
     ),
     *refused("derivative at", lambda v: pn.functionals.derivative(GRID, at=v), (0.5, [0.5]), ShapeError, "locations"),
+    *[
+        case
+        for name, make in (
+            ("region", pn.functionals.region),
+            ("average", pn.functionals.average),
+            ("maximum", pn.functionals.maximum),
+        )
+        for case in (
+            *refused(f"{name} grid", make, (None, 16), GridError, "Grid"),
+            *refused(
+                f"{name} lower",
+                lambda v, make=make: make(PLANE, lower=v),
+                (0.1, [0.1], [NAN, 0.1], [INF, 0.1], "a", [[0.1, 0.1]], 1j),
+                ArgumentError,
+                "corner",
+            ),
+            Case(
+                f"{name} upside down",
+                lambda make=make: make(PLANE, lower=[0.5, 0.5], upper=[0.1, 0.1]),
+                ArgumentError,
+                "below",
+            ),
+        )
+    ],
+    *[
+        case
+        for name, make in (("region", pn.functionals.region), ("maximum", pn.functionals.maximum))
+        for case in (
+            *refused(f"{name} mask", lambda v, make=make: make(GRID, v), ([True], torch.ones(4, 4), True), ShapeError, "shape"),
+            *refused(
+                f"{name} mask", lambda v, make=make: make(GRID, v), ("a", [NAN] * 16, [2.0] * 16, [1j] * 16), DataError, "where"
+            ),
+            Case(f"{name} of nothing", lambda make=make: make(GRID, torch.zeros(16)), GridError, "inside"),
+            Case(f"{name} function", lambda make=make: make(GRID, lambda x: x), ShapeError, "returned"),
+            Case(f"{name} of two regions", lambda make=make: make(GRID, torch.ones(16), lower=0.5), ArgumentError, "both"),
+        )
+    ],
+    *refused("region reduction", lambda v: pn.functionals.region(GRID, reduction=v), ("sum", None), ArgumentError, "reduction"),
+    Case("region outside", lambda: pn.functionals.region(GRID, lower=0.5, upper=1.7), GridError, "domain"),
+    *refused("path", lambda v: pn.functionals.line_integral(PLANE, v), (0.5, [[0.5, 0.5]], [[0.1], [0.2]]), ShapeError, "path"),
+    *refused(
+        "path", lambda v: pn.functionals.line_integral(PLANE, v), ("a", None, [[NAN, 0.1], [0.2, 0.2]]), DataError, "path|vert"
+    ),
+    Case("path, scattered", lambda: pn.functionals.line_integral(SCATTERED, [[0.1], [0.5]]), GridError, "uniform"),
+    Case("path of no length", lambda: pn.functionals.line_integral(GRID, [[0.1], [0.1]]), ArgumentError, "length"),
+    *refused("named", lambda v: pn.functionals.integral(GRID).named(v), (None, 3, [3], ["a", "b"]), ArgumentError, "labels"),
     *refused("stack", pn.functionals.stack, ([], [None], None, 3), (GridError, DataError), "functionals"),
     Case(
         "stack, two grids",

@@ -62,6 +62,13 @@ OTHER_SHAPES: tuple[Any, ...] = (
     [[0.0, 0.0]],
 )
 NO_VARIANCE = (-1.0, NAN, INF, "1", None, 1j, True, torch.tensor(-1.0), torch.zeros(2), [[1.0]])
+NO_LEVEL = (0.0, 1.0, 90, -0.9, NAN, INF, "0.9", None, True, 1j)
+
+
+def drawn() -> EmpiricalField:
+    """An empirical field of so many members that they have quantiles of their own."""
+    return EmpiricalField(normal(120, 3, 1, 16), grid=GRID)
+
 
 PREDICTORS = [
     *[
@@ -125,6 +132,15 @@ DISTRIBUTIONS = [
     *refused(
         "apply", lambda v: gaussian().apply(v), (None, probe().matrix, [1.0] * 16, "mean", torch.mean), DataError, "Functional"
     ),
+    Case("apply a maximum", lambda: gaussian().apply(pn.functionals.maximum(GRID)), DataError, "apply_by_draws"),
+    *refused("by draws", lambda v: gaussian().apply_by_draws(v), (None, 3, "max"), ArgumentError, "function"),
+    *refused(
+        "by draws, a function", lambda v: gaussian().apply_by_draws(v), (torch.sum, lambda v: v.amax(-1)), ShapeError, "keepdim"
+    ),
+    Case("by draws, another grid", lambda: gaussian().apply_by_draws(pn.functionals.maximum(PLANE)), GridError, "grid"),
+    *refused("draws", lambda v: gaussian().apply_by_draws(probe(), draws=v), (0, 1.5, None, True), ArgumentError, "draws"),
+    *refused("draws seed", lambda v: gaussian().apply_by_draws(probe(), seed=v), (-1, 1.5, None, True), ArgumentError, "seed"),
+    *refused("empirical draws", lambda v: empirical().apply_by_draws(probe(), draws=v), (0, None), ArgumentError, "draws"),
     *refused("empirical apply", lambda v: empirical().apply(v), (None, np.ones(16), torch.mean), DataError, "Functional"),
     Case("apply on another grid", lambda: gaussian().apply(pn.functionals.integral(PLANE)), GridError, "grid"),
     *refused("condition noise", lambda v: gaussian().condition(probe(), NUMBERS, noise=v), NO_VARIANCE, ArgumentError, "noise"),
@@ -144,6 +160,20 @@ DISTRIBUTIONS = [
     ),
     *refused("scale", lambda v: gaussian().scale(v), ([0.0], [-1.0], [NAN], [INF], torch.zeros(1)), ArgumentError, "factors"),
     *refused("scale", lambda v: gaussian().scale(v), (2.0, [1.0, 2.0], [[1.0]]), ShapeError, "factors"),
+    *[
+        case
+        for name, u in (("", gaussian), ("empirical ", empirical), ("many members' ", drawn))
+        for case in (
+            *refused(f"{name}interval", lambda v, u=u: u().interval(v), NO_LEVEL, ArgumentError, "level"),
+            *refused(f"{name}interval noise", lambda v, u=u: u().interval(noise=v), NO_VARIANCE, ArgumentError, "noise"),
+            *refused(f"{name}quantile", lambda v, u=u: u().quantile(v), (*NO_LEVEL, [[0.5]], [0.5, NAN]), ArgumentError, "q"),
+            *refused(f"{name}quantile noise", lambda v, u=u: u().quantile(0.5, noise=v), NO_VARIANCE, ArgumentError, "noise"),
+        )
+    ],
+    *refused("contains", lambda v: gaussian().interval().contains(v), (None, "a", pairs(), 1j), DataError, "values"),
+    *refused(
+        "contains", lambda v: gaussian().interval().contains(v), (0.0, normal(16), normal(1, 1, 16)), ShapeError, "values"
+    ),
     *refused("empirical scale", lambda v: empirical().scale(v), ([0.0], [NAN]), ArgumentError, "factors"),
     *refused("empirical scale", lambda v: empirical().scale(v), (None, "a"), DataError, "factors"),
     *refused(
@@ -417,6 +447,30 @@ PLOTS = [
     *refused("level", lambda v: pn.plots.field(gaussian(), level=v), (0.0, 1.0, "0.9", None), ArgumentError, "level"),
     *refused("noise", lambda v: pn.plots.field(gaussian(), noise=v), (-1.0, "1", None), ArgumentError, "noise"),
     *refused("axes", lambda v: pn.plots.field(gaussian(), axes=v), ((), None, 3), ArgumentError, "axis names"),
+    *refused("quantity u", pn.plots.quantity, (None, truth()), DataError, "FieldDistribution"),
+    Case("quantity of a field", lambda: pn.plots.quantity(gaussian()), GridError, "forward"),
+    *[
+        case
+        for option, values in (
+            ("channel", (1, 0.5)),
+            ("level", (0.0, 90, None)),
+            ("noise", (-1.0, None)),
+            ("order", ("size", None)),
+            ("labels", ("a", ["a"], [1, 2], 3)),
+        )
+        for case in refused(
+            f"quantity {option}",
+            lambda v, option=option: pn.plots.quantity(gaussian().apply(probe()), **{option: v}),
+            values,
+            ArgumentError,
+            option,
+        )
+    ],
+    *refused("quantity truth", lambda v: pn.plots.quantity(gaussian().apply(probe()), v), ("a", 1j), DataError, "truth"),
+    Case("quantity truth, a field", lambda: pn.plots.quantity(gaussian().apply(probe()), truth()), DataError, "functional"),
+    *refused(
+        "quantity truth", lambda v: pn.plots.quantity(gaussian().apply(probe()), v), (0.0, normal(3, 2)), ShapeError, "truth"
+    ),
     *refused("band", pn.plots.band, (None, band(), gaussian()), DataError, "BandField"),
     *refused("calibration", lambda v: pn.plots.calibration(v, truth()), (None, truth()), DataError, "FieldDistribution"),
     *refused("training", pn.plots.training, (None, [1.0]), DataError, "History"),

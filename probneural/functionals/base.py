@@ -1,23 +1,18 @@
-"""Linear functionals of fields: integrals, sensors, derivatives, and their linear combinations.
-
-A functional maps the values of a field, channel by channel, to m numbers: `(..., c, *grid) -> (..., c, m)`. It knows its
-grid and its adjoint, so a Gaussian field pushed through it stays an exact Gaussian.
-"""
+"""What a linear functional is, and the linear combinations of functionals."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, check_real, check_sequence, real_tensor
+from probneural.checks import check_instance, check_real, check_sequence, real_tensor
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.grids import Grid, along_axis, check_grid, check_on_grid, interpolation_matrix
-from probneural.interpolation import POLYNOMIAL_DEGREE
+from probneural.grids import Grid, along_axis, check_on_grid
 
 _NORM_ROWS = 256
 """Rows of a functional's matrix formed at once."""
@@ -27,9 +22,14 @@ class Functional(ABC):
     """A linear map from the values of a field to `size` numbers per channel.
 
     Functionals add, subtract, and scale by numbers; [`stack`][probneural.functionals.stack] puts several side by side.
+
+    Attributes:
+        grid: Where the fields live.
+        labels: Names of the m numbers, for figures and tables; None if they have none, as sums and multiples.
     """
 
     grid: Grid
+    labels: tuple[str, ...] | None = None
 
     @property
     @abstractmethod
@@ -80,6 +80,19 @@ class Functional(ABC):
         identity = torch.eye(self.size, dtype=torch.float64, device="cpu")
         return torch.cat([self._adjoint(rows).flatten(1).norm(dim=1) for rows in identity.split(_NORM_ROWS)])
 
+    def named(self, labels: str | Sequence[str]) -> Functional:
+        """The same functional with other names, one for each of its numbers.
+
+        Raises:
+            ArgumentError: If the names are no texts, or there is another number of them.
+
+        Examples:
+            >>> from probneural.functionals import integral
+            >>> integral(Grid.uniform((4,))).named("mass").labels
+            ('mass',)
+        """
+        return Stack((self,), names=check_labels(labels, self.size))
+
     def __add__(self, other: Functional) -> Functional:
         """The sum of two functionals of equal size on one grid."""
         return Combination(parts=(self, other), factors=(1.0, 1.0))
@@ -101,10 +114,12 @@ class Functional(ABC):
 
 @dataclass(frozen=True, eq=False)
 class MatrixFunctional(Functional):
-    """A functional given by its matrix, `(m, p)`, float64, over the grid's p points."""
+    """A functional given by its matrix, `(m, p)`, float64, over the grid's p points, and names of its numbers, if any."""
 
     grid: Grid
     matrix: Float64[Tensor, "m p"]
+    _: KW_ONLY
+    labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check the matrix against the grid."""
@@ -133,6 +148,7 @@ class AlongAxis(Functional):
 
     grid: Grid
     matrix: Float64[Tensor, "size size"]
+    _: KW_ONLY
     axis: int
 
     @property
@@ -186,9 +202,10 @@ class Combination(Functional):
 
 @dataclass(frozen=True, eq=False)
 class Stack(Functional):
-    """Functionals on one grid, side by side; see [`stack`][probneural.functionals.stack]."""
+    """Functionals on one grid, side by side; see [`stack`][probneural.functionals.stack]. Their names can be replaced."""
 
     parts: tuple[Functional, ...]
+    names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check that the parts fit together."""
@@ -203,6 +220,16 @@ class Stack(Functional):
     def size(self) -> int:
         """The sum of the parts' sizes."""
         return sum(part.size for part in self.parts)
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        """The names given, or the parts' own; numbers stand for those that have none."""
+        if self.names is not None or all(part.labels is None for part in self.parts):
+            return self.names
+        labels: tuple[str, ...] = ()
+        for part in self.parts:
+            labels += part.labels or tuple(str(len(labels) + number) for number in range(part.size))
+        return labels
 
     def _forward(self, values: Tensor) -> Tensor:
         return torch.cat([part(values) for part in self.parts], dim=-1)
@@ -219,7 +246,10 @@ def check_functional(functional: object, name: str = "functional", *, grid: Grid
         DataError: If it is none.
         GridError: If it lives on another grid than a given one.
     """
-    checked = check_instance(functional, Functional, name, remedy="build one: pn.functionals.sensors(grid, [[0.5]])")
+    is_map = callable(functional) and not isinstance(functional, Functional | type)
+    remedy = "build one: pn.functionals.sensors(grid, [[0.5]])"
+    nonlinear = "push a nonlinear one forward by draws: u.apply_by_draws(function)"
+    checked = check_instance(functional, Functional, name, remedy=nonlinear if is_map else remedy)
     if grid is not None and checked.grid != grid:
         raise GridError(
             expected=f"a functional on the distribution's grid {grid!r}",
@@ -227,6 +257,18 @@ def check_functional(functional: object, name: str = "functional", *, grid: Grid
             remedy="build the functional from the distribution's grid",
         )
     return checked
+
+
+def check_labels(labels: object, size: int, *, name: str = "labels") -> tuple[str, ...]:
+    """Return names of m numbers; one text will do for one number.
+
+    Raises:
+        ArgumentError: If they are no texts, or there is another number of them.
+    """
+    texts = (labels,) if isinstance(labels, str) else check_sequence(labels, name, remedy="give a list of texts")
+    if len(texts) != size or not all(isinstance(text, str) for text in texts):
+        raise ArgumentError(expected=f"{size} texts as {name}", got=repr(labels), remedy="name every number")
+    return texts
 
 
 def _check_one_grid(parts: Sequence[Functional]) -> None:
@@ -240,120 +282,6 @@ def _check_one_grid(parts: Sequence[Functional]) -> None:
         )
 
 
-def integral(grid: Grid) -> Functional:
-    """The integral over the domain by the grid's quadrature; one number per channel, in the values' units times volume.
-
-    Examples:
-        >>> total = integral(Grid.uniform((4,), lengths=2.0))
-        >>> total(torch.ones(1, 1, 4)).item()
-        2.0
-    """
-    return MatrixFunctional(grid, check_grid(grid).weights[None, :].clone())
-
-
-def average(grid: Grid, *, lower: Sequence[float] | None = None, upper: Sequence[float] | None = None) -> Functional:
-    """The average over a box, or the domain, by the grid's quadrature; one number per channel, in the values' units.
-
-    A box counts the grid points inside it, ends included, so a coarse grid has a coarse box.
-
-    Args:
-        grid: Any grid.
-        lower: Lower corner, `(d,)`, in the grid's units; that of the domain by default.
-        upper: Upper corner, `(d,)`, in the grid's units; that of the domain by default.
-
-    Raises:
-        ArgumentError: If a corner does not have one finite number per dimension.
-        GridError: If no point of positive weight lies in the box.
-
-    Examples:
-        >>> half = average(Grid.uniform((4,)), upper=[0.3])
-        >>> half(torch.tensor([[1.0, 2.0, 9.0, 9.0]])).item()
-        1.5
-    """
-    inside = grid.weights > 0
-    for corner, sign in ((lower, 1.0), (upper, -1.0)):
-        if corner is None:
-            continue
-        bound = torch.as_tensor(corner, dtype=torch.float64)
-        if bound.shape != (grid.dimension,) or not bool(torch.isfinite(bound).all()):
-            raise ArgumentError(
-                expected=f"a corner of {grid.dimension} finite numbers", got=repr(corner), remedy="one per dimension"
-            )
-        inside = inside & (sign * (grid.points - bound) >= 0).all(1)
-    if not bool(inside.any()):
-        raise GridError(
-            expected=f"a box with points of {grid!r}", got=f"{lower} to {upper}", remedy="widen the box, or refine the grid"
-        )
-    weights = torch.where(inside, grid.weights, torch.zeros_like(grid.weights))
-    return MatrixFunctional(grid, (weights / weights.sum())[None])
-
-
-def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functional:
-    """The values at m locations, of the field's interpolant: spectral on periodic axes, quintic on others.
-
-    Args:
-        grid: A uniform grid.
-        locations: Coordinates, `(m, d)`, in the grid's units, within the domain; the two ends of a periodic axis are one point.
-
-    Returns:
-        A functional of size m.
-
-    Raises:
-        GridError: If the grid is scattered, or a location lies outside the domain.
-
-    Examples:
-        >>> grid = Grid.uniform((8,))
-        >>> probe = sensors(grid, [[0.25], [0.3]])
-        >>> probe(torch.sin(2 * torch.pi * grid.points[:, 0])[None])[0].tolist()[0]
-        1.0
-    """
-    return MatrixFunctional(grid, interpolation_matrix(grid, _locations(locations)))
-
-
-def derivative(
-    grid: Grid, *, axis: int = 0, order: int = 1, at: Tensor | Sequence[Sequence[float]] | None = None
-) -> Functional:
-    """A partial derivative of the field's interpolant: spectral on periodic axes, finite differences on others.
-
-    Args:
-        grid: A uniform grid.
-        axis: Which space dimension to differentiate along.
-        order: Order of the derivative, at least 1.
-        at: Coordinates, `(m, d)`; every grid point by default (then the work is one small matrix along one axis).
-
-    Returns:
-        A functional of size m, in the values' units over the length's units to the power `order`.
-
-    Raises:
-        GridError: If the grid is scattered or a location lies outside it.
-        ArgumentError: If the axis or the order does not exist, or the order exceeds the degree of the local polynomials.
-
-    Examples:
-        >>> grid = Grid.uniform((9,))
-        >>> slope = derivative(grid, at=[[0.0]])
-        >>> round(slope(torch.sin(2 * torch.pi * grid.points[:, 0])[None]).item() / torch.pi, 9)
-        2.0
-    """
-    axis = check_integer(axis, "axis", least=0, most=check_grid(grid).dimension - 1)
-    order = check_integer(order, "order")
-    if not grid.is_uniform:
-        raise GridError(
-            expected="a uniform grid", got=repr(grid), remedy="scattered values have no interpolant to differentiate"
-        )
-    line = grid.axes[axis]
-    highest = min(POLYNOMIAL_DEGREE, line.size - 1)
-    if order > highest and not line.periodic:  # the interpolant's derivative is zero there, which is no one's derivative
-        raise ArgumentError(
-            expected=f"an order of at most {highest} along axis {axis}, the degree of its interpolant",
-            got=str(order),
-            remedy="use more points, or apply lower orders one after the other",
-        )
-    if at is not None:
-        orders = [order if number == axis else 0 for number in range(grid.dimension)]
-        return MatrixFunctional(grid, interpolation_matrix(grid, _locations(at), orders=orders))
-    return AlongAxis(grid, line.matrix(line.coordinates, order=order), axis)
-
-
 def stack(functionals: Sequence[Functional]) -> Functional:
     """Put functionals on one grid side by side: sizes add up.
 
@@ -363,17 +291,9 @@ def stack(functionals: Sequence[Functional]) -> Functional:
         DataError: If one is something else.
 
     Examples:
+        >>> from probneural.functionals import integral, sensors
         >>> grid = Grid.uniform((8,))
         >>> stack([integral(grid), sensors(grid, [[0.0], [0.5]])]).size
         3
     """
     return Stack(check_sequence(functionals, "functionals", remedy="give a list of them", error=DataError))
-
-
-def _locations(locations: Tensor | Sequence[Sequence[float]]) -> Tensor:
-    points = real_tensor(locations, "locations", dtype=torch.float64, device=torch.device("cpu"))
-    if points.ndim != 2:
-        raise ShapeError(
-            expected="locations of shape (m, d)", got=str(tuple(points.shape)), remedy="write [[0.25], [0.75]] for two in 1-D"
-        )
-    return points

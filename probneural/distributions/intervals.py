@@ -1,0 +1,151 @@
+"""Intervals and quantiles of single values: of a Gaussian, and of weighted members."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from probneural.checks import real_tensor
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.fields import Field
+
+ENOUGH_MEMBERS = 100
+"""Effective members from which an empirical field has quantiles of its own; below, they are those of a Gaussian."""
+_HALVINGS = 60
+"""Steps of the bisection: the bracket then is as narrow as float64 can tell."""
+_CHUNK_ELEMENTS = 2**20
+"""Values compared at once (8 MiB in float64)."""
+
+
+class Interval(NamedTuple):
+    """The two ends of the central interval of every value; it unpacks into them, as that of `scipy.stats` does.
+
+    Attributes:
+        lower: Lower ends, `(n, c, *grid)`, in physical units.
+        upper: Upper ends, `(n, c, *grid)`, in physical units.
+
+    Examples:
+        >>> lower, upper = Interval(torch.zeros(1, 1, 2).double(), torch.ones(1, 1, 2).double())
+        >>> Interval(lower, upper).contains([[[0.5, 1.5]]]).tolist()
+        [[[True, False]]]
+    """
+
+    lower: Float64[Tensor, "n c *grid"]
+    upper: Float64[Tensor, "n c *grid"]
+
+    @property
+    def width(self) -> Float64[Tensor, "n c *grid"]:
+        """Upper minus lower end, `(n, c, *grid)`, in physical units."""
+        return self.upper - self.lower
+
+    def contains(self, values: Tensor | Field) -> Bool[Tensor, "n c *grid"]:
+        """Which values lie inside, ends included; one that is NaN does not.
+
+        Args:
+            values: True or measured values, `(n, c, *grid)`: a field, a tensor, or lists and arrays.
+
+        Raises:
+            DataError: If they are no real numbers.
+            ShapeError: If they have another shape; nothing is broadcast.
+        """
+        given = real_tensor(values.values if isinstance(values, Field) else values, "values").to(self.lower)
+        if given.shape != self.lower.shape:
+            raise ShapeError(
+                expected=f"values of shape {tuple(self.lower.shape)}",
+                got=str(tuple(given.shape)),
+                remedy="shapes are not broadcast; truth beside a functional's interval is functional(truth.values)",
+            )
+        return (self.lower <= given) & (given <= self.upper)
+
+
+def check_probabilities(q: float | Sequence[float] | Tensor) -> Float64[Tensor, "*k"]:
+    """Return one probability, or several of them, in float64 on the CPU.
+
+    Raises:
+        ArgumentError: If they are no numbers between 0 and 1, or have more than one axis.
+    """
+    remedy = "the median is 0.5"
+    if not isinstance(q, bool):
+        numbers = real_tensor(q, "q", dtype=torch.float64, device=torch.device("cpu"), error=ArgumentError).detach()
+        if numbers.ndim <= 1 and bool(((numbers > 0) & (numbers < 1)).all()):
+            return numbers
+    raise ArgumentError(expected="q between 0 and 1, or a list of such numbers", got=repr(q), remedy=remedy)
+
+
+def tails(level: float) -> tuple[float, float]:
+    """The probabilities below the two ends of the central interval of a level, both inside (0, 1)."""
+    tail = 0.5 * (1.0 - level)
+    return tail, min(1.0 - tail, math.nextafter(1.0, 0.0))
+
+
+def gaussian_quantiles(mean: Tensor, std: Tensor, probabilities: Float64[Tensor, " k"]) -> Float64[Tensor, "k *values"]:
+    """The quantiles mean + z(q) std, for each of k probabilities."""
+    z = torch.special.ndtri(probabilities).to(std).reshape(-1, *(1,) * std.ndim)
+    return mean.to(std) + z * std
+
+
+def member_quantiles(
+    members: Float64[Tensor, "s *values"],
+    weights: Float64[Tensor, " s"],
+    probabilities: Float64[Tensor, " k"],
+    *,
+    noise_std: Float64[Tensor, "*values"],
+) -> Float64[Tensor, "k *values"]:
+    """Quantiles of weighted members, blurred by independent Gaussian noise where there is some.
+
+    Without noise the distribution function jumps at every member. The middle of the jump is taken to be the member's own
+    probability, and quantiles between members are interpolated; beyond the outermost ones they are those.
+
+    Args:
+        members: In float64.
+        weights: Probabilities of the members, on their device.
+        probabilities: Of the quantiles.
+        noise_std: Standard deviation of the noise.
+
+    Raises:
+        DataError: If a member is not finite.
+    """
+    if not bool(torch.isfinite(members).all()):
+        raise DataError(expected="finite members", got="NaN or infinite ones", remedy="drop those members")
+    held = weights > 0
+    members, weights, wanted = members[held], weights[held], probabilities.to(members)
+    exact = _interpolated(members, weights, wanted)
+    if not bool((noise_std > 0).any()):
+        return exact
+    return torch.where(noise_std > 0, _blurred(members, weights, wanted, noise_std), exact)
+
+
+def _interpolated(members: Tensor, weights: Tensor, probabilities: Tensor) -> Tensor:
+    ordered, order = members.movedim(0, -1).sort(-1)
+    mass = weights[order]
+    positions = (mass.cumsum(-1) - 0.5 * mass).contiguous()  # the distribution function, in the middle of its jumps
+    wanted = probabilities.expand(*positions.shape[:-1], -1).contiguous()
+    above = torch.searchsorted(positions, wanted).clamp(max=len(members) - 1)
+    below = (above - 1).clamp_min(0)
+    left, right = positions.gather(-1, below), positions.gather(-1, above)
+    gap = torch.where(right > left, right - left, torch.ones_like(left))
+    fraction = ((wanted - left) / gap).clamp(0.0, 1.0)
+    return torch.lerp(ordered.gather(-1, below), ordered.gather(-1, above), fraction).movedim(-1, 0)
+
+
+@torch.no_grad()
+def _blurred(members: Tensor, weights: Tensor, probabilities: Tensor, std: Tensor) -> Tensor:
+    """Quantiles of a mixture of Gaussians around the members, by bisection."""
+    spread_out = (-1, *(1,) * std.ndim)
+    shift = torch.special.ndtri(probabilities).reshape(spread_out) * std
+    low, high = members.amin(0) + shift, members.amax(0) + shift  # each component's quantile lies between these
+    wanted = probabilities.reshape(spread_out)
+    rows = max(1, _CHUNK_ELEMENTS // max(low.numel(), 1))
+    parts = list(zip(members.split(rows), weights.split(rows), strict=True))
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        reached = torch.zeros_like(middle)
+        for some, mass in parts:
+            reached += torch.tensordot(mass, torch.special.ndtr((middle - some[:, None]) / std), dims=1)
+        low, high = torch.where(reached < wanted, middle, low), torch.where(reached < wanted, high, middle)
+    return 0.5 * (low + high)

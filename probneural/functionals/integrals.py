@@ -1,0 +1,234 @@
+"""Integrals and means: over the domain, over regions of it, and along lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from probneural.checks import check_choice, check_finite, real_tensor
+from probneural.errors import ArgumentError, GridError, ShapeError
+from probneural.functionals.base import Functional, MatrixFunctional
+from probneural.functionals.regions import (
+    Corner,
+    Indicator,
+    box_corners,
+    fractions,
+    gauss_legendre,
+    indicator_weights,
+    interval_weights,
+    points_in_box,
+)
+from probneural.grids import Grid, check_grid
+
+_LINE_NODES = 12
+"""Gauss-Legendre nodes on a piece of line within one cell, where polynomials have degree 15 at most in three dimensions."""
+_CHUNK_ELEMENTS = 2**22
+"""Entries of interpolation matrices formed at once (32 MiB)."""
+
+
+def integral(grid: Grid) -> Functional:
+    """The integral over the domain by the grid's quadrature; one number per channel, in the values' units times volume.
+
+    Examples:
+        >>> total = integral(Grid.uniform((4,), lengths=2.0))
+        >>> total(torch.ones(1, 1, 4)).item()
+        2.0
+    """
+    return MatrixFunctional(grid, check_grid(grid).weights[None, :].clone(), labels=("integral",))
+
+
+def average(grid: Grid, *, lower: Corner | None = None, upper: Corner | None = None) -> Functional:
+    """The mean over the domain, or over a box: [`region`][probneural.functionals.region] with its two corners.
+
+    Examples:
+        >>> half = average(Grid.uniform((3,), periodic=False), upper=[0.5])
+        >>> round(half(torch.tensor([[1.0, 2.0, 3.0]])).item(), 6)
+        1.5
+    """
+    return region(grid, lower=lower, upper=upper)
+
+
+def region(
+    grid: Grid,
+    where: Indicator | ArrayLike | Tensor | None = None,
+    *,
+    lower: Corner | None = None,
+    upper: Corner | None = None,
+    reduction: Literal["mean", "integral"] = "mean",
+) -> Functional:
+    """The mean of a field over a region, or its integral; one number per channel.
+
+    On a uniform grid, a box is integrated exactly: it is the same box on every grid, and what remains is the error of the
+    field's interpolant. What a function calls inside is found on a finer grid. A mask belongs to its grid, as do all regions of
+    a scattered grid: points inside count with their quadrature weights, ends of boxes included.
+
+    Args:
+        grid: Any grid.
+        where: A mask of the grid's shape, of truth values or of the fraction of each point's cell that is inside; or a
+            function of points `(q, d)`, float64, that returns such numbers, `(q,)`. The whole domain by default.
+        lower: Lower corner of a box, `(d,)`, in the grid's units; that of the domain by default. On periodic axes a box may
+            cross the end.
+        upper: Upper corner, likewise.
+        reduction: "mean", in the values' units, or "integral", in the values' units times volume.
+
+    Returns:
+        A functional of size 1; `stack` several.
+
+    Raises:
+        ArgumentError: If both `where` and corners are given, a corner does not have one finite number per dimension, the
+            corners are not in order, or the reduction is another one.
+        GridError: If a box leaves the domain, or nothing of the domain is inside.
+        ShapeError: If the mask does not have the grid's shape, or the function does not return `(q,)`.
+        DataError: If the mask or what the function returns is not from 0 to 1.
+
+    Examples:
+        >>> grid = Grid.uniform((9,), periodic=False)
+        >>> middle = region(grid, lower=[0.3], upper=[0.7], reduction="integral")
+        >>> round(middle(grid.points[:, 0].square()[None]).item(), 9) == round((0.7**3 - 0.3**3) / 3, 9)
+        True
+    """
+    check_choice(reduction, ("mean", "integral"), "reduction")
+    is_box = lower is not None or upper is not None
+    if where is not None and is_box:
+        raise ArgumentError(expected="where, or the corners of a box", got="both", remedy="drop one")
+    if is_box and check_grid(grid).is_uniform:
+        low, high = box_corners(grid, lower, upper)
+        weights, volume = torch.ones(1, dtype=torch.float64), float((high - low).prod())
+        for axis, start, end in zip(grid.axes, low.tolist(), high.tolist(), strict=True):
+            weights = (weights[:, None] * interval_weights(axis, start, end)).flatten()
+    else:
+        weights, volume = _weights_inside(grid, where, lower, upper)
+    label = f"{reduction} over {_described(where, lower, upper)}"
+    return MatrixFunctional(grid, (weights / volume if reduction == "mean" else weights)[None], labels=(label,))
+
+
+def line_integral(grid: Grid, path: Tensor | Sequence[Sequence[float]]) -> Functional:
+    """The integral of the field's interpolant along a polyline, over arc length; one number per channel.
+
+    Divide by the length for a mean along it: `line_integral(grid, path) * (1 / length)`.
+
+    Args:
+        grid: A uniform grid.
+        path: Vertices in order, `(k, d)` with k >= 2, in the grid's units, within the domain; on periodic axes the path may
+            cross the end.
+
+    Returns:
+        A functional of size 1, in the values' units times length. It is exact, up to rounding, for what the interpolant
+        holds: polynomials of degree 5 per axis, and waves that the grid resolves.
+
+    Raises:
+        GridError: If the grid is scattered, or the path leaves the domain.
+        ShapeError: If the path is not two or more points of the grid's dimension.
+        DataError: If a coordinate is not finite.
+        ArgumentError: If the path has no length.
+
+    Examples:
+        >>> grid = Grid.uniform((9, 9), periodic=False)
+        >>> diagonal = line_integral(grid, [[0.0, 0.0], [0.6, 0.8]])
+        >>> round(diagonal(grid.points.sum(1).reshape(1, 9, 9)).item(), 9)  # x + y has mean 0.7 along a length of 1
+        0.7
+    """
+    if not check_grid(grid).is_uniform:
+        raise GridError(
+            expected="a uniform grid",
+            got=repr(grid),
+            remedy="scattered values have no interpolant: predict on a uniform grid, by query=",
+        )
+    vertices = _checked_path(path, grid)
+    row = torch.zeros(grid.size, dtype=torch.float64)
+    for start, end in pairwise(vertices):
+        if grid.dimension == 1:
+            low, high = sorted((start.item(), end.item()))
+            row += interval_weights(grid.axes[0], low, high)
+            continue
+        along, weights = gauss_legendre(_crossings(grid, start, end), _LINE_NODES)
+        row += _weighted_rows(grid, start + along[:, None] * (end - start), weights * (end - start).norm())
+    return MatrixFunctional(grid, row[None], labels=("line integral",))
+
+
+def _weights_inside(
+    grid: Grid, where: Indicator | ArrayLike | Tensor | None, lower: Corner | None, upper: Corner | None
+) -> tuple[Tensor, float]:
+    """Quadrature weights of a region, `(p,)`, and its volume."""
+    check_grid(grid)
+    if callable(where) and not isinstance(where, Tensor) and grid.is_uniform:
+        weights = indicator_weights(grid, where)
+    elif where is not None:
+        weights = grid.weights * fractions(grid, where)
+    else:
+        weights = grid.weights * points_in_box(grid, lower, upper)
+    volume = float(weights.sum())
+    if not volume > 0:
+        raise GridError(
+            expected=f"a region with points of {grid!r}",
+            got=f"none inside {_described(where, lower, upper)}",
+            remedy="widen the region, or refine the grid",
+        )
+    return weights, volume
+
+
+def _described(where: object, lower: Corner | None, upper: Corner | None) -> str:
+    if where is not None:
+        name = getattr(where, "__name__", "")
+        return name if name.isidentifier() else "a region"
+    if lower is None and upper is None:
+        return "the domain"
+    ends = []
+    for corner in (lower, upper):
+        numbers = [] if corner is None else torch.as_tensor(corner, dtype=torch.float64).reshape(-1).tolist()
+        text = ", ".join(f"{number:.4g}" for number in numbers)
+        ends.append(f"({text})" if len(numbers) > 1 else text or "the end")
+    return f"{ends[0]} to {ends[1]}"
+
+
+def _checked_path(path: Tensor | Sequence[Sequence[float]], grid: Grid) -> Tensor:
+    vertices = real_tensor(path, "path", dtype=torch.float64, device=torch.device("cpu")).detach()
+    if vertices.ndim != 2 or vertices.shape[1] != grid.dimension or len(vertices) < 2:
+        raise ShapeError(
+            expected=f"a path of shape (k, {grid.dimension}) with k >= 2 points",
+            got=str(tuple(vertices.shape)),
+            remedy="one row per vertex",
+        )
+    check_finite(vertices, "vertices", remedy="drop them")
+    for number, axis in enumerate(grid.axes):
+        slack, along = 1e-9 * axis.length, vertices[:, number]
+        outside = (along < axis.origin - slack) | (along > axis.origin + axis.length + slack)
+        if not axis.periodic and bool(outside.any()):
+            raise GridError(
+                expected=f"a path in [{axis.origin:g}, {axis.origin + axis.length:g}] along axis {number}",
+                got=f"{along[outside][0]:g}",
+                remedy="cut the path at the domain's ends",
+            )
+    if not float(vertices.diff(dim=0).norm(dim=1).sum()) > 0:
+        raise ArgumentError(expected="a path of positive length", got="none", remedy="read a point with pn.functionals.sensors")
+    return vertices
+
+
+def _crossings(grid: Grid, start: Tensor, end: Tensor) -> Tensor:
+    """Where a segment enters cells of the grid, as fractions of it from 0 to 1, ends included."""
+    found = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
+    for axis, first, last in zip(grid.axes, start.tolist(), end.tolist(), strict=True):
+        step = axis.length / (max(axis.size - 1, 1) if axis.endpoint else axis.size)
+        low, high = ((value - axis.origin) / step for value in sorted((first, last)))
+        planes = axis.origin + step * torch.arange(int(low) - 1, int(high) + 2, dtype=torch.float64)
+        fraction = (planes - first) / (last - first) if first != last else planes.new_zeros(0)
+        found.append(fraction[(fraction > 0) & (fraction < 1)])
+    return torch.cat(found).unique()
+
+
+def _weighted_rows(grid: Grid, points: Tensor, weights: Tensor) -> Tensor:
+    """The sum of weights times the interpolant's values at points, as weights of the grid's values, `(p,)`."""
+    total = torch.zeros(grid.size, dtype=torch.float64)
+    rows = max(1, _CHUNK_ELEMENTS // max(grid.size // grid.shape[-1], *grid.shape))
+    for some, mass in zip(points.split(rows), weights.split(rows), strict=True):
+        *others, last = (axis.matrix(some[:, number]) for number, axis in enumerate(grid.axes))
+        product = mass[:, None]
+        for factor in others:
+            product = (product[:, :, None] * factor[:, None, :]).flatten(1)
+        total += (product.mT @ last).flatten()
+    return total

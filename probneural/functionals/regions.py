@@ -1,0 +1,196 @@
+"""Which part of a domain is meant: a box, a mask on the grid, or a function that tells inside from outside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from probneural.checks import check_finite, described, real_tensor
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.grids import Axis, Grid, along_axis, check_grid
+from probneural.interpolation import POLYNOMIAL_DEGREE, polynomial_matrix
+
+Indicator = Callable[[Float64[Tensor, "q d"]], Tensor]
+"""Maps points `(q, d)` to truth values `(q,)`, or to fractions from 0 to 1."""
+Corner = float | Sequence[float] | Tensor
+"""Coordinates `(d,)`; on a line, one number."""
+
+_SLACK = 1e-9
+"""Fraction of a length by which coordinates may miss the domain's ends."""
+_MOST_PARTS = 32
+"""Parts that a cell is divided into along each axis, at most, to find what a function calls inside."""
+_MOST_POINTS = 2**21
+"""Points at which that function is asked at most (16 MiB per coordinate)."""
+_WINDOW = 768
+"""Points that an axis' polynomials are read at together."""
+_MARGIN = 2 * (POLYNOMIAL_DEGREE + 1)
+"""Nodes to both sides of them, so that the polynomials are those of the whole axis."""
+_MOST_ENTRIES = 2**25
+"""Entries of the interpolation matrix of one axis (256 MiB)."""
+
+
+def gauss_legendre(ends: Float64[Tensor, " k"], count: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of composite Gauss-Legendre quadrature between increasing numbers, `((k - 1) count,)` each."""
+    nodes, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(count))
+    half, middle = 0.5 * ends.diff(), 0.5 * (ends[1:] + ends[:-1])
+    return (middle[:, None] + half[:, None] * nodes).flatten(), (half[:, None] * weights).flatten()
+
+
+def box_corners(grid: Grid, lower: Corner | None, upper: Corner | None) -> tuple[Tensor, Tensor]:
+    """The corners of a box on a uniform grid, `(d,)` each; where one is None, that of the domain.
+
+    Raises:
+        ArgumentError: If a corner is not d finite numbers, or the lower one is not below the upper one.
+        GridError: If the box leaves the domain, or on periodic axes is longer than the period.
+    """
+    origin = torch.tensor([axis.origin for axis in grid.axes], dtype=torch.float64)
+    length = torch.tensor(grid.lengths, dtype=torch.float64)
+    low = origin if lower is None else check_corner(lower, grid)
+    high = origin + length if upper is None else check_corner(upper, grid)
+    check_order(low, high)
+    around, slack = torch.tensor(grid.periodic), _SLACK * length
+    leaves = (~around & ((low < origin - slack) | (high > origin + length + slack))) | (high - low > length + slack)
+    if bool(leaves.any()):
+        raise GridError(
+            expected=f"a box inside the domain from {origin.tolist()} to {(origin + length).tolist()}, or one that crosses the "
+            "ends of a periodic axis and is no longer than it",
+            got=f"{low.tolist()} to {high.tolist()}",
+            remedy="cut the box at the domain's ends",
+        )
+    return low, high
+
+
+def check_corner(corner: object, grid: Grid) -> Tensor:
+    """Return one coordinate per dimension, `(d,)`; on a line, a number will do.
+
+    Raises:
+        ArgumentError: If it is not d finite numbers.
+    """
+    bound = real_tensor(corner, "a corner", dtype=torch.float64, device=torch.device("cpu"), error=ArgumentError).detach()
+    bound = bound.reshape(1) if bound.ndim == 0 and grid.dimension == 1 else bound
+    if bound.shape != (grid.dimension,) or not bool(torch.isfinite(bound).all()):
+        raise ArgumentError(
+            expected=f"a corner of {grid.dimension} finite numbers", got=repr(corner), remedy="one per dimension"
+        )
+    return bound
+
+
+def check_order(lower: Tensor, upper: Tensor) -> None:
+    """Raise an ArgumentError unless one corner is below the other."""
+    if not bool((lower < upper).all()):
+        raise ArgumentError(
+            expected="a lower corner below the upper one", got=f"{lower.tolist()} and {upper.tolist()}", remedy="swap them"
+        )
+
+
+def points_in_box(grid: Grid, lower: Corner | None, upper: Corner | None) -> Tensor:
+    """Which points of any grid lie in a box, ends included, `(p,)`."""
+    inside = torch.ones(grid.size, dtype=torch.bool)
+    low, high = (None if corner is None else check_corner(corner, grid) for corner in (lower, upper))
+    if low is not None and high is not None:
+        check_order(low, high)
+    for corner, sign in ((low, 1.0), (high, -1.0)):
+        if corner is not None:
+            inside &= (sign * (grid.points - corner) >= 0).all(1)
+    return inside
+
+
+def fractions(grid: Grid, where: Indicator | ArrayLike | Tensor) -> Float64[Tensor, " p"]:
+    """How much of each point's cell belongs to a region, `(p,)`, from 0 to 1: a mask, or a function asked at the points.
+
+    Raises:
+        DataError: If it is neither, or not from 0 to 1.
+        ShapeError: If a mask does not have the grid's shape, or the function does not return `(q,)`.
+    """
+    check_grid(grid)
+    if callable(where) and not isinstance(where, Tensor):
+        return _asked(where, grid.points)
+    return _numbers(where, grid.shape, "where", "a mask has the grid's shape; a function takes points (q, d)").flatten()
+
+
+def indicator_weights(grid: Grid, inside: Indicator) -> Float64[Tensor, " p"]:
+    """Weights of the integral of a uniform grid's interpolant over what a function calls inside.
+
+    The cells between grid points are divided into parts, and the function decides in the middle of each.
+    """
+    intervals = [max(axis.size - 1, 1) if axis.endpoint else axis.size for axis in grid.axes]
+    along = [_MOST_ENTRIES / (count * axis.size) for count, axis in zip(intervals, grid.axes, strict=True) if not axis.periodic]
+    parts = int(min(_MOST_PARTS, (_MOST_POINTS / math.prod(intervals)) ** (1.0 / grid.dimension), *along))
+    if parts < 1:  # the grid itself is as fine as that
+        return grid.weights * _asked(inside, grid.points)
+    axes = [
+        Axis(
+            count * parts, axis.length, periodic=True, endpoint=False, origin=axis.origin + 0.5 * axis.length / (count * parts)
+        )
+        for count, axis in zip(intervals, grid.axes, strict=True)
+    ]
+    fine = Grid(shape=tuple(axis.size for axis in axes), axes=tuple(axes))
+    weights = (fine.weights * _asked(inside, fine.points)).reshape(fine.shape)
+    for number, (axis, middle) in enumerate(zip(grid.axes, axes, strict=True)):
+        along_this = number - grid.dimension
+        if axis.periodic:
+            weights = _shifted_back(weights.movedim(along_this, -1), parts).movedim(-1, along_this)
+        else:
+            weights = along_axis(weights, axis.matrix(middle.coordinates).mT, along_this)
+    return weights.flatten()
+
+
+def _shifted_back(weights: Tensor, parts: int) -> Tensor:
+    """From weights of a periodic interpolant's values at the middles of parts to those of its nodes, along the last axis.
+
+    Values at the j-th parts of all cells are the interpolant shifted by (j + 1/2) / parts of a cell: a phase per wave. This is
+    the transposed map, which shifts back.
+    """
+    size = weights.shape[-1] // parts
+    waves = torch.fft.rfft(weights.unflatten(-1, (size, parts)), dim=-2)
+    turns = torch.arange(size // 2 + 1, dtype=torch.float64)[:, None] * (torch.arange(parts, dtype=torch.float64) + 0.5)
+    phases = -2.0 * math.pi / (size * parts) * turns
+    return torch.fft.irfft((waves * torch.polar(torch.ones_like(phases), phases)).sum(-1), n=size)
+
+
+def interval_weights(axis: Axis, lower: float, upper: float) -> Float64[Tensor, " size"]:
+    """Weights of the exact integral of an axis' interpolant between two coordinates.
+
+    On a periodic axis the interpolant is a sum of waves, whose integrals are known; elsewhere it is a polynomial of degree 5 at
+    most from point to point, for which three Gauss-Legendre nodes are enough.
+    """
+    if axis.periodic:
+        waves = torch.arange(axis.size // 2 + 1, dtype=torch.float64)
+        width, middle = (upper - lower) / axis.length, (0.5 * (upper + lower) - axis.origin) / axis.length
+        size = width * axis.length * torch.sinc(waves * width)
+        return torch.fft.irfft(torch.polar(torch.ones_like(size), -2.0 * math.pi * waves * middle) * size, n=axis.size)
+    nodes = axis.coordinates
+    between = nodes[(nodes > lower) & (nodes < upper)]
+    ends = torch.cat([torch.tensor([lower], dtype=torch.float64), between, torch.tensor([upper], dtype=torch.float64)])
+    points, weights = gauss_legendre(ends, 3)
+    total = torch.zeros_like(nodes)
+    for some, mass in zip(points.split(_WINDOW), weights.split(_WINDOW), strict=True):
+        positions = (some[[0, -1]] - nodes[0]) / (axis.length / max(axis.size - axis.endpoint, 1))
+        first = min(max(int(positions[0]) - _MARGIN, 0), max(axis.size - _MARGIN, 0))
+        window = slice(first, int(positions[1]) + 1 + _MARGIN)
+        total[window] += mass @ polynomial_matrix(nodes[window], some)
+    return total
+
+
+def _asked(inside: Indicator, points: Tensor) -> Tensor:
+    return _numbers(inside(points), (len(points),), "what the function returned", "it takes points (q, d) and returns (q,)")
+
+
+def _numbers(given: object, shape: tuple[int, ...], name: str, remedy: str) -> Tensor:
+    """Truth values or fractions as float64 on the CPU."""
+    array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    if array.dtype.kind not in "biuf":
+        raise DataError(expected=f"truth values as {name}", got=described(given), remedy=remedy)
+    if array.shape != shape:
+        raise ShapeError(expected=f"{name} of shape {shape}", got=str(array.shape), remedy=remedy)
+    numbers = torch.from_numpy(array.astype(np.float64))
+    check_finite(numbers, name, remedy=remedy)
+    if not bool(((numbers >= 0) & (numbers <= 1)).all()):
+        raise DataError(expected=f"truth values, or fractions from 0 to 1, as {name}", got="others", remedy=remedy)
+    return numbers
