@@ -55,7 +55,7 @@ class Members:
 
     def data(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets, normal numbers."""
-        generator = stream(0, "speed inputs")
+        generator = stream(0, "member inputs")
         inputs = torch.randn(self.batch, 1, *self.shape, generator=generator)
         return inputs, torch.randn(self.batch, 1, *self.shape, generator=generator)
 

@@ -92,6 +92,7 @@ PURPOSES: Final = MappingProxyType(
         "benchmark recipe": "seed of a recipe, per round and member",
         "timed inputs": "inputs, outputs and vectors of networks that are only timed",
         "speed inputs": "inputs and targets of operators whose speed is compared with that of peers",
+        "member inputs": "inputs and targets of ensembles whose members are trained in turn and together",
         "chains data": "training, calibration and test functions of posteriors whose cost is counted in epochs",
         "chains network": "weights of convolutional networks among them",
         "export inputs": "inputs of exported predictors, and functions they are fitted to",
