@@ -23,7 +23,7 @@ predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 predictor = pn.calibration.VarianceScale().fit(predictor, scaling)
 u = predictor(test.inputs)
 
-# The mean over the quarter in which the front stands: a linear functional, so its image of a Gaussian field is exact.
+# The mean over the last quarter of the domain: a linear functional, so its image of a Gaussian field is exact.
 region = pn.functionals.average(u.grid, lower=[0.75], upper=[1.0])
 joint, truth = u.apply(region), region(test.outputs.values)
 error = (truth - joint.mean).abs().flatten()
@@ -39,23 +39,31 @@ for name, deviation in stated.items():
     inside = float((error <= 1.645 * deviation).double().mean())
     print(f"{name:18s}: 90 % intervals cover {inside:.3f} and are {2 * 1.645 * float(deviation.mean()):.1e} wide")
 
-figure = Figure(figsize=(10.0, 3.6), layout="constrained")
-left, right = figure.subplots(1, 2)
-x, middle, width = u.grid.points[:, 0], u.mean[0, 0], 1.645 * u.standard_deviation[0, 0]
-left.axvspan(0.75, 1.0, color="0.9", label="the region")
-left.fill_between(x, -width, width, color="C0", alpha=0.3, label="90 % interval of each point")
-draws = u[:1].rsample(torch.Size([5]), seed=0)[:, 0, 0] - middle
-left.plot(x, draws.T, color="C1", linewidth=0.9, label=["draws", *4 * ["_"]])
-left.plot(x, test.outputs.values[0, 0] - middle, color="black", linestyle="--", label="truth")
-left.set(title="one function, less the mean", xlabel="x")
-left.legend(frameon=False, fontsize=8)
+# The function that is drawn is the one in the middle, by its largest error in units of what is stated.
+largest = ((test.outputs.values - u.mean) / u.standard_deviation).abs().flatten(1).amax(1)
+index = int(largest.argsort()[TEST // 2])
+x, middle, width = u.grid.points[:, 0], u.mean[index, 0], 1.645 * u.standard_deviation[index, 0]
 
-numbers = torch.arange(SHOWN)
+figure = Figure(figsize=(12.0, 3.4), layout="constrained")
+field, deviation, means = figure.subplots(1, 3)
+field.plot(x, middle, color="C0", linewidth=2.5, label="mean")
+field.plot(x, test.outputs.values[index, 0], color="black", linestyle="--", label="truth")
+field.set(title="a state at t = 1", xlabel="x")
+field.legend(frameon=False, fontsize=8)
+
+deviation.axvspan(0.75, 1.0, color="0.9", label="the region")
+deviation.fill_between(x, -width, width, color="C0", alpha=0.3, label="90 % interval of each point")
+draws = u.rsample(torch.Size([4]), seed=0)[:, index, 0] - middle
+deviation.plot(x, draws.T, color="C1", linewidth=0.9, label=["draws", *3 * ["_"]])
+deviation.plot(x, test.outputs.values[index, 0] - middle, color="black", linestyle="--", label="truth")
+deviation.set(title="the same, less the mean", xlabel="x", ylim=(float(-3.2 * width.max()), float(2.0 * width.max())))
+deviation.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)
+
 offset = (truth - joint.mean).flatten()[:SHOWN]
 for shift, colour, name in ((-0.15, "C0", "joint"), (0.15, "C3", "points independent")):
     bars = 1.645 * stated[name][:SHOWN]
-    right.errorbar(numbers + shift, 0 * bars, yerr=bars, fmt="none", ecolor=colour, elinewidth=2.5, label=name)
-right.plot(numbers, offset, "k_", markersize=9, label="truth")
-right.set(title="mean over the region, less the predicted one", xlabel="test function")
-right.legend(frameon=False, fontsize=8, ncols=3)
+    means.errorbar(torch.arange(SHOWN) + shift, 0 * bars, yerr=bars, fmt="none", ecolor=colour, elinewidth=2.5, label=name)
+means.plot(torch.arange(SHOWN), offset, "k_", markersize=9, label="truth")
+means.set(title="90 % intervals of the region's mean, less its prediction", xlabel="test function")
+means.legend(frameon=False, fontsize=8, ncols=3)
 figure.savefig("why_joint.png", dpi=150)

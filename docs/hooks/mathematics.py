@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import re
+from html import unescape
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -12,13 +12,13 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
 """What pymdownx.arithmatex leaves of $...$ and $$...$$."""
 
 
-def on_page_content(page: str, **_: Any) -> str:
+def on_page_content(html: str, **_: Any) -> str:
     """Replace the LaTeX of a page by MathML."""
-    return _FORMULA.sub(_mathml, page)
+    return _FORMULA.sub(_mathml, html)
 
 
 def _mathml(match: re.Match[str]) -> str:
     tag, formula = match.groups()
     is_block = tag == "div"
-    mathml = convert(html.unescape(formula), display="block" if is_block else "inline")
+    mathml = convert(unescape(formula), display="block" if is_block else "inline")
     return f'<div class="formula">{mathml}</div>' if is_block else mathml
