@@ -62,8 +62,10 @@ deviation.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)
 offset = (truth - joint.mean).flatten()[:SHOWN]
 for shift, colour, name in ((-0.15, "C0", "joint"), (0.15, "C3", "points independent")):
     bars = 1.645 * stated[name][:SHOWN]
-    means.errorbar(torch.arange(SHOWN) + shift, 0 * bars, yerr=bars, fmt="none", ecolor=colour, elinewidth=2.5, label=name)
+    means.errorbar(
+        torch.arange(SHOWN) + shift, 0 * bars, yerr=bars, fmt="none", ecolor=colour, elinewidth=2.5, label=f"90 %, {name}"
+    )
 means.plot(torch.arange(SHOWN), offset, "k_", markersize=9, label="truth")
-means.set(title="90 % intervals of the region's mean, less its prediction", xlabel="test function")
-means.legend(frameon=False, fontsize=8, ncols=3)
+means.set(title="the region's mean, less its prediction", xlabel="test function")
+means.legend(frameon=False, fontsize=8, loc="lower right")
 figure.savefig("why_joint.png", dpi=150)

@@ -93,11 +93,17 @@ def intervals() -> str:
     return f"{min(covered):.2f} to {max(covered):.2f} of the truths on {len(covered)} problems"
 
 
-def joint() -> str:
-    """What the three readings of `examples/why_joint.py` cover."""
+def covered() -> tuple[str, str]:
+    """What the intervals of `examples/why_joint.py` cover: joint ones, and those that take points as independent."""
     printed = json.loads((ROOT / "docs" / "gallery" / "outputs.json").read_text(encoding="utf-8"))["why_joint"]["printed"]
-    covered = dict(re.findall(r"^(.*?) *: 90 % intervals cover ([\d.]+)", printed, flags=re.MULTILINE))
-    return f"{covered['joint']} of them; with the same points taken as independent they hold {covered['points independent']}"
+    found = dict(re.findall(r"^(.*?) *: 90 % intervals cover ([\d.]+)", printed, flags=re.MULTILINE))
+    joint, independent = (f"{100 * float(found[name]):.1f} %" for name in ("joint", "points independent"))
+    return joint, independent
+
+
+def joint() -> str:
+    """The same as a sentence."""
+    return "the truth for {} of 400 test functions, and for {} if the same points are taken as independent".format(*covered())
 
 
 FILLERS: dict[str, Callable[[], str]] = {
