@@ -19,7 +19,7 @@ docs: export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv gates test test-all unit unit-all bad-input doctests bench bench-full lint format types contracts docs \
-        peers clean distclean
+        gallery peers clean distclean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,7 +29,7 @@ venv: $(VENV)/.installed  ## Make .venv with the versions in constraints.txt
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[all]'
+	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
 # Cheap gates first, side by side; the last lines of the log are the test suite's summary.
@@ -79,12 +79,17 @@ contracts: venv  ## Who may import whom (setup.cfg)
 docs: venv  ## Run every example at its small size, and build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet
 
+# One thread each: EXAMPLES="burgers_posterior why_joint" runs only these.
+gallery: export OMP_NUM_THREADS := 1
+gallery: venv  ## Run the examples at full size, and keep what they print and draw in docs/gallery/
+	$(BIN)/python docs/hooks/example_runs.py $(EXAMPLES)
+
 peers: $(PEERS_VENV)/.installed  ## Make .venv-peers: this package beside the libraries it is compared with
 
 # Some of them pull torchvision, which breaks importing laplace beside a CPU build of PyTorch.
 $(PEERS_VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS_VENV)
-	$(PEERS_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[all]' neuraloperator==2.0.0 laplace-torch==0.3 \
+	$(PEERS_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[all,dev]' neuraloperator==2.0.0 laplace-torch==0.3 \
 	    curvlinops-for-pytorch==3.0.1 backpack-for-pytorch==1.7.1 deepxde==1.15.0
 	$(PEERS_VENV)/bin/python -m pip uninstall $(PIP_FLAGS) --yes torchvision
 	@touch $@

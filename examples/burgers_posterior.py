@@ -1,23 +1,16 @@
-"""Learn the Burgers operator, give it a posterior, and score both against the exact solution.
-
-Run it with `python examples/burgers_posterior.py`; `--small` makes it quick and meaningless.
-"""
-
-import sys
-
-import torch
+"""Learn the Burgers operator, give it a posterior, and score both against the exact solution."""
 
 import probneural as pn
 
-small = "--small" in sys.argv
+FUNCTIONS, WIDTH, EPOCHS = 512, 32, 60
+
 burgers = pn.problems.Burgers(viscosity=0.01)
-train = burgers.sample(32 if small else 512, resolution=128, seed=0)
+train = burgers.sample(FUNCTIONS, resolution=128, seed=0)
 scaling, conformal = burgers.sample(200, resolution=128, seed=1).split(100, seed=0)  # two jobs, two sets
 test = burgers.sample(64, resolution=256, seed=2)  # the same distribution of inputs, on a finer grid
 
-torch.manual_seed(0)  # the operator's initial weights
-operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=8 if small else 32)
-history = pn.fit(operator, train, epochs=2 if small else 60, seed=0)
+operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=WIDTH, seed=0)
+history = pn.fit(operator, train, epochs=EPOCHS, seed=0)
 print(f"validation error {history.validation[-1]:.4f}")
 
 predictor = pn.heads.LastLayerLaplace().fit(operator, train)
@@ -30,4 +23,3 @@ print(f"whole fields inside the 90 % band: {float(band.coverage(test)):.3f}")
 
 figure = pn.plots.field(u, test.outputs, index=0, noise=predictor.noise)
 figure.savefig("burgers_posterior.png", dpi=120)
-print("wrote burgers_posterior.png")

@@ -9,8 +9,6 @@ each. A model of the distance alone would see one number per simulation where th
 the distance is a sum of squares. With so few pairs the kernel operator, which needs no training, is the head to begin with.
 """
 
-import sys
-
 import torch
 from botorch.acquisition import qLogExpectedImprovement
 from botorch.acquisition.objective import GenericMCObjective
@@ -20,8 +18,9 @@ from matplotlib.figure import Figure
 
 import probneural as pn
 
-small = "--small" in sys.argv
-initial, further = (6, 2) if small else (10, 15)
+INITIAL, FURTHER = 10, 15
+RESTARTS, RAW_SAMPLES, ITERATIONS = 4, 128, 60  # of the search for the next design
+
 burgers = pn.problems.Burgers(viscosity=0.05, random_field=pn.problems.GaussianRandomField(1, 6), design_dim=6)
 grid = burgers.grid(32)
 observations = pn.functionals.sensors(grid, grid.points)  # what the distance needs to know: here, the field at all points
@@ -51,21 +50,20 @@ def distance(numbers):
 
 
 # First some random designs. BoTorch maximises, so the objective is minus the distance.
-pairs = simulate(torch.rand(initial, 6, generator=generator, dtype=torch.double))
+pairs = simulate(torch.rand(INITIAL, 6, generator=generator, dtype=torch.double))
 distances = distance(observations(pairs.outputs.values).flatten(1))
-print(f"best of {initial} random designs: {float(distances.min()):.1e}")
+print(f"best of {INITIAL} random designs: {float(distances.min()):.1e}")
 objective = GenericMCObjective(lambda numbers, X=None: -distance(numbers))
 bounds = torch.tensor([[0.0] * 6, [1.0] * 6], dtype=torch.double)
 
-for number in range(further):
+for number in range(FURTHER):
     # Every simulation changes the posterior over fields, hyper-parameters included.
     predictor = pn.heads.KernelOperator().fit(None, pairs)
     model = pn.active.OperatorModel(predictor, encode=encode, functional=observations)
     sampler = get_sampler(model.posterior(bounds[:1]), torch.Size([64]), seed=number)
     acquisition = qLogExpectedImprovement(model, best_f=-distances.min(), objective=objective, sampler=sampler)
-    options = {"maxiter": 5 if small else 60, "seed": number}
-    raw, restarts = (16, 1) if small else (128, 4)
-    design, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=restarts, raw_samples=raw, options=options)
+    options = {"maxiter": ITERATIONS, "seed": number}
+    design, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=RESTARTS, raw_samples=RAW_SAMPLES, options=options)
 
     # Simulate the design that was chosen, and add the pair to what is known.
     new = simulate(design)
@@ -89,6 +87,6 @@ for panel, title, found, exact in (
     panel.set(title=title, xlabel="x")
     panel.legend(frameon=False, fontsize=8)
 panels[2].semilogy(range(1, len(distances) + 1), distances.cummin(0).values, color="C1")
-panels[2].axvline(initial, color="grey", linewidth=0.8)
+panels[2].axvline(INITIAL, color="grey", linewidth=0.8)
 panels[2].set(title="relative squared distance", xlabel="simulations")
 figure.savefig("design_a_target.png", dpi=120)

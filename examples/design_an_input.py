@@ -4,22 +4,22 @@ The operator and its posterior stand in for the solver inside BoTorch's acquisit
 the design that was found.
 """
 
-import sys
-
 import torch
 from botorch.acquisition import qUpperConfidenceBound
 from botorch.optim import optimize_acqf
 
 import probneural as pn
 
-small = "--small" in sys.argv
+FUNCTIONS, WIDTH, EPOCHS = 256, 32, 50
+RESTARTS, RAW_SAMPLES = 6, 128  # of the search for the best design
+
 burgers = pn.problems.Burgers(viscosity=0.1, design_dim=4)
-train = burgers.sample(32 if small else 256, resolution=128, seed=0)
-torch.manual_seed(0)
-operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=8 if small else 32)
-pn.fit(operator, train, epochs=2 if small else 50, seed=0)
+train = burgers.sample(FUNCTIONS, resolution=128, seed=0)
+operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=WIDTH, seed=0)
+pn.fit(operator, train, epochs=EPOCHS, seed=0)
 predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 
+torch.manual_seed(0)  # BoTorch starts its search at random
 grid = train.outputs.grid
 probe = pn.functionals.sensors(grid, [[0.5]])
 
@@ -32,9 +32,15 @@ def encode(design):
 model = pn.active.OperatorModel(predictor, encode=encode, functional=probe)
 bounds = torch.tensor([[0.0] * 4, [1.0] * 4], dtype=torch.double)
 acquisition = qUpperConfidenceBound(model, beta=1.0)
-design, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=2 if small else 6, raw_samples=16 if small else 128)
+design, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=RESTARTS, raw_samples=RAW_SAMPLES)
 
 exact = probe(burgers.solve(encode(design)).values).item()
 others = probe(burgers.solve(encode(torch.rand(256, 4, dtype=torch.double))).values)
 print(f"predicted {model.posterior(design).mean.item():.4f}, exact {exact:.4f}")
 print(f"best of 256 random designs {float(others.max()):.4f}")
+
+best = encode(design)
+u = predictor(pn.Field(best.values.to(train.inputs.values), best.grid))
+figure = pn.plots.field(u, burgers.solve(best), label="state at t = 1")
+figure.axes[0].axvline(0.5, color="grey", linewidth=0.8)  # the sensor
+figure.savefig("design_an_input.png", dpi=120)

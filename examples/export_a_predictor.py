@@ -1,22 +1,23 @@
 """Export a calibrated predictor to an ONNX file, and run it with NumPy and ONNX Runtime alone."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
+from matplotlib.figure import Figure
 
 import probneural as pn
 
-small = "--small" in sys.argv
+FUNCTIONS, WIDTH, DEPTH, EPOCHS = 256, 32, 4, 50
+
 burgers = pn.problems.Burgers(viscosity=0.1)
-train = burgers.sample(32 if small else 256, resolution=64, seed=0)
-calibration = burgers.sample(32 if small else 100, resolution=64, seed=1)
+train = burgers.sample(FUNCTIONS, resolution=64, seed=0)
+calibration = burgers.sample(100, resolution=64, seed=1)
 test = burgers.sample(64, resolution=64, seed=2)
 
-operator = pn.operators.FNO(1, 1, modes=(8,), width=8 if small else 32, depth=2 if small else 4, seed=0)
-pn.fit(operator, train, epochs=2 if small else 50, seed=0)
+operator = pn.operators.FNO(1, 1, modes=(8,), width=WIDTH, depth=DEPTH, seed=0)
+pn.fit(operator, train, epochs=EPOCHS, seed=0)
 predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
 
@@ -36,3 +37,13 @@ print(f"inside the 95 % intervals: {inside.mean():.3f}")
 
 u = predictor(test.inputs)
 print(f"largest difference from PyTorch: {np.abs(mean - u.mean.numpy()).max() / np.abs(mean).max():.0e} of the field")
+
+figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+axes = figure.subplots()
+x, sd = test.inputs.grid.points[:, 0], standard_deviation[0, 0]
+axes.fill_between(x, mean[0, 0] - 1.96 * sd, mean[0, 0] + 1.96 * sd, alpha=0.3, label="95 % interval, from the file")
+axes.plot(x, mean[0, 0], label="mean, from the file")
+axes.plot(x, test.outputs.values[0, 0], color="black", linestyle="--", label="truth")
+axes.set(xlabel="x", ylabel="state at t = 1")
+axes.legend(frameon=False)
+figure.savefig("export_a_predictor.png", dpi=120)

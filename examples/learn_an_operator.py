@@ -7,7 +7,6 @@ was killed is simply started again, and goes on where it was.
 """
 
 import functools
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,8 @@ import torch
 
 import probneural as pn
 
-small = "--small" in sys.argv
+LABELS, POOL, TEST, WIDTH, EPOCHS = 256, 2000, 200, 20, 80
+
 folder = Path(tempfile.mkdtemp())  # name a folder that stays, and the loop survives this process
 
 
@@ -34,16 +34,15 @@ def simulate(inputs):
 
 
 def loop(acquisition):
-    torch.manual_seed(0)
     return pn.active.ActiveLearner(
         simulate,
         pn.heads.LastLayerLaplace(),
         acquisition=acquisition,
-        pool=candidates(200 if small else 2000, seed=0),
+        pool=candidates(POOL, seed=0),
         store=folder / type(acquisition).__name__,
         training=pn.active.OperatorTraining(
-            pn.operators.FNO(in_channels=2, out_channels=1, modes=(12,), width=8 if small else 20),
-            train=functools.partial(pn.fit, epochs=20 if small else 80, validation=0.0),  # no label is spent on watching
+            pn.operators.FNO(in_channels=2, out_channels=1, modes=(12,), width=WIDTH, seed=0),
+            train=functools.partial(pn.fit, epochs=EPOCHS, validation=0.0),  # no label is spent on watching
         ),
         plan=pn.active.LearningPlan(
             initial=16,
@@ -59,18 +58,17 @@ def loop(acquisition):
     )
 
 
-inputs = candidates(40 if small else 200, seed=1)
+inputs = candidates(TEST, seed=1)
 test = pn.FieldPairs(inputs, pn.Field.cat([simulate(inputs[number]) for number in range(len(inputs))]))
 
-labels = 32 if small else 256
-at_random = loop(pn.active.RandomSelection()).run(labels=labels)
+at_random = loop(pn.active.RandomSelection()).run(labels=LABELS)
 chosen = loop(pn.active.StochasticSelection())
-chosen.run(labels=labels // 2)  # say the machine went down here
+chosen.run(labels=LABELS // 2)  # say the machine went down here
 chosen = loop(pn.active.StochasticSelection())  # the same arguments and the same store
-chosen.run(labels=labels)
+chosen.run(labels=LABELS)
 
 print(f"random\n{at_random}\nchosen\n{chosen.history}")
-pn.plots.active_learning({"random": at_random, "chosen": chosen.history}).savefig("learning.png")
+pn.plots.active_learning({"random": at_random, "chosen": chosen.history}).savefig("learn_an_operator.png", dpi=120)
 
 # The calibration functions were drawn at random, so a conformal band keeps its promise on those that scaled nothing.
 band = pn.calibration.SimultaneousBand(level=0.9).fit(chosen.predictor, chosen.conformal_pairs)

@@ -4,21 +4,17 @@
 measurements of four fields what they say about all the others, through the latent that the fields share.
 """
 
-import sys
-
-import torch
-
 import probneural as pn
 
-small = "--small" in sys.argv
+FUNCTIONS, WIDTH, EPOCHS = 256, 32, 50
+
 burgers = pn.problems.Burgers(viscosity=0.1)
-train = burgers.sample(32 if small else 256, resolution=128, seed=0)
+train = burgers.sample(FUNCTIONS, resolution=128, seed=0)
 calibration = burgers.sample(50, resolution=128, seed=1)
 test = burgers.sample(40, resolution=128, seed=2)
 
-torch.manual_seed(0)
-operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=8 if small else 32)
-pn.fit(operator, train, epochs=2 if small else 50, seed=0)
+operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=WIDTH, seed=0)
+pn.fit(operator, train, epochs=EPOCHS, seed=0)
 predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
 u = predictor(test.inputs)
@@ -37,3 +33,6 @@ for name, field in (("before", unseen), ("after", informed)):
     scores = pn.metrics.score(field, test.outputs[4:], noise=predictor.noise)
     sd = float(field.standard_deviation.mean())
     print(f"unmeasured fields, {name:6s}: relative L2 {scores.relative_l2:.4f}, mean sd {sd:.1e}")
+
+figure = pn.plots.fields({"before": unseen, "after": informed}, test.outputs[4:], index=0, noise=predictor.noise)
+figure.savefig("physics_and_data.png", dpi=120)

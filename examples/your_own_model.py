@@ -1,6 +1,5 @@
 """A posterior for a model that knows nothing of this library: naming its last layer is all that is asked."""
 
-import sys
 import tempfile
 
 import torch
@@ -8,7 +7,8 @@ from torch import nn
 
 import probneural as pn
 
-small = "--small" in sys.argv
+STEPS = 500
+
 heat = pn.problems.Heat(dimension=1, diffusivity=0.01, random_field=pn.problems.GaussianRandomField(1, 15))
 train = heat.sample(200, resolution=64, seed=0)
 calibration = heat.sample(100, resolution=64, seed=1)
@@ -23,14 +23,16 @@ model = nn.Sequential(
     nn.Conv1d(32, 1, 1),
 )
 optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
-for _ in range(5 if small else 500):  # any training loop will do
+for _ in range(STEPS):  # any training loop will do
     optimiser.zero_grad()
     nn.functional.mse_loss(model(train.inputs.values), train.outputs.values).backward()
     optimiser.step()
 
 predictor = pn.heads.LastLayerLaplace(readout="4").fit(model, train)  # "4" is the name nn.Sequential gives its last layer
 predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
-print(pn.metrics.score(predictor(test.inputs), test.outputs, noise=predictor.noise))
+u = predictor(test.inputs)
+print(pn.metrics.score(u, test.outputs, noise=predictor.noise))
+pn.plots.field(u, test.outputs, noise=predictor.noise).savefig("your_own_model.png", dpi=120)
 
 with tempfile.TemporaryDirectory() as folder:  # of a model that is not ours, a file holds the weights; bring the model again
     pn.save(predictor, f"{folder}/predictor.safetensors")

@@ -6,13 +6,11 @@ Diffusion is diagonal in Fourier space and is given by its symbol, so it does no
 the two chemicals rest, disturbed by two independent random fields.
 """
 
-import sys
-
 import torch
 
 import probneural as pn
 
-small = "--small" in sys.argv
+FUNCTIONS, CALIBRATION, TEST, WIDTH, EPOCHS = 400, 100, 100, 32, 60
 FEED, KILL, LENGTH = 0.04, 0.06, 1.0
 
 
@@ -42,9 +40,9 @@ gray_scott = pn.problems.MethodOfLines(
     name="Gray-Scott",
     integrator=pn.problems.TimeIntegrator(rtol=1e-6, atol=1e-8),
 )
-train = gray_scott.sample(32 if small else 400, resolution=64, seed=0)
-calibration = gray_scott.sample(50 if small else 100, resolution=64, seed=1)
-test = gray_scott.sample(20 if small else 100, resolution=128, seed=2)  # the same distribution, on a finer grid
+train = gray_scott.sample(FUNCTIONS, resolution=64, seed=0)
+calibration = gray_scott.sample(CALIBRATION, resolution=64, seed=1)
+test = gray_scott.sample(TEST, resolution=128, seed=2)  # the same distribution, on a finer grid
 
 # How far to trust the data: the error in space is the difference between two resolutions.
 coarse = gray_scott.sample(20, resolution=64, seed=2)
@@ -52,9 +50,10 @@ fine = test.outputs.values[:20, :, ::2]
 difference = float((coarse.outputs.values - fine).abs().max())
 print(f"{gray_scott.name}: largest difference between 64 and 128 points {difference:.1e}")
 
-torch.manual_seed(0)
-operator = pn.operators.FNO(in_channels=2, out_channels=2, modes=(16,), width=8 if small else 32)
-pn.fit(operator, train, epochs=2 if small else 60, seed=0)
+operator = pn.operators.FNO(in_channels=2, out_channels=2, modes=(16,), width=WIDTH, seed=0)
+pn.fit(operator, train, epochs=EPOCHS, seed=0)
 predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
-print(pn.metrics.score(predictor(test.inputs), test.outputs, noise=predictor.noise))
+u = predictor(test.inputs)
+print(pn.metrics.score(u, test.outputs, noise=predictor.noise))
+pn.plots.field(u, test.outputs, noise=predictor.noise).savefig("your_own_pde.png", dpi=120)  # the first chemical

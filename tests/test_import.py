@@ -27,21 +27,23 @@ def test_the_listing_sees_what_an_import_pulls(loaded: set[str]) -> None:
     assert {"probneural", "torch", "jaxtyping"} <= loaded
 
 
-# gpytorch belongs here because it imports pyro wherever pyro is installed; linear_operator is cheap and may be loaded.
+# gpytorch belongs here because it imports pyro wherever pyro is installed; SciPy takes half a second.
 @pytest.mark.parametrize(
     "package",
     [
         "botorch",
+        "dask",
         "gpytorch",
         "matplotlib",
         "onnx",
         "onnxruntime",
         "onnxscript",
+        "pandas",
         "pyro",
+        "scipy",
+        "sklearn",
         "torchdiffeq",
         "xarray",
-        "pandas",
-        "sklearn",
     ],
 )
 def test_import_leaves_out(package: str, loaded: set[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,28 @@ import torch
 
 import probneural as pn
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
 (PROGRAM,) = (block for block in BLOCKS if "burgers = pn.problems.Burgers" in block)
 """What the README shows; a user who copies it must get what its comments promise."""
+OUTPUT = re.findall(r"```text\n(.*?)\n```", README.read_text(encoding="utf-8"), flags=re.DOTALL)[0]
+"""What the README says that it prints."""
+
+
+def numbers(printed: str) -> dict[str, float]:
+    """The scores of a printed table by name, those that belong to the line above with its name."""
+    found, above = {}, ""
+    for line in printed.splitlines()[1:]:
+        name, value = re.match(r"(.*?) {2,}(\S+)", line.strip()).groups()
+        above = name if line[0] != " " else above
+        found[name if line[0] != " " else f"{above}, {name}"] = float(value)
+    return found
+
+
+def test_shown_output_is_that_of_the_full_run() -> None:
+    kept = json.loads((ROOT / "docs" / "gallery" / "outputs.json").read_text(encoding="utf-8"))["five_minutes"]
+    assert kept["printed"] == OUTPUT
 
 
 def test_program_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,7 +43,7 @@ def test_program_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     space: dict[str, object] = {}
     exec(compile(PROGRAM.replace("epochs=50", "epochs=2"), "the five-minute program", "exec"), space)
     check(space)
-    assert "coverage" in capsys.readouterr().out
+    assert list(numbers(capsys.readouterr().out)) == list(numbers(OUTPUT))
 
 
 def check(space: dict[str, object]) -> None:

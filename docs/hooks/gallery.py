@@ -1,69 +1,98 @@
-"""Run every example when the documentation is built, and show code, output and figures on a page each.
+"""A page, a thumbnail and a notebook for every script in `examples/`.
 
-A failing example fails the build. Examples run at their small size, in seconds; `PROBNEURAL_GALLERY=full` runs them in full.
+What the pages show was printed and drawn at full size and is kept in `docs/gallery/`. When the documentation is built, every
+script runs at a small size, and the build fails if it fails, or if it is no longer the script whose output is kept.
 """
 
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
+import example_runs as runs
+import jupytext
+import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
-ROOT = Path(__file__).parent.parent.parent
-SMALL = os.environ.get("PROBNEURAL_GALLERY") != "full"
 WORKERS = 2
 """Two single-threaded processes at a time."""
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
-    """Add the gallery's pages and figures to the site."""
-    scripts = sorted((ROOT / "examples").glob("*.py"))
+    """Add the gallery's pages, notebooks and scripts to the site; the figures are there."""
+    names = [script.stem for script in runs.scripts()]
     with ThreadPoolExecutor(WORKERS) as pool:
-        outputs = list(pool.map(_run, scripts))
-    entries = []
-    for script, (text, figures) in zip(scripts, outputs, strict=True):
-        page, title, intro = _page(script, text, list(figures))
-        files.append(File.generated(config, f"gallery/{script.stem}.md", content=page))
-        for name, image in figures.items():
-            files.append(File.generated(config, f"gallery/{script.stem}-{name}", content=image))
-        entries.append(f"* [{title}]({script.stem}.md): {intro}")
-    size = (
-        "The output shown comes from the quick, small run that `make docs` makes; without `--small` the numbers mean something."
-        if SMALL
-        else "The output shown comes from the full run of each script."
-    )
-    index = f"# Gallery\n\nEvery page is a script in `examples/`, run when these pages were built. {size}\n\n"
-    files.append(File.generated(config, "gallery/index.md", content=index + "\n".join(entries) + "\n"))
+        list(pool.map(_check, names))
+    pages = {f"{name}.md": _page(name) for name in names}
+    pages |= {f"{name}.ipynb": notebook(name) for name in names}
+    pages |= {f"{name}.py": runs.source(name) for name in names}
+    pages["index.md"] = _index(names)
+    for path, content in pages.items():
+        files.append(File.generated(config, f"gallery/{path}", content=content))
     return files
 
 
-def _run(script: Path) -> tuple[str, dict[str, bytes]]:
-    """What a script prints, and the figures it writes."""
-    environment = {**os.environ, "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(script), *(["--small"] if SMALL else [])]
-        finished = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        if finished.returncode:
-            raise PluginError(f"examples/{script.name} failed:\n{finished.stderr[-4000:]}")
-        return finished.stdout, {path.name: path.read_bytes() for path in sorted(Path(folder).glob("*.png"))}
+def notebook(name: str, *, text: str | None = None) -> str:
+    """A script as a Jupyter notebook: its docstring above, then a cell for every paragraph.
+
+    Args:
+        name: The script's.
+        text: Its source, if other sizes are wanted.
+    """
+    text = runs.source(name) if text is None else text
+    body = "".join(text.splitlines(keepends=True)[ast.parse(text).body[0].end_lineno :]).lstrip()
+    book = jupytext.reads(body, fmt="py:light")
+    book.cells.insert(0, nbformat.v4.new_markdown_cell(f"# {_title(name)}\n\n{_description(name)}"))
+    book.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    for number, cell in enumerate(book.cells):
+        cell.id = f"cell-{number}"  # two builds are the same
+    return jupytext.writes(book, fmt="ipynb")
 
 
-def _page(script: Path, output: str, figures: list[str]) -> tuple[str, str, str]:
-    """A page, its title and its first sentence."""
-    source = script.read_text(encoding="utf-8")
-    description = ast.get_docstring(ast.parse(source)) or ""
-    title = script.stem.replace("_", " ").capitalize()
-    parts = [f"# {title}", description, f'```python\n--8<-- "examples/{script.name}"\n```']
-    if output.strip():
-        parts += ["It prints", f"```text\n{output.rstrip()}\n```"]
-    parts += [f"![{name}]({script.stem}-{name})" for name in figures]
-    return "\n\n".join(parts) + "\n", title, " ".join(description.split("\n\n")[0].split())
+def _check(name: str) -> None:
+    try:
+        runs.check(name, runs.run(runs.small(name), name))
+    except runs.StaleError as error:
+        raise PluginError(str(error)) from error
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+def _description(name: str) -> str:
+    return ast.get_docstring(ast.parse(runs.source(name))) or ""
+
+
+def _introduction(name: str) -> str:
+    """The first paragraph of a script's docstring, on one line."""
+    return " ".join(_description(name).split("\n\n")[0].split())
+
+
+def _page(name: str) -> str:
+    """Title, description, figures, output, downloads, and the script."""
+    entry = runs.kept()[name]
+    parts = [f"# {_title(name)}", _description(name)]
+    parts += [f"![What the script draws: {_introduction(name)}]({figure})" for figure in entry["figures"]]
+    if entry["printed"]:
+        parts += [f"It prints, after {entry['seconds']} s with one thread:", f"```text\n{entry['printed']}\n```"]
+    parts.append(f"Download it as a [script]({name}.py){{: download }} or a [notebook]({name}.ipynb){{: download }}.")
+    parts.append(f'```python\n--8<-- "examples/{name}.py"\n```')
+    return "\n\n".join(parts) + "\n"
+
+
+def _index(names: list[str]) -> str:
+    """All examples as cards: thumbnail, title, first sentence."""
+    text = (
+        "# Gallery\n\nEvery page is a script in `examples/`, with what it printed and drew at full size. The scripts run at"
+        " small sizes whenever these pages are built, so they work with this version.\n"
+    )
+    cards = []
+    for name in names:
+        figures = runs.kept()[name]["figures"]
+        image = f"![]({figures[0]}){{: .thumbnail loading=lazy }} " if figures else ""
+        cards.append(f"-   [{image}**{_title(name)}**]({name}.md)\n\n    {_introduction(name)}")
+    return text + '\n<div class="gallery" markdown>\n\n' + "\n\n".join(cards) + "\n\n</div>\n"

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.polynomial import chebyshev
-from scipy.special import erfcx
 from torch import Tensor
 
 _DEGREE = 24
@@ -42,6 +40,9 @@ def complementary_error_function(values: Tensor) -> Tensor:
 
 @lru_cache
 def _coefficients() -> tuple[float, ...]:
+    from numpy.polynomial import chebyshev
+    from scipy.special import erfcx  # takes a third of a second to import
+
     def logarithm(y: Any) -> Any:
         t = (y + 1.0) / 2.0
         return np.log(erfcx(2.0 / t - 2.0) / t)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float64
-from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
 
 from probneural.errors import EvidenceError
@@ -86,6 +85,8 @@ class Evidence:
 
     def _ratio(self) -> float:
         """The tau s2 of largest evidence once s2 = (E + tau s2 W)/N is put in."""
+        from scipy.optimize import minimize_scalar  # takes a third of a second to import
+
         centre = math.log(float(self.eigenvalues.max()))
 
         def loss(log_ratio: float) -> float:
@@ -126,6 +127,8 @@ class Evidence:
         return self._root(excess, math.log(self.residual_sum_of_squares / self.observations))
 
     def _root(self, function: Callable[[float], float], centre: float) -> float:
+        from scipy.optimize import brentq  # takes a third of a second to import
+
         low, high = centre + _SPAN[0], centre + _SPAN[1]
         remedy = "give both noise= and prior_precision="
         self._need(function(low) < 0 < function(high), "an interior maximum of the evidence", remedy)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from jaxtyping import Float64
-from scipy.optimize import minimize
 from torch import Tensor
 
 from probneural.errors import EvidenceError
@@ -60,6 +59,8 @@ class LayeredEvidence:
         Raises:
             EvidenceError: If the evidence has no maximum in some layer's precision, or in the noise.
         """
+        from scipy.optimize import minimize  # takes a third of a second to import
+
         for name, norm in zip(self.names, self.squared_norms.tolist(), strict=True):
             if norm <= 0:
                 raise EvidenceError(

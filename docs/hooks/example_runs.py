@@ -1,0 +1,175 @@
+"""Run the scripts in `examples/`: at full size, to keep what they print and draw, or at a small one, to check what is kept.
+
+`python docs/hooks/example_runs.py [NAME ...]` runs scripts at full size and fills `docs/gallery/` (`make gallery`). The name
+`five_minutes` is the program of the README. `make docs` runs all others at the sizes of `examples/small.toml`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KEPT = ROOT / "docs" / "gallery"
+OUTPUTS = KEPT / "outputs.json"
+PROGRAM = "five_minutes"
+"""The README's program; the others are files."""
+
+
+class StaleError(Exception):
+    """What is kept of a script is not what the script does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a script printed and drew, and how long that took."""
+
+    printed: str
+    figures: dict[str, bytes]
+    seconds: float
+
+
+def scripts() -> list[Path]:
+    """All examples, by name."""
+    return sorted((ROOT / "examples").glob("*.py"))
+
+
+def source(name: str) -> str:
+    """The text of an example, or of the README's program."""
+    if name != PROGRAM:
+        return (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    return next(block for block in blocks if "burgers = pn.problems.Burgers" in block)
+
+
+def small(name: str) -> str:
+    """The text of an example with the sizes of `examples/small.toml`.
+
+    Raises:
+        StaleError: If the table lacks the script, or names a constant that the script does not assign.
+    """
+    table = tomllib.loads((ROOT / "examples" / "small.toml").read_text(encoding="utf-8"))
+    if name not in table:
+        raise StaleError(f"examples/small.toml has no table for {name}: add the sizes of a quick run, {name} = {{ ... }}")
+    return resized(source(name), table[name])
+
+
+def resized(text: str, sizes: dict[str, Any]) -> str:
+    r"""A program whose constants, assigned at its top level, have other values.
+
+    Examples:
+        >>> resized("WIDTH, EPOCHS = 32, 50  # large\nprint(WIDTH)\n", {"EPOCHS": 2})
+        'WIDTH, EPOCHS = 32, 2\nprint(WIDTH)\n'
+    """
+    lines, missing = text.splitlines(keepends=True), set(sizes)
+    for node in ast.parse(text).body:
+        if not isinstance(node, ast.Assign):
+            continue
+        names = [target.id for target in ast.walk(node.targets[0]) if isinstance(target, ast.Name)]
+        if set(names) & set(sizes):
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            written = dict(zip(names, map(ast.unparse, values), strict=True))
+            new = [repr(sizes[name]) if name in sizes else written[name] for name in names]
+            lines[node.lineno - 1] = f"{', '.join(names)} = {', '.join(new)}\n"
+            missing -= set(names)
+    if missing:
+        raise StaleError(f"examples/small.toml names what the script does not assign: {', '.join(sorted(missing))}")
+    return "".join(lines)
+
+
+def run(text: str, name: str) -> Output:
+    """Run a program in an empty folder, with one thread.
+
+    Raises:
+        StaleError: If it fails.
+    """
+    environment = {**os.environ, "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, f"{name}.py")
+        script.write_text(text, encoding="utf-8")
+        start = time.perf_counter()
+        finished = subprocess.run(
+            [sys.executable, str(script)], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        if finished.returncode:
+            raise StaleError(f"{name} failed:\n{finished.stderr[-4000:]}")
+        figures = {path.name: path.read_bytes() for path in sorted(Path(folder).glob("*.png"))}
+    return Output(printed=finished.stdout.rstrip(), figures=figures, seconds=time.perf_counter() - start)
+
+
+def fingerprint(text: str) -> str:
+    """A hash of what a program does: comments, its first docstring and line breaks don't count."""
+    tree = ast.parse(text)
+    if ast.get_docstring(tree) is not None:
+        del tree.body[0]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+
+
+def outline(printed: str) -> set[str]:
+    r"""The kinds of lines in an output: numbers and blanks do not count, nor how often a line comes.
+
+    Examples:
+        >>> sorted(outline("error 0.5\nerror  1e-3\nTrue"))
+        ['True', 'error #']
+    """
+    number = r"[-+]?(?:\d[\d.,]*(?:e[-+]?\d+)?|nan|inf)\b"
+    return {" ".join(re.sub(number, "#", line, flags=re.IGNORECASE).split()) for line in printed.splitlines()}
+
+
+def kept() -> dict[str, dict[str, Any]]:
+    """What is kept of the full runs, by name."""
+    return json.loads(OUTPUTS.read_text(encoding="utf-8")) if OUTPUTS.exists() else {}
+
+
+def check(name: str, output: Output) -> None:
+    """Hold what is kept of a script to the script as it is, and to what it prints and draws at another size.
+
+    Raises:
+        StaleError: If the script has changed since, prints other lines, or draws other figures.
+    """
+    remedy = f"run it again at full size: make gallery EXAMPLES={name}"
+    entry = kept().get(name)
+    if entry is None or entry["program"] != fingerprint(source(name)):
+        raise StaleError(f"{name} is not the program whose output is kept in docs/gallery; {remedy}")
+    difference = outline(entry["printed"]) ^ outline(output.printed)
+    if difference:
+        raise StaleError(f"{name} prints other lines than those kept: {sorted(difference)}; {remedy}")
+    if entry["figures"] != sorted(output.figures):
+        raise StaleError(f"{name} draws {sorted(output.figures)}, and {entry['figures']} are kept; {remedy}")
+
+
+def keep(name: str) -> None:
+    """Run a script at full size, and keep what it prints and draws."""
+    output = run(source(name), name)
+    for figure, image in output.figures.items():
+        (KEPT / figure).write_bytes(image)
+    entry = {
+        "program": fingerprint(source(name)),
+        "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "seconds": round(output.seconds),
+        "figures": sorted(output.figures),
+        "printed": output.printed,
+    }
+    table = dict(sorted({**kept(), name: entry}.items()))
+    OUTPUTS.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or [PROGRAM, *(path.stem for path in scripts())]:
+        keep(chosen)
+        print(f"{chosen}: {kept()[chosen]['seconds']} s", flush=True)  # noqa: T201

@@ -1,0 +1,15 @@
+"""Leave `__post_init__` out of the reference: it only checks arguments, whose errors the class lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import griffe
+
+
+class Hidden(griffe.Extension):
+    """Removes what readers need not see from every class."""
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Take away `__post_init__`."""
+        cls.members.pop("__post_init__", None)

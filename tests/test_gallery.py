@@ -1,0 +1,114 @@
+"""The gallery: what is kept of the examples is theirs, small runs change only sizes, and notebooks run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+def hook(name: str) -> ModuleType:
+    """A module of docs/hooks, which is no package; skipped where the tools that build the documentation are missing."""
+    folder = str(ROOT / "docs" / "hooks")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
+
+
+runs = hook("example_runs")
+
+
+@pytest.mark.parametrize("name", [*NAMES, "five_minutes"])
+def test_kept_outputs_belong_to_the_scripts(name: str) -> None:
+    entry = runs.kept()[name]
+    assert entry["program"] == runs.fingerprint(runs.source(name)), f"make gallery EXAMPLES={name}"
+    assert all((ROOT / "docs" / "gallery" / figure).exists() for figure in entry["figures"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples_have_no_sizes_in_their_body(name: str) -> None:
+    assert "sys.argv" not in runs.source(name)
+    assert runs.small(name) != runs.source(name)
+
+
+def test_fingerprints_see_what_a_program_does() -> None:
+    first = runs.fingerprint('"""One."""\nx = 1  # a comment\n')
+    assert first == runs.fingerprint('"""Two."""\n\nx = 1\n')
+    assert first != runs.fingerprint('"""One."""\nx = 2\n')
+
+
+def test_sizes_replace_constants_only() -> None:
+    text = "A, B = 1, 2\nC = 3\n\n\ndef f():\n    A = 5\n    return A\n"
+    assert runs.resized(text, {"B": 7, "C": 9}) == "A, B = 1, 7\nC = 9\n\n\ndef f():\n    A = 5\n    return A\n"
+    with pytest.raises(runs.StaleError, match="does not assign: D"):
+        runs.resized(text, {"D": 1})
+
+
+def test_a_failing_script_is_an_error() -> None:
+    with pytest.raises(runs.StaleError, match="ZeroDivisionError"):
+        runs.run("1 / 0\n", "broken")
+
+
+@pytest.mark.parametrize(
+    ("text", "printed", "figures", "message"),
+    [
+        ("x = 1\n", "error 0.2", ["a.png"], "is not the program"),
+        ("x = 2\n", "mistake 0.2", ["a.png"], "prints other lines"),
+        ("x = 2\n", "error 0.2", [], "draws"),
+    ],
+)
+def test_stale_outputs_are_found(
+    monkeypatch: pytest.MonkeyPatch, text: str, printed: str, figures: list[str], message: str
+) -> None:
+    entry = {"program": runs.fingerprint("x = 2\n"), "printed": "error 1e-3", "figures": ["a.png"]}
+    monkeypatch.setattr(runs, "kept", lambda: {"it": entry})
+    monkeypatch.setattr(runs, "source", lambda name: text)
+    output = runs.Output(printed=printed, figures=dict.fromkeys(figures, b""), seconds=1.0)
+    with pytest.raises(runs.StaleError, match=message):
+        runs.check("it", output)
+    monkeypatch.setattr(runs, "source", lambda name: "x = 2\n")
+    runs.check("it", runs.Output(printed="error  7", figures={"a.png": b""}, seconds=1.0))
+
+
+def test_pages_are_filled_from_results() -> None:
+    results = hook("results")
+    for name in results.FILLERS:
+        assert "<!--" not in results.filled(f"<!-- results: {name} -->")
+    with pytest.raises(KeyError):
+        results.filled("<!-- results: nothing -->")
+
+
+def test_the_readme_states_the_kept_coverage() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    joint, independent = hook("results").covered()
+    assert f"hold the truth for {joint}, and" in text
+    assert f"taken as independent for {independent} (" in text
+
+
+def test_formulas_become_mathml() -> None:
+    pytest.importorskip("latex2mathml")
+    page = '<p>so <span class="arithmatex">\\(a &lt; b\\)</span></p><div class="arithmatex">\\[\nx^2\n\\]</div>'
+    made = hook("mathematics").on_page_content(page)
+    assert made.count("<math") == 2
+    assert 'display="block"' in made
+    assert "arithmatex" not in made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_notebooks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executed by Jupyter, cell by cell, at the small size."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    book = nbformat.reads(hook("gallery").notebook(name, text=runs.small(name)), as_version=4)
+    nbclient.NotebookClient(book, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == runs.kept()[name]["figures"]
