@@ -22,7 +22,7 @@ from probneural.plots.single import BLUE, ERROR_MAP, SKY, VALUE_MAP, VERMILION, 
 Numbers = NDArray[np.float64]
 DASHES = (0, (4, 2))
 ONE = "one function"
-SIDE_BY_SIDE = "methods side by side: one function"
+SIDE_BY_SIDE = "methods side by side"
 HONESTY = "calibration, and error against stated deviation"
 COST = "score against cost"
 
@@ -82,23 +82,41 @@ def drawn(sketches: Sequence[Sketch], *, best: str | None, cost: Mapping[str, tu
     if cost:
         axis = "training and fitting (seconds of one core)"
         figures[COST] = pn.plots.cost(cost, score="CRPS, lower is better", axis=axis)
-    return {caption: pn.plots.png(figure, dpi=110.0) for caption, figure in figures.items()}
+    return {caption: pn.plots.png(figure, dpi=130.0) for caption, figure in figures.items()}
 
 
 def one(sketch: Sketch) -> Figure:
     """Truth, mean and band of one method, beside its error and the size that it states for it."""
     if sketch.grid.dimension == 2:
-        return _maps([sketch])
-    figure = new_figure(9.0, 3.3)
+        return _one_map(sketch)
+    figure = new_figure(8.0, 3.2)
     left, right = figure.subplots(1, 2)
     _band(left, sketch)
     _error(right, sketch)
-    left.set_title("truth, mean and ±2 standard deviations", fontsize=10)
+    left.set_title("truth, mean and ±2 sd", fontsize=10)
     right.set_title("error beside its stated size", fontsize=10)
     for panel in (left, right):
         panel.set_xlabel("x")
         panel.legend(frameon=False, fontsize=8)
     right.set_ylim(0.0, 1.35 * float(max(_misses(sketch).max(), 2.0 * sketch.sd.max())) or 1.0)
+    return figure
+
+
+def _one_map(sketch: Sketch) -> Figure:
+    """Truth and mean on one scale, error and stated deviation on another."""
+    figure = new_figure(9.0, 2.4)
+    panels = figure.subplots(1, 4)
+    pairs = ((sketch.truth, sketch.mean, VALUE_MAP), (_misses(sketch), sketch.sd, ERROR_MAP))
+    names = iter(("truth", "mean", "|truth - mean|", "stated sd"))
+    for first, (left, right, colours) in zip((0, 2), pairs, strict=True):
+        low = 0.0 if first else float(min(left.min(), right.min()))
+        scaling = Normalize(low, float(max(left.max(), right.max())) or 1.0)
+        for panel, part in zip(panels[first : first + 2], (left, right), strict=True):
+            image = draw_map(panel, sketch.grid, values=part, colours=colours, scaling=scaling)
+            panel.set_title(next(names), fontsize=10)
+            panel.set_xticks([])
+            panel.set_yticks([])
+        figure.colorbar(image, ax=list(panels[first : first + 2]), pad=0.02, shrink=0.8)
     return figure
 
 
@@ -136,13 +154,14 @@ def _curves(sketches: Sequence[Sketch]) -> Figure:
     panels = figure.subplots(2, count, squeeze=False, sharex=True, sharey="row", height_ratios=(3, 2))
     for column, sketch in enumerate(sketches):
         _band(panels[0, column], sketch)
-        _error(panels[1, column], sketch)
+        _error(panels[1, column], sketch, has_band=False)
         panels[0, column].set_title(_folded(sketch.name), fontsize=9)
         panels[1, column].set_xlabel("x")
-    positive = [float(value) for sketch in sketches for value in (*_misses(sketch), *sketch.sd) if value > 0]
-    if positive and max(positive) > 0:
+    sizes = [part for sketch in sketches for part in (_misses(sketch), sketch.sd)]
+    highest, typical = max(float(part.max()) for part in sizes), [float(np.median(part)) for part in sizes]
+    if highest > 0:
         panels[1, 0].set_yscale("log", nonpositive="mask")
-        panels[1, 0].set_ylim(max(min(positive), 1e-4 * max(positive)), 2.0 * max(positive))
+        panels[1, 0].set_ylim(max(0.3 * min(typical), 1e-7 * highest), 2.0 * highest)
     panels[0, 0].set_ylabel("value")
     panels[1, 0].set_ylabel("error, stated sd")
     handles = [*panels[0, 0].get_legend_handles_labels()[0], *panels[1, 0].get_legend_handles_labels()[0]]
@@ -187,9 +206,10 @@ def _band(panel: Axes, sketch: Sketch) -> None:
     panel.plot(x, truth, color=ink(), linewidth=1.2, linestyle=DASHES, label="truth")
 
 
-def _error(panel: Axes, sketch: Sketch) -> None:
+def _error(panel: Axes, sketch: Sketch, *, has_band: bool = True) -> None:
     x, (error, sd) = _ordered(sketch, _misses(sketch), sketch.sd)
-    panel.fill_between(x, 0.0 * sd, 2.0 * sd, color=SKY, alpha=0.3, linewidth=0, label="up to 2 sd")
+    if has_band:
+        panel.fill_between(x, 0.0 * sd, 2.0 * sd, color=SKY, alpha=0.3, linewidth=0, label="up to 2 sd")
     panel.plot(x, error, color=VERMILION, linewidth=1.3, label="|truth - mean|")
     panel.plot(x, sd, color=BLUE, linewidth=1.3, linestyle=DASHES, label="stated sd")
 

@@ -18,3 +18,24 @@ for (const table of document.querySelectorAll("table.sorts")) {
     table.tBodies[0].append(...rows);
   }));
 }
+for (const bar of document.querySelectorAll(".filters")) {
+  const table = bar.parentElement.querySelector("table.sorts");
+  const names = [...table.tHead.rows[0].cells].map(cell => cell.textContent);
+  const menus = [...bar.querySelectorAll("select")];
+  const count = bar.querySelector(".count");
+  const act = () => {
+    const rows = [...table.tBodies[0].rows];
+    for (const row of rows) {
+      row.hidden = menus.some(menu => menu.value && row.cells[names.indexOf(menu.dataset.column)].dataset.key !== menu.value);
+    }
+    count.textContent = `${rows.filter(row => !row.hidden).length} of ${rows.length} rows`;
+  };
+  menus.forEach(menu => menu.addEventListener("change", act));
+  act();
+}
+const unfold = () => {
+  const target = document.getElementById(location.hash.slice(1));
+  if (target && target.tagName === "DETAILS") { target.open = true; target.scrollIntoView(); }
+};
+addEventListener("hashchange", unfold);
+unfold();
