@@ -14,6 +14,9 @@ from probneural.errors import DataError
 
 _STYLE, _SCRIPT = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
 
+BROAD = 1000
+"""Pixels from which on a figure has the page's whole width."""
+
 
 def page(title: str, body: str) -> str:
     """A whole page that needs no network and no fonts; the title is text, the body HTML."""
@@ -80,17 +83,16 @@ def figure(caption: str, image: str | bytes, problem: str) -> str:
             remedy="render it with probneural.plots.png",
         )
     data = f"data:{kind};base64,{base64.b64encode(content).decode()}"
-    alternative = escape(f"{problem}: {caption}" if problem else caption)
-    image_tag = f'<img alt="{alternative}" loading="lazy" src="{data}">'
-    card = boxed(image_tag, label=f"Figure: {caption}", kind="card")
-    is_broad = kind == "image/png" and _ratio(content) > 2.0
+    described = f"{problem}: {caption}" if problem else caption
+    image_tag = f'<img alt="{escape(described)}" loading="lazy" src="{data}">'
+    card = boxed(image_tag, label=f"Figure: {described}", kind="card")
+    is_broad = kind == "image/png" and _width(content) > BROAD
     return f"<figure{' class=broad' if is_broad else ''}>{card}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _ratio(image: bytes) -> float:
-    """Width over height of a PNG image, from its header."""
-    width, height = (int.from_bytes(image[start : start + 4], "big") for start in (16, 20))
-    return width / max(height, 1)
+def _width(image: bytes) -> int:
+    """Pixels of a PNG image from left to right, by its header."""
+    return int.from_bytes(image[16:20], "big")
 
 
 _PAGE = """<!doctype html>

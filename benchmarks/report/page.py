@@ -83,9 +83,9 @@ def _first_screen(results: Mapping[str, Any], figures: Mapping[str, Mapping[str,
         parts.append(_SMALL)
     if results.get("to_come"):
         parts.append(f'<p class="notice">The run goes on; to come: {escape("; ".join(results["to_come"]))}.</p>')
-    parts.append(
-        f'<div class="first"><section><h2>Verdict</h2>{paragraphs(sentences)}</section>{_hero(results, figures)}</div>'
-    )
+    hero = _hero(results, figures)
+    kind = "first" if hero else "alone"
+    parts.append(f'<div class="{kind}"><section><h2>Verdict</h2>{paragraphs(sentences)}</section>{hero}</div>')
     shown_matrix = matrix(results)
     if shown_matrix:
         parts.append(f"<h2>Error and coverage of whole fields</h2>{shown_matrix}")

@@ -10,8 +10,8 @@ from typing import Any, TextIO
 from benchmarks.report.headlines import Headline, Table, best, headlines, methods
 from benchmarks.report.text import shown
 
-LINES, COLUMNS = 22, 100
-"""Room for the table; three more lines say what it means and where the report is."""
+LINES, COLUMNS = 20, 100
+"""Room for the table; five more lines say what it means and where the report is."""
 MARK = "*"
 SCORES = {"error": "error", "joint_nll": "joint NLL", "whole": "whole"}
 LEGEND = "error: relative L2; joint NLL: nats per value, lower is better; whole: share of whole fields inside the {level} band"

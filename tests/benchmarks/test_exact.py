@@ -11,6 +11,7 @@ import scipy.stats
 
 import probneural as pn
 from benchmarks import environment, evaluation, exact, exact_work, report, sources, tables
+from benchmarks.__main__ import FULL_RUN
 from probneural.calibration import conformal_scores
 from tests.calibration.synthetic import Synthetic, pairs
 
@@ -279,3 +280,40 @@ def test_evaluations_wait_for_their_operators() -> None:
         assert all(need < number and jobs[need].group == job.group for need in job.needs)
         if isinstance(job.task, exact.Evaluation):
             assert tuple(jobs[need].task.path for need in job.needs) == job.task.members
+
+
+@pytest.mark.slow
+def test_a_run_writes_its_files_and_ends_in_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two = "Burgers, viscosity 0.1", "Darcy 1-D"
+    written: list[list[str]] = []
+    chosen, write_report = exact.chosen("small"), report.write_report
+
+    def noted(results: dict[str, Any], figures: dict[str, dict[str, bytes]], path: Path) -> None:
+        written.append(results.get("to_come", []))
+        write_report(results, figures, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "chosen", lambda *_, **__: [case for case in chosen if case.source.name in two])
+        patch.setattr(report, "write_report", noted)
+        results = exact.main(mode="small", output=tmp_path, workers=2)
+    assert written == [[two[1]], []]  # after the first problem, and in the end
+    assert json.loads((tmp_path / "results.json").read_text())["runs"] == environment._plain(results["runs"])
+    assert [run["problem"] for run in results["runs"]] == [name for name in two for _ in range(6)]
+    assert "to_come" not in results
+    assert len(list((tmp_path / "figures").iterdir())) == 12  # one function, side by side, honesty, cost, two trainings
+    output, log = capsys.readouterr()
+    tables, _, summary = output.rpartition("\n\n" + " " * 20)
+    assert [tables.index(f"\n{name}\n") for name in two] == sorted(tables.index(f"\n{name}\n") for name in two)
+    assert len(summary.splitlines()) <= 25
+    assert summary.splitlines()[-1].endswith("/report.html")
+    assert "\r" not in log
+    assert len(log.splitlines()) == 2 * (2 * exact.MEMBERS + 4)
+    assert log.splitlines()[-1].startswith("100 %")
+
+
+def test_the_full_run_is_described_in_the_same_words() -> None:
+    words = "all ten problems, every ensemble and shift, and"
+    root = Path(exact.__file__).parent.parent
+    assert words in FULL_RUN
+    for document in ("Makefile", "docs/benchmarks.md"):
+        assert words in (root / document).read_text(encoding="utf-8"), document
