@@ -26,7 +26,7 @@ SET = 50
 
 
 @dataclass(frozen=True)
-class Effort:
+class Extent:
     """How much is asked of each predictor.
 
     Attributes:
@@ -48,10 +48,10 @@ class Effort:
         return self.ensembles is None or kind in self.ensembles
 
 
-FULL = Effort()
-SMALL = Effort(whole={1: 20, 2: 4, 3: 2}, shifts=1)
+FULL = Extent()
+SMALL = Extent(whole={1: 20, 2: 4, 3: 2}, shifts=1)
 """The small run."""
-QUICK = Effort(whole={1: 50, 2: 10, 3: 5}, shifts=1, pool=200, ensembles=("FNO",), compares_scales=False)
+QUICK = Extent(whole={1: 50, 2: 10, 3: 5}, shifts=1, pool=200, ensembles=("FNO",), compares_scales=False)
 """The default run of the main benchmark: the same trainings, fewer of them, and fewer functions for what costs most."""
 
 
@@ -61,7 +61,7 @@ def evaluate(
     places: Mapping[str, pn.FieldPairs],
     *,
     name: str,
-    effort: Effort = FULL,
+    extent: Extent = FULL,
     compares_scales: bool = False,
     tick: Callable[[pn.FieldPairs], None] = lambda pairs: None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]], Sketch]:
@@ -72,7 +72,7 @@ def evaluate(
         source: Calibration functions and the pool.
         places: Test functions by name, those of the training grid first.
         name: What figures call the method.
-        effort: How much is asked.
+        extent: How much is asked.
         compares_scales: Whether to score one scale for the whole posterior as well.
         tick: Called with the functions of each place when it is scored.
 
@@ -88,7 +88,7 @@ def evaluate(
         start = time.perf_counter()
         query = None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid
         u = predictor(pairs.inputs, query)
-        whole = effort.whole[pairs.outputs.grid.dimension]
+        whole = extent.whole[pairs.outputs.grid.dimension]
         scores = pn.metrics.score(u, pairs.outputs, noise=predictor.noise, level=LEVEL, whole=whole).to_dict()
         scores["whole_functions"] = min(whole, len(pairs))
         row: dict[str, Any] = {
@@ -103,7 +103,7 @@ def evaluate(
         evaluations.append(row)
         tick(pairs)
     pairs = next(iter(places.values()))
-    whole, pool = effort.whole[pairs.outputs.grid.dimension], source.pool[: effort.pool]
+    whole, pool = extent.whole[pairs.outputs.grid.dimension], source.pool[: extent.pool]
     evaluations[0] |= _first(raw, predictor, pool, pairs, whole=whole)
     if compares_scales:
         common, _ = _calibrated(raw, source.calibration, separate=False)

@@ -23,7 +23,7 @@ from typing import Any
 
 import probneural as pn
 from benchmarks import environment, evaluation, method_figures, recipes, report
-from benchmarks.evaluation import FULL, QUICK, SMALL, Effort
+from benchmarks.evaluation import FULL, QUICK, SMALL, Extent
 from benchmarks.exact_work import ENSEMBLE, KERNEL, MEMBERS, REGRESSION, Evaluation, Training, evaluate, train
 from benchmarks.method_figures import Sketch
 from benchmarks.progress import Progress
@@ -115,7 +115,7 @@ def _smaller(case: Case) -> Case:
     return replace(case, source=replace(case.source, **few), operators=operators)
 
 
-def effort(mode: str, *, path: Path | None = None) -> Effort:
+def extent(mode: str, *, path: Path | None = None) -> Extent:
     """How much is asked of each predictor: less in the default run, but for data of one's own."""
     if mode == "small":
         return SMALL
@@ -144,7 +144,7 @@ def main(
         "commit": environment.commit(),
         "seeds": SEEDS,
     }
-    asked = effort(mode, path=path)
+    asked = extent(mode, path=path)
     notes = [*_notes(asked), *assumed]
 
     def written(runs: Runs, figures: Figures, to_come: Sequence[str]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def main(
     return results
 
 
-def _notes(asked: Effort) -> list[str]:
+def _notes(asked: Extent) -> list[str]:
     """What readers must know."""
     shared = [
         "Posteriors are fitted on the training pairs and scaled on separate calibration functions of the training grid; "
@@ -203,7 +203,7 @@ def _resumed(runs: Runs) -> list[str]:
     ]
 
 
-def _jobs(todo: Sequence[Case], folder: Path, *, mode: str, asked: Effort) -> list[Job]:
+def _jobs(todo: Sequence[Case], folder: Path, *, mode: str, asked: Extent) -> list[Job]:
     """Trainings and evaluations of all problems, one group per problem; an evaluation needs its operators."""
     jobs: list[Job] = []
     for number, case in enumerate(todo):
@@ -222,7 +222,7 @@ def _jobs(todo: Sequence[Case], folder: Path, *, mode: str, asked: Effort) -> li
 
 
 def _run_all(
-    todo: Sequence[Case], workers: int, output: Path, *, mode: str, asked: Effort, written: Callable[..., Any]
+    todo: Sequence[Case], workers: int, output: Path, *, mode: str, asked: Extent, written: Callable[..., Any]
 ) -> tuple[Runs, Figures]:
     """Train and evaluate problem after problem in single-threaded processes; say and write each as soon as it is done.
 

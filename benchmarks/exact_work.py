@@ -15,7 +15,7 @@ import torch
 
 import probneural as pn
 from benchmarks import environment, evaluation, recipes
-from benchmarks.evaluation import FULL, Effort
+from benchmarks.evaluation import FULL, Extent
 from benchmarks.method_figures import Sketch
 from benchmarks.recipes import Recipe
 from benchmarks.sources import ProblemSource, Source
@@ -72,7 +72,7 @@ class Evaluation:
     source: Source
     kind: str
     members: tuple[Path, ...] = ()
-    effort: Effort = FULL
+    extent: Extent = FULL
 
     @property
     def name(self) -> str:
@@ -89,7 +89,7 @@ class Evaluation:
         """Expected seconds of one core: a share per place and head, and the fit and the first place's questions."""
         if isinstance(self.source, ProblemSource):
             shifts = len(self.source.problem.shifts())
-            shifts = shifts if self.effort.shifts is None else min(shifts, self.effort.shifts)
+            shifts = shifts if self.extent.shifts is None else min(shifts, self.extent.shifts)
             finer = [] if self.source.finer is None else [math.prod(self.source.finer)]
             points = [*[self.source.points] * (1 + shifts), *finer]
         else:
@@ -103,7 +103,7 @@ class Evaluation:
 
     def place_cost(self, points: int) -> float:
         """Expected seconds of one core for the scores of one place."""
-        return 0.2 + WHOLE_VALUE * points * self.effort.whole[self.source.dimension]
+        return 0.2 + WHOLE_VALUE * points * self.extent.whole[self.source.dimension]
 
 
 def train(task: Training, ticks: Any) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def evaluate(task: Evaluation, ticks: Any) -> tuple[list[dict[str, Any]], list[S
                 source,
                 places,
                 name=f"{task.kind}, {head}",
-                effort=task.effort,
-                compares_scales=task.effort.compares_scales and task.kind == "FNO" and not runs,
+                extent=task.extent,
+                compares_scales=task.extent.compares_scales and task.kind == "FNO" and not runs,
                 tick=lambda pairs: meter.add(task.place_cost(pairs.outputs.grid.size)),
             )
         except (ProbneuralError, RuntimeError) as error:  # must not cost the work on all others: the row says why
@@ -190,11 +190,11 @@ def _heads(
 
 
 def _chosen_places(task: Evaluation) -> Mapping[str, pn.FieldPairs]:
-    """The test functions that are scored: of the training grid, of the finer one, and of as many shifts as the effort says."""
+    """The test functions that are scored: of the training grid, of the finer one, and of as many shifts as the extent says."""
     places = task.source.places()
-    if task.effort.shifts is None or not isinstance(task.source, ProblemSource):
+    if task.extent.shifts is None or not isinstance(task.source, ProblemSource):
         return places
-    shifts = list(task.source.problem.shifts())[task.effort.shifts :]
+    shifts = list(task.source.problem.shifts())[task.extent.shifts :]
     return {name: pairs for name, pairs in places.items() if name not in shifts}
 
 

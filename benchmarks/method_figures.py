@@ -116,7 +116,7 @@ def _one_map(sketch: Sketch) -> Figure:
             panel.set_title(next(names), fontsize=10)
             panel.set_xticks([])
             panel.set_yticks([])
-        figure.colorbar(image, ax=list(panels[first : first + 2]), pad=0.02, shrink=0.8)
+        figure.colorbar(image, ax=list(panels[first : first + 2]), pad=0.02)
     return figure
 
 

@@ -258,8 +258,8 @@ def test_a_score_of_all_heads_stands_side_by_side() -> None:
 def test_the_default_run_asks_less_of_the_same_trainings() -> None:
     """So that the full run goes on from them, and a row that both have comes from the same operator."""
     folder = Path("operators")
-    full = exact._jobs(exact.chosen("full"), folder, mode="full", asked=exact.effort("full"))
-    quick = exact._jobs(exact.chosen("default"), folder, mode="default", asked=exact.effort("default"))
+    full = exact._jobs(exact.chosen("full"), folder, mode="full", asked=exact.extent("full"))
+    quick = exact._jobs(exact.chosen("default"), folder, mode="default", asked=exact.extent("default"))
     paths = [{job.task.path for job in jobs if isinstance(job.task, exact.Training)} for jobs in (full, quick)]
     assert paths[1] < paths[0]
     by_kind = {job.task.kind: job.task for job in quick if isinstance(job.task, exact.Evaluation) and job.group == 0}
@@ -275,7 +275,7 @@ def test_the_default_run_asks_less_of_the_same_trainings() -> None:
 
 
 def test_evaluations_wait_for_their_operators() -> None:
-    jobs = exact._jobs(exact.chosen("default"), Path("operators"), mode="default", asked=exact.effort("default"))
+    jobs = exact._jobs(exact.chosen("default"), Path("operators"), mode="default", asked=exact.extent("default"))
     for number, job in enumerate(jobs):
         assert all(need < number and jobs[need].group == job.group for need in job.needs)
         if isinstance(job.task, exact.Evaluation):
