@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -129,8 +129,6 @@ def honesty(sketches: Sequence[Sketch]) -> Figure:
     """Coverage against level, and error against stated deviation: on the diagonals if error bars are right."""
     figure = new_figure(10.0, 3.9)
     left, right = figure.subplots(1, 2)
-    right.set_xscale("log", nonpositive="mask")
-    right.set_yscale("log", nonpositive="mask")
     left.plot([0, 1], [0, 1], color=ink(), linewidth=0.9, linestyle=DASHES, label="right")
     ends: list[float] = []
     for number, sketch in enumerate(sketches):
@@ -139,6 +137,8 @@ def honesty(sketches: Sequence[Sketch]) -> Figure:
         right.plot(sketch.spread, sketch.skill, **style)  # type: ignore[arg-type]
         ends += [float(value) for value in (*sketch.spread, *sketch.skill) if value > 0 and math.isfinite(value)]
     if ends:
+        right.set_xscale("log", nonpositive="mask")
+        right.set_yscale("log", nonpositive="mask")
         right.plot([min(ends), max(ends)], [min(ends), max(ends)], color=ink(), linewidth=0.9, linestyle=DASHES)
     left.set(xlim=(0, 1), ylim=(0, 1), xlabel="level of the central interval", ylabel="share of values inside")
     right.set(xlabel="stated standard deviation", ylabel="root mean squared error")
@@ -157,11 +157,9 @@ def _curves(sketches: Sequence[Sketch]) -> Figure:
         _error(panels[1, column], sketch, has_band=False)
         panels[0, column].set_title(_folded(sketch.name), fontsize=9)
         panels[1, column].set_xlabel("x")
-    sizes = [part for sketch in sketches for part in (_misses(sketch), sketch.sd)]
-    highest, typical = max(float(part.max()) for part in sizes), [float(np.median(part)) for part in sizes]
-    if highest > 0:
+    if any(part.max() > 0 for sketch in sketches for part in (_misses(sketch), sketch.sd)):
         panels[1, 0].set_yscale("log", nonpositive="mask")
-        panels[1, 0].set_ylim(max(0.3 * min(typical), 1e-7 * highest), 2.0 * highest)
+        panels[1, 0].set_ylim(*_error_limits(sketches))
     panels[0, 0].set_ylabel("value")
     panels[1, 0].set_ylabel("error, stated sd")
     handles = [*panels[0, 0].get_legend_handles_labels()[0], *panels[1, 0].get_legend_handles_labels()[0]]
@@ -171,21 +169,22 @@ def _curves(sketches: Sequence[Sketch]) -> Figure:
 
 
 def _maps(sketches: Sequence[Sketch]) -> Figure:
-    """Rows of means, errors and stated deviations, the truth in front; errors and deviations share one scale."""
+    """Rows of means, errors and stated deviations, the truth in front; errors and deviations share one logarithmic scale."""
     count = len(sketches)
     figure = new_figure(2.0 * (count + 1) + 1.6, 6.2)
     panels = figure.subplots(3, count + 1, squeeze=False, sharex=True, sharey=True)
     grid, truth = sketches[0].grid, sketches[0].truth
     shown = [truth, *(sketch.mean for sketch in sketches)]
     values = Normalize(float(min(part.min() for part in shown)), float(max(part.max() for part in shown)))
-    errors = Normalize(0.0, float(max(part.max() for s in sketches for part in (_misses(s), s.sd))) or 1.0)
+    lowest, highest = _error_limits(sketches)
+    errors = LogNorm(lowest, highest)
     first = draw_map(panels[0, 0], grid, values=truth, colours=VALUE_MAP, scaling=values)
     panels[0, 0].set_title("truth", fontsize=9)
     second = first
     for column, sketch in enumerate(sketches, start=1):
         draw_map(panels[0, column], grid, values=sketch.mean, colours=VALUE_MAP, scaling=values)
         for row, part in ((1, _misses(sketch)), (2, sketch.sd)):
-            second = draw_map(panels[row, column], grid, values=part, colours=ERROR_MAP, scaling=errors)
+            second = draw_map(panels[row, column], grid, values=part.clip(lowest), colours=ERROR_MAP, scaling=errors)
         panels[0, column].set_title(_folded(sketch.name), fontsize=9)
     for panel in panels.flat:
         panel.set_xticks([])
@@ -197,6 +196,13 @@ def _maps(sketches: Sequence[Sketch]) -> Figure:
     figure.colorbar(first, ax=list(panels[0]), pad=0.01, label="value")
     figure.colorbar(second, ax=[*panels[1, 1:], *panels[2, 1:]], pad=0.01, label="error, sd")
     return figure
+
+
+def _error_limits(sketches: Sequence[Sketch]) -> tuple[float, float]:
+    """From a third of the least typical error or stated deviation to the largest, for logarithmic scales."""
+    sizes = [part for sketch in sketches for part in (_misses(sketch), sketch.sd)]
+    highest = max(float(part.max()) for part in sizes) or 1.0
+    return max(0.3 * min(float(np.median(part)) for part in sizes), 1e-7 * highest), 2.0 * highest
 
 
 def _band(panel: Axes, sketch: Sketch) -> None:
