@@ -112,7 +112,7 @@ def _hero(results: Mapping[str, Any], figures: Mapping[str, Mapping[str, str | b
     if hardest is None:
         return ""
     _, problem, caption = hardest
-    return f'<section class="hero">{figure(f"{problem}: {caption}", figures[problem][caption], "")}</section>'
+    return f'<section class="hero">{figure(f"{problem}, {caption}", figures[problem][caption], "")}</section>'
 
 
 def _filters(table: Sequence[Row], headings: Sequence[str]) -> str:

@@ -33,7 +33,9 @@ def provenance(results: Mapping[str, Any]) -> str:
         if results.get(key) is not None:
             text = listing(results[key]) if isinstance(results[key], Mapping) else shown(results[key])
             lines += f"<tr><th>{key.replace('_', ' ')}</th><td>{escape(text)}</td></tr>"
-    command = f"<p>Reproduce it with</p><pre>{escape(results['command'])}</pre>" if results.get("command") else ""
+    command = ""
+    if results.get("command"):
+        command = "<p>Reproduce it with</p>" + boxed(escape(results["command"]), label="Command", kind="command")
     return boxed(f"<table><tbody>{lines}</tbody></table>", label="Machine and versions") + command
 
 

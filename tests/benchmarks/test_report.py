@@ -208,7 +208,7 @@ def test_the_first_figure_is_of_the_hardest_problem(tmp_path: Path) -> None:
     report.write_report({"runs": scored}, figures, tmp_path / "report.html")
     written = (tmp_path / "report.html").read_text(encoding="utf-8")
     hero = written[written.index('<section class="hero">') :].partition("</section>")[0]
-    assert 'alt="Wave: FNO, last-layer Laplace: one function, in distribution"' in hero
+    assert 'alt="Wave, FNO, last-layer Laplace: one function, in distribution"' in hero
 
 
 def test_missing_scores_say_why(written: str) -> None:
