@@ -34,6 +34,9 @@ TIMED = {
     "laplace": laplace.main,
 }
 """Benchmarks that measure time, one thing after another."""
+FULL_RUN = (
+    "all ten problems, every ensemble and shift, and what training twice as long brings: over an hour (`make bench-full`)"
+)
 SPREAD = {"accuracy": accuracy.main, "gold": gold.main, "low-data": low_data.main, "published": published.main}
 """Benchmarks that spread over worker processes."""
 
@@ -44,14 +47,13 @@ def main() -> None:
     commands = parser.add_subparsers(dest="name", required=True)
     run = commands.add_parser("exact", help="operators and posteriors against exact solutions (what `make bench` runs)")
     size = run.add_mutually_exclusive_group()
-    size.add_argument(
-        "--full", dest="mode", action="store_const", const="full", help="all ten problems (what `make bench-full` runs)"
-    )
+    size.add_argument("--full", dest="mode", action="store_const", const="full", help=FULL_RUN)
     size.add_argument("--small", dest="mode", action="store_const", const="small", help="seconds; the numbers mean nothing")
     run.add_argument("--problem", help="one problem only, by the name it has in the tables")
     run.add_argument("--data", type=Path, dest="path", help="functions of your own instead: .npz, NetCDF, Zarr or safetensors")
-    run.add_argument("--output", type=Path, default=LOCAL, help="folder for results.json and report.html")
+    run.add_argument("--output", type=Path, default=LOCAL, help="folder for results.json, report.html and trained operators")
     run.add_argument("--workers", type=int, default=2, help="single-threaded worker processes")
+    run.add_argument("--verbose", action="store_true", help="print the long table too: every problem, place, operator and head")
     run = commands.add_parser("active", help="labels that active learning saves; about an hour and a half")
     size = run.add_mutually_exclusive_group()
     size.add_argument(
@@ -118,7 +120,14 @@ def main() -> None:
             exact.chosen(mode, problem=options.problem, path=options.path)
         except (ValueError, ProbneuralError) as error:  # a name or a file that is not right, said in one line
             parser.error(str(error))
-        exact.main(mode=mode, output=options.output, workers=options.workers, problem=options.problem, path=options.path)
+        exact.main(
+            mode=mode,
+            output=options.output,
+            workers=options.workers,
+            problem=options.problem,
+            path=options.path,
+            is_verbose=options.verbose,
+        )
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 import probneural as pn
+from benchmarks.method_figures import Sketch
 from benchmarks.sources import Source
 from probneural.errors import CalibrationError, ConstraintError
 
@@ -23,50 +25,119 @@ SET = 50
 """Functions of each calibration set of the conformal bands."""
 
 
+@dataclass(frozen=True)
+class Extent:
+    """How much is asked of each predictor.
+
+    Attributes:
+        whole: Functions per place for scores of whole functions, by dimension.
+        shifts: How many of a problem's shifts are scored; None for all.
+        pool: How many functions of the pool test bands and intervals; None for all.
+        ensembles: Operators that are trained several times and have an ensemble; None for all.
+        compares_scales: Whether one scale for the whole posterior is scored beside separate ones.
+    """
+
+    whole: Mapping[int, int] = field(default_factory=lambda: WHOLE)
+    shifts: int | None = None
+    pool: int | None = None
+    ensembles: tuple[str, ...] | None = None
+    compares_scales: bool = True
+
+    def has_ensemble(self, kind: str) -> bool:
+        """Whether operators of a kind are trained several times."""
+        return self.ensembles is None or kind in self.ensembles
+
+
+FULL = Extent()
+SMALL = Extent(whole={1: 20, 2: 4, 3: 2}, shifts=1)
+"""The small run."""
+QUICK = Extent(whole={1: 50, 2: 10, 3: 5}, shifts=1, pool=200, ensembles=("FNO",), compares_scales=False)
+"""The default run of the main benchmark: the same trainings, fewer of them, and fewer functions for what costs most."""
+
+
 def evaluate(
     raw: pn.distributions.Predictor,
     source: Source,
     places: Mapping[str, pn.FieldPairs],
     *,
+    name: str,
+    extent: Extent = FULL,
     compares_scales: bool = False,
-    draws_figures: bool = False,
-) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, bytes]]:
-    """Calibrate a predictor, score it at every place, and try its bands and intervals; returns facts, evaluations, figures."""
+    tick: Callable[[pn.FieldPairs], None] = lambda pairs: None,
+) -> tuple[dict[str, Any], list[dict[str, Any]], Sketch]:
+    """Calibrate a predictor, score it at every place, and try its bands and intervals.
+
+    Args:
+        raw: The predictor.
+        source: Calibration functions and the pool.
+        places: Test functions by name, those of the training grid first.
+        name: What figures call the method.
+        extent: How much is asked.
+        compares_scales: Whether to score one scale for the whole posterior as well.
+        tick: Called with the functions of each place when it is scored.
+
+    Returns:
+        Facts of the calibration, one evaluation per place, and what figures need.
+    """
     start = time.process_time()
     facts: dict[str, Any] = {"noise": raw.noise.tolist()}
     predictor, calibrated = _calibrated(raw, source.calibration)
     facts |= calibrated | {"calibration_seconds": time.process_time() - start}
     evaluations: list[dict[str, Any]] = []
-    figures: dict[str, bytes] = {}
-    for name, pairs in places.items():
+    for place, pairs in places.items():
         start = time.process_time()
         query = None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid
         u = predictor(pairs.inputs, query)
-        whole = WHOLE[pairs.outputs.grid.dimension]
+        whole = extent.whole[pairs.outputs.grid.dimension]
         scores = pn.metrics.score(u, pairs.outputs, noise=predictor.noise, level=LEVEL, whole=whole).to_dict()
         scores["whole_functions"] = min(whole, len(pairs))
-        row: dict[str, Any] = {"on": name, "resolution": list(pairs.outputs.grid.shape), "fields": len(pairs), "scores": scores}
+        row: dict[str, Any] = {
+            "on": place,
+            "resolution": list(pairs.outputs.grid.shape),
+            "fields": len(pairs),
+            "scores": scores,
+        }
         row["seconds"] = time.process_time() - start
+        if not evaluations:
+            sketch = Sketch.of(name, pn.metrics.compare(u, pairs.outputs, noise=predictor.noise), pairs.outputs.grid)
         evaluations.append(row)
-        if draws_figures and name in list(places)[:2]:
-            figures |= _figures(name, u, pairs.outputs, predictor.noise)
-    first, pairs = evaluations[0], next(iter(places.values()))
-    first["raw"] = _raw(raw, predictor, pairs)
-    few = pairs[: WHOLE[pairs.outputs.grid.dimension]]
-    u = predictor(few.inputs)
-    if isinstance(u, pn.distributions.GaussianField):
-        first["constrained"] = _constrained(u, few.outputs)
-    first["intervals"] = interval_coverage(predictor, source.pool)
-    with contextlib.suppress(CalibrationError):  # a linear problem, solved up to rounding: there is nothing to calibrate
-        first["bands"] = bands(predictor, source.pool, pairs)
+        tick(pairs)
+    pairs = next(iter(places.values()))
+    whole, pool = extent.whole[pairs.outputs.grid.dimension], source.pool[: extent.pool]
+    evaluations[0] |= _first(raw, predictor, pool, pairs, whole=whole)
     if compares_scales:
         common, _ = _calibrated(raw, source.calibration, separate=False)
-        alike = pn.metrics.score(
-            common(pairs.inputs), pairs.outputs, noise=common.noise, level=LEVEL, whole=WHOLE[pairs.outputs.grid.dimension]
-        ).to_dict()
-        first["common_scale"] = {key: alike[key] for key in ("crps", "nll", "joint_nll", "calibration_error")}
-        first["common_scale"]["width_ratio"] = bands(common, source.pool, pairs)["width_ratio"]
-    return facts, evaluations, figures
+        evaluations[0]["common_scale"] = _common_scale(common, pool, pairs, whole=whole)
+    return facts, evaluations, sketch
+
+
+def _first(
+    raw: pn.distributions.Predictor,
+    predictor: pn.distributions.Predictor,
+    pool: pn.FieldPairs,
+    pairs: pn.FieldPairs,
+    *,
+    whole: int,
+) -> dict[str, Any]:
+    """What is asked at the first place only: raw numbers, a constraint, intervals of functionals, conformal bands."""
+    found: dict[str, Any] = {"raw": _raw(raw, predictor, pairs)}
+    few = pairs[:whole]
+    u = predictor(few.inputs)
+    if isinstance(u, pn.distributions.GaussianField):
+        found["constrained"] = _constrained(u, few.outputs)
+    found["intervals"] = interval_coverage(predictor, pool)
+    with contextlib.suppress(CalibrationError):  # a linear problem, solved up to rounding: there is nothing to calibrate
+        found["bands"] = bands(predictor, pool, pairs)
+    return found
+
+
+def _common_scale(
+    common: pn.distributions.Predictor, pool: pn.FieldPairs, pairs: pn.FieldPairs, *, whole: int
+) -> dict[str, float]:
+    """Scores with one scale for the whole posterior."""
+    alike = pn.metrics.score(common(pairs.inputs), pairs.outputs, noise=common.noise, level=LEVEL, whole=whole).to_dict()
+    found: dict[str, float] = {key: alike[key] for key in ("crps", "nll", "joint_nll", "calibration_error")}
+    return found | {"width_ratio": bands(common, pool, pairs)["width_ratio"]}
 
 
 def _calibrated(
@@ -189,14 +260,3 @@ def _constrained(u: pn.distributions.GaussianField, truth: pn.Field) -> dict[str
         "residual_after": float((constraint(v.mean) - wanted).abs().max() / size),
         "relative_l2_ratio": after / before if before else None,
     }
-
-
-def _figures(where: str, u: pn.distributions.FieldDistribution, truth: pn.Field, noise: torch.Tensor) -> dict[str, bytes]:
-    figures = {}
-    if truth.grid.dimension <= 2:
-        figures[f"one function, {where}"] = pn.plots.png(pn.plots.field(u, truth, noise=noise), dpi=120.0)
-    if where == "in distribution":
-        figures[f"calibration, {where}"] = pn.plots.png(pn.plots.calibration(u, truth, noise=noise), dpi=120.0)
-        skill = pn.plots.spread_skill({"predicted": u}, truth, noise=noise)
-        figures[f"error against stated deviation, {where}"] = pn.plots.png(skill, dpi=120.0)
-    return figures

@@ -9,33 +9,30 @@ tested there. Nothing is fitted on test functions.
 from __future__ import annotations
 
 import hashlib
-import json
 import multiprocessing
 import os
 import re
 import threading
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-from tqdm.auto import tqdm
-
 import probneural as pn
-from benchmarks import environment, evaluation, recipes, report
+from benchmarks import environment, evaluation, method_figures, recipes, report
+from benchmarks.evaluation import FULL, QUICK, SMALL, Extent
+from benchmarks.exact_work import ENSEMBLE, KERNEL, MEMBERS, REGRESSION, Evaluation, Training, evaluate, train
+from benchmarks.method_figures import Sketch
+from benchmarks.progress import Progress
 from benchmarks.recipes import Recipe
+from benchmarks.scheduling import Job, run
 from benchmarks.sources import SEEDS, FileSource, ProblemSource, Source
-from probneural.errors import ProbneuralError
 
-MEMBERS = 4
-ENSEMBLE = f"ensemble of {MEMBERS}"
-KERNEL = "kernel operator"
-REGRESSION = Recipe("linear regression")
+Runs = list[dict[str, Any]]
+Figures = dict[str, dict[str, bytes]]
 
 
 @dataclass(frozen=True)
@@ -51,29 +48,6 @@ class Case:
     source: Source
     operators: tuple[Recipe, ...]
     is_in_slice: bool = True
-
-
-@dataclass(frozen=True)
-class Training:
-    """One training run, in a worker of its own."""
-
-    case: int
-    source: Source
-    recipe: Recipe
-    member: int
-    path: Path
-    is_longer: bool = False
-    """Whether it only tells what training twice as long would have brought."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """All heads of one operator on one case, in a worker of its own."""
-
-    case: int
-    source: Source
-    kind: str
-    members: tuple[Path, ...] = ()
 
 
 def cases() -> list[Case]:
@@ -141,18 +115,26 @@ def _smaller(case: Case) -> Case:
     return replace(case, source=replace(case.source, **few), operators=operators)
 
 
-def main(*, mode: str, output: Path, workers: int, problem: str | None = None, path: Path | None = None) -> dict[str, Any]:
-    """Run, print the table, write results.json and the report."""
+def extent(mode: str, *, path: Path | None = None) -> Extent:
+    """How much is asked of each predictor: less in the default run, but for data of one's own."""
+    if mode == "small":
+        return SMALL
+    return QUICK if mode == "default" and path is None else FULL
+
+
+def main(
+    *, mode: str, output: Path, workers: int, problem: str | None = None, path: Path | None = None, is_verbose: bool = False
+) -> dict[str, Any]:
+    """Run; after each problem print its table and write results.json and the report; in the end print a summary."""
     start = time.perf_counter()
     todo = chosen(mode, problem=problem, path=path)
     assumed = [case.source.assumed for case in todo if isinstance(case.source, FileSource) and case.source.assumed]
     for sentence in assumed:  # before minutes of work on the wrong axes
         print(sentence)
-    runs, figures = _run_all(todo, workers, output / "operators", mode=mode)
     flags = "" if mode == "default" else f" --{mode}"
     flags += f' --problem "{problem}"' if problem else ""
     flags += f" --data {path.name}" if path else ""
-    results = {
+    facts = {
         "benchmark": "exact",
         "command": f"python -m benchmarks exact{flags}",
         "mode": mode,
@@ -161,91 +143,146 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, p
         "versions": environment.versions(),
         "commit": environment.commit(),
         "seeds": SEEDS,
-        "wall_seconds": round(time.perf_counter() - start, 1),
-        "notes": [
-            "Posteriors are fitted on the training pairs and scaled on separate calibration functions of the training grid; "
-            f"bands are calibrated on sets of {evaluation.SET} functions of a separate pool and tested on the test functions, "
-            "intervals of functionals are tested on the pool.",
-            "Seconds of training, fitting and evaluating are processor time of one core; those of the run passed on the clock.",
-            f"The ensembles hold {MEMBERS} operators that differ in their initial weights and in the order of batches; the "
-            "first of them is the operator of the last-layer row.",
-            "Scores of whole functions (joint NLL, simultaneous coverage, energy score, rank correlations) are taken over the "
-            f"first {evaluation.WHOLE[2]} functions of a place in two dimensions.",
-            "twice as long (full run): the error of the first operator on the calibration functions when trained anew for "
-            "twice the epochs, over its error there; below 1, longer training would have helped.",
-        ],
-        "runs": runs,
     }
-    results["notes"] += assumed
-    resumed = sum(run["train"].get("resumed", False) for run in runs)
-    if resumed:
-        results["notes"].append(
-            f"An earlier run, cut off or smaller, trained the operators of {resumed} rows: the seconds that it took are in "
-            "those of training, not in those of the run."
-        )
-    environment.write_json(results, output / "results.json")
-    report.write_report(results, figures, output / "report.html")
-    for name, images in figures.items():
-        for caption, image in images.items():
-            file = re.sub(r"[^a-z0-9.]+", "-", f"{name} {caption}".lower())
-            environment.write_bytes(image, output / "figures" / f"{file}.png")
-    print(report.terminal_table(report.rows(results)))
-    print(f"\n{output / 'results.json'}\n{output / 'report.html'}\n{results['wall_seconds']:.0f} s")
+    asked = extent(mode, path=path)
+    notes = [*_notes(asked), *assumed]
+
+    def written(runs: Runs, figures: Figures, to_come: Sequence[str]) -> dict[str, Any]:
+        """Results so far, on the disk."""
+        results = facts | {"wall_seconds": round(time.perf_counter() - start, 1), "notes": notes + _resumed(runs), "runs": runs}
+        if to_come:
+            results["to_come"] = list(to_come)
+        environment.write_json(results, output / "results.json")
+        report.write_report(results, figures, output / "report.html")
+        return results
+
+    runs, figures = _run_all(todo, workers, output, mode=mode, asked=asked, written=written)
+    results = written(runs, figures, ())
+    if is_verbose:
+        print(f"\n{report.terminal_table(report.rows(results))}")
+    print(f"\n{report.terminal_summary(results)}\n")
+    print(f"{results['wall_seconds']:.0f} s; the report: {(output / 'report.html').resolve().as_uri()}")
     return results
 
 
+def _notes(asked: Extent) -> list[str]:
+    """What readers must know."""
+    shared = [
+        "Posteriors are fitted on the training pairs and scaled on separate calibration functions of the training grid; "
+        f"bands are calibrated on sets of {evaluation.SET} functions of a separate pool and tested on the test functions, "
+        "intervals of functionals are tested on the pool.",
+        "Seconds of training, fitting and evaluating are processor time of one core; those of the run passed on the clock.",
+        f"The ensembles hold {MEMBERS} operators that differ in their initial weights and in the order of batches; the "
+        "first of them is the operator of the last-layer row.",
+    ]
+    if asked is FULL:
+        return [
+            *shared,
+            "Scores of whole functions (joint NLL, simultaneous coverage, energy score, rank correlations) are taken over the "
+            f"first {asked.whole[2]} functions of a place in two dimensions.",
+            "twice as long (full run): the error of the first operator on the calibration functions when trained anew for "
+            "twice the epochs, over its error there; below 1, longer training would have helped.",
+        ]
+    if asked is SMALL:
+        return shared
+    return [
+        *shared,
+        "Scores of whole functions (joint NLL, simultaneous coverage, energy score, rank correlations) are taken over the "
+        f"first {asked.whole[1]} functions of a place in one dimension and {asked.whole[2]} in two.",
+        "This is the default run: trained as in the full run, with the first shift of each problem only and without ensembles "
+        "of DeepONets; `--full` has the rest.",
+    ]
+
+
+def _resumed(runs: Runs) -> list[str]:
+    resumed = sum(run["train"].get("resumed", False) for run in runs)
+    if not resumed:
+        return []
+    return [
+        f"An earlier run, cut off or smaller, trained the operators of {resumed} rows: the seconds that it took are in "
+        "those of training, not in those of the run."
+    ]
+
+
+def _jobs(todo: Sequence[Case], folder: Path, *, mode: str, asked: Extent) -> list[Job]:
+    """Trainings and evaluations of all problems, one group per problem; an evaluation needs its operators."""
+    jobs: list[Job] = []
+    for number, case in enumerate(todo):
+        kinds: dict[str, tuple[int, ...]] = {}
+        for recipe in case.operators:
+            members = range(MEMBERS if asked.has_ensemble(recipe.kind) else 1)
+            kinds[recipe.kind] = tuple(len(jobs) + member for member in members)
+            tasks = [Training(number, case.source, recipe, one, _kept(folder, case, recipe, one)) for one in members]
+            if mode == "full":
+                tasks.append(_longer(tasks[0], case, folder))
+            jobs += [Job(task.name, train, task, number, task.cost) for task in tasks]
+        for kind, needs in [*kinds.items(), (KERNEL, ()), (REGRESSION.kind, ())]:
+            evaluated = Evaluation(number, case.source, kind, tuple(jobs[need].task.path for need in needs), asked)
+            jobs.append(Job(evaluated.name, evaluate, evaluated, number, evaluated.cost, needs))
+    return jobs
+
+
 def _run_all(
-    todo: Sequence[Case], workers: int, folder: Path, *, mode: str
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, bytes]]]:
-    """Train everything, then evaluate everything, in single-threaded processes under one progress bar in epochs.
+    todo: Sequence[Case], workers: int, output: Path, *, mode: str, asked: Extent, written: Callable[..., Any]
+) -> tuple[Runs, Figures]:
+    """Train and evaluate problem after problem in single-threaded processes; say and write each as soon as it is done.
 
     Trained operators stay in the folder, and a run that was cut off goes on from them: what a training says of itself, its
     seconds among them, is kept beside it.
     """
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
+    jobs = _jobs(todo, output / "operators", mode=mode, asked=asked)
+    found: dict[int, Runs] = {}
+    figures: Figures = {}
     context = multiprocessing.get_context("spawn")
     with (
         context.Manager() as manager,
         ProcessPoolExecutor(workers, mp_context=context) as pool,
+        Progress(sum(job.cost for job in jobs)) as progress,
     ):
-        trainings = [
-            Training(number, case.source, recipe, member, _kept(folder, case, recipe, member))
-            for number, case in enumerate(todo)
-            for recipe in case.operators
-            for member in range(MEMBERS)
-        ]
-        if mode == "full":
-            trainings += [_longer(one, todo[one.case], folder) for one in trainings if one.member == 0]
-        evaluations = [
-            Evaluation(number, case.source, kind, members)
-            for number, case in enumerate(todo)
-            for kind, members in [
-                *((recipe.kind, _paths(trainings, number, recipe.kind)) for recipe in case.operators),
-                (KERNEL, ()),
-                (REGRESSION.kind, ()),
-            ]
-        ]
-        total = sum(one.recipe.epochs for one in trainings) + len(evaluations)
-        with tqdm(total=total, desc="benchmark", unit="epoch", smoothing=0.05) as bar:
-            ticks = manager.Queue()
-            listener = threading.Thread(target=_listen, args=(ticks, bar), daemon=True)
-            listener.start()
-            try:
-                facts = _spread(pool, train, trainings, ticks, bar)
-                by_operator = _by_operator(trainings, facts)
-                done = _spread(pool, evaluate, evaluations, ticks, bar)
-            finally:  # the listener must end before its queue does
-                ticks.put(None)
-                listener.join()
-    runs: list[dict[str, Any]] = []
-    figures: dict[str, dict[str, bytes]] = {}
-    for one, (own, images) in zip(evaluations, done, strict=True):
-        trained = by_operator.get((one.case, one.kind), [])
-        runs += [_joined(run | {"in_slice": todo[one.case].is_in_slice}, trained) for run in own]
-        figures.setdefault(one.source.name, {}).update(images)
-    for name, images in figures.items():
-        images |= _comparison([run for run in runs if run["problem"] == name])
-    return runs, figures
+
+        def on_group(number: int, results: Mapping[int, Any]) -> None:
+            case = todo[number]
+            found[number], sketches = _joined_runs(case, [jobs[one].task for one in results], list(results.values()))
+            figures[case.source.name] = images = _figures(found[number], sketches)
+            for caption, image in images.items():
+                file = re.sub(r"[^a-z0-9.]+", "-", f"{case.source.name} {caption}".lower())
+                environment.write_bytes(image, output / "figures" / f"{file}.png")
+            progress.say(f"\n{case.source.name}\n{report.terminal_table(report.brief_rows(found[number]))}")
+            to_come = [one.source.name for place, one in enumerate(todo) if place not in found]
+            if to_come:
+                written(_in_order(found), figures, to_come)
+                progress.say(f"so far: {(output / 'report.html').resolve().as_uri()}\n")
+
+        ticks = manager.Queue()
+        listener = threading.Thread(target=progress.listen, args=(ticks,), daemon=True)
+        listener.start()
+        try:
+            run(jobs, pool, workers=workers, ticks=ticks, on_job=lambda job, _: progress.finished(job.name), on_group=on_group)
+        finally:  # the listener must end before its queue does
+            ticks.put(None)
+            listener.join()
+    return _in_order(found), {case.source.name: figures[case.source.name] for case in todo}
+
+
+def _in_order(found: Mapping[int, Runs]) -> Runs:
+    return [run for number in sorted(found) for run in found[number]]
+
+
+def _joined_runs(case: Case, tasks: Sequence[Training | Evaluation], results: Sequence[Any]) -> tuple[Runs, list[Sketch]]:
+    """Runs of one problem with the facts of the trainings behind them, and what its figures need."""
+    both = sorted(zip(tasks, results, strict=True), key=lambda one: isinstance(one[0], Evaluation))
+    trainings = [(task, result) for task, result in both if isinstance(task, Training)]
+    by_operator = _by_operator([task for task, _ in trainings], [result for _, result in trainings])
+    order = [*(recipe.kind for recipe in case.operators), KERNEL, REGRESSION.kind]
+    evaluated = {task.kind: result for task, result in both if isinstance(task, Evaluation)}
+    runs: Runs = []
+    sketches: list[Sketch] = []
+    for kind in order:
+        own, sketched = evaluated[kind]
+        runs += [_joined(run | {"in_slice": case.is_in_slice}, by_operator.get(kind, [])) for run in own]
+        sketches += sketched
+    return runs, sketches
 
 
 def _longer(task: Training, case: Case, folder: Path) -> Training:
@@ -254,11 +291,11 @@ def _longer(task: Training, case: Case, folder: Path) -> Training:
     return replace(task, recipe=recipe, path=_kept(folder, case, recipe, task.member), is_longer=True)
 
 
-def _by_operator(trainings: Sequence[Training], facts: Sequence[dict[str, Any]]) -> dict[tuple[int, str], list[dict[str, Any]]]:
+def _by_operator(trainings: Sequence[Training], facts: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Facts of the members of each operator; what training twice as long brings stands with the first of them."""
-    found: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for one, fact in zip(trainings, facts, strict=True):
-        members = found.setdefault((one.case, one.recipe.kind), [])
+        members = found.setdefault(one.recipe.kind, [])
         if one.is_longer:
             members[0]["twice_as_long"] = fact["calibration_error"] / members[0]["calibration_error"]
         else:
@@ -273,11 +310,6 @@ def _kept(folder: Path, case: Case, recipe: Recipe, member: int) -> Path:
     return folder / f"{name}-{hashlib.sha256(said.encode()).hexdigest()[:12]}.safetensors"
 
 
-def _paths(trainings: Sequence[Training], case: int, kind: str) -> tuple[Path, ...]:
-    """Files of the members of an ensemble; what was trained for twice as long is none of them."""
-    return tuple(one.path for one in trainings if one.case == case and one.recipe.kind == kind and not one.is_longer)
-
-
 def _joined(run: dict[str, Any], trained: list[dict[str, Any]]) -> dict[str, Any]:
     """A run with the facts of the trainings behind it: of one operator, or of all members."""
     if not trained:
@@ -287,115 +319,23 @@ def _joined(run: dict[str, Any], trained: list[dict[str, Any]]) -> dict[str, Any
     return run | {"train": members[0] | {"seconds": sum(one["seconds"] for one in members), "resumed": resumed}}
 
 
-def _spread(pool: ProcessPoolExecutor, work: Callable[..., Any], todo: Sequence[Any], ticks: Any, bar: tqdm) -> list[Any]:
-    """Results in the order of the tasks; the largest grids begin, so that the workers end together."""
-    order = sorted(range(len(todo)), key=lambda number: -todo[number].source.points)
-    futures = {pool.submit(work, todo[number], ticks): number for number in order}
-    results: dict[int, Any] = {}
-    try:
-        for future in as_completed(futures):
-            number = futures[future]
-            results[number] = future.result()
-            what = todo[number].recipe.kind if isinstance(todo[number], Training) else todo[number].kind
-            bar.set_postfix_str(f"{todo[number].source.name}, {what}: done")
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    return [results[number] for number in range(len(todo))]
-
-
-def _listen(ticks: Any, bar: tqdm) -> None:
-    while ticks.get() is not None:
-        bar.update()
-
-
-def train(task: Training, ticks: Any) -> dict[str, Any]:
-    """Train one member and keep it in a file, unless this very one is there already; returns facts."""
-    torch.set_num_threads(1)
-    beside = task.path.with_suffix(".json")
-    if beside.exists() and not environment.commit().endswith(("-modified", "unknown")):
-        for _ in range(task.recipe.epochs):
-            ticks.put(1)
-        known: dict[str, Any] = json.loads(beside.read_text())
-        return known | {"resumed": True}
-    operator, facts, _ = task.recipe.train(task.source.train, seed=task.member, tick=lambda: ticks.put(1))
-    facts["calibration_error"] = _error(operator, task.source.calibration)
-    task.path.parent.mkdir(parents=True, exist_ok=True)
-    pn.save(operator, task.path)
-    environment.write_json(facts, beside)
-    return facts
-
-
-@torch.no_grad()
-def _error(operator: torch.nn.Module, pairs: pn.FieldPairs) -> float:
-    """Mean relative L2 error of an operator."""
-    where = None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid
-    predicted = operator.eval()(pairs.inputs.values, grid=pairs.inputs.grid, query=where)
-    return float(pn.metrics.relative_l2(pn.Field(predicted, pairs.outputs.grid), pairs.outputs).mean())
-
-
-def evaluate(task: Evaluation, ticks: Any) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """Fit every head of one operator, calibrate and score each; returns runs and figures."""
-    torch.set_num_threads(1)
-    source = task.source
-    pairs, places = source.train, source.places()
-    members = [pn.load(path) for path in task.members]
-    training: dict[str, Any] = {"pairs": len(pairs), "resolution": list(pairs.inputs.grid.shape)}
-    makers: dict[str, Callable[[], pn.distributions.Predictor]]
-    if task.kind == KERNEL:
-        makers = {"Gaussian process": lambda: pn.heads.KernelOperator().fit(None, pairs)}
-    elif task.kind == REGRESSION.kind:
-        operator, training, _ = REGRESSION.train(pairs, seed=0, tick=lambda: None)
-        makers = {"last-layer Laplace": lambda: pn.heads.LastLayerLaplace().fit(operator, pairs)}
-    else:
-        makers = {
-            "last-layer Laplace": lambda: pn.heads.LastLayerLaplace().fit(members[0], pairs),
-            ENSEMBLE: lambda: recipes.ensemble(members, pairs),
-        }
-    runs: list[dict[str, Any]] = []
-    figures: dict[str, bytes] = {}
-    for head, make in makers.items():
-        start = time.process_time()
-        run = {"problem": source.name, "operator": task.kind, "head": head, "seed": 0, "train": training}
-        try:
-            raw = make()
-            fitted: dict[str, Any] = {"seconds": time.process_time() - start}
-            if isinstance(raw, pn.heads.LastLayerPredictor):
-                fitted |= {"effective_observations": raw.effective_observations.tolist(), "log_evidence": raw.log_evidence}
-            more, evaluations, images = evaluation.evaluate(
-                raw,
-                source,
-                places,
-                compares_scales=task.kind == "FNO" and not runs,
-                draws_figures=task.kind in ("FNO", KERNEL),
-            )
-        except (ProbneuralError, RuntimeError) as error:  # must not cost the work on all others: the row says why
-            traceback.print_exc()
-            runs.append(run | {"head_fit": {"seconds": time.process_time() - start, "failed": str(error)}, "evaluations": []})
-            continue
-        if head == ENSEMBLE:
-            for one in evaluations:
-                one["member_errors"] = [_error(member, places[one["on"]]) for member in members]
-        figures |= {f"{task.kind}, {head}: {caption}": image for caption, image in images.items()}
-        runs.append(run | {"head_fit": fitted | more, "evaluations": evaluations})
-    ticks.put(1)
-    return runs, figures
-
-
-def _comparison(runs: Sequence[dict[str, Any]]) -> dict[str, bytes]:
-    """Figures over all runs of one problem: score against cost, and how training went."""
-    figures = {}
-    histories = {run["operator"]: run["train"]["history"] for run in runs if "history" in run["train"]}
+def _figures(runs: Runs, sketches: Sequence[Sketch]) -> dict[str, bytes]:
+    """Figures of one problem: its methods side by side, their honesty and cost, and how training went."""
+    points: dict[str, tuple[float, float]] = {}
+    densities: dict[str, float] = {}
+    for one in runs:
+        name = f"{one['operator']}, {one['head']}"
+        for evaluated in one["evaluations"][:1]:
+            scores = evaluated["scores"]
+            seconds = one["train"].get("seconds", 0.0) + one["head_fit"]["seconds"]
+            if isinstance(scores["crps"], float):
+                points[name] = (seconds, scores["crps"])
+            if isinstance(scores["joint_nll"], float):
+                densities[name] = scores["joint_nll"]
+    best = min(densities, key=densities.__getitem__, default=None)
+    figures = method_figures.drawn(sketches, best=best, cost=points)
+    histories = {one["operator"]: one["train"]["history"] for one in runs if "history" in one["train"]}
     for operator, losses in histories.items():
         history = pn.training.History(train=tuple(losses["train"]), validation=tuple(losses["validation"]), seconds=())
-        figures[f"training of the {operator}"] = pn.plots.png(pn.plots.training(history), dpi=120.0)
-    points = {}
-    for run in runs:
-        seconds = run["train"].get("seconds", 0.0) + run["head_fit"]["seconds"]
-        for one in run["evaluations"][:1]:
-            points[f"{run['operator']}, {run['head']}"] = (seconds, one["scores"]["crps"])
-    known = {name: point for name, point in points.items() if all(isinstance(number, float) for number in point)}
-    if known:
-        cost = pn.plots.cost(known, score="CRPS, lower is better", axis="training and fitting (s of one core)")
-        figures["score against cost"] = pn.plots.png(cost, dpi=120.0)
+        figures[f"training of the {operator}"] = pn.plots.png(pn.plots.training(history), dpi=110.0)
     return figures

@@ -51,6 +51,11 @@ class ProblemSource:
         return math.prod(self.resolution)
 
     @property
+    def dimension(self) -> int:
+        """Dimension of the training grid."""
+        return len(self.resolution)
+
+    @property
     def train(self) -> pn.FieldPairs:
         return self._sample(self.problem, "train", self.pairs, self.resolution)
 
@@ -114,6 +119,11 @@ class FileSource:
     def points(self) -> int:
         """Points of the training grid."""
         return self.train.inputs.grid.size
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the training grid."""
+        return self.train.inputs.grid.dimension
 
     @property
     def train(self) -> pn.FieldPairs:

@@ -10,7 +10,8 @@ import pytest
 import scipy.stats
 
 import probneural as pn
-from benchmarks import environment, exact, report, sources, tables
+from benchmarks import environment, evaluation, exact, exact_work, report, sources, tables
+from benchmarks.__main__ import FULL_RUN
 from probneural.calibration import conformal_scores
 from tests.calibration.synthetic import Synthetic, pairs
 
@@ -19,10 +20,10 @@ class Ticks:
     """Stands in for the queue between processes."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.cost = 0.0
 
-    def put(self, item: object) -> None:
-        self.count += 1
+    def put(self, cost: float) -> None:
+        self.cost += cost
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +32,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("members")
     case = exact.chosen("small", problem="Burgers, viscosity 0.1")[0]
     ticks = Ticks()
+    expected = 0.0
     found: list[dict[str, Any]] = []
     for recipe in case.operators:
         paths = tuple(folder / f"{recipe.kind}-{member}.safetensors" for member in range(exact.MEMBERS))
-        facts = [exact.train(exact.Training(0, case.source, recipe, member, path), ticks) for member, path in enumerate(paths)]
-        own, figures = exact.evaluate(exact.Evaluation(0, case.source, recipe.kind, paths), ticks)
-        assert len(figures) == (8 if recipe.kind == "FNO" else 0)
-        assert all(image.startswith(b"\x89PNG") for image in figures.values())
+        trainings = [exact.Training(0, case.source, recipe, member, path) for member, path in enumerate(paths)]
+        facts = [exact.train(training, ticks) for training in trainings]
+        asked = exact.Evaluation(0, case.source, recipe.kind, paths)
+        own, sketches = exact.evaluate(asked, ticks)
+        assert [sketch.name for sketch in sketches] == [
+            f"{recipe.kind}, {head}" for head in ("last-layer Laplace", exact.ENSEMBLE)
+        ]
+        expected += sum(training.cost for training in trainings) + asked.cost
         found += [exact._joined(run, facts) for run in own]
     for kind in (exact.KERNEL, exact.REGRESSION.kind):
-        found += exact.evaluate(exact.Evaluation(0, case.source, kind), ticks)[0]
-    assert ticks.count == 2 * exact.MEMBERS * 2 + 4  # two epochs of every member, and four evaluations
+        asked = exact.Evaluation(0, case.source, kind)
+        found += exact.evaluate(asked, ticks)[0]
+        expected += asked.cost
+    assert ticks.cost == pytest.approx(expected)  # a bar that counts it ends at its end
     return found
 
 
@@ -61,10 +69,10 @@ def test_every_operator_meets_its_heads(runs: list[dict[str, Any]]) -> None:
 
 def test_every_place_is_scored(runs: list[dict[str, Any]]) -> None:
     for facts in runs:
-        places = [evaluation["on"] for evaluation in facts["evaluations"]]
+        places = [one["on"] for one in facts["evaluations"]]
         assert places == ["in distribution", "finer grid", "amplitude", "roughness"]
-        for evaluation in facts["evaluations"]:
-            numbers = [value for value in evaluation["scores"].values() if isinstance(value, float)]
+        for one in facts["evaluations"]:
+            numbers = [value for value in one["scores"].values() if isinstance(value, float)]
             assert len(numbers) >= 8
             assert all(map(math.isfinite, numbers))
 
@@ -117,10 +125,14 @@ def test_training_twice_as_long(tmp_path: Path) -> None:
     longer = exact._longer(task, case, tmp_path)
     assert longer.recipe.epochs == 2 * task.recipe.epochs
     assert longer.path != task.path
-    assert exact._paths([task, longer], 0, task.recipe.kind) == (task.path,)  # no member of the ensemble
+    jobs = exact._jobs([case], tmp_path, mode="full", asked=exact.FULL)
+    (evaluation,) = (job.task for job in jobs if isinstance(job.task, exact.Evaluation) and job.task.kind == task.recipe.kind)
+    assert longer.path in [job.task.path for job in jobs if isinstance(job.task, exact.Training)]
+    assert len(evaluation.members) == exact.MEMBERS
+    assert longer.path not in evaluation.members
     facts = [{"calibration_error": 0.5}, {"calibration_error": 0.4}, {"calibration_error": 0.25}]
     found = exact._by_operator([task, exact.replace(task, member=1), longer], facts)
-    assert found == {(0, task.recipe.kind): [{"calibration_error": 0.5, "twice_as_long": 0.5}, {"calibration_error": 0.4}]}
+    assert found == {task.recipe.kind: [{"calibration_error": 0.5, "twice_as_long": 0.5}, {"calibration_error": 0.4}]}
 
 
 def test_data_of_ones_own_go_the_same_road(tmp_path: Path) -> None:
@@ -137,8 +149,8 @@ def test_data_of_ones_own_go_the_same_road(tmp_path: Path) -> None:
     (run,), _ = exact.evaluate(exact.Evaluation(0, case.source, exact.REGRESSION.kind), Ticks())
     assert 0.0 <= run["evaluations"][0]["bands"]["coverage"] <= 1.0
     assert len(case.source.pool) == 10  # half of a fifth of the 96 that are no tests: scales were fitted on the other half
-    for evaluation in run["evaluations"]:
-        assert evaluation["scores"]["relative_l2"] > 0.0
+    for one in run["evaluations"]:
+        assert one["scores"]["relative_l2"] > 0.0
 
 
 def test_the_full_run_has_all_problems_and_the_default_run_a_slice() -> None:
@@ -203,7 +215,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     kept = task.path.read_bytes()
     ticks = Ticks()
     assert exact.train(task, ticks) == {**first, "resumed": True}
-    assert ticks.count == task.recipe.epochs
+    assert ticks.cost == pytest.approx(task.cost)
     assert task.path.read_bytes() == kept
     monkeypatch.setattr(environment, "commit", lambda: "ba9876543210")
     assert tiny_training(tmp_path).path != task.path
@@ -217,11 +229,11 @@ def test_a_head_that_fails_costs_its_own_row(tmp_path: Path, monkeypatch: pytest
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("not enough memory")
 
-    monkeypatch.setattr(exact.evaluation, "evaluate", fail)
+    monkeypatch.setattr(evaluation, "evaluate", fail)
     task = tiny_training(tmp_path)
-    runs, figures = exact.evaluate(exact.Evaluation(0, task.source, "linear regression"), Ticks())
+    runs, sketches = exact.evaluate(exact.Evaluation(0, task.source, "linear regression"), Ticks())
     assert [run["head_fit"]["failed"] for run in runs] == ["not enough memory"]
-    assert (runs[0]["evaluations"], figures) == ([], {})
+    assert (runs[0]["evaluations"], sketches) == ([], [])
 
 
 def test_data_are_known_by_their_numbers(tmp_path: Path) -> None:
@@ -241,3 +253,67 @@ def test_a_score_of_all_heads_stands_side_by_side() -> None:
     assert [line.split("|")[1].strip() for line in lines[3 : 3 + len(problems)]] == list(problems)
     (first,) = (one for one in results["runs"][0]["evaluations"] if one["on"] == "finer grid")
     assert lines[3].split("|")[3].strip() == report.shown(first["scores"]["relative_l2"])
+
+
+def test_the_default_run_asks_less_of_the_same_trainings() -> None:
+    """So that the full run goes on from them, and a row that both have comes from the same operator."""
+    folder = Path("operators")
+    full = exact._jobs(exact.chosen("full"), folder, mode="full", asked=exact.extent("full"))
+    quick = exact._jobs(exact.chosen("default"), folder, mode="default", asked=exact.extent("default"))
+    paths = [{job.task.path for job in jobs if isinstance(job.task, exact.Training)} for jobs in (full, quick)]
+    assert paths[1] < paths[0]
+    by_kind = {job.task.kind: job.task for job in quick if isinstance(job.task, exact.Evaluation) and job.group == 0}
+    assert {kind: len(task.members) for kind, task in by_kind.items()} == {
+        "FNO": exact.MEMBERS,
+        "DeepONet": 1,
+        exact.KERNEL: 0,
+        exact.REGRESSION.kind: 0,
+    }
+    places = list(exact_work._chosen_places(by_kind["FNO"]))
+    assert places == ["in distribution", "finer grid", "amplitude"]
+    assert sum(job.cost for job in quick) < 0.3 * sum(job.cost for job in full)
+
+
+def test_evaluations_wait_for_their_operators() -> None:
+    jobs = exact._jobs(exact.chosen("default"), Path("operators"), mode="default", asked=exact.extent("default"))
+    for number, job in enumerate(jobs):
+        assert all(need < number and jobs[need].group == job.group for need in job.needs)
+        if isinstance(job.task, exact.Evaluation):
+            assert tuple(jobs[need].task.path for need in job.needs) == job.task.members
+
+
+@pytest.mark.slow
+def test_a_run_writes_its_files_and_ends_in_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two = "Burgers, viscosity 0.1", "Darcy 1-D"
+    written: list[list[str]] = []
+    chosen, write_report = exact.chosen("small"), report.write_report
+
+    def noted(results: dict[str, Any], figures: dict[str, dict[str, bytes]], path: Path) -> None:
+        written.append(results.get("to_come", []))
+        write_report(results, figures, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "chosen", lambda *_, **__: [case for case in chosen if case.source.name in two])
+        patch.setattr(report, "write_report", noted)
+        results = exact.main(mode="small", output=tmp_path, workers=2)
+    assert written == [[two[1]], []]  # after the first problem, and in the end
+    assert json.loads((tmp_path / "results.json").read_text())["runs"] == environment._plain(results["runs"])
+    assert [run["problem"] for run in results["runs"]] == [name for name in two for _ in range(6)]
+    assert "to_come" not in results
+    assert len(list((tmp_path / "figures").iterdir())) == 12  # one function, side by side, honesty, cost, two trainings
+    output, log = capsys.readouterr()
+    tables, _, summary = output.rpartition("\n\n" + " " * 20)
+    assert [tables.index(f"\n{name}\n") for name in two] == sorted(tables.index(f"\n{name}\n") for name in two)
+    assert len(summary.splitlines()) <= 25
+    assert summary.splitlines()[-1].endswith("/report.html")
+    assert "\r" not in log
+    assert len(log.splitlines()) == 2 * (2 * exact.MEMBERS + 4)
+    assert log.splitlines()[-1].startswith("100 %")
+
+
+def test_the_full_run_is_described_in_the_same_words() -> None:
+    words = "all ten problems, every ensemble and shift, and"
+    root = Path(exact.__file__).parent.parent
+    assert words in FULL_RUN
+    for document in ("Makefile", "docs/benchmarks.md"):
+        assert words in (root / document).read_text(encoding="utf-8"), document
