@@ -4,11 +4,10 @@ The quantity of interest is the mean state over a stretch of the domain, and bes
 functional and goes through draws. The arrays come from a solver here; yours may come from files.
 """
 
-import sys
-
 import probneural as pn
 
-small = "--small" in sys.argv
+EPOCHS = 60
+
 solver = pn.problems.Burgers(viscosity=0.02).sample(700, resolution=128, seed=0)
 inputs, outputs = solver.inputs.values.numpy(), solver.outputs.values.numpy()  # yours: (n, points) or (n, c, points)
 
@@ -17,7 +16,7 @@ train, rest = pairs.split(300, seed=0)
 calibration, test = rest.split(200, seed=0)
 
 operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=32, seed=0)
-pn.fit(operator, train, epochs=3 if small else 60, seed=0, show_progress=False)
+pn.fit(operator, train, epochs=EPOCHS, seed=0, show_progress=False)
 predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 predictor = pn.calibration.VarianceScale().fit(predictor, calibration)  # on functions that training has not seen
 
@@ -29,7 +28,7 @@ lower, upper = forecast.interval(0.9)  # (n, c, m) each: of every test function
 
 print(f"first forecast: {lower[0, 0, 0]:.4f} to {upper[0, 0, 0]:.4f}, truth {truth[0, 0, 0]:.4f}")
 print(f"{forecast.interval(0.9).contains(truth).double().mean():.0%} of {len(test)} means inside their 90 % interval")
-pn.plots.quantity(forecast, truth, level=0.9).savefig("harbour.png")
+pn.plots.quantity(forecast, truth, level=0.9).savefig("quantity_of_interest.png")
 
 peak = pn.functionals.maximum(grid)  # nonlinear: an empirical distribution of draws
 highest = u.apply_by_draws(peak, draws=1024, seed=0)
