@@ -61,15 +61,3 @@ def test_more_axes_must_be_told_from_channels(tmp_path: Path, shape: tuple[int, 
 
 def test_what_benchmarks_write_is_ignored_by_git() -> None:
     assert f"/{LOCAL.relative_to(ROOT)}/" in (ROOT / ".gitignore").read_text().splitlines()
-
-
-def test_the_full_benchmark_is_described_as_what_it_is() -> None:
-    """All problems, by the same seeds as the default run."""
-    assert len(exact.chosen("full")) == 10
-    for file, sentence in (
-        ("Makefile", "bench-full: venv  ## The main benchmark on all ten problems"),
-        ("docs/benchmarks.md", "`make bench-full` takes all ten"),
-        ("benchmarks/__main__.py", "all ten problems (what `make bench-full` runs)"),
-    ):
-        assert sentence in (ROOT / file).read_text()
-        assert "three seeds" not in (ROOT / file).read_text()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from pathlib import Path
@@ -11,7 +12,7 @@ import scipy.stats
 
 import probneural as pn
 from benchmarks import environment, evaluation, exact, exact_work, report, sources, tables
-from benchmarks.__main__ import FULL_RUN
+from benchmarks.__main__ import COMMANDS, parser
 from probneural.calibration import conformal_scores
 from tests.calibration.synthetic import Synthetic, pairs
 
@@ -314,6 +315,17 @@ def test_a_run_writes_its_files_and_ends_in_a_summary(tmp_path: Path, capsys: py
 def test_the_full_run_is_described_in_the_same_words() -> None:
     words = "all ten problems, every ensemble and shift, and"
     root = Path(exact.__file__).parent.parent
-    assert words in FULL_RUN
+    assert len(exact.chosen("full")) == 10
+    assert words in (COMMANDS["exact"].full or "")
     for document in ("Makefile", "docs/benchmarks.md"):
         assert words in (root / document).read_text(encoding="utf-8"), document
+        assert "three seeds" not in (root / document).read_text(encoding="utf-8"), document
+
+
+def test_every_benchmark_takes_what_the_command_line_gives_it() -> None:
+    for name, command in COMMANDS.items():
+        given = vars(parser().parse_args([name]))
+        del given["name"]
+        inspect.signature(command.run).bind(**given)
+        if command.check is not None:
+            command.check(given)
