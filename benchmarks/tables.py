@@ -63,14 +63,14 @@ def _table(match: re.Match[str]) -> str:
     results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     if "modified" in results["commit"]:
         raise ValueError(f"{name}.json comes from a modified checkout ({results['commit']}): commit, run again, copy it anew")
-    if section is None or section in PIVOTS or section in LAYOUTS:
+    if "sections" in results:
+        rows = results["sections"][section]
+    else:
         chosen = {**results, "runs": [run for run in results["runs"] if not default or run["in_slice"]]}
         rows = LAYOUTS.get(section, report.rows)(chosen) if section not in PIVOTS else report.rows(chosen, is_brief=False)
         rows = [row for row in rows if place is None or row.get("on", place) == place]
         if section in PIVOTS:
             rows = report.side_by_side(rows, PIVOTS[section])
-    else:
-        rows = results["sections"][section]
     facts = results["machine"]
     source = (
         f"`{results['command']}` on {facts['cores']} cores ({facts['processor']}), torch {results['versions']['torch']}, "
