@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import xarray
 
     from probneural.distributions.empirical import EmpiricalField
+
+Distribution = TypeVar("Distribution", bound="FieldDistribution")
 
 
 class FieldDistribution(ABC):
@@ -222,7 +224,7 @@ class FieldDistribution(ABC):
 
         return dataset(self, self.to_numpy(level, noise=noise), level=level)
 
-    def _with_labels(self, labels: tuple[str, ...] | None) -> Self:
+    def _with_labels(self: Distribution, labels: tuple[str, ...] | None) -> Distribution:
         """This very distribution, just made, with names of its numbers."""
         self.labels = labels
         return self
