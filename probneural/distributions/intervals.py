@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64
@@ -43,7 +43,7 @@ class Interval(NamedTuple):
         """Upper minus lower end, `(n, c, *grid)`, in physical units."""
         return self.upper - self.lower
 
-    def contains(self, values: Tensor | Field) -> Bool[Tensor, "n c *grid"]:
+    def contains(self, values: Tensor | Field | Sequence[Any]) -> Bool[Tensor, "n c *grid"]:
         """Which values lie inside, ends included; one that is NaN does not.
 
         Args:

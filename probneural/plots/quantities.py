@@ -18,7 +18,6 @@ from torch import Tensor
 
 from probneural.checks import check_choice, check_finite, check_instance, real_tensor
 from probneural.distributions.base import FieldDistribution, check_values, index_grid, noise_variance
-from probneural.distributions.intervals import Interval
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field
 from probneural.functionals.base import check_labels
@@ -108,12 +107,12 @@ def quantity(
 
 @dataclass(frozen=True, kw_only=True)
 class _Series:
-    """Intervals to draw, and what they and the dots are called; tensors are `(n, m)`."""
+    """Intervals to draw, and what they and the dots are called; tensors are `(n, m)`, or `(n,)` or `(m,)` of a row."""
 
-    mean: Float64[Tensor, "n m"]
-    lower: Float64[Tensor, "n m"]
-    upper: Float64[Tensor, "n m"]
-    truth: Float64[Tensor, "n m"] | None
+    mean: Float64[Tensor, "*numbers"]
+    lower: Float64[Tensor, "*numbers"]
+    upper: Float64[Tensor, "*numbers"]
+    truth: Float64[Tensor, "*numbers"] | None
     level: float
     dots: str
 
@@ -130,7 +129,7 @@ class _Series:
     def inside(self) -> Tensor:
         """Which dots lie in their interval."""
         assert self.truth is not None
-        return Interval(self.lower, self.upper).contains(self.truth)
+        return (self.lower <= self.truth) & (self.truth <= self.upper)
 
 
 def _checked_truth(truth: object, u: FieldDistribution) -> Float64[Tensor, "n c m"]:
