@@ -55,9 +55,11 @@ def test_no_worker_idles_while_another_group_has_work() -> None:
     def together(task: str, ticks: Any) -> None:
         barrier.wait()  # passes only if both run at the same time
 
+    ended: list[str] = []
     several = [Job("first", together, "", 0, 1.0), Job("second", together, "", 1, 1.0)]
     with ThreadPoolExecutor(2) as pool:
-        run(several, pool, workers=2, ticks=None, on_job=lambda *_: None, on_group=lambda *_: None)
+        run(several, pool, workers=2, ticks=None, on_job=lambda job, _: ended.append(job.name), on_group=lambda *_: None)
+    assert sorted(ended) == ["first", "second"]
 
 
 def test_a_failure_ends_the_run() -> None:
