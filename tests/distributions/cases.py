@@ -203,6 +203,7 @@ GAUSSIAN_CASES = [
     gaussian("features, one input", shared_features, "1-D", 5, inputs=1),
     gaussian("features, float32", shared_features, "scattered", 8, channels=2, dtype=SINGLE),
     gaussian("features per input", own_features, "2-D", 6, channels=2),
+    gaussian("features per input, high rank", own_features, "2-D", 11, channels=2),
     gaussian("features, composed", shared_features, "1-D", 8, composed_with_one),
     gaussian("features, composed per input", shared_features, "2-D", 8, composed_with_own, channels=2),
     gaussian("features, scaled", shared_features, "2-D", 6, scaled, channels=2),

@@ -269,10 +269,24 @@ class FeatureRoot(Root):
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
         """Row sums of squares, formed for a few inputs at a time."""
-        inputs, channels, points, rank = self.shape
+        root = self._narrowed()
+        inputs, channels, points, rank = root.shape
         step = max(1, _CHUNK_ELEMENTS // max(1, channels * points * rank))
-        pieces = [self.select(slice(start, start + step)).dense().square().sum(-1) for start in range(0, inputs, step)]
+        pieces = [root.select(slice(start, start + step)).dense().square().sum(-1) for start in range(0, inputs, step)]
         return torch.cat(pieces) if pieces else self.features.new_zeros(0, channels, points)
+
+    def _narrowed(self) -> FeatureRoot:
+        """A root of each channel's own covariance with no more latents than features, or this root if that costs more.
+
+        A channel's factor L and the triangle R of the QR decomposition of its transpose have the same L L^T = R^T R. The
+        channels' joint covariance is lost. Gradients do not pass, since the derivative of a QR decomposition needs full rank.
+        """
+        _, _, points, rank = self.shape
+        features = self.features.shape[2]
+        shared = self.factor.shape[0] == 1
+        if rank <= features or self.factor.requires_grad or not (shared or points > features):
+            return self
+        return FeatureRoot(self.features, torch.linalg.qr(self.factor.mT, mode="r").R.mT)
 
     def push(self, functional: Functional) -> Root:
         """Apply the functional to each feature."""

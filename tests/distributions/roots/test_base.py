@@ -104,6 +104,19 @@ class TestEveryRoot:
             assert (type(result), result.dtype, result.device) == (type(root), root.dtype, root.device)
 
 
+def test_row_squares_of_a_wide_factor_have_gradients() -> None:
+    """Though narrowing it by a QR decomposition would have none where the factor lacks full rank."""
+    features, factor = normal("features", 2, 6, 4), normal("wide", 1, 3, 4, 12)
+    factor[:, 1] = 0.0
+    factor[:, 2, :, 4:] = 0.0
+    squares = FeatureRoot(features, factor).row_squares()
+    factor.requires_grad_()
+    watched = FeatureRoot(features, factor).row_squares()
+    assert_close(watched.detach(), squares, 1e-12)
+    (gradient,) = torch.autograd.grad(watched.sum(), factor)
+    assert_close(gradient, 2 * torch.einsum("npf,npg,cgk->cfk", features, features, factor.detach()[0])[None], 1e-12)
+
+
 @pytest.mark.bad_input
 class TestBadRoots:
     ROOTS = (DenseRoot(torch.ones(2, 1, 6, 3)), FeatureRoot(torch.ones(2, 6, 4), torch.ones(1, 1, 4, 3)))
