@@ -56,7 +56,7 @@ bad-input: venv  ## Tests of error messages, which the run-time checks would pre
 doctests: venv  ## The examples in docstrings
 	$(BIN)/python -m pytest -q --doctest-modules probneural
 
-bench: venv  ## The main benchmark on five problems, in minutes: tables and an HTML report
+bench: venv  ## The main benchmark on four problems, in minutes: tables and an HTML report
 	$(BIN)/python -m benchmarks exact
 
 bench-full: venv  ## The same on all ten problems, every ensemble and shift, and what training twice as long brings: over an hour

@@ -72,10 +72,10 @@ def cases() -> list[Case]:
         line(problems.Burgers(viscosity=0.1), 64),
         line(problems.Burgers(viscosity=0.01), 64, rate=3e-3),
         line(problems.Darcy1D(), 65, rate=3e-3, **walls),
-        line(problems.VariableSpeedAdvection(), 64),
         square(problems.ShallowWater(), 32),
     ]
     further = [
+        line(problems.VariableSpeedAdvection(), 64),
         line(problems.Antiderivative(equation="logistic"), 65, rate=3e-3, **walls),
         square(problems.Heat(dimension=2), 32),
         square(problems.Helmholtz(), 33, **walls),
@@ -280,7 +280,7 @@ def _joined_runs(case: Case, tasks: Sequence[Training | Evaluation], results: Se
     sketches: list[Sketch] = []
     for kind in order:
         own, sketched = evaluated[kind]
-        runs += [_joined(run | {"in_slice": case.is_in_slice}, by_operator.get(kind, [])) for run in own]
+        runs += [_joined(run, by_operator.get(kind, [])) for run in own]
         sketches += sketched
     return runs, sketches
 

@@ -29,6 +29,8 @@ POINT = {"FNO": 6.5e-6, "DeepONet": 4.5e-6, "POD-DeepONet": 4.5e-6}
 """Seconds of one core that a point of a pair costs in an epoch, at width 32: measured once, and only their ratios matter."""
 WHOLE_VALUE = 1.5e-4
 """Seconds of one core that scores of whole functions cost per value."""
+RANKS = {"linear regression": 2.0}
+"""How many times that it costs where an operator's features are more than those of a network."""
 ASKED = 0.03
 """Seconds of one core per point of the training grid for calibration, bands and intervals."""
 
@@ -103,7 +105,7 @@ class Evaluation:
 
     def place_cost(self, points: int) -> float:
         """Expected seconds of one core for the scores of one place."""
-        return 0.2 + WHOLE_VALUE * points * self.extent.whole[self.source.dimension]
+        return 0.2 + RANKS.get(self.kind, 1.0) * WHOLE_VALUE * points * self.extent.whole[self.source.dimension]
 
 
 def train(task: Training, ticks: Any) -> dict[str, Any]:

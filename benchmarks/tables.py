@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environment, report, sections
+from benchmarks import environment, exact, report, sections
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("baselines.md", "benchmarks.md", "how-to/export.md", "laplace.md")
@@ -66,7 +66,8 @@ def _table(match: re.Match[str]) -> str:
     if "sections" in results:
         rows = results["sections"][section]
     else:
-        chosen = {**results, "runs": [run for run in results["runs"] if not default or run["in_slice"]]}
+        default_names = {case.source.name for case in exact.chosen("default")}
+        chosen = {**results, "runs": [run for run in results["runs"] if not default or run["problem"] in default_names]}
         rows = LAYOUTS.get(section, report.rows)(chosen) if section not in PIVOTS else report.rows(chosen, is_brief=False)
         rows = [row for row in rows if place is None or row.get("on", place) == place]
         if section in PIVOTS:

@@ -23,12 +23,14 @@ from probneural import (
     linear_algebra,
     metrics,
     operators,
+    pairs,
     problems,
     storage,
     training,
 )
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from probneural.storage import load, save
 from probneural.training import fit
 
@@ -56,6 +58,7 @@ __all__ = [
     "load",
     "metrics",
     "operators",
+    "pairs",
     "problems",
     "save",
     "storage",

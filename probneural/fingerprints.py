@@ -29,3 +29,18 @@ def row_fingerprints(*tensors: Tensor) -> Int64[Tensor, " n"]:
             total.update(part.numpy().tobytes())
         rows.append(int.from_bytes(total.digest(), "little", signed=True))
     return torch.tensor(rows, dtype=torch.int64, device="cpu")
+
+
+def fingerprint_of(*tensors: Tensor) -> str:
+    """A content hash of tensors, shapes and dtypes included, 64 hexadecimal digits.
+
+    Examples:
+        >>> fingerprint_of(torch.zeros(2)) == fingerprint_of(torch.zeros(2, 1))
+        False
+    """
+    total = hashlib.sha256()
+    for tensor in tensors:
+        array = tensor.detach().cpu().contiguous()
+        total.update(repr((tuple(array.shape), array.dtype)).encode())
+        total.update(array.numpy().tobytes())
+    return total.hexdigest()

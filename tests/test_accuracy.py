@@ -7,7 +7,8 @@ import torch
 
 import probneural as pn
 from benchmarks import published
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
+from probneural.pairs import FieldPairs
 
 BURGERS = pn.problems.Burgers(viscosity=0.1)
 

@@ -11,8 +11,9 @@ from safetensors.numpy import save_file
 
 from benchmarks.data import read
 from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError, ShapeError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 
 A = np.arange(24.0).reshape(4, 6)
 U = np.arange(48.0).reshape(4, 2, 6)

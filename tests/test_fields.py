@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.fields import Field, FieldPairs, evaluate, takes_grid
+from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid, resample
+from probneural.pairs import FieldPairs
 from tests.helpers import BandLimited, normal, scattered
 
 FIVE = Field(torch.arange(5.0)[:, None, None].expand(5, 2, 4), Grid.uniform(4))

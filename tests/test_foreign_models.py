@@ -15,8 +15,9 @@ from torch import Tensor, nn
 import probneural as pn
 from probneural.distributions import Predictor
 from probneural.errors import DataError, OperatorError, ProbneuralError, ShapeError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from probneural.randomness import stream_seed
 from tests.foreign import ForeignFNO, build
 

@@ -18,8 +18,9 @@ from torch import Tensor
 import probneural as pn
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
 from probneural.errors import ConvergenceWarning, ProbneuralError
-from probneural.fields import Field, FieldPairs, power_of_two
+from probneural.fields import Field, power_of_two
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from tests.helpers import normal
 
 GRID = Grid.uniform((16,))

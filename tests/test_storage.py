@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from probneural.calibration import VarianceScale
 from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
 from probneural.errors import ArgumentError, FileError, UnsupportedError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads import Laplace
 from probneural.operators import FNO, Operator
+from probneural.pairs import FieldPairs
 from probneural.storage import load, save
 from probneural.training import files, fit
 from tests.calibration.synthetic import scaled_by

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import probneural as pn
 from probneural.distributions import GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
+from probneural.pairs import FieldPairs
 
 pytestmark = pytest.mark.bad_input
 KINDS = (ArgumentError, DataError, GridError, LatentError, ShapeError)

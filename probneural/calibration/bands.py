@@ -21,9 +21,10 @@ from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError, GridError
-from probneural.fields import Field, FieldPairs, check_field
+from probneural.fields import Field, check_field
 from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 
 
 @dataclass(frozen=True)

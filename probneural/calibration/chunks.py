@@ -13,8 +13,9 @@ from probneural.checks import check_finite, check_instance, check_squares
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ShapeError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 
 CHUNK_VALUES = 2**18
 """Output values predicted at once; heads keep up to some hundred numbers for each."""

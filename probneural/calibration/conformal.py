@@ -16,8 +16,8 @@ from probneural.checks import check_choice, check_real
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError
-from probneural.fields import FieldPairs
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 
 Modulation = Literal["std", "constant"]
 FLOOR = 0.1

@@ -20,9 +20,10 @@ from probneural.distributions.predictor import Predictor
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import CalibrationError, ShapeError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 
 _ROUNDING = 8.0
 """Units in the last place, of a function's largest value, up to which errors and deviations count as none (as in metrics)."""

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from probneural.checks import cast, check_scale, check_variances, real_tensor
 from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.fields import Field, FieldPairs, check_pairs
+from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs, check_pairs
 
 
 def output_units(outputs: Field) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:

@@ -24,7 +24,7 @@ from probneural.curvature.products.functions import (
 from probneural.curvature.products.linearisation import Linearisation, gauss_newton_term
 from probneural.curvature.rows import GaussNewtonRows
 from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.layer_evidence import LayeredEvidence
 from probneural.heads.residuals import (
@@ -35,6 +35,7 @@ from probneural.heads.residuals import (
     output_units,
     training_pairs,
 )
+from probneural.pairs import FieldPairs
 
 _BATCH_POINTS = 2**16
 """Grid points evaluated at once."""

@@ -10,9 +10,9 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.fields import FieldPairs
 from probneural.grids import Grid
 from probneural.operators.layers.normalizer import ChannelNormalizer
+from probneural.pairs import FieldPairs
 from probneural.randomness import seeded
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from probneural.checks import check_choice, check_instance, check_integer
 from probneural.contexts import outside_of_export
 from probneural.errors import GridError, ShapeError
-from probneural.fields import FieldPairs
 from probneural.grids import Grid, check_grid
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_where
@@ -20,6 +19,7 @@ from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import MLP, HiddenLayers
+from probneural.pairs import FieldPairs
 
 Coupling = Literal["independent", "split_branch", "split_trunk", "split_both"]
 """What output channels share; see `DeepONet`."""

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_choice, check_flag, check_integer
-from probneural.fields import FieldPairs
 from probneural.grids import Grid, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_carries, check_input, check_modes, check_where
@@ -26,6 +25,7 @@ from probneural.operators.layers import (
     position_channels,
     position_embedding,
 )
+from probneural.pairs import FieldPairs
 
 
 class FNO(Operator):

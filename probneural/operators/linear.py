@@ -7,11 +7,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import cast, check_integer, check_scale
-from probneural.fields import FieldPairs, check_pairs, power_of_two
+from probneural.fields import power_of_two
 from probneural.grids import Grid, check_grid, resample
 from probneural.operators.base import Operator
 from probneural.operators.checks import check_input, check_where
 from probneural.operators.layers import PointwiseLinear
+from probneural.pairs import FieldPairs, check_pairs
 
 
 class LinearRegression(Operator):

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from probneural.checks import check_finite, check_integer
 from probneural.errors import ArgumentError, DataError
-from probneural.fields import FieldPairs
 from probneural.grids import Grid, check_grid, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_where
@@ -16,6 +15,7 @@ from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import HiddenLayers
+from probneural.pairs import FieldPairs
 
 _LAYERS = HiddenLayers()
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from probneural.checks import check_finite, check_floating, check_integer
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
-from probneural.fields import Field, FieldPairs, check_field
+from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid, per_axis
+from probneural.pairs import FieldPairs
 from probneural.problems.input_distributions import InputDistribution
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.threads import jvp

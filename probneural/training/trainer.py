@@ -32,9 +32,10 @@ from probneural.checks import (
 )
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, ConvergenceWarning, FileError, TrainingError
-from probneural.fields import FieldPairs, check_pairs, evaluate
+from probneural.fields import evaluate
 from probneural.grids import Grid
 from probneural.operators import Operator
+from probneural.pairs import FieldPairs, check_pairs
 from probneural.randomness import check_seed, seeded, stream, stream_seed
 from probneural.training import atomic, checkpoints, files
 from probneural.training.devices import resolve_device

@@ -28,8 +28,9 @@ from probneural.active import (
 from probneural.active.simulation.result_files import function_key
 from probneural.active.simulation.store_files import RESULTS, SUFFIX
 from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from probneural.training.history import History
 
 GRID = Grid.uniform(8)

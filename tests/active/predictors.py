@@ -23,10 +23,11 @@ from probneural.distributions import (
     PredictorTraits,
 )
 from probneural.errors import ShapeError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.functionals import Functional, integral, sensors, stack
 from probneural.grids import Grid
 from probneural.heads import KernelOperator
+from probneural.pairs import FieldPairs
 
 DIMENSION = 2
 FEATURES = 9

@@ -12,8 +12,9 @@ from torch import Tensor
 
 import probneural as pn
 from probneural import active
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from tests.bad_input.world import (
     GRID,
     Good,

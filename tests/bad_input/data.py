@@ -7,8 +7,9 @@ import torch
 
 import probneural as pn
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid, interpolation_matrix, resample
+from probneural.pairs import FieldPairs
 from tests.bad_input.world import GRID, PLANE, SCATTERED, Case, burgers, normal, pairs, refused
 
 NAN = float("nan")

@@ -21,7 +21,8 @@ from probneural.errors import (
     ShapeError,
     UnsupportedError,
 )
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
+from probneural.pairs import FieldPairs
 from tests.bad_input.data import INF, NAN, NO_COUNT, NO_FLAG, NOT_POSITIVE
 from tests.bad_input.world import GRID, PLANE, SCATTERED, Case, fno, halve, normal, pairs, refused, trained
 

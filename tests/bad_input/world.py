@@ -11,9 +11,10 @@ from torch import Tensor
 
 import probneural as pn
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, Predictor
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from tests import helpers
 from tests.calibration.synthetic import changed
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from probneural.calibration import Decomposition, ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from tests.helpers import normal
 
 GRID = Grid.uniform((16,))

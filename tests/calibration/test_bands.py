@@ -8,8 +8,9 @@ import torch
 
 from probneural.calibration import BandField, SimultaneousBand, VarianceScale, conformal_scores
 from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from tests.calibration.synthetic import GRID, Members, Synthetic, pairs
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from probneural.calibration import ConformalScores, SimultaneousBand, chunks, conformal_scores
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from tests.calibration.synthetic import GRID, Members, Synthetic, pairs
 
 

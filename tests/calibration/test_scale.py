@@ -13,8 +13,9 @@ from probneural.calibration import Decomposition, SimultaneousBand, VarianceScal
 from probneural.calibration.scale import FRACTIONS
 from probneural.distributions import EmpiricalField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from tests.calibration.synthetic import GRID, Members, Synthetic, changed, pairs
 from tests.helpers import normal
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, GaussianField, Root
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.functionals import derivative, integral, sensors, stack
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from tests.distributions.cases import (
     EmpiricalCase,
     GaussianCase,

@@ -14,9 +14,10 @@ from probneural.calibration import VarianceScale
 from probneural.distributions import Predictor
 from probneural.errors import UnsupportedError
 from probneural.export.modules import moments
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
+from probneural.pairs import FieldPairs
 from tests.heads import cases
 from tests.test_storage_structure import sampled_last_layer, variational_last_layer
 

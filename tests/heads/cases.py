@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import (
     AnchoredEnsemble,
@@ -24,6 +24,7 @@ from probneural.heads import (
 )
 from probneural.heads.laplace.structures import STRUCTURES, Structure
 from probneural.operators import FNO, DeepONet, HiddenLayers, LinearRegression, PODDeepONet
+from probneural.pairs import FieldPairs
 from tests.helpers import generator
 
 

@@ -14,11 +14,12 @@ from scipy import stats
 from torch import Tensor, nn
 
 from probneural.distributions import GaussianField
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.functionals import sensors
 from probneural.grids import Grid
 from probneural.heads import Laplace, LastLayerLaplace
 from probneural.operators.layers import SpectralConv
+from probneural.pairs import FieldPairs
 from tests.heads.cases import structured
 
 MODES, POINTS, PAIRS, NOISE = 16, 64, 4, 0.05

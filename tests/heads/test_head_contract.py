@@ -10,11 +10,12 @@ from torch import Tensor
 
 from probneural.distributions import GaussianField
 from probneural.errors import DataError, ShapeError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
 from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.heads.laplace import laplace
 from probneural.heads.last_layer import laplace as last_layer
+from probneural.pairs import FieldPairs
 from tests.heads.cases import (
     ALL_HEADS,
     ALL_PAIRS,

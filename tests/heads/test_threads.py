@@ -21,9 +21,10 @@ from probneural.curvature import CurvatureProblem, ParameterVector, QuadratureGa
 from probneural.curvature.products.linearisation import Linearisation, gauss_newton_term
 from probneural.distributions import Predictor
 from probneural.errors import UnsupportedError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.heads import NUTS, BayesianLastLayer, KernelOperator, VariationalInference
 from probneural.heads.kernel.gaussian_processes import KERNELS, Covariance
+from probneural.pairs import FieldPairs
 from probneural.storage import load, save
 from probneural.training import fit as train
 from tests.heads.cases import ALL_HEADS, PERIODIC, _built, data_for, fields

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators import FNO, DeepONet, HiddenLayers, LinearRegression, Operator, PODDeepONet
+from probneural.pairs import FieldPairs
 from tests.helpers import generator
 
 

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
 from probneural.operators import DeepONet, HiddenLayers, LinearRegression
 from probneural.operators.layers.branch import SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import MLP
+from probneural.pairs import FieldPairs
 from probneural.problems import Burgers
 from probneural.storage import load, save
 from probneural.training import fit

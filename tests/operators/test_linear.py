@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from probneural.errors import ArgumentError, DataError, GridError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators import LinearRegression
+from probneural.pairs import FieldPairs
 from probneural.problems import GaussianRandomField, Heat
 from tests.helpers import normal
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.func import functional_call, jacrev, jvp, vmap
 
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
-from probneural.fields import Field, FieldPairs, evaluate, takes_grid
+from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression, Operator
 from probneural.operators.layers import ChannelNormalizer
+from probneural.pairs import FieldPairs
 from probneural.storage import load, save
 from tests.helpers import generator
 from tests.operators.cases import CASES, Case, cases, dtypes, smooth

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from probneural.errors import ArgumentError, DataError, GridError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.operators import HiddenLayers, PODDeepONet
+from probneural.pairs import FieldPairs
 from probneural.problems import Burgers
 from probneural.randomness import stream_seed
 from probneural.storage import load, save

@@ -9,9 +9,10 @@ import scipy.stats
 import torch
 
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.functionals import sensors
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from probneural.problems import SignalSeparation
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators import FNO
+from probneural.pairs import FieldPairs
 
 
 def data(count: int = 20, *, seed: int = 0, size: int = 16, dtype: torch.dtype = torch.float32) -> FieldPairs:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from probneural.errors import ArgumentError, DataError, FileError, TrainingError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression
+from probneural.pairs import FieldPairs
 from probneural.training import History, files, fit, trainer
 from tests import file_mutations
 from tests.training.cases import BUILDERS, Convolutional, built, data, same

@@ -20,7 +20,7 @@ from probneural.active.loop.settings import weights_of
 from probneural.calibration.chunks import predictions
 from probneural.distributions import Predictor
 from probneural.errors import TrainingError
-from probneural.fields import FieldPairs
+from probneural.pairs import FieldPairs
 from probneural.randomness import seeded, stream_seed
 from probneural.training.history import History
 from probneural.training.losses import relative_l2

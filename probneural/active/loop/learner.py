@@ -26,7 +26,8 @@ from probneural.active.simulation.workers import Simulator, kind_of
 from probneural.checks import check_integer, check_path
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, SimulationError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
+from probneural.pairs import FieldPairs
 from probneural.problems import Problem
 from probneural.randomness import stream, stream_seed
 

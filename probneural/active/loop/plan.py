@@ -12,7 +12,7 @@ from probneural.active.loop.schedule import Schedule, next_target
 from probneural.active.loop.settings import check
 from probneural.checks import assign, check_flag, check_integer
 from probneural.distributions import Predictor
-from probneural.fields import FieldPairs
+from probneural.pairs import FieldPairs
 from probneural.randomness import check_seed
 
 TrainFunction = Callable[..., object]

@@ -14,7 +14,8 @@ from probneural.active.loop.settings import digest, keys_of
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.workers import kind_of
 from probneural.errors import ArgumentError, DataError, FileError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
+from probneural.pairs import FieldPairs
 
 _RESTORE = "restore what is missing or ends in .broken in {}, or begin another store with a copy of its results"
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from probneural.active.simulation.result_files import function_key
 from probneural.active.simulation.store import ResultStore
 from probneural.errors import ArgumentError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
+from probneural.pairs import FieldPairs
 
 
 def check(holds: bool, expected: str, got: object) -> None:

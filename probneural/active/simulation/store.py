@@ -48,7 +48,8 @@ from probneural.active.simulation.store_files import (
 from probneural.active.simulation.store_index import Entry, StoreIndex
 from probneural.checks import check_path, check_real
 from probneural.errors import ArgumentError, DataError, FileError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
+from probneural.pairs import FieldPairs
 from probneural.training import atomic, schema
 from probneural.training.schema import JSON
 

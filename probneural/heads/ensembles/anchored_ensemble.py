@@ -16,11 +16,11 @@ from probneural.checks import assign, check_flag, check_instance, check_integer,
 from probneural.contexts import undisturbed
 from probneural.curvature.problem import CurvatureProblem, Minibatches
 from probneural.errors import ArgumentError, TrainingError
-from probneural.fields import FieldPairs
 from probneural.heads.ensembles.deep_ensemble import check_members
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.linear_algebra.conjugate_gradients import solve_truncated
+from probneural.pairs import FieldPairs
 from probneural.randomness import stream
 from probneural.threads import jvp
 

@@ -16,12 +16,13 @@ from probneural.checks import assign, check_flag, check_integer, check_module
 from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.heads.ensembles.members import MemberTask, State, TrainFunction, state_of, train_members
 from probneural.heads.ensembles.reinitialisation import Build, Initialisation, Reinitialise
 from probneural.heads.residuals import output_units, training_pairs
 from probneural.heads.weight_problem import residuals_of
 from probneural.heads.weight_samples import WeightSampledPredictor
+from probneural.pairs import FieldPairs
 from probneural.randomness import check_seed, stream_seed
 
 _NOISE_FLOOR = 1e-12

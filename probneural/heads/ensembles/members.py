@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from probneural.errors import TrainingError, UnsupportedError
-from probneural.fields import FieldPairs
 from probneural.heads.ensembles.reinitialisation import Initialisation
+from probneural.pairs import FieldPairs
 from probneural.randomness import seeded
 
 State = dict[str, Tensor]

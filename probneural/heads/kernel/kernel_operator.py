@@ -18,7 +18,7 @@ from probneural.distributions import EmpiricalField, GaussianField, Latent, Pred
 from probneural.distributions.latent import digest
 from probneural.distributions.predictor import FunctionDraw
 from probneural.errors import ArgumentError, DataError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.kernel.component_root import BlockCoordinates, ComponentRoot
 from probneural.heads.kernel.function_draws import Path
@@ -28,6 +28,7 @@ from probneural.heads.kernel.principal_components import PrincipalComponents, le
 from probneural.heads.kernel.search import Fitted, Search
 from probneural.heads.residuals import check_some, output_units, training_pairs
 from probneural.heads.weight_problem import residuals_of
+from probneural.pairs import FieldPairs
 from probneural.randomness import check_seed, stream
 from probneural.threads import copy_for_call
 

@@ -18,7 +18,7 @@ from probneural.distributions import DenseRoot, GaussianField, Latent, Predictor
 from probneural.distributions.latent import digest
 from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.laplace.structures import STRUCTURES, Kronecker, Structure
 from probneural.heads.laplace.updates import update
@@ -26,6 +26,7 @@ from probneural.heads.residuals import check_some
 from probneural.heads.weight_posterior import Hyperparameters, WeightPosterior
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import WeightSampledPredictor
+from probneural.pairs import FieldPairs
 from probneural.randomness import check_seed, stream
 from probneural.threads import copy_for_call
 

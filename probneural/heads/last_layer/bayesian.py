@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 from probneural.checks import assign, check_choice, check_flag, check_integer
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError
-from probneural.fields import FieldPairs
 from probneural.heads.last_layer.chain_diagnostics import chain_report
 from probneural.heads.last_layer.laplace import LastLayerLaplace, LastLayerPredictor
 from probneural.heads.last_layer.predictors import (
@@ -26,6 +25,7 @@ from probneural.heads.last_layer.predictors import (
     VariationalLastLayerPredictor,
 )
 from probneural.heads.last_layer.target import Target
+from probneural.pairs import FieldPairs
 from probneural.randomness import check_seed, seeded, stream
 from probneural.threads import GLOBAL_GENERATORS
 

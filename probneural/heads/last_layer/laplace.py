@@ -14,7 +14,7 @@ from probneural.contexts import undisturbed
 from probneural.distributions import FeatureRoot, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
 from probneural.errors import ShapeError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads.last_layer.readout import Readout, find_readout
 from probneural.heads.residuals import (
@@ -28,6 +28,7 @@ from probneural.heads.residuals import (
 )
 from probneural.heads.weight_posterior import weight_posterior
 from probneural.linear_algebra.conditioning import posterior_root
+from probneural.pairs import FieldPairs
 
 _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""

@@ -11,10 +11,10 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.errors import ArgumentError
-from probneural.fields import FieldPairs
 from probneural.heads.last_layer.laplace import LastLayerPredictor, statistics
 from probneural.heads.residuals import output_units, training_pairs
 from probneural.linear_algebra.principal_components import eigenpairs
+from probneural.pairs import FieldPairs
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,12 +15,13 @@ from probneural.active.botorch_models.conditioning import LatentPosterior, Measu
 from probneural.active.information.observation import observation_weights
 from probneural.distributions import FeatureRoot, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.functionals import MatrixFunctional, derivative, integral, sensors, stack
 from probneural.grids import Grid
 from probneural.heads import Full, Laplace, LastLayerLaplace, LowRank
 from probneural.linear_algebra.conditioning import condition_noisily
 from probneural.operators import FNO
+from probneural.pairs import FieldPairs
 from tests.active.predictors import (
     FINE_GRID,
     GAUSSIAN,

@@ -20,12 +20,13 @@ from probneural.active.information.observation import observation_weights
 from probneural.curvature.jacobian_root import JacobianRoot
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.functionals import integral, sensors
 from probneural.grids import Grid
 from probneural.heads import KernelOperator, Laplace, LastLayerLaplace, LowRank
 from probneural.heads.laplace import laplace as laplace_module
 from probneural.operators import FNO, LinearRegression
+from probneural.pairs import FieldPairs
 from probneural.problems import Burgers, Heat
 from tests.active.predictors import FINE_GRID, INPUT_GRID, FeaturePredictor, certain, dense_root, encode, feature_root, members
 

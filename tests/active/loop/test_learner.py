@@ -23,7 +23,8 @@ from probneural.active import (
     SimulationCounts,
 )
 from probneural.errors import DataError, SimulationError, TrainingError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
+from probneural.pairs import FieldPairs
 from probneural.randomness import seeded, stream, stream_seed
 from probneural.training.history import History
 from tests.active import loops

@@ -16,7 +16,8 @@ from probneural.active import (
     StochasticSelection,
 )
 from probneural.errors import ArgumentError, DataError, FileError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
+from probneural.pairs import FieldPairs
 from tests.active import loops
 from tests.active.loops import (
     GRID,

@@ -19,7 +19,8 @@ from probneural.active import (
 from probneural.active.loop.learner import WINDOW
 from probneural.active.simulation.worker_pools import WorkerPool
 from probneural.errors import SimulationError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
+from probneural.pairs import FieldPairs
 from tests.active import loops
 from tests.active.loops import (
     GRID,

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from benchmarks.gold import least_squares
 from probneural.distributions import EmpiricalField
 from probneural.errors import ArgumentError, ShapeError, TrainingError
-from probneural.fields import Field, FieldPairs
+from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads import AnchoredEnsemble, DeepEnsemble, LevenbergMarquardt
 from probneural.operators.layers import SpectralConv
+from probneural.pairs import FieldPairs
 from probneural.randomness import stream
 from tests.heads import test_closed_form_posteriors as gold
 from tests.heads.cases import fields, operator_case

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import probneural as pn
 from probneural.distributions import EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, ShapeError, TrainingError, UnsupportedError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
 from probneural.functionals import sensors
 from probneural.grids import Grid
 from probneural.heads import DeepEnsemble, WeightSampledPredictor
@@ -25,6 +25,7 @@ from probneural.heads.ensembles import members
 from probneural.heads.ensembles.members import MemberTask
 from probneural.heads.ensembles.reinitialisation import Initialisation
 from probneural.operators import FNO
+from probneural.pairs import FieldPairs
 from probneural.randomness import seeded, stream_seed
 from tests.heads.cases import ComplexSpectral, briefly, data_for, fields, fitted, operator_case, reinitialise, to_dtype
 from tests.helpers import generator

@@ -16,7 +16,7 @@ from probneural.active import OperatorModel
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.distributions import EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
 from probneural.functionals import integral, sensors
 from probneural.grids import Grid
 from probneural.heads import KernelOperator, KernelPredictor
@@ -35,6 +35,7 @@ from probneural.heads.kernel.principal_components import PrincipalComponents, le
 from probneural.heads.kernel.search import Search, minimise
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.metrics import score
+from probneural.pairs import FieldPairs
 from probneural.problems import Heat
 from probneural.storage import load, save
 from tests.heads.cases import ENDS, PERIODIC, PLANE, fields, operator_case

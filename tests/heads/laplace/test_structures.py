@@ -11,11 +11,12 @@ from torch import Tensor
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
 from probneural.distributions import EmpiricalField
 from probneural.errors import ArgumentError, EvidenceError, UnsupportedError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
 from probneural.functionals import integral, sensors, stack
 from probneural.grids import Grid
 from probneural.heads import Diagonal, Full, Iterative, Kronecker, Laplace, LowRank
 from probneural.heads.layer_evidence import LayeredEvidence
+from probneural.pairs import FieldPairs
 from tests.heads.cases import OperatorCase, fields, operator_case, structured
 from tests.heads.test_head_contract import close
 from tests.helpers import normal

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from probneural.errors import UnsupportedError
-from probneural.fields import FieldPairs
 from probneural.heads import Laplace, LastLayerLaplace, LowRank
 from probneural.heads.laplace import updates
+from probneural.pairs import FieldPairs
 from tests.heads.cases import OperatorCase, operator_case, structured
 from tests.heads.test_head_contract import close, own_output
 

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.distributions import EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, DataError, ReadoutError, ShapeError, UnsupportedError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import NUTS, BayesianLastLayer, ConvergenceWarning, LastLayerLaplace, VariationalInference
 from probneural.heads.last_layer.chain_diagnostics import chain_report, effective_size, split_r_hat
 from probneural.metrics import score
 from probneural.operators import FNO
+from probneural.pairs import FieldPairs
 from probneural.problems import Burgers
 from probneural.storage import load, save
 from probneural.training import fit

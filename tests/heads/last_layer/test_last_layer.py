@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from probneural.errors import EvidenceError, ReadoutError
-from probneural.fields import Field, FieldPairs, evaluate
+from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import Laplace, LastLayerLaplace
 from probneural.heads.last_layer.readout import find_readout
 from probneural.operators import FNO
+from probneural.pairs import FieldPairs
 from probneural.problems import Burgers
 from probneural.training import fit
 from tests.heads.cases import (

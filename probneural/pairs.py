@@ -1,0 +1,369 @@
+"""Data sets of pairs of fields: what they all are, and those in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probneural.arrays import check_fits, common_dtype, grid_of, read_xarray, to_array, to_tensor, with_channels
+from probneural.checks import check_finite, check_instance, check_integer
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.fields import Field, check_field, check_parts
+from probneural.fingerprints import fingerprint_of
+from probneural.grids import Grid, check_grid
+from probneural.randomness import stream
+
+if TYPE_CHECKING:
+    import xarray
+
+Rows = int | slice | Tensor | Sequence[int]
+"""Which functions: one number, a slice, integers, or truth values; negative numbers count from the end."""
+
+
+@runtime_checkable
+class FieldSource(Protocol):
+    """n functions on one grid that are read a few at a time: a `Field` in memory, or one side of a data set on disk."""
+
+    @property
+    def grid(self) -> Grid:
+        """Where all of them live."""
+
+    @property
+    def channels(self) -> int:
+        """Number of channels c."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32 or float64: of the fields that are read."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the fields that are read are put."""
+
+    def __len__(self) -> int:
+        """Number of functions n."""
+
+    def __getitem__(self, index: Rows, /) -> Field:
+        """Read some functions, in the order of the index; one integer keeps the batch axis.
+
+        Raises:
+            DataError: If a value that is read is not finite.
+        """
+
+    def to(self, target: torch.device | torch.dtype | str, /) -> FieldSource:
+        """The same functions, on another device or in another dtype when they are read."""
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """n pairs of functions that are read a few at a time: `FieldPairs` in memory, or a lazy source of `probneural.data`.
+
+    `fit`, heads, calibrators and `score_pairs` take any. They read rows and never ask for all at once.
+    """
+
+    @property
+    def inputs(self) -> FieldSource:
+        """The input functions."""
+
+    @property
+    def outputs(self) -> FieldSource:
+        """The output functions, as many; their grid may differ."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A short name that follows from the contents, or from a fixed sample of them where they are many."""
+
+    def __len__(self) -> int:
+        """Number of pairs n."""
+
+    def __getitem__(self, index: Rows, /) -> FieldPairs:
+        """Read some pairs into memory, in the order of the index."""
+
+    def subset(self, index: Rows, /) -> Dataset:
+        """Choose some pairs without reading them, in the order of the index."""
+
+    def split(self, count: int, *, seed: int) -> tuple[Dataset, Dataset]:
+        """Split at random into `count` pairs and the rest, without reading them."""
+
+    def to(self, target: torch.device | torch.dtype | str, /) -> Dataset:
+        """The same pairs, on another device or in another dtype when they are read."""
+
+    def detached(self) -> Dataset:
+        """The same pairs without a graph."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FieldPairs:
+    """A data set: n input functions and the n output functions they map to.
+
+    Args:
+        inputs: Input functions.
+        outputs: Output functions; their grid may differ from the inputs'.
+
+    Raises:
+        ShapeError: If the numbers of fields differ.
+        DataError: If a side is not a `Field`.
+
+    Examples:
+        >>> field = Field(torch.zeros(10, 1, 8), Grid.uniform((8,)))
+        >>> first, second = FieldPairs(field, field).split(7, seed=0)
+        >>> len(first), len(second)
+        (7, 3)
+    """
+
+    inputs: Field
+    outputs: Field
+
+    def __post_init__(self) -> None:
+        """Check that the two sides are fields, equally many."""
+        check_field(self.inputs, "inputs")
+        check_field(self.outputs, "outputs")
+        if len(self.inputs) != len(self.outputs):
+            raise ShapeError(
+                expected="as many output fields as input fields",
+                got=f"{len(self.inputs)} inputs and {len(self.outputs)} outputs",
+                remedy="pair them one to one",
+            )
+
+    @classmethod
+    def cat(cls, parts: Sequence[FieldPairs]) -> FieldPairs:
+        """Put data sets one after the other.
+
+        Args:
+            parts: Pairs whose inputs, and whose outputs, have one grid, channels, dtype and device; at least one.
+
+        Returns:
+            All their pairs, in order.
+
+        Raises:
+            DataError: If there is none, one is not a `FieldPairs`, or dtypes or devices differ.
+            GridError: If the grids differ.
+            ShapeError: If the numbers of channels differ.
+
+        Examples:
+            >>> field = Field(torch.zeros(3, 1, 8), Grid.uniform((8,)))
+            >>> pairs = FieldPairs(field, field)
+            >>> len(FieldPairs.cat([pairs, pairs[:2]]))
+            5
+        """
+        pairs = check_parts(parts, cls)
+        return cls(Field.cat([part.inputs for part in pairs]), Field.cat([part.outputs for part in pairs]))
+
+    @classmethod
+    def from_numpy(
+        cls,
+        inputs: NDArray[Any],
+        outputs: NDArray[Any],
+        *,
+        grid: Grid | None = None,
+        out_grid: Grid | None = None,
+        lengths: float | Sequence[float] | None = None,
+        periodic: bool | Sequence[bool] | None = None,
+        endpoint: bool | Sequence[bool] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> FieldPairs:
+        """Make pairs of arrays.
+
+        The number of grid axes d is the grid's, or the number of entries in `periodic`, `lengths` or `endpoint`. An array of
+        d + 1 axes is `(n, *grid)`, one channel; one of d + 2 axes is `(n, c, *grid)`. Where single numbers leave d open, only
+        `(n, points)` is accepted.
+
+        Args:
+            inputs: Input functions, real and finite, in physical units; integers become floating point numbers.
+            outputs: Output functions, likewise.
+            grid: Where the inputs live, and the outputs unless `out_grid` says otherwise. In its place, the next three.
+            out_grid: Where the outputs live.
+            lengths: Extent per axis, 1 by default.
+            periodic: Whether each axis is periodic.
+            endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
+            dtype: float32 or float64; by default float64 if either array is of it, else float32.
+
+        Returns:
+            Copies of the values, on the CPU. Without `grid`, outputs of another resolution share the inputs' domain.
+
+        Raises:
+            DataError: If values are complex, wider than 64 bits, no numbers, masked, NaN or infinite.
+            ShapeError: If a shape does not fit or is ambiguous, or the numbers of functions differ.
+            ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
+            GridError: If `grid` or `out_grid` is no Grid.
+
+        Examples:
+            >>> import numpy as np
+            >>> pairs = FieldPairs.from_numpy(np.zeros((10, 8)), np.zeros((10, 2, 8)), grid=Grid.uniform(8))
+            >>> pairs.inputs.channels, pairs.outputs.channels
+            (1, 2)
+        """
+        given = [
+            name for name, value in (("lengths", lengths), ("periodic", periodic), ("endpoint", endpoint)) if value is not None
+        ]
+        if grid is not None and given:
+            raise ArgumentError(expected="grid= alone", got=f"grid with {', '.join(given)}", remedy="the grid tells them")
+        kind = common_dtype(inputs, outputs) if dtype is None else dtype
+        for where, name in ((grid, "grid"), (out_grid, "out_grid")):
+            if where is not None:
+                check_grid(where, name)
+        sides = []
+        for values, where, name in ((inputs, grid, "inputs"), (outputs, out_grid or grid, "outputs")):
+            tensor = to_tensor(values, name, dtype=kind)
+            if where is None:
+                where = grid_of(tuple(tensor.shape), name, lengths=lengths, periodic=periodic, endpoint=endpoint)
+            tensor = with_channels(tensor, len(where.shape), name)
+            check_fits(tensor, where, name, "grid" if name == "inputs" else "out_grid")
+            sides.append(Field(tensor, where))
+        return cls(sides[0], sides[1])
+
+    @classmethod
+    def from_xarray(
+        cls,
+        inputs: xarray.DataArray | xarray.Dataset,
+        outputs: xarray.DataArray | xarray.Dataset | None = None,
+        *,
+        periodic: bool | Sequence[bool] | None = None,
+        lengths: float | Sequence[float] | None = None,
+        sample: str = "sample",
+        channel: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> FieldPairs:
+        """Make pairs of DataArrays, whose coordinates give the grid.
+
+        Dimensions other than `sample` and `channel` are space, in the array's order. Their coordinates must be ascending and
+        equispaced within 1e-4 of the spacing, checked in float64. A periodic axis extends one spacing beyond its last point;
+        another one ends there, unless `lengths` says that it, too, extends further.
+
+        Args:
+            inputs: Input functions: a DataArray, or a Dataset whose variables are the channels. Without `outputs`, a Dataset
+                with the variables "inputs" and "outputs", as `to_xarray` makes.
+            outputs: Output functions, likewise; matched to the inputs by position.
+            periodic: Whether each dimension of space is periodic: coordinates cannot tell. `to_xarray` records it.
+            lengths: Extent of each dimension of space, in the coordinates' units.
+            sample: The dimension of the n functions.
+            channel: The dimension of the channels, if there is one; "channel" by default.
+            dtype: float32 or float64; by default float64 if either side is of it, else float32.
+
+        Returns:
+            Copies of the values, on the CPU.
+
+        Raises:
+            DataError: If values are not real, finite numbers, or a side is of another type.
+            ShapeError: If a dimension is missing, or the numbers of functions differ.
+            GridError: If coordinates are missing, descending, not equispaced, or contradict `lengths`.
+            ArgumentError: If `periodic` is missing or does not fit, or `dtype` is another one.
+        """
+        if outputs is None:
+            names = {str(name) for name in getattr(inputs, "data_vars", ())}
+            if not {"inputs", "outputs"} <= names:
+                raise DataError(
+                    expected="a Dataset with variables 'inputs' and 'outputs', or two arguments",
+                    got=f"{type(inputs).__name__} with {sorted(names)}",
+                    remedy="pass dataset['a'], dataset['u']",
+                )
+            inputs, outputs = inputs["inputs"], inputs["outputs"]
+        options: dict[str, Any] = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
+        first, grid = read_xarray(inputs, "inputs", **options)
+        second, out_grid = read_xarray(outputs, "outputs", **options)
+        kind = common_dtype(first, second) if dtype is None else dtype
+        return cls(
+            Field(to_tensor(first, "inputs", dtype=kind), grid), Field(to_tensor(second, "outputs", dtype=kind), out_grid)
+        )
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Return a Dataset of the variables "inputs" and "outputs", which `from_xarray` reads back equal.
+
+        Dimensions are `sample`, `channel` and `x0`, `x1`, ...; where the sides differ, the outputs' begin with `output_`.
+
+        Raises:
+            GridError: If a grid is scattered.
+        """
+        import xarray
+
+        space = [f"x{number}" for number in range(len(self.inputs.grid.shape))]
+        out = [f"x{number}" for number in range(len(self.outputs.grid.shape))]
+        out = out if self.inputs.grid == self.outputs.grid else [f"output_{name}" for name in out]
+        channel = "channel" if self.inputs.channels == self.outputs.channels else "output_channel"
+        return xarray.Dataset(
+            {
+                "inputs": to_array(self.inputs.values, self.inputs.grid, sample="sample", channel="channel", space=space),
+                "outputs": to_array(self.outputs.values, self.outputs.grid, sample="sample", channel=channel, space=out),
+            }
+        )
+
+    def split(self, count: int, *, seed: int) -> tuple[FieldPairs, FieldPairs]:
+        """Split at random into `count` pairs and the rest.
+
+        Raises:
+            ArgumentError: If either part would be empty.
+        """
+        count = check_integer(count, "count", most=len(self) - 1)
+        order = torch.randperm(len(self), generator=stream(seed, "split"), device="cpu")
+        return self[order[:count]], self[order[count:]]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A content hash of values and grids, 64 hexadecimal digits."""
+        return fingerprint_of(
+            *(tensor for side in (self.inputs, self.outputs) for tensor in (side.values, side.grid.points, side.grid.weights))
+        )
+
+    def subset(self, index: Rows) -> FieldPairs:
+        """Select pairs: in memory, what `pairs[index]` does."""
+        return self[index]
+
+    def detached(self) -> FieldPairs:
+        """Return the pairs without their graph, as tensors that autograd takes."""
+        return FieldPairs(self.inputs.detached(), self.outputs.detached())
+
+    def to(self, target: torch.device | torch.dtype | str) -> FieldPairs:
+        """Return the pairs on another device or in another dtype."""
+        return FieldPairs(self.inputs.to(target), self.outputs.to(target))
+
+    def __len__(self) -> int:
+        """Number of pairs n."""
+        return len(self.inputs)
+
+    def __getitem__(self, index: Rows) -> FieldPairs:
+        """Select pairs, as in `Field`."""
+        return FieldPairs(self.inputs[index], self.outputs[index])
+
+    def __repr__(self) -> str:
+        """A short description."""
+        return f"FieldPairs({self.inputs!r} -> {self.outputs!r})"
+
+
+def check_pairs(pairs: object, name: str = "training", *, least: int = 1) -> FieldPairs:
+    """Return finite pairs in memory, so many at least, or raise a DataError."""
+    checked = check_instance(pairs, FieldPairs, f"{name} data", remedy="pair them: pn.FieldPairs(inputs, outputs)")
+    check_dataset(checked, name, least=least)
+    return checked
+
+
+def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Dataset:
+    """Return a data set of so many pairs at least, or raise a DataError; values in memory must be finite.
+
+    Lazy sources look at their values when they are read.
+    """
+    remedy = "pair them: pn.FieldPairs(inputs, outputs)"
+    checked: Dataset = check_instance(data, Dataset, f"{name} data", remedy=remedy)
+    if len(checked) < least:
+        raise DataError(expected=f"{least} or more {name} pairs", got=str(len(checked)), remedy="give more data")
+    if isinstance(checked, FieldPairs):
+        check_finite(checked.inputs.values, f"{name} inputs")
+        check_finite(checked.outputs.values, f"{name} outputs")
+    return checked
+
+
+def batches(data: Dataset, size: int) -> Iterator[FieldPairs]:
+    """Read a data set from its first pair to its last, `size` pairs at a time.
+
+    Examples:
+        >>> field = Field(torch.zeros(10, 1, 8), Grid.uniform((8,)))
+        >>> [len(batch) for batch in batches(FieldPairs(field, field), 4)]
+        [4, 4, 2]
+    """
+    for start in range(0, len(data), size):
+        yield data[start : min(start + size, len(data))]
