@@ -25,6 +25,7 @@ from probneural import (
     operators,
     pairs,
     problems,
+    processes,
     storage,
     training,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "operators",
     "pairs",
     "problems",
+    "processes",
     "save",
     "storage",
     "training",
