@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from probneural import (
     calibration,
     curvature,
+    data,
     distributions,
     errors,
     export,
@@ -48,6 +49,7 @@ __all__ = [
     "Grid",
     "calibration",
     "curvature",
+    "data",
     "distributions",
     "errors",
     "export",
