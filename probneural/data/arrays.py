@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from probneural.arrays import grid_of
-from probneural.checks import described
 from probneural.data.fields import Part
 from probneural.data.pairs import StoredPairs, stored_pairs
 from probneural.data.readers import ArrayReader, reader_of
 from probneural.data.variables import FUNCTION, TIME, Variable
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, ShapeError
 from probneural.grids import Grid, check_grid
 
 
@@ -65,11 +64,7 @@ def from_arrays(
         raise ArgumentError(expected="dtype float32 or float64", got=str(dtype), remedy="leave it out to keep the arrays' own")
     sides = []
     for array, where, name in ((inputs, grid, "inputs"), (outputs, out_grid or grid, "outputs")):
-        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-            raise DataError(expected=f"an array as {name}", got=described(array), remedy="convert it with np.asarray")
-        if isinstance(array, torch.Tensor):
-            array = array.detach().cpu().numpy()
-        reader = reader_of(array)
+        reader = reader_of(array, name)
         if where is None:
             where = _grid_with_channels(reader.shape, name, **given)
         sides.append((positional(reader, check_grid(where), name), where))

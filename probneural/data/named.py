@@ -62,7 +62,7 @@ def open_xarray(path: Path, engine: str) -> Any:
     xarray = require("xarray", "NetCDF files and zarr stores")
     if engine != "scipy":
         require(engine, "NetCDF files" if engine == "h5netcdf" else "zarr stores")
-    options = {"consolidated": None, "use_zarr_fill_value_as_mask": False} if engine == "zarr" else {}
+    options = {"consolidated": False, "use_zarr_fill_value_as_mask": False} if engine == "zarr" else {}
     try:
         return xarray.open_dataset(path, engine=engine, decode_times=False, cache=False, chunks=None, **options)
     except (OSError, ValueError, KeyError, TypeError) as error:

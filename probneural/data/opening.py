@@ -142,7 +142,7 @@ def _of_folder(path: Path, request: Request) -> Contents:
     if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray", ".zmetadata")):
         zarr = require("zarr", "zarr stores")
         group = zarr.open(path, mode="r")
-        arrays = dict(group.arrays()) if hasattr(group, "arrays") else {"values": group}
+        arrays = dict(sorted(group.arrays())) if hasattr(group, "arrays") else {"values": group}
         if arrays and all(_has_names(array) for array in arrays.values()):
             return named_contents(path, "zarr", request)
         return positional_contents(path, {name: SlicedReader(array) for name, array in arrays.items()}, request)

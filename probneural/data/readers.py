@@ -14,8 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from probneural.errors import FileError, UnsupportedError
+from probneural.checks import described
+from probneural.errors import DataError, FileError, UnsupportedError
 
 _LARGEST_BOX = 2**25
 """Bytes that a chunk may hold beside what is asked of it (32 MiB); of a larger one, runs of neighbours are read."""
@@ -124,6 +126,11 @@ class RawReader:
             self._opened = os.getpid(), FileIO(self.path)
         return self._opened[1]
 
+    def __del__(self) -> None:
+        """Close the file."""
+        if self._opened is not None:
+            self._opened[1].close()
+
     def __getstate__(self) -> dict[str, Any]:
         """All but the open file."""
         return self.__dict__ | {"_opened": None}
@@ -204,8 +211,16 @@ def npy_reader(path: Path) -> RawReader:
     return RawReader(path, array.shape, array.dtype, int(array.offset))
 
 
-def reader_of(array: Any) -> ArrayReader:
-    """How an array is read without being copied whole; a memory map by positions in its file."""
+def reader_of(array: Any, name: str) -> ArrayReader:
+    """How an array is read without being copied whole; a memory map by positions in its file.
+
+    Raises:
+        DataError: If it is no array.
+    """
+    if isinstance(array, Tensor):
+        array = array.detach().cpu().numpy()
+    if not all(hasattr(array, attribute) for attribute in ("shape", "dtype", "__getitem__")) or isinstance(array, type):
+        raise DataError(expected=f"an array as {name}", got=described(array), remedy="convert it with np.asarray")
     if type(array).__module__.startswith("h5py"):
         return HDF5Reader(Path(array.file.filename), array.name, array.shape, array.dtype, array.chunks or (1,) * array.ndim)
     if isinstance(array, np.memmap) and array.flags.c_contiguous and array.mode != "c":  # "c" keeps its changes to itself

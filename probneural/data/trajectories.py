@@ -96,7 +96,8 @@ class Trajectories:
         Raises:
             ShapeError: If the array has not four axes or more, or does not fit the grid or the times.
         """
-        shape = tuple(values.shape)
+        reader = reader_of(values, "values")
+        shape = reader.shape
         if grid is None:
             spans = {"lengths": lengths, "endpoint": endpoint}
             rounds = (periodic,) * (len(shape) - 3) if isinstance(periodic, bool) else periodic
@@ -108,9 +109,7 @@ class Trajectories:
                 got=str(shape),
                 remedy="trajectories come first, then times, channels and space; one channel is values[:, :, None]",
             )
-        variable = Variable(
-            name="values", reader=reader_of(values), leading=(FUNCTION, TIME), channel_axes=(0,), grid_shape=grid.shape
-        )
+        variable = Variable(name="values", reader=reader, leading=(FUNCTION, TIME), channel_axes=(0,), grid_shape=grid.shape)
         return trajectories_of([variable], [variable], times=times, grid=grid, dtype=dtype)
 
     @property
