@@ -19,6 +19,21 @@ from probneural.grids import Grid, per_axis
 
 
 @dataclass(frozen=True, kw_only=True)
+class AxisNames:
+    """What a user calls the axes of a file's variables.
+
+    Args:
+        sample: Name of the dimension of functions.
+        time: Name of the dimension of time, or the times; None if they are not stated.
+        channel: Name of the dimension of channels; None for the format's own choice.
+    """
+
+    sample: str
+    time: Any
+    channel: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """What a user asked of a file.
 
@@ -29,22 +44,16 @@ class Request:
         out_grid: Where the outputs live, if stated.
         periodic: Whether axes of space are periodic, if stated.
         lengths: Extent of axes of space, if stated.
-        sample: Name of the dimension of functions.
-        time: Name of the dimension of time, or the times.
-        channel: Name of the dimension of channels.
-        dtype: Of what is read, if stated.
+        axes: What its axes are called.
     """
 
     inputs: tuple[str, ...] | None
     outputs: tuple[str, ...] | None
-    grid: Grid | None = None
-    out_grid: Grid | None = None
-    periodic: bool | Sequence[bool] | None = None
-    lengths: float | Sequence[float] | None = None
-    sample: str = "sample"
-    time: Any = None
-    channel: str | None = None
-    dtype: torch.dtype | None = None
+    grid: Grid | None
+    out_grid: Grid | None
+    periodic: bool | Sequence[bool] | None
+    lengths: float | Sequence[float] | None
+    axes: AxisNames
 
     def rounds(self, count: int) -> tuple[bool, ...]:
         """Whether each of so many axes is periodic; `periodic` must be stated."""

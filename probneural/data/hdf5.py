@@ -59,7 +59,7 @@ def positional_contents(path: Path, arrays: Mapping[str, ArrayReader], request: 
         ShapeError: If an array does not fit.
     """
     names = request.names(list(arrays), path)
-    times, has_time = request.time, request.time is not None
+    times, has_time = request.axes.time, request.axes.time is not None
     if isinstance(times, str):
         if times not in arrays or len(arrays[times].shape) != 1:
             raise DataError(

@@ -83,12 +83,12 @@ def named_contents(path: Path, engine: str, request: Request) -> Contents:
     for name in names.both:
         source = opened[name]
         time = _time_dimension(source, request)
-        channel = request.channel or str(source.attrs.get("channel_dimension", "channel"))
+        channel = request.axes.channel or str(source.attrs.get("channel_dimension", "channel"))
         dims = [str(dim) for dim in source.dims]
-        space = [dim for dim in dims if dim not in (request.sample, time, channel)]
+        space = [dim for dim in dims if dim not in (request.axes.sample, time, channel)]
         stated = (request.out_grid or request.grid) if name not in names.inputs else request.grid
         grids[name] = stated or grid_from_xarray(source, space, periodic=request.periodic, lengths=request.lengths)
-        order = tuple(dim for dim in (request.sample, time, channel, *space) if dim in dims)
+        order = tuple(dim for dim in (request.axes.sample, time, channel, *space) if dim in dims)
         chunks = source.encoding.get("chunksizes") or source.encoding.get("chunks") or (1,) * source.ndim
         reader = XarrayReader(
             path=path,
@@ -102,7 +102,7 @@ def named_contents(path: Path, engine: str, request: Request) -> Contents:
         variables[name] = Variable(
             name=name,
             reader=reader,
-            leading=tuple(column for column, dim in ((FUNCTION, request.sample), (TIME, time)) if dim in dims),
+            leading=tuple(column for column, dim in ((FUNCTION, request.axes.sample), (TIME, time)) if dim in dims),
             channel_axes=(0,) if channel in dims else (),
             grid_shape=grids[name].shape,
         )
@@ -114,8 +114,8 @@ def named_contents(path: Path, engine: str, request: Request) -> Contents:
 
 def _time_dimension(source: Any, request: Request) -> str:
     """Which dimension is time: the one that `time=` names, that CF attributes tell, or that is called "time"."""
-    if isinstance(request.time, str):
-        return request.time
+    if isinstance(request.axes.time, str):
+        return request.axes.time
     for dim in source.dims:
         attributes = source.coords[dim].attrs if dim in source.coords else {}
         if attributes.get("axis") == "T" or attributes.get("standard_name") == "time":
@@ -124,8 +124,8 @@ def _time_dimension(source: Any, request: Request) -> str:
 
 
 def _times(source: Any, dim: str, request: Request) -> Any:
-    if request.time is not None and not isinstance(request.time, str):
-        return request.time
+    if request.axes.time is not None and not isinstance(request.axes.time, str):
+        return request.axes.time
     if dim not in source.coords:
         raise DataError(expected=f"times as a coordinate {dim!r}", got="none", remedy="give them: time=[0.0, 0.1, ...]")
     return source.coords[dim].to_numpy()

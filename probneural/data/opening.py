@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from probneural.checks import check_path, check_sequence
-from probneural.data.contents import Contents, Request
+from probneural.data.contents import AxisNames, Contents, Request
 from probneural.data.hdf5 import arrays_of, positional_contents
 from probneural.data.named import named_contents
 from probneural.data.pairs import StoredPairs
@@ -89,10 +90,7 @@ def open(
         out_grid=out_grid,
         periodic=periodic,
         lengths=lengths,
-        sample=sample,
-        time=time,
-        channel=channel,
-        dtype=dtype,
+        axes=AxisNames(sample=sample, time=time, channel=channel),
     )
     return _contents(where, request).data(dtype)
 
@@ -111,7 +109,7 @@ def _contents(path: Path, request: Request) -> Contents:
     except OSError as error:
         raise FileError(expected=f"a file at {path}", got=str(error), remedy="check the path") from error
     if head.startswith(b"\x93NUMPY"):
-        named = Request(**{**vars(request), "inputs": ("values",), "outputs": ("values",)})
+        named = replace(request, inputs=("values",), outputs=("values",))
         return positional_contents(path, {"values": npy_reader(path)}, named)
     if head.startswith(b"CDF"):
         return named_contents(path, "scipy", request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 
 import torch
@@ -17,8 +17,7 @@ from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import select_rows
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs, Rows, evenly_spread_rows
-from probneural.randomness import stream
+from probneural.pairs import FieldPairs, Rows, evenly_spread_rows, split_order
 
 _SAMPLE = 64
 """Pairs whose contents make the fingerprint; of so few, it is that of the same pairs in memory."""
@@ -42,6 +41,7 @@ class StoredPairs:
 
     inputs: StoredFields
     outputs: StoredFields
+    _: KW_ONLY
     groups: Int64[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class StoredPairs:
         """Choose some pairs without reading them, in the order of the index."""
         rows = select_rows(index, len(self))
         groups = None if self.groups is None else self.groups[rows]
-        return StoredPairs(self.inputs.subset(rows), self.outputs.subset(rows), groups)
+        return StoredPairs(self.inputs.subset(rows), self.outputs.subset(rows), groups=groups)
 
     def split(self, count: int, *, seed: int) -> tuple[StoredPairs, StoredPairs]:
         """Split at random into `count` pairs and the rest, without reading them.
@@ -70,10 +70,10 @@ class StoredPairs:
         """
         count = check_integer(count, "count", most=len(self) - 1)
         if self.groups is None:
-            order = torch.randperm(len(self), generator=stream(seed, "split"), device="cpu")
+            order = split_order(len(self), seed=seed)
             return self.subset(order[:count]), self.subset(order[count:])
         _, group, sizes = self.groups.unique(return_inverse=True, return_counts=True)
-        order = torch.randperm(len(sizes), generator=stream(seed, "split"), device="cpu")
+        order = split_order(len(sizes), seed=seed)
         taken = int((sizes[order].cumsum(0) < count).sum()) + 1
         if taken == len(sizes):
             raise ArgumentError(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ _LARGEST_BOX = 2**25
 """Bytes that a chunk may hold beside what is asked of it (32 MiB); of a larger one, runs of neighbours are read."""
 
 
+@runtime_checkable
 class ArrayReader(Protocol):
     """An array on disk or in memory, of which boxes are read; it can be pickled, and opens its file once per process."""
 

@@ -51,7 +51,7 @@ def the_well_contents(file: Any, request: Request) -> Contents:
         found.setdefault(name, _scalar(file, f"scalars/{name}", grid))
     moving = [name for name in defaults if found[name].count(TIME) is not None]
     names = request.names(list(found), path, defaults, moving)
-    times = _member(file, "dimensions/time")[...] if request.time is None else request.time
+    times = _member(file, "dimensions/time")[...] if request.axes.time is None else request.axes.time
     return Contents(names=names, variables=found, grids=dict.fromkeys(found, grid), times=times)
 
 

@@ -19,8 +19,7 @@ from probneural.data.variables import FUNCTION, TIME, Variable
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
 from probneural.grids import Grid, check_grid
-from probneural.pairs import Rows
-from probneural.randomness import stream
+from probneural.pairs import Rows, split_order
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -154,7 +153,7 @@ class Trajectories:
         return StoredPairs(
             stored(taken, places, grid=self.grid, dtype=self.dtype),
             stored(given, places, grid=self.grid, dtype=self.dtype),
-            groups,
+            groups=groups,
         )
 
     def at(self, step: int) -> StoredFields:
@@ -178,7 +177,7 @@ class Trajectories:
             ArgumentError: If either part would be empty.
         """
         count = check_integer(count, "count", most=len(self) - 1)
-        order = torch.randperm(len(self), generator=stream(seed, "split"), device="cpu")
+        order = split_order(len(self), seed=seed)
         return self.subset(order[:count]), self.subset(order[count:])
 
     @property
