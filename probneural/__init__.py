@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from probneural import (
     calibration,
     curvature,
+    data,
     distributions,
     errors,
     export,
@@ -26,6 +27,7 @@ from probneural import (
     pairs,
     problems,
     processes,
+    statistics,
     storage,
     training,
 )
@@ -47,6 +49,7 @@ __all__ = [
     "Grid",
     "calibration",
     "curvature",
+    "data",
     "distributions",
     "errors",
     "export",
@@ -63,6 +66,7 @@ __all__ = [
     "problems",
     "processes",
     "save",
+    "statistics",
     "storage",
     "training",
 ]

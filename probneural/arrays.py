@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -196,7 +196,7 @@ def read_xarray(
     leading = [sample, channel] if channel in dims else [sample]
     values = source.transpose(*leading, *space).to_numpy()
     values = values if channel in dims else values[:, None]
-    return values, _grid_from_coordinates(source, space, periodic=periodic, lengths=lengths)
+    return values, grid_from_xarray(source, space, periodic=periodic, lengths=lengths)
 
 
 def _stacked(parts: Sequence[xarray.DataArray], channel: str) -> xarray.DataArray:
@@ -209,13 +209,19 @@ def _stacked(parts: Sequence[xarray.DataArray], channel: str) -> xarray.DataArra
     return xarray.DataArray(arrays, dims=(channel, *dims), coords=coordinates)
 
 
-def _grid_from_coordinates(
+def grid_from_xarray(
     source: xarray.DataArray,
     space: Sequence[str],
     *,
     periodic: bool | Sequence[bool] | None,
     lengths: float | Sequence[float] | None,
 ) -> Grid:
+    """The grid of an array's dimensions of space, from its coordinates or from what `to_array` wrote.
+
+    Raises:
+        GridError: If coordinates are missing, descending, not equispaced, or contradict the lengths or a recorded grid.
+        ArgumentError: If `periodic` is missing or does not fit.
+    """
     count = len(space)
     recorded = _recorded(source, space) if periodic is None and lengths is None else None
     if recorded is not None:
@@ -243,13 +249,29 @@ def _grid_from_coordinates(
             got=f"periodic={periodic!r}, lengths={lengths!r}",
             remedy="in the order of the array's dimensions",
         )
+    return grid_of_coordinates({dim: _coordinate(source, dim) for dim in space}, periodic=rounds, lengths=spans)
+
+
+def grid_of_coordinates(
+    coordinates: Mapping[str, NDArray[Any]], *, periodic: Sequence[bool], lengths: Sequence[float | None]
+) -> Grid:
+    """The uniform grid of some axes' points.
+
+    Args:
+        coordinates: Points per axis, ascending and equispaced.
+        periodic: Whether each axis is periodic, and then goes one spacing beyond its last point.
+        lengths: Extent of each axis; by default as far as the points go.
+
+    Raises:
+        GridError: If points are descending, not equispaced, or contradict the lengths.
+    """
     axes = [
-        _axis(_coordinate(source, dim), dim, is_periodic=is_periodic, length=span)
-        for dim, is_periodic, span in zip(space, rounds, spans, strict=True)
+        _axis(points, dim, is_periodic=is_periodic, length=span)
+        for (dim, points), is_periodic, span in zip(coordinates.items(), periodic, lengths, strict=True)
     ]
-    sizes = [source.sizes[dim] for dim in space]
+    sizes = [len(points) for points in coordinates.values()]
     found_lengths, ends, origins = (list(column) for column in zip(*axes, strict=True))
-    return Grid.uniform(sizes, lengths=found_lengths, periodic=rounds, endpoint=ends, origin=origins)
+    return Grid.uniform(sizes, lengths=found_lengths, periodic=periodic, endpoint=ends, origin=origins)
 
 
 def _recorded(source: xarray.DataArray, space: Sequence[str]) -> Grid | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Int64
@@ -38,9 +39,20 @@ def fingerprint_of(*tensors: Tensor) -> str:
         >>> fingerprint_of(torch.zeros(2)) == fingerprint_of(torch.zeros(2, 1))
         False
     """
+    return fingerprint_of_parts((tuple(tensor.shape), tensor.dtype, (tensor,)) for tensor in tensors)
+
+
+def fingerprint_of_parts(tensors: Iterable[tuple[tuple[int, ...], torch.dtype, Iterable[Tensor]]]) -> str:
+    """The same of tensors that come in pieces: shape, dtype, and parts one after the other along the first axis.
+
+    Examples:
+        >>> pieces = ((4,), torch.float32, (torch.zeros(3), torch.zeros(1)))
+        >>> fingerprint_of_parts([pieces]) == fingerprint_of(torch.zeros(4))
+        True
+    """
     total = hashlib.sha256()
-    for tensor in tensors:
-        array = tensor.detach().cpu().contiguous()
-        total.update(repr((tuple(array.shape), array.dtype)).encode())
-        total.update(array.numpy().tobytes())
+    for shape, dtype, parts in tensors:
+        total.update(repr((shape, dtype)).encode())
+        for part in parts:
+            total.update(part.detach().cpu().contiguous().numpy().tobytes())
     return total.hexdigest()

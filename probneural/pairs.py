@@ -300,7 +300,7 @@ class FieldPairs:
             ArgumentError: If either part would be empty.
         """
         count = check_integer(count, "count", most=len(self) - 1)
-        order = torch.randperm(len(self), generator=stream(seed, "split"), device="cpu")
+        order = split_order(len(self), seed=seed)
         return self[order[:count]], self[order[count:]]
 
     @cached_property
@@ -367,3 +367,23 @@ def batches(data: Dataset, size: int) -> Iterator[FieldPairs]:
     """
     for start in range(0, len(data), size):
         yield data[start : min(start + size, len(data))]
+
+
+def split_order(count: int, *, seed: int) -> Tensor:
+    """The random order in which `split` deals out so many things: what comes first is the first part.
+
+    Examples:
+        >>> sorted(split_order(4, seed=0).tolist())
+        [0, 1, 2, 3]
+    """
+    return torch.randperm(count, generator=stream(seed, "split"), device="cpu")
+
+
+def evenly_spread_rows(count: int, most: int) -> slice | Tensor:
+    """Which of `count` things to read if so many at most may be: evenly spread ones, or all as a slice.
+
+    Examples:
+        >>> evenly_spread_rows(10, 4)
+        tensor([0, 2, 5, 7])
+    """
+    return slice(0, count) if count <= most else torch.arange(most, device="cpu") * count // most

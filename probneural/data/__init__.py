@@ -1,0 +1,11 @@
+"""Data of any size: files and arrays that are read a few functions at a time, trajectories, and windows of them."""
+
+from __future__ import annotations
+
+from probneural.data.arrays import from_arrays
+from probneural.data.fields import StoredFields
+from probneural.data.opening import open
+from probneural.data.pairs import StoredPairs
+from probneural.data.trajectories import Trajectories
+
+__all__ = ["StoredFields", "StoredPairs", "Trajectories", "from_arrays", "open"]

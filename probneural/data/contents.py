@@ -1,0 +1,144 @@
+"""What a file holds, whatever its format: named variables, their grids, their times; and the data set it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from probneural.checks import check_flag, check_positive
+from probneural.data.fields import Part
+from probneural.data.pairs import StoredPairs, stored_pairs
+from probneural.data.trajectories import Trajectories, trajectories_of
+from probneural.data.variables import FUNCTION, TIME, Variable
+from probneural.errors import DataError, GridError, ShapeError
+from probneural.grids import Grid, per_axis
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisNames:
+    """What a user calls the axes of a file's variables.
+
+    Args:
+        sample: Name of the dimension of functions.
+        time: Name of the dimension of time, or the times; None if they are not stated.
+        channel: Name of the dimension of channels; None for the format's own choice.
+    """
+
+    sample: str
+    time: Any
+    channel: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a user asked of a file.
+
+    Args:
+        inputs: Names of the variables that are inputs; None for the format's own choice.
+        outputs: Likewise.
+        grid: Where the inputs live, if stated.
+        out_grid: Where the outputs live, if stated.
+        periodic: Whether axes of space are periodic, if stated.
+        lengths: Extent of axes of space, if stated.
+        axes: What its axes are called.
+    """
+
+    inputs: tuple[str, ...] | None
+    outputs: tuple[str, ...] | None
+    grid: Grid | None
+    out_grid: Grid | None
+    periodic: bool | Sequence[bool] | None
+    lengths: float | Sequence[float] | None
+    axes: AxisNames
+
+    def rounds(self, count: int) -> tuple[bool, ...]:
+        """Whether each of so many axes is periodic; `periodic` must be stated."""
+        return per_axis(self.periodic, count, "periodic", check_flag)
+
+    def spans(self, count: int) -> tuple[float | None, ...]:
+        """Extent of each of so many axes, None where it is not stated."""
+        return (None,) * count if self.lengths is None else per_axis(self.lengths, count, "lengths", check_positive)
+
+    def names(self, found: Sequence[str], path: Path, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Names:
+        """The variables asked for, or the format's own choice, if the file has them.
+
+        Raises:
+            DataError: If it has not, or none is asked for and the format has no choice.
+        """
+        chosen = Names(tuple(self.inputs or inputs), tuple(self.outputs or outputs))
+        if not (chosen.inputs and chosen.outputs):
+            raise DataError(
+                expected=f"inputs= and outputs=, lists of variables of {path}",
+                got=f"inputs={self.inputs}, outputs={self.outputs}",
+                remedy=f"choose among {', '.join(found)}",
+            )
+        missing = [name for name in (*chosen.inputs, *chosen.outputs) if name not in found]
+        if missing:
+            raise DataError(
+                expected=f"variables of {path}",
+                got=f"{', '.join(missing)}, not among them",
+                remedy=f"choose among {', '.join(found)}",
+            )
+        return chosen
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of the variables of both sides."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def both(self) -> tuple[str, ...]:
+        """Each once."""
+        return tuple(dict.fromkeys((*self.inputs, *self.outputs)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """Named variables with their grids, and their times if some vary in time."""
+
+    names: Names
+    variables: Mapping[str, Variable]
+    grids: Mapping[str, Grid] = field(default_factory=dict)
+    times: Any = None
+
+    def data(self, dtype: torch.dtype | None) -> StoredPairs | Trajectories:
+        """Trajectories if a variable varies in time, else pairs.
+
+        Raises:
+            GridError: If the variables of one side have different grids, or trajectories two.
+            ShapeError: If the variables have different numbers of functions.
+        """
+        inputs, outputs = ([self.variables[name] for name in side] for side in (self.names.inputs, self.names.outputs))
+        grid, out_grid = self._grid(self.names.inputs), self._grid(self.names.outputs)
+        counts = {name: self.variables[name].count(FUNCTION) for name in self.names.both}
+        known = {count for count in counts.values() if count is not None}
+        if len(known) > 1:
+            raise ShapeError(expected="as many functions of each variable", got=str(counts), remedy="choose others")
+        if any(variable.count(TIME) is not None for variable in (*inputs, *outputs)):
+            self._grid(self.names.both)
+            return trajectories_of(inputs, outputs, times=self.times, grid=grid, dtype=dtype)
+        if not known:
+            raise ShapeError(
+                expected="variables with a dimension of functions, or of time",
+                got=f"{', '.join(self.names.both)} without one",
+                remedy="name it: sample= or time=",
+            )
+        parts = [Part(variable=one) for one in inputs], [Part(variable=one) for one in outputs]
+        return stored_pairs(*parts, known.pop(), grid=grid, out_grid=out_grid, dtype=dtype)
+
+    def _grid(self, names: Sequence[str]) -> Grid:
+        grids = [self.grids[name] for name in names]
+        if any(grid != grids[0] for grid in grids):
+            raise GridError(
+                expected=f"{', '.join(names)} on one grid",
+                got=", ".join(map(repr, grids)),
+                remedy="choose variables of one grid",
+            )
+        return grids[0]

@@ -1,0 +1,147 @@
+"""Fields that are read when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probneural.arrays import to_tensor
+from probneural.checks import check_device
+from probneural.data.variables import FUNCTION, Variable
+from probneural.errors import DataError, FileError
+from probneural.fields import Field, select_rows
+from probneural.grids import Grid
+from probneural.pairs import Rows
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Part:
+    """Channels of a field: a variable at one step of time or several, relative to that of the row."""
+
+    variable: Variable
+    steps: tuple[int, ...] = (0,)
+
+    @property
+    def channels(self) -> int:
+        """Channels of all steps."""
+        return len(self.steps) * self.variable.channels
+
+    def read(self, places: NDArray[np.int64]) -> NDArray[np.generic]:
+        """Read values `(m, c, *grid)`, the channels of the first step first."""
+        shifts = np.array([(0, step) for step in self.steps], np.int64)
+        values = self.variable.read((places[:, None] + shifts).reshape(-1, 2))
+        return values.reshape(len(places), self.channels, *values.shape[2:])
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class StoredFields:
+    """n functions on one grid, read from files a few at a time: a [`FieldSource`][probneural.pairs.FieldSource].
+
+    Make them with [`open`][probneural.data.open] or [`from_arrays`][probneural.data.from_arrays].
+
+    Args:
+        parts: Their channels.
+        places: Function and step of time of each row, `(n, 2)`.
+        grid: Where they live.
+        native_dtype: In which the numbers are read.
+        dtype: Of the fields.
+        device: Of the fields.
+    """
+
+    parts: tuple[Part, ...]
+    places: Int64[Tensor, "n 2"]
+    grid: Grid
+    native_dtype: torch.dtype
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def channels(self) -> int:
+        """Number of channels c."""
+        return sum(part.channels for part in self.parts)
+
+    def to(self, target: torch.device | torch.dtype | str) -> StoredFields:
+        """The same functions, on another device or in another dtype when they are read.
+
+        Raises:
+            DataError: If the dtype is neither float32 nor float64.
+            ArgumentError: If there is no such device.
+        """
+        if not isinstance(target, torch.dtype):
+            return replace(self, device=check_device(target))
+        if target not in (torch.float32, torch.float64):
+            raise DataError(expected="float32 or float64", got=str(target), remedy="fields have real floating point values")
+        return replace(self, dtype=target)
+
+    def subset(self, index: Rows) -> StoredFields:
+        """Choose some functions without reading them, in the order of the index."""
+        return replace(self, places=self.places[select_rows(index, len(self))])
+
+    def __len__(self) -> int:
+        """Number of functions n."""
+        return len(self.places)
+
+    def __getitem__(self, index: Rows) -> Field:
+        """Read some functions, in the order of the index; one integer keeps the batch axis.
+
+        Raises:
+            DataError: If a value is NaN or infinite; the message names the function.
+            FileError: If a file cannot be read.
+        """
+        places = self.places[select_rows(index, len(self))].numpy()
+        parts = []
+        for part in self.parts:
+            try:
+                values = part.read(places)
+            except FileError:
+                raise
+            except OSError as error:
+                raise FileError(
+                    expected=f"{part.variable.name} to be readable",
+                    got=str(error),
+                    remedy="check that the file is there, whole",
+                ) from error
+            parts.append(_converted(values, part, places, self.native_dtype))
+        field = Field(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), self.grid)
+        field = field if self.dtype == field.dtype else field.to(self.dtype)
+        return field if self.device == field.device else field.to(self.device)
+
+    def __repr__(self) -> str:
+        """A short description."""
+        return f"StoredFields({len(self)} x {self.channels} on {self.grid!r}, {self.dtype})"
+
+
+def _converted(values: NDArray[np.generic], part: Part, places: NDArray[np.int64], dtype: torch.dtype) -> Tensor:
+    """Values as a tensor, or a DataError that names the function whose values are not finite."""
+    name = part.variable.name
+    try:
+        return to_tensor(values, name, dtype=dtype)
+    except DataError as error:
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(values.astype(np.float32 if dtype == torch.float32 else np.float64))
+        bad = np.flatnonzero(~finite.reshape(len(values), -1).all(1))
+        if not len(bad):
+            raise
+        function, step = places[bad[0]].tolist()
+        when = f", window at step {step}" if part.variable.leading != (FUNCTION,) and len(part.variable.leading) else ""
+        raise DataError(
+            expected=f"finite {name} in {dtype}",
+            got=f"values that are NaN or infinite in function {function}{when}",
+            remedy="repair it, or leave it out: data.subset(rows)",
+        ) from error
+
+
+def stored(
+    parts: Sequence[Part], places: Int64[Tensor, "n 2"], *, grid: Grid, dtype: torch.dtype | None = None
+) -> StoredFields:
+    """Fields of some parts, in float64 if one of them is, else in float32, or as said."""
+    is_double = any(part.variable.dtype == torch.float64 for part in parts)
+    native = dtype or (torch.float64 if is_double else torch.float32)
+    device = torch.device("cpu")
+    return StoredFields(parts=tuple(parts), places=places, grid=grid, native_dtype=native, dtype=native, device=device)

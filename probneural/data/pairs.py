@@ -1,0 +1,142 @@
+"""Pairs that are read when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from probneural.checks import check_integer
+from probneural.data.fields import Part, StoredFields, stored
+from probneural.data.variables import FUNCTION
+from probneural.errors import ArgumentError, ShapeError
+from probneural.fields import select_rows
+from probneural.fingerprints import fingerprint_of_parts
+from probneural.grids import Grid
+from probneural.pairs import FieldPairs, Rows, evenly_spread_rows, split_order
+
+_SAMPLE = 64
+"""Pairs whose contents make the fingerprint; of so few, it is that of the same pairs in memory."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StoredPairs:
+    """n pairs of functions, read from files a few at a time: a [`Dataset`][probneural.pairs.Dataset].
+
+    Values are checked where they are read. `fit`, heads, calibrators and scores take it as they take `FieldPairs`, and compute
+    the same bits from it.
+
+    Args:
+        inputs: Input functions.
+        outputs: Output functions, as many.
+        groups: Which trajectory each pair is of, `(n,)`; `split` never divides one. None if pairs are independent.
+
+    Raises:
+        ShapeError: If the two sides are not equally many.
+    """
+
+    inputs: StoredFields
+    outputs: StoredFields
+    _: KW_ONLY
+    groups: Int64[Tensor, " n"] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the sides are equally many."""
+        if len(self.inputs) != len(self.outputs):
+            raise ShapeError(
+                expected="as many output functions as input functions",
+                got=f"{len(self.inputs)} inputs and {len(self.outputs)} outputs",
+                remedy="pair them one to one",
+            )
+
+    def subset(self, index: Rows) -> StoredPairs:
+        """Choose some pairs without reading them, in the order of the index."""
+        rows = select_rows(index, len(self))
+        groups = None if self.groups is None else self.groups[rows]
+        return StoredPairs(self.inputs.subset(rows), self.outputs.subset(rows), groups=groups)
+
+    def split(self, count: int, *, seed: int) -> tuple[StoredPairs, StoredPairs]:
+        """Split at random into `count` pairs and the rest, without reading them.
+
+        Windows of one trajectory resemble each other, so all of them go to one side: the first part then has as many whole
+        trajectories as it takes to hold `count` pairs, and so more than `count` where a trajectory has several.
+
+        Raises:
+            ArgumentError: If either part would be empty.
+        """
+        count = check_integer(count, "count", most=len(self) - 1)
+        if self.groups is None:
+            order = split_order(len(self), seed=seed)
+            return self.subset(order[:count]), self.subset(order[count:])
+        _, group, sizes = self.groups.unique(return_inverse=True, return_counts=True)
+        order = split_order(len(sizes), seed=seed)
+        taken = int((sizes[order].cumsum(0) < count).sum()) + 1
+        if taken == len(sizes):
+            raise ArgumentError(
+                expected=f"a count that leaves a trajectory of {len(sizes)} to the second part",
+                got=str(count),
+                remedy="windows of a trajectory stay together: choose fewer, or give more trajectories",
+            )
+        is_first = torch.isin(group, order[:taken])
+        return self.subset(is_first), self.subset(~is_first)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of shapes, dtypes, grids, and the values of 64 pairs evenly spread, 64 hexadecimal digits."""
+        rows = torch.arange(len(self), device="cpu")[evenly_spread_rows(len(self), _SAMPLE)]
+        parts = [piece for side in (self.inputs, self.outputs) for piece in _pieces(side, rows)]
+        if len(self) > _SAMPLE:
+            parts.append(((), torch.int64, (torch.tensor(len(self), device="cpu"),)))
+        return fingerprint_of_parts(parts)
+
+    def to(self, target: torch.device | torch.dtype | str) -> StoredPairs:
+        """The same pairs, on another device or in another dtype when they are read."""
+        return replace(self, inputs=self.inputs.to(target), outputs=self.outputs.to(target))
+
+    def detached(self) -> StoredPairs:
+        """The same pairs: what is read has no graph."""
+        return self
+
+    def __len__(self) -> int:
+        """Number of pairs n."""
+        return len(self.inputs)
+
+    def __getitem__(self, index: Rows) -> FieldPairs:
+        """Read some pairs into memory, in the order of the index."""
+        return FieldPairs(self.inputs[index], self.outputs[index])
+
+    def __repr__(self) -> str:
+        """A short description."""
+        return f"StoredPairs({self.inputs!r} -> {self.outputs!r})"
+
+
+def _pieces(side: StoredFields, rows: Tensor) -> Iterator[tuple[tuple[int, ...], torch.dtype, Iterable[Tensor]]]:
+    """What a fingerprint of functions is made of, a function at a time."""
+    shape = (len(rows), side.channels, *side.grid.shape)
+    yield shape, side.dtype, (side[int(row)].values for row in rows)
+    for tensor in (side.grid.points, side.grid.weights):
+        yield tuple(tensor.shape), tensor.dtype, (tensor,)
+
+
+def stored_pairs(
+    inputs: Sequence[Part],
+    outputs: Sequence[Part],
+    count: int,
+    *,
+    grid: Grid,
+    out_grid: Grid,
+    dtype: torch.dtype | None = None,
+) -> StoredPairs:
+    """Pairs of the first `count` functions of some variables, both sides of one dtype."""
+    is_double = any(part.variable.dtype == torch.float64 for part in (*inputs, *outputs))
+    kind = dtype or (torch.float64 if is_double else torch.float32)
+    places = torch.zeros(count, 2, dtype=torch.int64, device="cpu")
+    places[:, FUNCTION] = torch.arange(count, device="cpu")
+    return StoredPairs(
+        stored(inputs, places, grid=grid, dtype=kind),
+        stored(outputs, places, grid=out_grid, dtype=kind),
+    )

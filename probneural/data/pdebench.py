@@ -1,0 +1,210 @@
+"""Files of PDEBench: HDF5, where keys say which equation it is, and so what each axis is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probneural.arrays import grid_of_coordinates
+from probneural.data.contents import Contents, Request
+from probneural.data.hdf5 import array_of, described_file
+from probneural.data.readers import ArrayReader, require
+from probneural.data.variables import FUNCTION, TIME, Variable
+from probneural.errors import ArgumentError, DataError
+from probneural.grids import Grid
+
+_COORDINATES = ("x-coordinate", "y-coordinate", "z-coordinate")
+_FLOW = ("density", "pressure", "Vx", "Vy", "Vz")
+"""Variables of compressible flow."""
+_INCOMPRESSIBLE = ("velocity", "particles", "force")
+
+
+def is_pdebench(file: Any) -> bool:
+    """Whether an open HDF5 file has the keys of a file of PDEBench."""
+    keys = set(file)
+    has_coordinates = "x-coordinate" in keys and bool(keys & {"tensor", *_FLOW})
+    return has_coordinates or {"velocity", "particles", "force", "t"} <= keys or bool(_seeds(file))
+
+
+def pdebench_contents(file: Any, request: Request) -> Contents:
+    """Variables of a file of PDEBench.
+
+    * `tensor` beside `t-coordinate`: trajectories `(n, times, *space)` of one variable; `density`, `pressure`, `Vx`, ...
+      likewise.
+    * `nu` and `tensor` `(n, 1, *space)`: coefficients and solutions of Darcy's equation.
+    * A group per seed, "0000" and so on, of `data` `(times, *space, c)` and `grid`: trajectories of c variables.
+    * `velocity`, `particles` `(n, times, *space, c)`, `force` `(n, *space, c)`, `t`: incompressible flow.
+
+    The number of axes of space is that of the coordinates. `t-coordinate` may have one entry more than there are times, as
+    the files of one dimension do, whose last entry belongs to no state.
+
+    Raises:
+        DataError: If shapes are others than keys and coordinates say.
+        ArgumentError: If `periodic` is missing: the files do not tell boundary conditions.
+        GridError: If coordinates are not equispaced.
+
+    Reference:
+        Takamoto et al. (2022), PDEBench: An Extensive Benchmark for Scientific Machine Learning.
+    """
+    if _seeds(file):
+        return _of_seeds(file, request)
+    if "x-coordinate" not in file:
+        return _of_incompressible_flow(file, request)
+    grid = _grid(file, {key: file[key][...] for key in _COORDINATES if key in file}, request)
+    is_darcy = "nu" in file
+    axes: dict[str, tuple[int, ...]]
+    axes = {"nu": (), "tensor": (0,)} if is_darcy else {key: () for key in ("tensor", *_FLOW) if key in file}
+    leading = (FUNCTION,) if is_darcy else (FUNCTION, TIME)
+    sides = (["nu"], ["tensor"]) if is_darcy else (list(axes), list(axes))
+    names = request.names(list(axes), Path(file.filename), *sides)
+    variables = {
+        key: _variable(file, key, array_of(file, key), leading, channel_axes=channels, grid=grid)
+        for key, channels in axes.items()
+    }
+    stored = file["t-coordinate"][...] if "t-coordinate" in file else None
+    times = None if is_darcy else _times(file, stored, variables, request)
+    return Contents(names=names, variables=variables, grids=dict.fromkeys(axes, grid), times=times)
+
+
+def _of_incompressible_flow(file: Any, request: Request) -> Contents:
+    shape = file["velocity"].shape
+    dimension = shape[-1]
+    if request.grid is None and request.periodic is None:
+        raise _without_periodic(file)
+    grid = request.grid or Grid.uniform(
+        shape[2:-1],
+        lengths=request.lengths or 1.0,
+        periodic=request.rounds(dimension),
+        endpoint=(False,) * dimension,
+    )
+    variables = {}
+    for key in _INCOMPRESSIBLE:
+        leading = (FUNCTION,) if key == "force" else (FUNCTION, TIME)
+        variables[key] = _variable(file, key, array_of(file, key), leading, channel_axes=(dimension,), grid=grid)
+    moving = ["velocity", "particles"]
+    names = request.names(list(variables), Path(file.filename), [*moving, "force"], moving)
+    times = _times(file, file["t"][...], variables, request)
+    return Contents(names=names, variables=variables, grids=dict.fromkeys(variables, grid), times=times)
+
+
+def _of_seeds(file: Any, request: Request) -> Contents:
+    """Trajectories of a group per seed."""
+    seeds = _seeds(file)
+    first = file[seeds[0]]
+    coordinates = {f"grid/{axis}": first[f"grid/{axis}"][...] for axis in "xyz" if f"grid/{axis}" in first}
+    grid = _grid(file, coordinates, request)
+    data = first["data"]
+    chunks = (1, *(data.chunks or (1,) * data.ndim))
+    reader = GroupsReader(Path(file.filename), tuple(seeds), "data", (len(seeds), *data.shape), data.dtype, chunks)
+    axes = (len(grid.shape),)
+    variables = {"data": _variable(file, "data", reader, (FUNCTION, TIME), channel_axes=axes, grid=grid)}
+    times = _times(file, first["grid/t"][...] if "grid/t" in first else None, variables, request)
+    names = request.names(["data"], Path(file.filename), ["data"], ["data"])
+    return Contents(names=names, variables=variables, grids={"data": grid}, times=times)
+
+
+@dataclass
+class GroupsReader:
+    """Arrays of equal shape, one per group of an HDF5 file, as one array; every process opens the file for itself.
+
+    Args:
+        path: The file.
+        groups: Names of the groups, in order.
+        key: The array's name in each.
+        shape: Number of groups, then lengths of the arrays' axes.
+        dtype: Of their numbers.
+        chunks: Of the whole.
+    """
+
+    path: Path
+    groups: tuple[str, ...]
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
+    _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False)
+
+    def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
+        """Read a box.
+
+        Raises:
+            DataError: If an array has another shape than the first.
+        """
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = os.getpid(), require("h5py", "HDF5 files").File(self.path, "r")
+        parts = []
+        for group in self.groups[box[0]]:
+            array = self._opened[1][group][self.key]
+            if array.shape != self.shape[1:]:
+                raise DataError(
+                    expected=f"{group}/{self.key} of shape {self.shape[1:]} in {self.path}, as in the first group",
+                    got=str(array.shape),
+                    remedy="trajectories of one data set have one grid and equally many times",
+                )
+            parts.append(array[box[1:]])
+        return np.stack(parts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the open file."""
+        return self.__dict__ | {"_opened": None}
+
+
+def _seeds(file: Any) -> list[str]:
+    """Names of groups of one seed each, which are numbers, in their order."""
+    keys = sorted(file)
+    return keys if keys and all(key.isdigit() for key in keys) and "data" in file[keys[0]] and "grid" in file[keys[0]] else []
+
+
+def _grid(file: Any, coordinates: dict[str, NDArray[Any]], request: Request) -> Grid:
+    if request.grid is not None:
+        return request.grid
+    if request.periodic is None:
+        raise _without_periodic(file)
+    count = len(coordinates)
+    return grid_of_coordinates(coordinates, periodic=request.rounds(count), lengths=request.spans(count))
+
+
+def _variable(
+    file: Any, key: str, reader: ArrayReader, leading: tuple[int, ...], *, channel_axes: tuple[int, ...], grid: Grid
+) -> Variable:
+    """A variable whose shape fits the coordinates, or a DataError."""
+    space = list(grid.shape)
+    rest = list(reader.shape[len(leading) :])
+    for axis in channel_axes:
+        space.insert(axis, rest[axis] if axis < len(rest) else 0)
+    if rest != space:
+        words = ["n", "times"][: len(leading)]
+        axes = ["c" if axis in channel_axes else str(length) for axis, length in enumerate(space)]
+        raise DataError(
+            expected=f"{key} of shape ({', '.join([*words, *axes])}) in {file.filename}, as its keys and coordinates say",
+            got=f"{reader.shape}; the file has {described_file(file)}",
+            remedy="state the grid by grid=, or read its arrays with pn.data.from_arrays",
+        )
+    return Variable(name=key, reader=reader, leading=leading, channel_axes=channel_axes, grid_shape=grid.shape)
+
+
+def _times(file: Any, times: NDArray[Any] | None, variables: dict[str, Variable], request: Request) -> Any:
+    """As many times as there are states, without the entry that some files have beyond the last."""
+    steps = next(count for variable in variables.values() if (count := variable.count(TIME)) is not None)
+    given = times if request.axes.time is None else request.axes.time
+    found = None if given is None else np.asarray(given).shape[-1]
+    if given is None or found not in (steps, steps + 1):
+        raise DataError(
+            expected=f"{steps} times, or one more, in {file.filename}",
+            got=f"{found}; the file has {described_file(file)}",
+            remedy="give them: time=[0.0, 0.1, ...]",
+        )
+    return np.asarray(given)[..., :steps]
+
+
+def _without_periodic(file: Any) -> ArgumentError:
+    return ArgumentError(
+        expected=f"periodic=, one entry per axis of space or one for all, for {file.filename}",
+        got="None",
+        remedy="files of PDEBench do not tell boundary conditions; those of 1-D advection and Burgers are periodic",
+    )

@@ -1,0 +1,280 @@
+"""Arrays that are read in boxes: what all are, files of NumPy, and whatever can be sliced."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probneural.checks import described
+from probneural.errors import DataError, FileError, UnsupportedError
+
+_LARGEST_BOX = 2**25
+"""Bytes that a chunk may hold beside what is asked of it (32 MiB); of a larger one, runs of neighbours are read."""
+
+
+@runtime_checkable
+class ArrayReader(Protocol):
+    """An array on disk or in memory, of which boxes are read; it can be pickled, and opens its file once per process."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of its axes."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its numbers."""
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Lengths of what is read at once at least, per axis; 1 where single entries can be read."""
+
+    def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
+        """Read a box: slices of the first axes, all of the others."""
+
+
+@dataclass(frozen=True)
+class SlicedReader:
+    """An array that can be sliced: of NumPy, or of a library that follows it."""
+
+    array: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of its axes."""
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its numbers."""
+        return np.dtype(self.array.dtype)
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """What the array says, else single entries."""
+        chunks = getattr(self.array, "chunks", None) or ()
+        is_regular = len(chunks) == len(self.shape) and all(isinstance(length, int) for length in chunks)
+        return tuple(chunks) if is_regular else (1,) * len(self.shape)
+
+    def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
+        """Read a box."""
+        return np.asarray(self.array[box])
+
+
+@dataclass
+class RawReader:
+    """An array in C order in the bytes of a file, read by position: pages of a memory map would count as memory in use.
+
+    Args:
+        path: The file.
+        shape: Lengths of the array's axes.
+        dtype: Of its numbers, byte order included.
+        offset: Where it begins, in bytes.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+    _opened: tuple[int, FileIO] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Single entries."""
+        return (1,) * len(self.shape)
+
+    def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
+        """Read a box, in runs of what lies side by side in the file."""
+        starts, lengths = [part.start for part in box], [part.stop - part.start for part in box]
+        tail = self.shape[len(box) :]
+        values = np.empty((*lengths, *tail), self.dtype)
+        strides = [math.prod(self.shape[axis + 1 :]) for axis in range(len(box))]
+        whole = len(box)  # axes from here on are read whole, so a run covers them and the one before
+        while whole and lengths[whole - 1] == self.shape[whole - 1]:
+            whole -= 1
+        outer = lengths[: max(whole - 1, 0)]
+        runs = values.reshape(math.prod(outer), -1)
+        for number, position in enumerate(np.ndindex(*outer)):
+            place = [start + step for start, step in zip(starts, (*position, *(0,) * len(starts)), strict=False)]
+            first = sum(entry * stride for entry, stride in zip(place, strides, strict=True))
+            self._fill(runs[number], self.offset + first * self.dtype.itemsize)
+        return values
+
+    def _fill(self, run: NDArray[Any], offset: int) -> None:
+        view = run.view(np.uint8).data
+        while len(view):
+            count = _read_at(self._file(), view, offset)
+            if not count:
+                raise FileError(
+                    expected=f"an array of shape {self.shape} in {self.path}",
+                    got="a file that ends before",
+                    remedy="it has changed or was cut off: write it again",
+                )
+            view, offset = view[count:], offset + count
+
+    def _file(self) -> FileIO:
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = os.getpid(), FileIO(self.path)
+        return self._opened[1]
+
+    def __del__(self) -> None:
+        """Close the file."""
+        if self._opened is not None:
+            self._opened[1].close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the open file."""
+        return self.__dict__ | {"_opened": None}
+
+
+@dataclass
+class HDF5Reader:
+    """An array of an HDF5 file, which every process opens for itself: an open one survives no fork.
+
+    Args:
+        path: The file.
+        key: The array's name in it.
+        shape: Lengths of its axes.
+        dtype: Of its numbers.
+        chunks: Its chunks, or single entries if it is contiguous.
+    """
+
+    path: Path
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
+    _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False)
+
+    def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
+        """Read a box."""
+        return np.asarray(self._file()[self.key][box])
+
+    def _file(self) -> Any:
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = os.getpid(), require("h5py", "HDF5 files").File(self.path, "r")
+        return self._opened[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the open file."""
+        return self.__dict__ | {"_opened": None}
+
+
+def require(module: str, what: str) -> Any:
+    """Import a library of the extra `data`.
+
+    Raises:
+        UnsupportedError: If it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            expected=f"{module}, which reads {what}", got="an environment without it", remedy="pip install 'probneural[data]'"
+        ) from error
+
+
+def _read_at(file: FileIO, view: memoryview, offset: int) -> int:
+    """Fill a view with what a file holds from an offset on, as far as one call goes; threads do not disturb each other."""
+    if hasattr(os, "preadv"):
+        return os.preadv(file.fileno(), [view], offset)
+    with FileIO(file.name) as own:
+        own.seek(offset)
+        return own.readinto(view) or 0
+
+
+def npy_reader(path: Path) -> RawReader:
+    """The array of a .npy file.
+
+    Raises:
+        FileError: If it is none, or its numbers run with the first axis fastest.
+    """
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError) as error:
+        raise FileError(expected=f"an array of numbers in {path}", got=str(error), remedy="write it with np.save") from error
+    if not array.flags.c_contiguous:
+        raise FileError(
+            expected=f"an array in C order in {path}",
+            got="one whose functions do not lie together, in Fortran order",
+            remedy="write it with np.save(path, np.ascontiguousarray(array))",
+        )
+    return RawReader(path, array.shape, array.dtype, int(array.offset))
+
+
+def reader_of(array: Any, name: str) -> ArrayReader:
+    """How an array is read without being copied whole; a memory map by positions in its file.
+
+    Raises:
+        DataError: If it is no array.
+    """
+    if isinstance(array, Tensor):
+        array = array.detach().cpu().numpy()
+    if not all(hasattr(array, attribute) for attribute in ("shape", "dtype", "__getitem__")) or isinstance(array, type):
+        raise DataError(expected=f"an array as {name}", got=described(array), remedy="convert it with np.asarray")
+    if type(array).__module__.startswith("h5py"):
+        return HDF5Reader(Path(array.file.filename), array.name, array.shape, array.dtype, array.chunks or (1,) * array.ndim)
+    if isinstance(array, np.memmap) and array.flags.c_contiguous and array.mode != "c":  # "c" keeps its changes to itself
+        root: Any = array
+        while isinstance(root.base, np.memmap):
+            root = root.base
+        if isinstance(root.base, mmap.mmap) and array.filename is not None:
+            moved = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+            return RawReader(Path(array.filename), array.shape, array.dtype, int(root.offset) + moved)
+    return SlicedReader(array)
+
+
+def gather(reader: ArrayReader, places: NDArray[np.int64], *, chunks: Sequence[int] | None = None) -> NDArray[Any]:
+    """Read entries of the first axes of an array, in the order asked, each once, and those of a chunk or a run at once.
+
+    Args:
+        reader: The array.
+        places: Indices along the first k axes, `(m, k)`, not negative.
+        chunks: Lengths per axis of what is read at once; by default what the reader says.
+
+    Returns:
+        `(m, *rest)`, where the rest are the lengths of the other axes.
+    """
+    count, depth = places.shape
+    if not count:
+        return np.empty((0, *reader.shape[depth:]), reader.dtype)
+    if not depth:
+        block = reader.read(())
+        return np.broadcast_to(block, (count, *block.shape))
+    sizes = np.asarray((reader.chunks if chunks is None else chunks)[:depth])
+    keys = places // sizes
+    order = np.lexsort((*places.T[::-1], *keys.T[::-1]))
+    ordered, keys = places[order], keys[order]
+    is_new = np.concatenate([[True], (np.diff(ordered, axis=0) != 0).any(1)])
+    inverse = np.empty(count, np.int64)
+    inverse[order] = np.cumsum(is_new) - 1
+    ordered, keys = ordered[is_new], keys[is_new]
+    steps = np.diff(ordered, axis=0)
+    is_run = (steps[:, :-1] == 0).all(1) & (steps[:, -1] == 1) & (depth == 1 or sizes[0] == 1)
+    cuts = np.flatnonzero((np.diff(keys, axis=0) != 0).any(1) & ~is_run) + 1
+    blocks = [_box(reader, group) for group in np.split(ordered, cuts)]
+    values = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    return values if np.array_equal(inverse, np.arange(len(values))) else values[inverse]
+
+
+def _box(reader: ArrayReader, places: NDArray[np.int64]) -> NDArray[Any]:
+    """Read sorted, distinct places as the box around them."""
+    low, high = places.min(0), places.max(0) + 1
+    volume, depth = int(np.prod(high - low)), places.shape[1]
+    entry = math.prod(reader.shape[depth:]) * reader.dtype.itemsize
+    if (volume - len(places)) * entry > _LARGEST_BOX:
+        return gather(reader, places, chunks=(1,) * depth)
+    block = reader.read(tuple(slice(int(first), int(last)) for first, last in zip(low, high, strict=True)))
+    if volume == len(places):
+        return block.reshape(volume, *block.shape[depth:])
+    return np.asarray(block[tuple((places - low).T)])

@@ -1,0 +1,141 @@
+"""Files of The Well: HDF5, where attributes say what each axis is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from probneural.arrays import grid_of_coordinates
+from probneural.data.contents import Contents, Request
+from probneural.data.hdf5 import array_of, described_file, texts
+from probneural.data.variables import FUNCTION, TIME, Variable
+from probneural.errors import DataError
+from probneural.grids import Grid
+
+_ORDERS = {"t0_fields": 0, "t1_fields": 1, "t2_fields": 2}
+"""Groups of fields, and how many axes of components each has."""
+
+
+def is_the_well(file: Any) -> bool:
+    """Whether an open HDF5 file says that it is one of The Well."""
+    return {"n_trajectories", "n_spatial_dims"} <= set(file.attrs) and "dimensions" in file
+
+
+def the_well_contents(file: Any, request: Request) -> Contents:
+    """Fields of a file of The Well, each component a channel; scalars, where they are asked for, as constant functions.
+
+    Axes follow from the attributes `sample_varying`, `time_varying` and `dim_varying` and from the group, periodic axes from
+    the boundary conditions, the grid and the times from `dimensions`.
+
+    Raises:
+        DataError: If an attribute or array is missing, or an array has not the shape that the attributes say.
+        GridError: If coordinates are descending or not equispaced.
+
+    Reference:
+        Ohana et al. (2024), The Well: the specification of its data format.
+    """
+    path = Path(file.filename)
+    kind = texts(file.attrs.get("grid_type", "cartesian"))[0]
+    if kind != "cartesian":
+        raise _unlike(file, "a cartesian grid, as the attribute grid_type says", repr(kind))
+    dims = texts(_attribute(file, file["dimensions"], "spatial_dims"))
+    grid = request.grid or _grid(file, dims, request)
+    found: dict[str, Variable] = {}
+    for group, order in _ORDERS.items():
+        for name in texts(_attribute(file, file[group], "field_names")) if group in file else ():
+            found[name] = _field(file, f"{group}/{name}", grid, order=order)
+    defaults = list(found)
+    for name in texts(_attribute(file, file["scalars"], "field_names")) if "scalars" in file else ():
+        found.setdefault(name, _scalar(file, f"scalars/{name}", grid))
+    moving = [name for name in defaults if found[name].count(TIME) is not None]
+    names = request.names(list(found), path, defaults, moving)
+    times = _member(file, "dimensions/time")[...] if request.axes.time is None else request.axes.time
+    return Contents(names=names, variables=found, grids=dict.fromkeys(found, grid), times=times)
+
+
+def _grid(file: Any, dims: tuple[str, ...], request: Request) -> Grid:
+    """The grid of the coordinates, periodic where a boundary condition of that type is on an axis."""
+    coordinates = {}
+    for dim in dims:
+        array = _member(file, f"dimensions/{dim}")
+        if any(bool(array.attrs.get(name, False)) for name in ("sample_varying", "time_varying")) or array.ndim != 1:
+            raise _unlike(file, f"one coordinate {dim} for all trajectories and times", f"shape {array.shape}")
+        coordinates[dim] = array[...]
+    around = set()
+    for condition in file["boundary_conditions"].values() if "boundary_conditions" in file else ():
+        if texts(_attribute(file, condition, "bc_type"))[0].lower() == "periodic":
+            around |= set(texts(_attribute(file, condition, "associated_dims")))
+    periodic = [dim in around for dim in dims]
+    return grid_of_coordinates(coordinates, periodic=periodic, lengths=request.spans(len(dims)))
+
+
+def _field(file: Any, key: str, grid: Grid, *, order: int) -> Variable:
+    """A field, whose axes the attributes say: trajectories, times, space, an axis of components per order of the tensor."""
+    array = _member(file, key)
+    leading = _leading(file, array)
+    varies = tuple(bool(flag) for flag in np.atleast_1d(_attribute(file, array, "dim_varying")))
+    if len(varies) != len(grid.shape):
+        raise _unlike(file, f"dim_varying of {len(grid.shape)} axes at {key}", str(varies))
+    space = [length for length, flag in zip(grid.shape, varies, strict=True) if flag]
+    components = [len(grid.shape)] * order
+    _check_shape(file, array, leading, [*space, *components])
+    axes = tuple(range(len(space), len(space) + order))
+    return Variable(
+        name=key.rsplit("/", maxsplit=1)[-1],
+        reader=array_of(file, key),
+        leading=leading,
+        channel_axes=axes,
+        grid_shape=grid.shape,
+        varies=varies,
+    )
+
+
+def _scalar(file: Any, key: str, grid: Grid) -> Variable:
+    """A number per trajectory, or time, or file, as a constant function."""
+    array = _member(file, key)
+    leading = _leading(file, array)
+    single = array.shape[len(leading) :] == (1,)
+    _check_shape(file, array, leading, [1] if single else [])
+    return Variable(
+        name=key.rsplit("/", maxsplit=1)[-1],
+        reader=array_of(file, key),
+        leading=leading,
+        channel_axes=(0,) * single,
+        grid_shape=grid.shape,
+        varies=(False,) * len(grid.shape),
+    )
+
+
+def _leading(file: Any, array: Any) -> tuple[int, ...]:
+    flags = ((FUNCTION, "sample_varying"), (TIME, "time_varying"))
+    return tuple(column for column, name in flags if bool(_attribute(file, array, name)))
+
+
+def _check_shape(file: Any, array: Any, leading: tuple[int, ...], rest: list[int]) -> None:
+    """Raise a DataError unless an array has the shape that attributes say."""
+    counts = {FUNCTION: int(file.attrs["n_trajectories"]), TIME: _member(file, "dimensions/time").shape[-1]}
+    expected = (*(counts[column] for column in leading), *rest)
+    if tuple(array.shape) != expected:
+        raise _unlike(file, f"{array.name} of shape {expected}, as the attributes say", str(tuple(array.shape)))
+
+
+def _member(file: Any, key: str) -> Any:
+    if key not in file:
+        raise _unlike(file, f"an array {key}", "none")
+    return file[key]
+
+
+def _attribute(file: Any, owner: Any, name: str) -> Any:
+    if name not in owner.attrs:
+        raise _unlike(file, f"the attribute {name} of {owner.name}", f"@{', @'.join(owner.attrs) or 'none'}")
+    return owner.attrs[name]
+
+
+def _unlike(file: Any, expected: str, got: str) -> DataError:
+    return DataError(
+        expected=f"{expected}, in {file.filename}",
+        got=f"{got}; the file has {described_file(file)}",
+        remedy="see the format of The Well, or read its arrays with pn.data.from_arrays",
+    )

@@ -1,0 +1,229 @@
+"""Trajectories, and the windows of them that make pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from probneural.arrays import grid_of
+from probneural.checks import check_integer, real_tensor
+from probneural.data.fields import Part, StoredFields, stored
+from probneural.data.pairs import StoredPairs
+from probneural.data.readers import reader_of
+from probneural.data.variables import FUNCTION, TIME, Variable
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.fields import select_rows
+from probneural.grids import Grid, check_grid
+from probneural.pairs import Rows, split_order
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Trajectories:
+    """n functions of space and time, `(n, times, c, *grid)`, read a few at a time.
+
+    Inputs and outputs name what a window takes from a trajectory: as a rule the same variables. An input that does not vary in
+    time, a coefficient for example, is part of every window once.
+
+    Args:
+        inputs: Variables that a window's input has.
+        outputs: Variables that a window's output has; all vary in time.
+        times: Ascending, `(times,)`, or `(n_all, times)` where trajectories have times of their own; in the data's units.
+        grid: Where they live.
+        rows: Which trajectories, `(n,)`.
+        dtype: In which numbers are read.
+
+    Raises:
+        ShapeError: If the variables have different numbers of trajectories or times, or an output does not vary in time.
+        DataError: If times are not finite and ascending.
+
+    Examples:
+        >>> states = torch.arange(12.0).reshape(2, 6, 1, 1).expand(2, 6, 1, 4)
+        >>> data = Trajectories.from_array(states, times=[0.1 * step for step in range(6)], periodic=(True,))
+        >>> pairs = data.windows(history=2, lead=1)
+        >>> len(pairs), pairs[0].inputs.values[0, :, 0].tolist(), pairs[0].outputs.values[0, :, 0].tolist()
+        (8, [0.0, 1.0], [2.0])
+    """
+
+    inputs: tuple[Variable, ...]
+    outputs: tuple[Variable, ...]
+    times: Float64[Tensor, "..."]
+    grid: Grid
+    rows: Int64[Tensor, " n"]
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        """Check that the variables are of the same trajectories."""
+        for variable in (*self.inputs, *self.outputs):
+            count = variable.count(TIME)
+            if count not in (None, self.times.shape[-1]) or (count is None and variable in self.outputs):
+                raise ShapeError(
+                    expected=f"{variable.name} at {self.times.shape[-1]} times",
+                    got="no axis of time" if count is None else f"{count} times",
+                    remedy="give one time per step; an output varies in time",
+                )
+        if not bool(torch.isfinite(self.times).all() and (self.times.diff(dim=-1) > 0).all()):
+            raise DataError(expected="finite, ascending times", got=str(self.times.tolist())[:100], remedy="sort them")
+
+    @classmethod
+    def from_array(
+        cls,
+        values: Any,
+        *,
+        times: Sequence[float] | Tensor,
+        grid: Grid | None = None,
+        lengths: float | Sequence[float] | None = None,
+        periodic: bool | Sequence[bool] | None = None,
+        endpoint: bool | Sequence[bool] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Trajectories:
+        """Take an array `(n, times, c, *grid)` of any kind that can be sliced; it is never copied whole.
+
+        Args:
+            values: A NumPy array or memory map, a tensor, a `h5py.Dataset`, a zarr array.
+            times: One per step, ascending.
+            grid: Where they live. In its place, the next three, as in [`from_numpy`][probneural.pairs.FieldPairs.from_numpy].
+            lengths: Extent per axis, 1 by default.
+            periodic: Whether each axis of space is periodic.
+            endpoint: Whether the right end is a point.
+            dtype: float32 or float64; by default float64 if the array is of it, else float32.
+
+        Raises:
+            ShapeError: If the array has not four axes or more, or does not fit the grid or the times.
+        """
+        reader = reader_of(values, "values")
+        shape = reader.shape
+        if grid is None:
+            spans = {"lengths": lengths, "endpoint": endpoint}
+            rounds = (periodic,) * (len(shape) - 3) if isinstance(periodic, bool) else periodic
+            grid = grid_of((shape[0], *shape[3:]), "values", periodic=rounds, **spans)  # type: ignore[arg-type]
+        check_grid(grid)
+        if len(shape) != 3 + len(grid.shape):
+            raise ShapeError(
+                expected=f"values of shape (n, times, c, {', '.join(map(str, grid.shape))})",
+                got=str(shape),
+                remedy="trajectories come first, then times, channels and space; one channel is values[:, :, None]",
+            )
+        variable = Variable(name="values", reader=reader, leading=(FUNCTION, TIME), channel_axes=(0,), grid_shape=grid.shape)
+        return trajectories_of([variable], [variable], times=times, grid=grid, dtype=dtype)
+
+    @property
+    def steps(self) -> int:
+        """Number of times."""
+        return self.times.shape[-1]
+
+    def windows(self, *, history: int = 1, lead: int = 1, stride: int = 1) -> StoredPairs:
+        """Make pairs: `history` neighbouring steps to the step that is `lead` steps after the last of them.
+
+        Window k of a trajectory maps steps k s ... k s + h - 1 to step k s + h - 1 + l, for stride s, history h, lead l. The
+        pairs of the first trajectory come first.
+
+        Args:
+            history: Steps of an input, stacked as channels, the earliest first.
+            lead: Steps from the last of the input to the output.
+            stride: Steps between the first steps of neighbouring windows.
+
+        Returns:
+            The pairs, which know their trajectory: `split` never divides one.
+
+        Raises:
+            ArgumentError: If a number is not a positive integer, or no window fits into the times.
+        """
+        history, lead = check_integer(history, "history"), check_integer(lead, "lead")
+        stride = check_integer(stride, "stride")
+        last = self.steps - history - lead
+        if last < 0:
+            raise ArgumentError(
+                expected=f"history + lead of at most {self.steps}, the number of times",
+                got=f"{history} + {lead}",
+                remedy="take shorter windows",
+            )
+        starts = torch.arange(0, last + 1, stride, device="cpu")
+        groups = self.rows.repeat_interleave(len(starts))
+        places = torch.stack([groups, starts.repeat(len(self.rows))], dim=1)
+        taken = [
+            Part(variable=variable, steps=tuple(range(history)) if variable.count(TIME) is not None else (0,))
+            for variable in self.inputs
+        ]
+        given = [Part(variable=variable, steps=(history - 1 + lead,)) for variable in self.outputs]
+        return StoredPairs(
+            stored(taken, places, grid=self.grid, dtype=self.dtype),
+            stored(given, places, grid=self.grid, dtype=self.dtype),
+            groups=groups,
+        )
+
+    def at(self, step: int) -> StoredFields:
+        """The outputs' variables of all trajectories at one step, `(n, c, *grid)`; negative numbers count from the end.
+
+        Raises:
+            ArgumentError: If there is no such step.
+        """
+        step = check_integer(step, "step", least=-self.steps, most=self.steps - 1) % self.steps
+        places = torch.stack([self.rows, torch.full_like(self.rows, step)], dim=1)
+        return stored([Part(variable=variable) for variable in self.outputs], places, grid=self.grid, dtype=self.dtype)
+
+    def subset(self, index: Rows) -> Trajectories:
+        """Choose some trajectories without reading them, in the order of the index."""
+        return replace(self, rows=self.rows[select_rows(index, len(self))])
+
+    def split(self, count: int, *, seed: int) -> tuple[Trajectories, Trajectories]:
+        """Split at random into `count` trajectories and the rest, without reading them.
+
+        Raises:
+            ArgumentError: If either part would be empty.
+        """
+        count = check_integer(count, "count", most=len(self) - 1)
+        order = split_order(len(self), seed=seed)
+        return self.subset(order[:count]), self.subset(order[count:])
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the outputs' variables."""
+        return sum(variable.channels for variable in self.outputs)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of shapes, dtype, grid and some values, as that of their shortest windows."""
+        return self.windows(lead=self.steps - 1).fingerprint
+
+    def __len__(self) -> int:
+        """Number of trajectories n."""
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        """A short description."""
+        return f"Trajectories({len(self)} x {self.steps} times x {self.channels} on {self.grid!r}, {self.dtype})"
+
+
+def trajectories_of(
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    *,
+    times: Any,
+    grid: Grid,
+    dtype: torch.dtype | None = None,
+) -> Trajectories:
+    """All trajectories of some variables.
+
+    Raises:
+        ShapeError: If their numbers differ.
+    """
+    counts = {variable.name: variable.count(FUNCTION) for variable in (*inputs, *outputs)}
+    known = {count for count in counts.values() if count is not None}
+    if len(known) > 1:
+        raise ShapeError(
+            expected="as many trajectories of each variable", got=str(counts), remedy="choose variables of the same ones"
+        )
+    is_double = any(variable.dtype == torch.float64 for variable in (*inputs, *outputs))
+    return Trajectories(
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        times=real_tensor(times, "times", dtype=torch.float64),
+        grid=grid,
+        rows=torch.arange(known.pop() if known else 1, device="cpu"),
+        dtype=dtype or (torch.float64 if is_double else torch.float32),
+    )

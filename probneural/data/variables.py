@@ -1,0 +1,98 @@
+"""Variables: arrays of which we know what each axis is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from probneural.data.readers import ArrayReader, gather
+from probneural.errors import DataError, ShapeError
+
+FUNCTION, TIME = 0, 1
+"""Columns of a place: which function or trajectory, and which step of time."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Variable:
+    """Functions in an array whose first axes are functions and times, as far as it varies with them.
+
+    Args:
+        name: What it is called, for messages.
+        reader: The array.
+        leading: What its first axes are, `FUNCTION` and `TIME` or fewer; it is constant along the missing ones.
+        channel_axes: Which axes hold channels, counted after the leading ones; the others are space.
+        grid_shape: Points per axis of space.
+        varies: Along which axes of space it varies; it has no axis for the others. By default all.
+    """
+
+    name: str
+    reader: ArrayReader
+    leading: tuple[int, ...]
+    channel_axes: tuple[int, ...]
+    grid_shape: tuple[int, ...]
+    varies: tuple[bool, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the axes fit the grid and the numbers are real."""
+        if self._space_shape != self._expected_space:
+            raise ShapeError(
+                expected=f"{self.name} of shape {self._expected_shape}",
+                got=str(self.reader.shape),
+                remedy="state where it lives by grid=, or which axes are time and channels",
+            )
+        kind = self.reader.dtype
+        if kind.kind not in "biuf" or kind.itemsize > 8:
+            remedy = "store real and imaginary parts as two channels" if kind.kind == "c" else "store it as float32 or float64"
+            raise DataError(expected=f"real {self.name} of at most 64 bits", got=f"dtype {kind}", remedy=remedy)
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """Lengths of the axes after the leading ones."""
+        return self.reader.shape[len(self.leading) :]
+
+    @property
+    def channels(self) -> int:
+        """Number of channels c."""
+        return math.prod(self.rest[axis] for axis in self.channel_axes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float64 if the numbers are of it, else float32."""
+        return torch.float64 if self.reader.dtype.kind == "f" and self.reader.dtype.itemsize == 8 else torch.float32
+
+    def count(self, column: int) -> int | None:
+        """How many functions, or times, it has; None if it does not vary with them."""
+        return self.reader.shape[self.leading.index(column)] if column in self.leading else None
+
+    def read(self, places: NDArray[np.int64]) -> NDArray[np.generic]:
+        """Read values `(m, c, *grid)` at places `(m, 2)`."""
+        values = gather(self.reader, places[:, self.leading])
+        count = len(values)
+        values = np.moveaxis(values, [1 + axis for axis in self.channel_axes], range(1, 1 + len(self.channel_axes)))
+        flags = iter(self._space_shape)
+        space = [next(flags) if varies else 1 for varies in self._flags]
+        return np.broadcast_to(values.reshape(count, self.channels, *space), (count, self.channels, *self.grid_shape))
+
+    @property
+    def _flags(self) -> tuple[bool, ...]:
+        return (True,) * len(self.grid_shape) if self.varies is None else self.varies
+
+    @property
+    def _space_shape(self) -> tuple[int, ...]:
+        return tuple(length for axis, length in enumerate(self.rest) if axis not in self.channel_axes)
+
+    @property
+    def _expected_space(self) -> tuple[int, ...]:
+        return tuple(length for length, varies in zip(self.grid_shape, self._flags, strict=True) if varies)
+
+    @property
+    def _expected_shape(self) -> str:
+        words = [("functions", "times")[column] for column in self.leading]
+        space, rest = iter(self._expected_space), []
+        for axis in range(len(self._expected_space) + len(self.channel_axes)):
+            rest.append("channels" if axis in self.channel_axes else str(next(space)))
+        return f"({', '.join([*words, *rest])})"

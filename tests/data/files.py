@@ -1,0 +1,130 @@
+"""Small files in the layouts that are read: of one's own, of The Well, of PDEBench."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+import xarray
+import zarr
+
+from tests.helpers import normal
+
+
+def numbers(*shape: int, seed: int | str = 0, dtype: str = "f4") -> np.ndarray:
+    """Standard normal numbers."""
+    return normal(*shape, seed=seed, dtype=torch.float64).numpy().astype(dtype)
+
+
+def write_hdf5(path: Path, chunks: tuple[int, ...] | None = None, **arrays: np.ndarray) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            options: dict[str, Any] = {} if chunks is None else {"chunks": chunks[: array.ndim], "compression": "gzip"}
+            file.create_dataset(name, data=array, **options)
+    return path
+
+
+def write_zarr(path: Path, chunk: int, **arrays: np.ndarray) -> Path:
+    group = zarr.open_group(path, mode="w")
+    for name, array in arrays.items():
+        stored = group.create_array(name, shape=array.shape, dtype=array.dtype, chunks=(chunk, *array.shape[1:]))
+        stored[...] = array
+    return path
+
+
+def labelled(**arrays: np.ndarray) -> xarray.Dataset:
+    """Arrays `(n, c, *grid)` as variables with dimensions, on equispaced points of the unit interval, as on a periodic axis."""
+    variables = {}
+    for name, array in arrays.items():
+        dims = ("sample", f"channel_{name}", *(f"x{axis}" for axis in range(array.ndim - 2)))
+        variables[name] = xarray.DataArray(array, dims=dims, attrs={"channel_dimension": f"channel_{name}"})
+    first = next(iter(arrays.values()))
+    points = {f"x{axis}": np.arange(size) / size for axis, size in enumerate(first.shape[2:])}
+    return xarray.Dataset(variables, coords=points)
+
+
+def write_the_well(path: Path, *, kind: str = "cartesian") -> dict[str, np.ndarray]:
+    """Three trajectories of five times on a periodic axis of 8 points and a wall-bounded one of 6; what they hold."""
+    shape = (3, 5, 8, 6)
+    fields = {
+        "density": numbers(*shape, seed="density"),
+        "mask": numbers(8, 6, seed="mask"),
+        "profile": numbers(3, 6, seed="profile"),
+        "velocity": numbers(*shape, 2, seed="velocity"),
+        "stress": numbers(*shape, 2, 2, seed="stress"),
+        "viscosity": numbers(3, seed="viscosity"),
+        "gravity": numbers(1, seed="gravity"),
+    }
+    with h5py.File(path, "w") as file:
+        file.attrs.update(dataset_name="small", grid_type=kind, n_spatial_dims=2, n_trajectories=3)
+        file.attrs["simulation_parameters"] = ["viscosity"]
+        dimensions = file.create_group("dimensions")
+        dimensions.attrs["spatial_dims"] = ["x", "y"]
+        for name, points in (("x", np.arange(8) / 8), ("y", np.linspace(-1, 1, 6)), ("time", 0.25 * np.arange(5))):
+            dimensions[name] = points.astype("f4")
+            dimensions[name].attrs["sample_varying"] = False
+            dimensions[name].attrs["time_varying"] = name == "time"
+        conditions = file.create_group("boundary_conditions")
+        for axis, word in (("x", "PERIODIC"), ("y", "WALL")):
+            condition = conditions.create_group(f"{axis}_{word.lower()}")
+            condition.attrs.update(bc_type=word, sample_varying=False, time_varying=False)
+            condition.attrs["associated_dims"] = [axis]
+        groups = {
+            "t0_fields": {
+                "density": (True, True, (True, True)),
+                "mask": (False, False, (True, True)),
+                "profile": (True, False, (False, True)),
+            },
+            "t1_fields": {"velocity": (True, True, (True, True))},
+            "t2_fields": {"stress": (True, True, (True, True))},
+            "scalars": {"viscosity": (True, False, None), "gravity": (False, False, None)},
+        }
+        for group, members in groups.items():
+            made = file.create_group(group)
+            made.attrs["field_names"] = list(members)
+            for name, (by_sample, by_time, by_dim) in members.items():
+                made[name] = fields[name]
+                made[name].attrs.update(sample_varying=by_sample, time_varying=by_time)
+                if by_dim is not None:
+                    made[name].attrs["dim_varying"] = list(by_dim)
+    return fields
+
+
+def centres(size: int) -> np.ndarray:
+    """Centres of cells of the unit interval, as PDEBench writes them."""
+    return ((np.arange(size) + 0.5) / size).astype("f4")
+
+
+def write_pdebench(path: Path, equation: str) -> dict[str, np.ndarray]:
+    """A file in the layout of one of the equations of PDEBench; what it holds."""
+    coordinates = {"x-coordinate": centres(8), "y-coordinate": centres(6)}
+    if equation == "burgers":
+        arrays = {"tensor": numbers(4, 5, 8)}
+        rest = {"x-coordinate": centres(8), "t-coordinate": (0.1 * np.arange(6)).astype("f4")}  # one more than there are states
+    elif equation == "darcy":
+        arrays = {"nu": numbers(4, 8, 6, seed="nu"), "tensor": numbers(4, 1, 8, 6)}
+        rest = coordinates
+    elif equation == "compressible":
+        arrays = {key: numbers(4, 5, 8, 6, seed=key) for key in ("density", "pressure", "Vx", "Vy")}
+        rest = coordinates | {"t-coordinate": (0.1 * np.arange(6)).astype("f4")}
+    elif equation == "incompressible":
+        arrays = {
+            "velocity": numbers(4, 5, 8, 6, 2, seed="velocity"),
+            "particles": numbers(4, 5, 8, 6, 1, seed="particles"),
+            "force": numbers(4, 8, 6, 2, seed="force"),
+        }
+        rest = {"t": np.tile(0.1 * np.arange(5), (4, 1)).astype("f4")}
+    else:
+        arrays, rest = {"data": numbers(4, 5, 8, 6, 2)}, {}
+    with h5py.File(path, "w") as file:
+        if equation == "diffusion-reaction":
+            for seed in range(4):
+                file[f"{seed:04d}/data"] = arrays["data"][seed]
+                for axis, points in (("x", centres(8)), ("y", centres(6)), ("t", (0.1 * np.arange(5)).astype("f4"))):
+                    file[f"{seed:04d}/grid/{axis}"] = points
+        for key, array in (arrays | rest).items() if equation != "diffusion-reaction" else ():
+            file[key] = array
+    return arrays

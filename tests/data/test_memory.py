@@ -1,0 +1,77 @@
+"""Memory in use while files larger than it is meant to be are read from start to end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+SHAPE = (6000, 1, 256, 256)
+"""Of float32: 1.57 GB."""
+LIMIT = 600
+"""Megabytes, PyTorch and what reads the file included."""
+
+READ = """
+import resource, sys
+import numpy as np
+import probneural as pn
+from probneural.data.readers import SlicedReader
+from probneural.pairs import batches
+from probneural.statistics import statistics
+
+kind, path = sys.argv[1:]
+if kind.startswith("npy"):
+    array = np.load(path, mmap_mode="r")
+    if kind == "npy-through-the-map":
+        array = np.lib.stride_tricks.as_strided(array, writeable=False)
+    data = pn.data.from_arrays(array, array, periodic=True)
+    assert isinstance(data.inputs.parts[0].variable.reader, SlicedReader) == (kind == "npy-through-the-map")
+else:
+    data = pn.data.open(path, inputs=["a"], outputs=["a"], periodic=True)
+assert statistics(data.inputs).count == len(data) == 6000
+assert sum(len(batch) for batch in batches(data.subset(range(2000)), 32)) == 2000
+assert data.fingerprint
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def write(kind: str, folder: Path) -> Path:
+    """A file of zeros, which takes little of the disk."""
+    path = folder / "data"
+    if kind.startswith("npy"):
+        np.lib.format.open_memmap(path, mode="w+", dtype="f4", shape=SHAPE).flush()
+    elif kind == "hdf5":
+        with h5py.File(path, "w") as file:
+            made = file.create_dataset("a", SHAPE, "f4", chunks=(8, 1, 256, 256), compression="gzip", compression_opts=1)
+            for start in range(0, SHAPE[0], 200):
+                made[start : start + 200] = np.zeros((200, *SHAPE[1:]), "f4")
+    else:
+        made = zarr.open_group(path, mode="w").create_array("a", shape=SHAPE, dtype="f4", chunks=(8, 1, 256, 256))
+        for start in range(0, SHAPE[0], 200):
+            made[start : start + 200] = 1.0
+    return path
+
+
+def peak(kind: str, folder: Path) -> int:
+    """Megabytes that a process of its own had in use at most."""
+    command = [sys.executable, "-c", READ, kind, str(write(kind, folder))]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    return int(finished.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["npy", "hdf5", "zarr"])
+def test_peak_memory_does_not_follow_from_the_size_of_a_file(kind: str, tmp_path: Path) -> None:
+    assert peak(kind, tmp_path) < LIMIT
+
+
+@pytest.mark.slow
+def test_pages_of_a_map_would_count(tmp_path: Path) -> None:
+    """Why maps are read by position: the same file through its pages."""
+    assert peak("npy-through-the-map", tmp_path) > 1500

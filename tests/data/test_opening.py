@@ -1,0 +1,341 @@
+"""What each format's layout is taken for, and what is said of files of another one."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import xarray
+
+from probneural import data as pn_data
+from probneural.data import StoredPairs, Trajectories
+from probneural.errors import ArgumentError, DataError, FileError, GridError, ShapeError, UnsupportedError
+from probneural.grids import Grid
+from probneural.pairs import FieldPairs
+from tests.data.files import centres, labelled, numbers, write_hdf5, write_pdebench, write_the_well, write_zarr
+
+
+class TestTheWell:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return tmp_path / "small.hdf5"
+
+    def test_attributes_tell_all(self, path: Path) -> None:
+        fields = write_the_well(path)
+        data = pn_data.open(path)
+        assert isinstance(data, Trajectories)
+        assert data.grid == Grid.uniform((8, 6), lengths=(1.0, 2.0), periodic=(True, False), origin=(0.0, -1.0))
+        assert data.times.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
+        moving = [
+            fields["density"][:, :, None],
+            np.moveaxis(fields["velocity"], -1, 2),
+            np.moveaxis(fields["stress"].reshape(3, 5, 8, 6, 4), -1, 2),
+        ]
+        states = np.concatenate(moving, 2)
+        for step in range(5):
+            assert np.array_equal(data.at(step)[:].values, states[:, step])
+
+    def test_constant_fields_are_part_of_every_input_once(self, path: Path) -> None:
+        """And scalars where they are asked for, as constant functions."""
+        fields = write_the_well(path)
+        pairs = pn_data.open(path, inputs=["density", "mask", "profile", "viscosity", "gravity"], outputs=["density"]).windows(
+            history=2
+        )
+        assert (len(pairs), pairs.inputs.channels, pairs.outputs.channels) == (9, 6, 1)
+        read = pairs[:].inputs.values.numpy().reshape(3, 3, 6, 8, 6)
+        for trajectory in range(3):
+            for start in range(3):
+                found = read[trajectory, start]
+                assert np.array_equal(found[:2], fields["density"][trajectory, start : start + 2])
+                assert np.array_equal(found[2], fields["mask"])
+                assert np.array_equal(found[3], np.broadcast_to(fields["profile"][trajectory], (8, 6)))
+                assert np.array_equal(found[4], np.full((8, 6), fields["viscosity"][trajectory]))
+                assert np.array_equal(found[5], np.full((8, 6), fields["gravity"][0]))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda file: file["t0_fields/density"].attrs.pop("time_varying"), "attribute time_varying of /t0_fields/density"),
+            (lambda file: file["t0_fields"].attrs.pop("field_names"), "attribute field_names"),
+            (lambda file: file["dimensions"].attrs.pop("spatial_dims"), "attribute spatial_dims"),
+            (lambda file: file["t0_fields/density"].attrs.update(sample_varying=False), r"density of shape \(5, 8, 6\)"),
+            (lambda file: file["t0_fields/density"].attrs.update(dim_varying=[True]), "dim_varying of 2 axes"),
+            (
+                lambda file: file.attrs.update(n_trajectories=4),
+                r"shape \(4, 5, 8, 6\), as the attributes say.*got \(3, 5, 8, 6\)",
+            ),
+            (lambda file: file["dimensions"].pop("x"), "an array dimensions/x"),
+            (lambda file: file["dimensions"].pop("time"), "an array dimensions/time"),
+            (lambda file: file["dimensions/x"].attrs.update(sample_varying=True), "one coordinate x"),
+            (lambda file: file.attrs.update(grid_type="spherical"), "a cartesian grid.*got 'spherical'"),
+        ],
+    )
+    def test_another_layout_is_refused(self, path: Path, change: Any, message: str) -> None:
+        write_the_well(path)
+        with h5py.File(path, "a") as file:
+            change(file)
+        with pytest.raises(DataError, match=message) as caught:
+            pn_data.open(path)
+        assert "t1_fields/velocity (3, 5, 8, 6, 2)" in str(caught.value)  # what was found
+
+    def test_unknown_names_are_refused(self, path: Path) -> None:
+        write_the_well(path)
+        with pytest.raises(DataError, match="got speed, not among them; choose among density, mask"):
+            pn_data.open(path, inputs=["speed"])
+
+
+class TestPDEBench:
+    @pytest.mark.parametrize("equation", ["burgers", "compressible", "incompressible", "diffusion-reaction"])
+    def test_trajectories(self, equation: str, tmp_path: Path) -> None:
+        arrays = write_pdebench(tmp_path / "file.h5", equation)
+        data = pn_data.open(tmp_path / "file.h5", periodic=True)
+        assert isinstance(data, Trajectories)
+        channels_last = equation in ("incompressible", "diffusion-reaction")
+        moving = {key: array for key, array in arrays.items() if key != "force"}
+        states = [np.moveaxis(array, -1, 2) if channels_last else array[:, :, None] for array in moving.values()]
+        expected = np.concatenate(states, 2)
+        assert (len(data), data.steps) == (4, 5)
+        assert torch.allclose(data.times, 0.1 * torch.arange(5.0, dtype=torch.float64))
+        for step in range(5):
+            assert np.array_equal(data.at(step)[[3, 1]].values, expected[[3, 1], step])
+        assert data.grid.periodic == (True,) * (expected.ndim - 3)
+        assert data.grid.lengths == pytest.approx((1.0,) * (expected.ndim - 3))
+        inputs = data.windows()[2].inputs.values.numpy()[0]
+        assert np.array_equal(inputs[: expected.shape[2]], expected[0, 2])
+        if equation == "incompressible":
+            assert np.array_equal(inputs[3:], np.moveaxis(arrays["force"], -1, 1)[0])
+
+    def test_coefficients_and_solutions(self, tmp_path: Path) -> None:
+        arrays = write_pdebench(tmp_path / "file.h5", "darcy")
+        data = pn_data.open(tmp_path / "file.h5", periodic=False)
+        assert isinstance(data, StoredPairs)
+        assert np.array_equal(data[:].inputs.values[:, 0], arrays["nu"])
+        assert np.array_equal(data[:].outputs.values, arrays["tensor"])
+        assert data.inputs.grid.endpoint == (True, True)
+        assert data.inputs.grid.lengths == pytest.approx((7 / 8, 5 / 6))
+
+    def test_a_missing_last_time_does_not_matter(self, tmp_path: Path) -> None:
+        write_pdebench(tmp_path / "file.h5", "burgers")
+        with h5py.File(tmp_path / "file.h5", "a") as file:
+            times = file["t-coordinate"][:5]
+            del file["t-coordinate"]
+            file["t-coordinate"] = times
+        assert pn_data.open(tmp_path / "file.h5", periodic=True).steps == 5
+
+    @pytest.mark.parametrize("equation", ["burgers", "darcy", "incompressible", "diffusion-reaction"])
+    def test_boundaries_have_to_be_stated(self, equation: str, tmp_path: Path) -> None:
+        write_pdebench(tmp_path / "file.h5", equation)
+        with pytest.raises(ArgumentError, match="periodic=.*PDEBench do not tell"):
+            pn_data.open(tmp_path / "file.h5")
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            (
+                {"tensor": numbers(4, 5, 7)},
+                r"tensor of shape \(n, times, 8\).*got \(4, 5, 7\); the file has .*x-coordinate \(8,\)",
+            ),
+            ({"tensor": numbers(4, 5, 8, 1)}, r"tensor of shape \(n, times, 8\)"),
+            ({"t-coordinate": centres(9)}, "expected 5 times, or one more.*got 9"),
+            ({"t-coordinate": None}, "expected 5 times, or one more.*got None"),
+        ],
+    )
+    def test_another_layout_is_refused(self, changed: dict[str, np.ndarray | None], message: str, tmp_path: Path) -> None:
+        write_pdebench(tmp_path / "file.h5", "burgers")
+        with h5py.File(tmp_path / "file.h5", "a") as file:
+            for key, array in changed.items():
+                del file[key]
+                if array is not None:
+                    file[key] = array
+        with pytest.raises(DataError, match=message):
+            pn_data.open(tmp_path / "file.h5", periodic=True)
+
+    def test_a_group_of_another_shape_is_named_when_it_is_read(self, tmp_path: Path) -> None:
+        write_pdebench(tmp_path / "file.h5", "diffusion-reaction")
+        with h5py.File(tmp_path / "file.h5", "a") as file:
+            del file["0002/data"]
+            file["0002/data"] = numbers(4, 8, 6, 2)
+        pairs = pn_data.open(tmp_path / "file.h5", periodic=True).windows()
+        assert len(pairs[:8]) == 8
+        with pytest.raises(DataError, match="0002/data of shape .5, 8, 6, 2."):
+            pairs[8]
+
+
+class TestNames:
+    """NetCDF and zarr, whose dimensions have names."""
+
+    def test_what_fields_write_is_read(self, tmp_path: Path) -> None:
+        pairs = FieldPairs.from_numpy(numbers(5, 2, 8, 6), numbers(5, 1, 8, 6, seed=1), periodic=(True, False))
+        pairs.to_xarray().to_netcdf(tmp_path / "pairs.nc", engine="h5netcdf")
+        found = pn_data.open(tmp_path / "pairs.nc", inputs=["inputs"], outputs=["outputs"])
+        assert found.inputs.grid == pairs.inputs.grid
+        assert found.fingerprint == pairs.fingerprint
+
+    @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+    @pytest.mark.parametrize(
+        ("dim", "attributes", "time"),
+        [("time", {}, None), ("t", {}, "t"), ("hour", {"axis": "T"}, None), ("hour", {"standard_name": "time"}, None)],
+    )
+    def test_time_is_what_says_so(
+        self, dim: str, attributes: dict[str, str], time: str | None, suffix: str, tmp_path: Path
+    ) -> None:
+        """In any order of the dimensions; variables side by side; one that does not vary in time."""
+        states, depth = numbers(8, 4, 3), numbers(8, 3, seed="depth")
+        variables = {"u": (("x", dim, "sample"), states), "v": (("sample", "x", dim), states.T.swapaxes(1, 2) + 1)}
+        coordinates = {"x": np.arange(8) / 8, dim: (dim, [0.0, 1.0, 2.0, 4.0], attributes)}
+        made = xarray.Dataset(variables | {"depth": (("x", "sample"), depth)}, coords=coordinates)
+        path = tmp_path / f"flow{suffix}"
+        made.to_netcdf(path, engine="h5netcdf") if suffix == ".nc" else made.to_zarr(path, consolidated=False)
+        data = pn_data.open(path, inputs=["u", "depth"], outputs=["v"], periodic=True, time=time)
+        assert data.times.tolist() == [0.0, 1.0, 2.0, 4.0]
+        read = data.windows()[:]
+        by_hand = states.transpose(2, 1, 0)
+        assert np.array_equal(read.inputs.values[:, 0], by_hand[:, :3].reshape(9, 8))
+        assert np.array_equal(read.inputs.values[:, 1], np.repeat(depth.T, 3, axis=0))
+        assert np.array_equal(read.outputs.values[:, 0], by_hand[:, 1:].reshape(9, 8) + 1)
+
+    def test_a_dimension_of_another_name_is_space(self, tmp_path: Path) -> None:
+        """However many dimensions there are: nothing is guessed from their number."""
+        made = xarray.Dataset({"u": (("sample", "step", "x"), numbers(3, 4, 8))}, coords={"step": range(4), "x": range(8)})
+        made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+        data = pn_data.open(tmp_path / "f.nc", inputs=["u"], outputs=["u"], periodic=False)
+        assert data.inputs.grid.shape == (4, 8)
+
+    def test_one_trajectory_needs_no_dimension_of_them(self, tmp_path: Path) -> None:
+        made = xarray.Dataset({"u": (("time", "x"), numbers(4, 8))}, coords={"time": range(4), "x": range(8)})
+        made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+        data = pn_data.open(tmp_path / "f.nc", inputs=["u"], outputs=["u"], periodic=True)
+        assert (len(data), data.steps) == (1, 4)
+        assert np.array_equal(data.at(3)[0].values[0, 0], made["u"][3])
+
+    def test_packed_numbers_are_unpacked(self, tmp_path: Path) -> None:
+        values = np.round(numbers(4, 8), 1)
+        made = xarray.Dataset({"u": (("sample", "x"), values)}, coords={"x": range(8)})
+        made.to_netcdf(
+            tmp_path / "f.nc", engine="h5netcdf", encoding={"u": {"dtype": "i2", "scale_factor": 0.1, "_FillValue": -32768}}
+        )
+        data = pn_data.open(tmp_path / "f.nc", inputs=["u"], outputs=["u"], periodic=True)
+        np.testing.assert_allclose(data[:].inputs.values[:, 0], values, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({}, ArgumentError, "periodic="),
+            ({"periodic": True, "inputs": ["b"]}, DataError, "got b, not among them; choose among a, u"),
+            ({"periodic": True, "inputs": None}, DataError, "expected inputs= and outputs="),
+            ({"periodic": True, "sample": "run"}, (GridError, ShapeError), "sample|coordinate"),
+            ({"periodic": True, "lengths": 5.0}, GridError, "lengths=1"),
+            ({"grid": Grid.uniform((8, 7))}, ShapeError, "a of shape"),
+            ({"periodic": True, "dtype": torch.float16}, ArgumentError, "dtype float32 or float64"),
+            ({"periodic": True, "inputs": "a"}, ArgumentError, "a sequence as inputs"),
+            ({"grid": "uniform"}, GridError, "a Grid as grid"),
+        ],
+    )
+    @pytest.mark.bad_input
+    def test_bad_arguments(self, options: dict[str, Any], error: type, message: str, tmp_path: Path) -> None:
+        labelled(a=numbers(4, 1, 8, 6), u=numbers(4, 1, 8, 6)).to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+        with pytest.raises(error, match=message):
+            pn_data.open(tmp_path / "f.nc", **({"inputs": ["a"], "outputs": ["u"]} | options))
+
+
+class TestPositions:
+    """Arrays whose axes have no names."""
+
+    def test_times_of_an_array_in_the_file(self, tmp_path: Path) -> None:
+        states = numbers(3, 5, 8)
+        path = write_hdf5(tmp_path / "f.h5", u=states, when=np.arange(5.0))
+        data = pn_data.open(path, inputs=["u"], outputs=["u"], time="when", periodic=(True,))
+        assert data.times.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert np.array_equal(data.at(1)[:].values[:, 0], states[:, 1])
+        with pytest.raises(DataError, match="the times, one axis, as 'u'"):
+            pn_data.open(path, inputs=["u"], outputs=["u"], time="u", periodic=(True,))
+
+    def test_without_time_the_same_array_is_no_trajectory(self, tmp_path: Path) -> None:
+        path = write_hdf5(tmp_path / "f.h5", u=numbers(3, 5, 8))
+        data = pn_data.open(path, inputs=["u"], outputs=["u"], periodic=(True,))
+        assert isinstance(data, StoredPairs)
+        assert data.inputs.channels == 5
+
+    @pytest.mark.parametrize("kind", ["hdf5", "zarr", "npy"])
+    def test_refuses(self, kind: str, tmp_path: Path) -> None:
+        arrays = {"a": numbers(4, 1, 8), "u": numbers(5, 1, 8), "z": numbers(4, 1, 8).astype("c8")}
+        path = tmp_path / "file"
+        if kind == "npy":
+            path.mkdir()
+            for name, array in arrays.items():
+                np.save(path / f"{name}.npy", array)
+        else:
+            write_hdf5(path, **arrays) if kind == "hdf5" else write_zarr(path, 2, **arrays)
+        for options, error, message in (
+            ({"outputs": ["u"], "periodic": True}, ShapeError, "as many functions of each variable"),
+            ({"outputs": ["z"], "periodic": True}, DataError, "real z of at most 64 bits"),
+            ({"outputs": ["a"]}, ArgumentError, "say whether the axes of space are periodic"),
+            ({"outputs": ["b"], "periodic": True}, DataError, "choose among a, u, z"),
+            ({"outputs": ["a"], "grid": Grid.uniform((1, 1, 8))}, ShapeError, "functions come first"),
+            ({"outputs": ["a"], "grid": Grid.uniform(9)}, ShapeError, "a of shape"),
+        ):
+            with pytest.raises(error, match=message):
+                pn_data.open(path, inputs=["a"], **options)
+
+
+class TestFiles:
+    @pytest.mark.parametrize("kind", ["missing", "text", "zip", "empty folder", "damaged hdf5", "damaged netcdf"])
+    def test_what_is_no_data_is_refused(self, kind: str, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        if kind == "empty folder":
+            path.mkdir()
+        elif kind == "zip":
+            np.savez(tmp_path / "file.npz", a=numbers(2, 1, 4))
+            path = tmp_path / "file.npz"
+        elif kind != "missing":
+            path.write_bytes({"text": b"x,y\n", "damaged hdf5": b"\x89HDF\r\n\x1a\nxx", "damaged netcdf": b"CDF\x01xx"}[kind])
+        with pytest.raises(FileError, match=str(path)):
+            pn_data.open(path, inputs=["a"], outputs=["u"], periodic=True)
+
+    def test_a_file_that_vanishes_is_named_when_it_is_read(self, tmp_path: Path) -> None:
+        path = write_hdf5(tmp_path / "f.h5", a=numbers(4, 1, 8))
+        data = pn_data.open(path, inputs=["a"], outputs=["a"], periodic=True)
+        path.unlink()
+        with pytest.raises(FileError, match="expected a to be readable"):
+            data[0]
+
+    @pytest.mark.parametrize(("suffix", "module"), [("h5", "h5py"), ("nc", "xarray"), ("nc", "h5netcdf"), ("zarr", "zarr")])
+    def test_a_missing_extra_is_named(self, suffix: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / f"file.{suffix}"
+        made = labelled(a=numbers(4, 1, 8))
+        if suffix == "h5":
+            write_hdf5(path, a=numbers(4, 1, 8))
+        else:
+            made.to_netcdf(path, engine="h5netcdf") if suffix == "nc" else made.to_zarr(path, consolidated=False)
+        real = importlib.import_module
+
+        def without(name: str, package: str | None = None) -> Any:
+            if name == module:
+                raise ModuleNotFoundError(name)
+            return real(name, package)
+
+        monkeypatch.setattr(importlib, "import_module", without)
+        with pytest.raises(UnsupportedError, match=rf"expected {module}, .*pip install 'probneural\[data\]'"):
+            pn_data.open(path, inputs=["a"], outputs=["a"], periodic=True)
+
+    @pytest.mark.bad_input
+    def test_arrays_that_are_none(self) -> None:
+        with pytest.raises(DataError, match="expected an array as inputs"):
+            pn_data.from_arrays([[1.0]], [[1.0]], periodic=True)
+        with pytest.raises(ArgumentError, match="expected a path"):
+            pn_data.open(3)
+        with pytest.raises(ShapeError, match="as many outputs as inputs"):
+            pn_data.from_arrays(numbers(3, 1, 8), numbers(4, 1, 8), periodic=True)
+        with pytest.raises(ArgumentError, match="grid= alone"):
+            pn_data.from_arrays(numbers(3, 1, 8), numbers(3, 1, 8), periodic=True, grid=Grid.uniform(8))
+        with pytest.raises(ArgumentError, match="periodic"):
+            pn_data.from_arrays(numbers(3, 1, 8), numbers(3, 1, 8))
+        with pytest.raises(ArgumentError, match="dtype"):
+            pn_data.from_arrays(numbers(3, 1, 8), numbers(3, 1, 8), periodic=True, dtype=torch.float16)
+        with pytest.raises(DataError, match="real inputs of at most 64 bits"):
+            pn_data.from_arrays(np.array([["a"]]), numbers(1, 1), periodic=True)

@@ -1,0 +1,145 @@
+"""How arrays are read: the right entries, each once, neighbours and chunks at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probneural.data import readers
+from probneural.data.readers import RawReader, SlicedReader, gather, npy_reader, reader_of
+from probneural.errors import FileError
+from tests.data.files import numbers
+
+ARRAY = numbers(12, 9, 2, 3)
+
+
+@dataclass
+class Counted:
+    """An array in chunks that keeps which boxes were read."""
+
+    array: np.ndarray
+    chunks: tuple[int, ...]
+    boxes: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    def read(self, box: tuple[slice, ...]) -> np.ndarray:
+        self.boxes.append(tuple((part.start, part.stop) for part in box))
+        return self.array[box]
+
+
+@given(st.data(), st.tuples(st.integers(1, 5), st.integers(1, 5)), st.integers(1, 2))
+def test_it_is_indexing(drawn: st.DataObject, chunks: tuple[int, int], depth: int) -> None:
+    places = drawn.draw(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 8)), max_size=20))
+    chosen = np.array(places, np.int64).reshape(-1, 2)[:, :depth]
+    reader = Counted(ARRAY, (*chunks, 1, 3))
+    assert np.array_equal(gather(reader, chosen), ARRAY[tuple(chosen.T)])
+    asked = {tuple(place[:depth]) for place in places}
+    touched = {tuple(entry // size for entry, size in zip(place, chunks, strict=False)) for place in asked}
+    assert len(reader.boxes) <= len(touched)  # a chunk is read once
+
+
+def test_neighbours_are_read_at_once() -> None:
+    reader = Counted(ARRAY, (1, 1, 1, 1))
+    gather(reader, np.array([[7], [3], [4], [5], [4], [8]]))
+    assert reader.boxes == [((3, 6),), ((7, 9),)]
+    reader = Counted(ARRAY, (1, 1, 1, 1))
+    gather(reader, np.array([[2, 4], [2, 5], [3, 6], [2, 3]]))
+    assert reader.boxes == [((2, 3), (3, 6)), ((3, 4), (6, 7))]
+
+
+def test_a_chunk_is_read_at_once_unless_little_of_a_large_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Counted(ARRAY, (6, 9, 2, 3))
+    rows = np.array([[0], [5], [11]])
+    gather(reader, rows)
+    assert reader.boxes == [((0, 6),), ((11, 12),)]
+    reader = Counted(ARRAY, (6, 9, 2, 3))
+    monkeypatch.setattr(readers, "_LARGEST_BOX", 4 * 9 * 6 * 4 - 1)
+    assert np.array_equal(gather(reader, rows), ARRAY[[0, 5, 11]])
+    assert reader.boxes == [((0, 1),), ((5, 6),), ((11, 12),)]
+
+
+@given(st.data())
+def test_boxes_of_a_file_are_those_of_the_array(drawn: st.DataObject) -> None:
+    path = Path(drawn.draw(st.just(_written())))
+    depth = drawn.draw(st.integers(0, 4))
+    box = []
+    for size in ARRAY.shape[:depth]:
+        start = drawn.draw(st.integers(0, size - 1))
+        box.append(slice(start, drawn.draw(st.integers(start + 1, size))))
+    assert np.array_equal(npy_reader(path).read(tuple(box)), ARRAY[tuple(box)])
+
+
+_FILES: list[Path] = []
+
+
+def _written() -> Path:
+    return _FILES[0]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _file(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("readers") / "array.npy"
+    np.save(path, ARRAY)
+    _FILES[:] = [path]
+
+
+def test_without_preadv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every system has it."""
+    monkeypatch.delattr("os.preadv")
+    assert np.array_equal(npy_reader(_written()).read((slice(2, 5),)), ARRAY[2:5])
+
+
+def test_memory_maps_are_read_by_position() -> None:
+    """Those that are one block of the file; others, and those with changes of their own, by slices."""
+    mapped = np.load(_written(), mmap_mode="r")
+    for view, expected in ((mapped, ARRAY), (mapped[3:7], ARRAY[3:7]), (mapped[2][4:], ARRAY[2][4:])):
+        reader = reader_of(view, "values")
+        assert isinstance(reader, RawReader)
+        assert np.array_equal(reader.read((slice(0, 2),)), expected[:2])
+    assert isinstance(reader_of(mapped[::2], "values"), SlicedReader)
+    private = np.load(_written(), mmap_mode="c")
+    private[0] = 7.0
+    assert reader_of(private, "values").read((slice(0, 1),)).max() == 7.0
+    assert isinstance(reader_of(np.array(mapped), "values"), SlicedReader)
+
+
+def test_an_offset_of_a_map_counts(tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(b"\0" * 5000 + ARRAY.tobytes())
+    mapped = np.memmap(tmp_path / "raw", dtype="f4", mode="r", offset=5000, shape=ARRAY.shape)
+    assert np.array_equal(reader_of(mapped[1:], "values").read((slice(1, 4),)), ARRAY[2:5])
+
+
+def test_refuses_files_that_end_early_or_run_the_other_way(tmp_path: Path) -> None:
+    path = tmp_path / "array.npy"
+    np.save(path, ARRAY)
+    reader = npy_reader(path)
+    path.write_bytes(path.read_bytes()[:-10])
+    assert np.array_equal(reader.read((slice(0, 2),)), ARRAY[:2])
+    with pytest.raises(FileError, match="a file that ends before"):
+        reader.read((slice(0, 12),))
+    np.save(path, np.asfortranarray(ARRAY))
+    with pytest.raises(FileError, match="in C order"):
+        npy_reader(path)
+    np.save(path, np.array([{}]), allow_pickle=True)
+    with pytest.raises(FileError, match="array of numbers"):
+        npy_reader(path)
+
+
+def test_entries_without_leading_axes() -> None:
+    assert np.array_equal(gather(SlicedReader(ARRAY[0, 0]), np.empty((3, 0), np.int64)), np.stack([ARRAY[0, 0]] * 3))
+    assert gather(SlicedReader(ARRAY), np.empty((0, 1), np.int64)).shape == (0, 9, 2, 3)
+    assert math.prod(gather(SlicedReader(ARRAY), np.array([[1, 1]])).shape) == 6

@@ -1,0 +1,169 @@
+"""Trajectories and their windows, against explicit indexing, and splits that never divide a trajectory."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probneural import data as pn_data
+from probneural.data import StoredPairs, Trajectories
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.grids import Grid
+from probneural.operators import FNO
+from probneural.pairs import Dataset, FieldPairs
+from probneural.training import fit
+from tests.data.files import numbers, write_hdf5, write_zarr
+
+STATES = numbers(7, 6, 2, 8, 4)
+TIMES = [0.5 * step for step in range(6)]
+GRID = Grid.uniform((8, 4))
+DATA = Trajectories.from_array(STATES, times=TIMES, grid=GRID)
+
+
+def windows_by_hand(states: np.ndarray, history: int, lead: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and outputs of all windows, one after the other."""
+    inputs, outputs = [], []
+    for trajectory in states:
+        for start in range(0, len(trajectory), stride):
+            if start + history - 1 + lead < len(trajectory):
+                inputs.append(np.concatenate([trajectory[start + step] for step in range(history)]))
+                outputs.append(trajectory[start + history - 1 + lead])
+    return np.stack(inputs), np.stack(outputs)
+
+
+@given(history=st.integers(1, 4), lead=st.integers(1, 3), stride=st.integers(1, 4))
+def test_windows_are_those_of_explicit_indexing(history: int, lead: int, stride: int) -> None:
+    if history + lead > 6:
+        return
+    inputs, outputs = windows_by_hand(STATES, history, lead, stride)
+    pairs = DATA.windows(history=history, lead=lead, stride=stride)
+    assert len(pairs) == len(inputs)
+    assert (pairs.inputs.channels, pairs.outputs.channels) == (2 * history, 2)
+    read = pairs[:]
+    assert np.array_equal(read.inputs.values, inputs)
+    assert np.array_equal(read.outputs.values, outputs)
+    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(1))
+    assert np.array_equal(pairs[order].inputs.values, inputs[order])
+
+
+def test_the_last_window_ends_at_the_last_time() -> None:
+    """And so do those of as many steps as there are; one more is refused."""
+    assert np.array_equal(DATA.windows()[-1].outputs.values[0], STATES[-1, -1])
+    assert len(DATA.windows()) == 7 * 5
+    assert len(DATA.windows(history=3, lead=3)) == len(DATA.windows(lead=5)) == 7
+    for history, lead in ((4, 3), (1, 6), (6, 1)):
+        with pytest.raises(ArgumentError, match=r"expected history \+ lead of at most 6"):
+            DATA.windows(history=history, lead=lead)
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "hdf5-chunks", "zarr", "npy", "memory-map"])
+def test_files_give_the_windows_of_the_array(kind: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"inputs": ["u"], "outputs": ["u"], "time": TIMES, "grid": GRID}
+    if kind.startswith("hdf5"):
+        found = pn_data.open(write_hdf5(tmp_path / "f.h5", (2, 4, 1, 8, 4) if "chunks" in kind else None, u=STATES), **options)
+    elif kind == "zarr":
+        found = pn_data.open(write_zarr(tmp_path / "f.zarr", 3, u=STATES), **options)
+    else:
+        np.save(tmp_path / "u.npy", STATES)
+        mapped = np.load(tmp_path / "u.npy", mmap_mode="r")
+        found = Trajectories.from_array(mapped, times=TIMES, grid=GRID)
+        found = pn_data.open(tmp_path / "u.npy", time=TIMES, grid=GRID) if kind == "npy" else found
+    assert isinstance(found, Trajectories)
+    pairs, expected = found.windows(history=2, stride=2), DATA.windows(history=2, stride=2)
+    for index in (slice(None), [13, 2, 2, 0], slice(3, 9)):
+        assert torch.equal(pairs[index].inputs.values, expected[index].inputs.values)
+        assert torch.equal(pairs[index].outputs.values, expected[index].outputs.values)
+    assert (pairs.fingerprint, found.fingerprint) == (expected.fingerprint, DATA.fingerprint)
+    assert torch.equal(pickle.loads(pickle.dumps(pairs))[5].inputs.values, expected[5].inputs.values)  # noqa: S301
+
+
+def trajectories_in(pairs: StoredPairs) -> set[int]:
+    """Which trajectories the values that are read come from."""
+    starts = {trajectory[step].tobytes(): number for number, trajectory in enumerate(STATES) for step in range(6)}
+    sides = (pairs[:].inputs.values[:, :2], pairs[:].outputs.values)
+    return {starts[state.numpy().tobytes()] for side in sides for state in side}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("count", [1, 5, 6, 17, 24])
+def test_no_trajectory_is_on_both_sides_of_a_split_of_windows(count: int, seed: int) -> None:
+    pairs = DATA.windows(history=2)
+    first, second = pairs.split(count, seed=seed)
+    assert not trajectories_in(first) & trajectories_in(second)
+    assert len(first) + len(second) == len(pairs)
+    assert count <= len(first) < count + 4  # four windows each
+    again = first.split(1, seed=0) if len(trajectories_in(first)) > 1 else ()
+    assert not again or not trajectories_in(again[0]) & trajectories_in(again[1])
+
+
+def test_a_subset_of_windows_is_split_by_trajectory_too() -> None:
+    """Repeated and reordered windows included."""
+    some = DATA.windows(history=2).subset([0, 1, 27, 5, 5, 6, 26])
+    first, second = some.split(2, seed=0)
+    assert not trajectories_in(first) & trajectories_in(second)
+    assert len(first) + len(second) == 7
+
+
+def test_a_split_that_would_divide_the_only_trajectory_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="leaves a trajectory of 1"):
+        DATA.subset([2]).windows().split(2, seed=0)
+    with pytest.raises(ArgumentError, match="leaves a trajectory of 7"):
+        DATA.windows().split(34, seed=0)
+
+
+def test_trajectories_are_split_as_a_whole() -> None:
+    first, second = DATA.split(3, seed=0)
+    assert (len(first), len(second)) == (3, 4)
+    assert not trajectories_in(first.windows()) & trajectories_in(second.windows())
+    assert trajectories_in(DATA.subset([4, 1]).windows()) == {1, 4}
+
+
+def test_states_at_one_time() -> None:
+    assert np.array_equal(DATA.at(2)[:].values, STATES[:, 2])
+    assert np.array_equal(DATA.subset([5, 0]).at(-1)[:].values, STATES[[5, 0], -1])
+    with pytest.raises(ArgumentError, match="as step"):
+        DATA.at(6)
+
+
+def test_windows_are_a_dataset_that_trains() -> None:
+    pairs = DATA.windows()
+    assert isinstance(pairs, Dataset)
+    history = fit(FNO(2, 2, modes=(2, 2), width=4, depth=1, seed=0), FieldPairs(pairs[:].inputs, pairs[:].outputs), epochs=1)
+    assert len(history.train) == 1
+
+
+def test_it_describes_itself() -> None:
+    assert repr(DATA).startswith("Trajectories(7 x 6 times x 2 on Grid.uniform((8, 4)")
+    assert (DATA.steps, DATA.channels, len(DATA), DATA.times.tolist()) == (6, 2, 7, TIMES)
+
+
+@pytest.mark.parametrize("periodic", [True, (True, True)])
+def test_a_grid_is_built_as_for_arrays(periodic: bool | tuple[bool, ...]) -> None:
+    assert Trajectories.from_array(torch.from_numpy(STATES), times=TIMES, periodic=periodic).grid == GRID
+
+
+def test_refuses_arrays_and_times_that_do_not_fit() -> None:
+    with pytest.raises(ShapeError, match="expected values of shape .n, times, c, 8, 4."):
+        Trajectories.from_array(STATES[:, :, 0], times=TIMES, grid=GRID)
+    with pytest.raises(ShapeError, match="at 5 times; got 6 times"):
+        Trajectories.from_array(STATES, times=TIMES[:5], grid=GRID)
+    with pytest.raises(DataError, match="ascending times"):
+        Trajectories.from_array(STATES, times=TIMES[::-1], grid=GRID)
+    with pytest.raises(ArgumentError, match="periodic"):
+        Trajectories.from_array(STATES, times=TIMES)
+
+
+def test_a_bad_state_is_named_where_it_is_read() -> None:
+    broken = STATES.copy()
+    broken[3, 4, 1, 2, 2] = np.inf
+    pairs = Trajectories.from_array(broken, times=TIMES, grid=GRID).windows()
+    assert len(pairs[:18].inputs) == 18
+    with pytest.raises(DataError, match="in function 3, window at step 3"):
+        pairs[18]
