@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Protocol
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -9,6 +12,26 @@ from torch import Tensor
 from probneural.errors import ShapeError
 from probneural.fields import power_of_two
 from probneural.grids import Grid
+
+
+class Loss(Protocol):
+    """A loss of a batch: one real number of predictions and targets `(n, c, *grid)` and the grid where they live.
+
+    A loss that has a parameter `inputs` is given the input functions too, a `Field`, by that name.
+    """
+
+    def __call__(
+        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, /
+    ) -> Float[Tensor, ""]:
+        """The loss, averaged over functions."""
+
+
+def takes_inputs(loss: object) -> bool:
+    """Whether a loss has a parameter `inputs`."""
+    try:
+        return "inputs" in inspect.signature(getattr(loss, "forward", loss)).parameters  # type: ignore[arg-type]
+    except ValueError:  # some built-in callables have no signature
+        return False
 
 
 def relative_l2(
