@@ -163,7 +163,10 @@ class Run:
             value = self._gradient(batches, sizes)
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        self.schedule.step()
+        with warnings.catch_warnings() if self.scaler.is_enabled() else contextlib.nullcontext():
+            if self.scaler.is_enabled():  # a step that the scaler leaves out, because gradients overflow, counts as one
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+            self.schedule.step()
         if self.average is not None:
             self.average.update()
         self.total += value

@@ -20,7 +20,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression
 from probneural.pairs import FieldPairs
-from probneural.training import Checkpoint, EachEpoch, History, Optimization, Progress, files, fit, trainer
+from probneural.training import EachEpoch, History, Optimization, Progress, files, fit, trainer
 from probneural.training.losses import relative_l2
 from probneural.training.resuming import Keeper
 from tests import file_mutations
