@@ -59,7 +59,7 @@ class Recipe:
             seed=seed,
             learning_rate=self.learning_rate,
             show_progress=False,
-            on_epoch=lambda number, losses: tick(),
+            callbacks=[pn.training.EachEpoch(lambda progress: tick())],
         )
         facts |= {
             "epochs": self.epochs,

@@ -44,7 +44,8 @@ PURPOSES: Final = MappingProxyType(
         # training
         "validation": "seed of the split into what is trained on and what is watched",
         "batches": "order of the pairs, per epoch",
-        "training": "what layers and losses draw while they train, dropout for example, per epoch",
+        "training": "what layers and losses draw while they train, dropout for example, per epoch and process after the first",
+        "workers": "seeds that torch's loader gives its workers, which draw nothing",
         # curvature
         "spectral density": "probes of stochastic Lanczos quadrature",
         "eigenpairs": "starts of block Lanczos",

@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import matplotlib
@@ -253,22 +254,19 @@ def test_calibration_of_one_function_has_no_standard_error() -> None:
     assert rendered(figure).startswith(b"\x89PNG")
 
 
-def test_losses_and_the_last_fifth() -> None:
+def test_losses_and_the_restored_epoch() -> None:
     (axes,) = plots.training(HISTORY).axes
     assert axes.get_yscale() == "log"
     np.testing.assert_allclose(curve(axes, "training").get_ydata(), HISTORY.train)
     np.testing.assert_allclose(curve(axes, "validation").get_xdata(), range(1, 11))
-    (span,) = axes.patches
-    assert (span.get_x(), span.get_width()) == (8.5, 2.0)
-    assert span.get_label() == "last fifth: validation fell by 19 %"  # 1 - 0.9²
+    assert len(axes.lines) == 2
+    (marked,) = plots.training(replace(HISTORY, restored=7)).axes
+    np.testing.assert_allclose(curve(marked, "weights of epoch 7").get_xdata(), 7)
 
 
-def test_short_and_rising_training() -> None:
+def test_short_and_broken_training() -> None:
     (short,) = plots.training(History(train=(1.0,), validation=(), seconds=(1.0,))).axes
-    assert not short.patches
     assert len(short.lines) == 1
-    (rising,) = plots.training(History(train=(1.0, 1.0, 1.0, 1.0, 1.5), validation=(), seconds=(1.0,) * 5)).axes
-    assert rising.patches[0].get_label() == "last fifth: training rose by 50 %"
     broken = plots.training(History(train=(0.0, float("nan"), 1.0), validation=(), seconds=(1.0,) * 3))
     rendered(broken)
     np.testing.assert_array_equal(curve(broken.axes[0], "training").get_ydata(), [0.0, np.nan, 1.0])

@@ -295,12 +295,12 @@ class TestTrainingThatLeadsAway:
         class KilledError(Exception):
             pass
 
-        def kill(epoch: int, losses: dict[str, float]) -> None:
-            if epoch == 2:
+        def kill(progress: pn.training.Progress) -> None:
+            if progress.epoch == 2:
                 raise KilledError
 
         settings: dict[str, Any] = {"epochs": 3, "learning_rate": 30.0, "checkpoint": tmp_path / "run", "show_progress": False}
         with pytest.raises(KilledError):
-            pn.fit(operator("FNO", SINGLE), pairs(SINGLE), on_epoch=kill, **settings)
+            pn.fit(operator("FNO", SINGLE), pairs(SINGLE), callbacks=[pn.training.EachEpoch(kill)], **settings)
         with pytest.warns(ConvergenceWarning, match="having begun at"):
             pn.fit(operator("FNO", SINGLE), pairs(SINGLE), **settings)

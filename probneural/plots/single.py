@@ -178,7 +178,7 @@ def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tens
 
 
 def training(history: History) -> Figure:
-    """Draw losses by epoch on a logarithmic axis, with the last fifth of training marked.
+    """Draw losses by epoch on a logarithmic axis, with the epoch marked whose weights were restored, if one was.
 
     Args:
         history: What [`fit`][probneural.training.trainer.fit] returned.
@@ -199,17 +199,8 @@ def training(history: History) -> Figure:
         if losses:
             marker = "o" if len(losses) < 5 else None
             axes.plot(range(1, len(losses) + 1), losses, color=colour, linewidth=1.5, marker=marker, markersize=4, label=name)
-    fifth = history.epochs // 5
-    if fifth:
-        change = f"{'fell' if history.last_fall >= 0 else 'rose'} by {100 * abs(history.last_fall):.0f} %"
-        axes.axvspan(
-            history.epochs - fifth + 0.5,
-            history.epochs + 0.5,
-            color=ORANGE,
-            alpha=0.2,
-            linewidth=0,
-            label=f"last fifth: {'validation' if history.validation else 'training'} {change}",
-        )
+    if history.restored is not None:
+        axes.axvline(history.restored, color=ORANGE, linewidth=1.5, label=f"weights of epoch {history.restored}")
     axes.set(xlim=(0.5, history.epochs + 0.5), xlabel="epoch", ylabel="loss")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     _legend(figure, axes)

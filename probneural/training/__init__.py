@@ -1,7 +1,45 @@
 """Training."""
 
+from probneural.training.callbacks import Callback, EachEpoch, Progress
 from probneural.training.history import History
-from probneural.training.losses import relative_l2
+from probneural.training.loading import BatchOrder, Loading
+from probneural.training.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog
+from probneural.training.losses import (
+    CRPS,
+    EnergyScore,
+    Loss,
+    PDEResidual,
+    RelativeH1,
+    RelativeL2,
+    SpectralBands,
+    WeightedSum,
+    relative_l2,
+)
+from probneural.training.options import Checkpoint, EarlyStopping, Optimization
 from probneural.training.trainer import fit
 
-__all__ = ["History", "fit", "relative_l2"]
+__all__ = [
+    "CRPS",
+    "BatchOrder",
+    "CSVLog",
+    "Callback",
+    "Checkpoint",
+    "EachEpoch",
+    "EarlyStopping",
+    "EnergyScore",
+    "History",
+    "Loading",
+    "Loss",
+    "MLflowLog",
+    "Optimization",
+    "PDEResidual",
+    "Progress",
+    "RelativeH1",
+    "RelativeL2",
+    "SpectralBands",
+    "TensorBoardLog",
+    "WandbLog",
+    "WeightedSum",
+    "fit",
+    "relative_l2",
+]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from torch import Tensor
@@ -12,80 +14,139 @@ from probneural.training import schema
 
 _RATES = ("lr", "betas")
 _STEPS = ("last_epoch", "_step_count", "_last_lr")
-"""What training changes in the settings of the optimiser and the state of the schedule; the rest follows from the arguments."""
+"""What training changes in the settings of AdamW and the state of our schedules; the rest follows from the arguments."""
 
 
 class _Checkpoint(TypedDict):
-    """What a checkpoint holds besides weights and moments."""
+    """What a checkpoint holds besides tensors.
+
+    Attributes:
+        fingerprint: Of data and settings.
+        structure: Of the weights.
+        groups: Settings of the optimiser.
+        state: What is no tensor in its state.
+        schedule: State of the schedule.
+        scaler: State of the loss scaler, where there is one.
+        losses: Mean training loss of every finished epoch.
+        watched: Validation loss of every finished epoch.
+        seconds: Of every finished epoch.
+        begin: Loss of the first batch.
+        step: Steps done in the epoch that has begun.
+        totals: Sum of its losses so far, by process.
+        elapsed: Its seconds so far.
+    """
 
     kind: Literal["checkpoint"]
     fingerprint: str
     structure: list[Any]
     groups: list[dict[str, Any]]
+    state: dict[str, dict[str, Any]]
     schedule: dict[str, Any]
+    scaler: dict[str, float]
     losses: list[float]
     watched: list[float]
     seconds: list[float]
     begin: float | None
+    step: int
+    totals: list[float]
+    elapsed: float
 
 
-def progress(
-    metadata: dict[str, Any], ours: dict[str, Any], *, epochs: int, steps: int, has_validation: bool
+@dataclass(frozen=True)
+class Tensors:
+    """A checkpoint's tensors by owner.
+
+    Attributes:
+        model: Weights by name.
+        optimizer: Moments, by the parameter's number and their name, `3.exp_avg`.
+        average: Averaged weights by name.
+        best: The best weights so far by name.
+        random: States of generators, by process and kind, `0.cpu`.
+    """
+
+    model: dict[str, Tensor] = field(default_factory=dict)
+    optimizer: dict[str, Tensor] = field(default_factory=dict)
+    average: dict[str, Tensor] = field(default_factory=dict)
+    best: dict[str, Tensor] = field(default_factory=dict)
+    random: dict[str, Tensor] = field(default_factory=dict)
+
+    def by_name(self) -> dict[str, Tensor]:
+        """All of them, `OWNER.NAME`."""
+        return {f"{owner}.{name}": value for owner, tensors in vars(self).items() for name, value in tensors.items()}
+
+
+def check_progress(
+    metadata: dict[str, Any], ours: dict[str, Any], *, epochs: int, steps: int, has_validation: bool, is_builtin: bool
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the settings of the optimiser and the state of the schedule that a checkpoint has reached.
 
     Args:
         metadata: Of the checkpoint.
-        ours: `"groups"` and `"schedule"` of a run that has not begun, in types that JSON knows.
+        ours: `"groups"`, `"schedule"` and `"scaler"` of a run that has not begun, in types that JSON knows.
         epochs: Of the whole run.
         steps: Per epoch.
         has_validation: Whether the run watches a loss on a validation split.
+        is_builtin: Whether optimiser and schedule are ours, of which is known what changes.
 
     Raises:
         FileError: If the checkpoint is of another form, or counts other epochs and steps than it has losses.
     """
     schema.check(metadata, _Checkpoint, where="a checkpoint")
-    count, now = len(metadata["losses"]), metadata["schedule"]
+    count, now, step = len(metadata["losses"]), metadata["schedule"], metadata["step"]
     is_alike = _same_form({name: metadata[name] for name in ours}, ours)
     lengths = (len(metadata["seconds"]), len(metadata["watched"])) == (count, count if has_validation else 0)
-    reached = (now.get("last_epoch"), now.get("_step_count")) == (steps * count, steps * count + 1)
-    if not (is_alike and lengths and reached and count <= epochs):
-        raise _other("the state of this run's optimiser, and numbers for each epoch")
-    rates = [{name: group[name] for name in _RATES} for group in metadata["groups"]]
+    done = steps * count + step
+    reached = (now.get("last_epoch"), now.get("_step_count")) == (done, done + 1) or not is_builtin
+    within = 0 <= step < steps and (step == 0 or count < epochs) and len(metadata["totals"]) > 0
+    plain = all(math.isfinite(number) for number in (*metadata["totals"], metadata["elapsed"]))
+    if not (is_alike and lengths and reached and within and plain and count <= epochs):
+        raise other("the state of this run's optimiser, and numbers for each epoch")
+    if not is_builtin:
+        return metadata["groups"], now
+    rates = [{name: group[name] for name in _RATES if name in group} for group in metadata["groups"]]
     groups = [{**group, **rate} for group, rate in zip(ours["groups"], rates, strict=True)]
     return groups, {name: now[name] for name in _STEPS}
 
 
-def sorted_tensors(
-    tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], *, parameters: Sequence[Tensor]
-) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """Sort a checkpoint's tensors into weights by name and moments by the parameter's number and name.
-
-    Args:
-        tensors: `model.NAME` and `optimizer.NUMBER.NAME`.
-        state: Of the operator; the weights have its names, shapes and dtypes.
-        parameters: That are trained; a moment has the shape of its parameter, or none.
+def sorted_tensors(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Sort a checkpoint's tensors by owner.
 
     Raises:
-        FileError: If a tensor is missing, is of another shape, or belongs to none of them.
+        FileError: If one belongs to none.
     """
-    weights: dict[str, Tensor] = {}
-    moments: dict[int, dict[str, Tensor]] = {}
+    found = Tensors()
     for name, tensor in tensors.items():
         owner, _, inner_name = name.partition(".")
-        number, _, moment = inner_name.partition(".")
-        if owner == "model":
-            weights[inner_name] = tensor
-        elif owner == "optimizer" and number in map(str, range(len(parameters))):
-            if tuple(tensor.shape) not in ((), tuple(parameters[int(number)].shape)):
-                raise _other(f"moments of this run's parameters, not {name} of shape {tuple(tensor.shape)}")
-            moments.setdefault(int(number), {})[moment] = tensor
-        else:
-            raise _other(f"weights and moments, not {name[:80]}")
-    forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in side.items()} for side in (weights, state)]
+        if owner not in vars(found):
+            raise other(f"weights, moments and random states, not {name[:80]}")
+        vars(found)[owner][inner_name] = tensor
+    return found
+
+
+def check_weights(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise a FileError unless weights have the names, shapes and dtypes of others."""
+    forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in side.items()} for side in (weights, expected)]
     if forms[0] != forms[1]:
-        raise _other("weights of the operator's names, shapes and dtypes")
-    return weights, moments
+        raise other("weights of the operator's names, shapes and dtypes")
+
+
+def check_moments(moments: Mapping[str, Tensor], parameters: list[Tensor]) -> None:
+    """Raise a FileError unless each moment has the shape of its parameter, or none."""
+    for name, tensor in moments.items():
+        number = name.partition(".")[0]
+        if number not in map(str, range(len(parameters))):
+            raise other(f"moments of this run's parameters, not {name[:80]}")
+        if tuple(tensor.shape) not in ((), tuple(parameters[int(number)].shape)):
+            raise other(f"moments of this run's parameters, not {name} of shape {tuple(tensor.shape)}")
+
+
+def other(expected: str) -> FileError:
+    """The error about a checkpoint that holds something else than it should."""
+    return FileError(
+        expected=expected,
+        got="others in the checkpoint",
+        remedy="it is damaged, or of another version: remove it to start anew",
+    )
 
 
 def _same_form(one: object, other: object) -> bool:
@@ -95,11 +156,3 @@ def _same_form(one: object, other: object) -> bool:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_same_form, one, other))
     return type(one) is type(other)
-
-
-def _other(expected: str) -> FileError:
-    return FileError(
-        expected=expected,
-        got="others in the checkpoint",
-        remedy="it is damaged, or of another version: remove it to start anew",
-    )

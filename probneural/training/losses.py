@@ -1,14 +1,38 @@
-"""Losses that do not depend on the resolution."""
+"""Losses of fields: norms and scores by quadrature, so that they do not depend on the resolution.
+
+A loss is called as `loss(predicted, target, grid)`. Those here are objects; functions of yours do as well.
+"""
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.errors import ShapeError
-from probneural.fields import power_of_two
-from probneural.grids import Grid
+from probneural.checks import assign, check_callable, check_integer, check_positive, check_real, check_sequence
+from probneural.errors import ArgumentError, GridError, ShapeError
+from probneural.fields import Field, power_of_two
+from probneural.grids import Axis, Grid, along_axis, check_grid
+
+Loss: TypeAlias = Callable[..., Tensor]
+"""Called as `loss(predicted, target, grid)` with `(n, c, *grid)`; returns one real number, averaged over functions.
+
+One that has a parameter `inputs` is given the input functions too, a `Field`, by that name.
+"""
+
+
+def takes_inputs(loss: Loss) -> bool:
+    """Whether a loss has a parameter `inputs`."""
+    try:
+        return "inputs" in inspect.signature(getattr(loss, "forward", loss)).parameters
+    except ValueError:  # some built-in callables have no signature
+        return False
 
 
 def relative_l2(
@@ -36,17 +60,329 @@ def relative_l2(
         >>> relative_l2(torch.full((1, 1, 4), 3.0), torch.full((1, 1, 4), 2.0), grid=grid).item()
         0.5
     """
+    _check_alike(predicted, target)
+    return _relative(predicted.flatten(2), target.flatten(2), grid.mean_weights.to(target))
+
+
+@dataclass(frozen=True)
+class RelativeL2:
+    """The relative L2 error by quadrature, averaged over channels and functions: what `pn.fit` minimises by default."""
+
+    def __call__(
+        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c *grid"], grid: Grid
+    ) -> Float[Tensor, ""]:
+        """The loss, dimensionless."""
+        return relative_l2(predicted, target, grid=grid).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeH1:
+    """The relative error in the Sobolev norm (||u||^2 + s^2 ||grad u||^2)^1/2, averaged over channels and functions.
+
+    Slopes are those of the interpolant: spectral on periodic axes, by local quintic polynomials on others.
+
+    Args:
+        length: s, in the grid's units of length; the shorter, the less slopes count.
+
+    Raises:
+        ArgumentError: If it is not positive.
+
+    Reference:
+        Czarnecki, Osindero, Jaderberg, Swirszcz and Pascanu (2017), Sobolev training for neural networks.
+
+    Examples:
+        >>> grid = Grid.uniform((32,))
+        >>> wave = torch.sin(2 * torch.pi * grid.points[:, 0])[None, None]
+        >>> round(RelativeH1()(1.25 * wave, wave, grid).item(), 6)
+        0.25
+    """
+
+    length: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the length."""
+        assign(self, length=check_positive(self.length, "length"))
+
+    def __call__(
+        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c *grid"], grid: Grid
+    ) -> Float[Tensor, ""]:
+        """The loss, dimensionless.
+
+        Raises:
+            GridError: If the grid is scattered.
+            ShapeError: If the shapes differ.
+        """
+        _check_alike(predicted, target)
+        check_grid(grid, uniform=True)
+        weights = grid.mean_weights.to(target).repeat(1 + grid.dimension)
+        return _relative(self._with_slopes(predicted, grid), self._with_slopes(target, grid), weights).mean()
+
+    def _with_slopes(self, values: Tensor, grid: Grid) -> Tensor:
+        """Values and their slopes times the length, one after the other: `(n, c, (1 + d) p)`."""
+        slopes = [
+            self.length * along_axis(values, _slopes(axis), number - grid.dimension) for number, axis in enumerate(grid.axes)
+        ]
+        return torch.cat([part.flatten(2) for part in (values, *slopes)], dim=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpectralBands:
+    """The relative error of each band of wavenumbers, so that small scales count though they hold little energy.
+
+    The bands are |k| < edges[0], edges[0] <= |k| < edges[1], ..., edges[-1] <= |k|, with |k| in cycles per domain. The loss of
+    a band B is (||P_B e||^2 / (||P_B u||^2 + floor ||u||^2))^1/2; the floor keeps bands that are empty from counting.
+
+    Args:
+        edges: Increasing and positive.
+        weights: Of the bands, one more than edges; equal by default. They are divided by their sum.
+        floor: Share of the target's energy below which a band's is small, dimensionless.
+
+    Raises:
+        ArgumentError: If edges do not increase, weights do not fit, or the floor is not positive.
+    """
+
+    edges: tuple[float, ...]
+    weights: tuple[float, ...] | None = None
+    floor: float = 1e-4
+
+    def __post_init__(self) -> None:
+        """Check that the bands are bands."""
+        remedy = "give increasing numbers of cycles: edges=(4, 16)"
+        edges = tuple(check_positive(edge, "edges") for edge in check_sequence(self.edges, "edges", remedy=remedy))
+        weights = (1.0,) * (len(edges) + 1) if self.weights is None else tuple(self.weights)
+        weights = tuple(check_real(weight, "weights", least=0.0) for weight in weights)
+        if not edges or list(edges) != sorted({*edges}):
+            raise ArgumentError(expected="edges that increase", got=str(self.edges), remedy=remedy)
+        if len(weights) != len(edges) + 1 or not sum(weights):
+            raise ArgumentError(
+                expected=f"{len(edges) + 1} weights, not all zero", got=str(self.weights), remedy="give one for each band"
+            )
+        assign(self, edges=edges, weights=weights, floor=check_positive(self.floor, "floor"))
+
+    def __call__(
+        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c *grid"], grid: Grid
+    ) -> Float[Tensor, ""]:
+        """The loss, dimensionless.
+
+        Raises:
+            GridError: If the grid is not periodic.
+            ShapeError: If the shapes differ.
+        """
+        _check_alike(predicted, target)
+        if not (check_grid(grid).is_uniform and all(grid.periodic)):
+            raise GridError(expected="a periodic uniform grid", got=repr(grid), remedy="use RelativeH1 on others")
+        axes = tuple(range(-grid.dimension, 0))
+        numbers = [torch.fft.fftfreq(size, 1.0 / size, device=target.device) for size in grid.shape]
+        size = torch.stack(torch.meshgrid(*numbers, indexing="ij")).square().sum(0).sqrt()
+        band = torch.bucketize(size, torch.tensor(self.edges, device=target.device), right=True).flatten()
+        error, energy = (
+            torch.fft.fftn(values, dim=axes, norm="forward").abs().square().flatten(2)
+            for values in (predicted - target, target)
+        )
+        tiny = torch.finfo(target.dtype).tiny
+        total = torch.zeros_like(error[..., 0])
+        for number, weight in enumerate(self.weights or ()):
+            inside = (band == number).to(target)
+            ratio = (error @ inside) / (energy @ inside + self.floor * energy.sum(2)).clamp_min(tiny)
+            total = total + weight / sum(self.weights or ()) * ratio.clamp_min(tiny).sqrt()
+        return total.mean()
+
+
+@dataclass(frozen=True)
+class CRPS:
+    """The continuous ranked probability score of an operator that draws samples, pointwise, by quadrature.
+
+    E|X - y| - E|X - X'| / 2 without bias from the number of samples, averaged over the domain, channels and functions. The
+    operator returns its samples as channels, all channels of one sample after the other: `(n, samples * c, *grid)`.
+
+    Args:
+        samples: How many there are, two or more.
+
+    Raises:
+        ArgumentError: If there are fewer.
+
+    Reference:
+        Gneiting and Raftery (2007), Strictly proper scoring rules, prediction, and estimation, equation 21; Ferro (2014), Fair
+        scores for ensemble forecasts.
+
+    Examples:
+        >>> CRPS(2)(torch.tensor([[[0.0], [2.0]]]), torch.tensor([[[1.0]]]), Grid.scattered([[0.5]], [1.0])).item()
+        0.0
+    """
+
+    samples: int
+
+    def __post_init__(self) -> None:
+        """Check the number of samples."""
+        assign(self, samples=check_integer(self.samples, "samples", least=2))
+
+    def __call__(
+        self, predicted: Float[Tensor, "n sc *grid"], target: Float[Tensor, "n c *grid"], grid: Grid
+    ) -> Float[Tensor, ""]:
+        """The loss, in the targets' units.
+
+        Raises:
+            ShapeError: If predictions are not so many samples of the targets' shape.
+        """
+        drawn = _samples(predicted, target, self.samples)
+        error = (drawn - target[:, None]).abs().mean(1)
+        ranks = 2.0 * torch.arange(self.samples, device=drawn.device, dtype=drawn.dtype) - (self.samples - 1)
+        ordered = drawn.sort(1).values.movedim(1, -1)
+        spread = (ordered @ ranks) / (self.samples * (self.samples - 1))
+        return grid.mean((error - spread).flatten(2)).mean()
+
+
+@dataclass(frozen=True)
+class EnergyScore:
+    """The energy score of an operator that draws samples, of whole functions: E||X - y|| - E||X - X'|| / 2 in the L2 norm.
+
+    Unlike the CRPS it sees how samples vary together. The norm is the root of the mean square over the domain and channels;
+    samples are channels as for [`CRPS`][probneural.training.losses.CRPS], and their number leaves no bias.
+
+    Args:
+        samples: How many there are, two or more.
+
+    Raises:
+        ArgumentError: If there are fewer.
+
+    Reference:
+        Gneiting and Raftery (2007), Strictly proper scoring rules, prediction, and estimation, equation 22.
+    """
+
+    samples: int
+
+    def __post_init__(self) -> None:
+        """Check the number of samples."""
+        assign(self, samples=check_integer(self.samples, "samples", least=2))
+
+    def __call__(
+        self, predicted: Float[Tensor, "n sc *grid"], target: Float[Tensor, "n c *grid"], grid: Grid
+    ) -> Float[Tensor, ""]:
+        """The loss, in the targets' units.
+
+        Raises:
+            ShapeError: If predictions are not so many samples of the targets' shape.
+        """
+        scale = (grid.mean_weights.to(target) / target.shape[1]).sqrt()
+        drawn = (_samples(predicted, target, self.samples).flatten(3) * scale).flatten(2)
+        truth = (target.flatten(2) * scale).flatten(1)
+        error = (drawn - truth[:, None]).norm(dim=2).mean(1)
+        gaps = torch.cdist(drawn, drawn, compute_mode="donot_use_mm_for_euclid_dist").sum((1, 2))
+        return (error - gaps / (2 * self.samples * (self.samples - 1))).mean()
+
+
+@dataclass(frozen=True)
+class PDEResidual:
+    """The mean square of what a prediction leaves of an equation, by quadrature.
+
+    Args:
+        residual: Called as `residual(predicted, inputs, grid)` with predictions `(n, c, *grid)`, the input functions (a
+            `Field`) and the predictions' grid; returns `(n, k, *grid)`. It knows no target.
+
+    Raises:
+        ArgumentError: If it cannot be called.
+
+    Reference:
+        Li et al. (2024), Physics-informed neural operator for learning partial differential equations.
+    """
+
+    residual: Callable[[Tensor, Field, Grid], Tensor]
+
+    def __post_init__(self) -> None:
+        """Check the residual."""
+        check_callable(self.residual, "residual", remedy="give a function of prediction, input functions and grid")
+
+    def __call__(
+        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field
+    ) -> Float[Tensor, ""]:
+        """The loss, in the residual's units squared.
+
+        Raises:
+            ShapeError: If the residual has no value at each point of each function.
+        """
+        left = self.residual(predicted, inputs, grid)
+        if left.ndim != predicted.ndim or left.shape[0] != predicted.shape[0] or left.shape[2:] != predicted.shape[2:]:
+            raise ShapeError(
+                expected=f"a residual of shape ({predicted.shape[0]}, k, {', '.join(map(str, grid.shape))})",
+                got=str(tuple(left.shape)),
+                remedy="return its values on the predictions' grid",
+            )
+        return grid.mean(left.square().flatten(2)).mean()
+
+
+class WeightedSum:
+    """A sum of losses, each times its weight.
+
+    Args:
+        terms: Pairs of a weight and a loss.
+
+    Raises:
+        ArgumentError: If there is none, a weight is negative, or a loss cannot be called.
+
+    Examples:
+        >>> loss = WeightedSum([(1.0, RelativeL2()), (0.1, RelativeH1())])
+    """
+
+    def __init__(self, terms: Sequence[tuple[float, Loss]]) -> None:
+        remedy = "give pairs: [(1.0, RelativeL2()), (0.1, RelativeH1())]"
+        pairs = [check_sequence(term, "each term", remedy=remedy) for term in check_sequence(terms, "terms", remedy=remedy)]
+        if not pairs or any(len(pair) != 2 for pair in pairs):
+            raise ArgumentError(expected="terms of a weight and a loss each", got=repr(terms), remedy=remedy)
+        self.terms: list[tuple[float, Loss]] = [
+            (check_real(weight, "a weight", least=0.0), check_callable(loss, "a loss", remedy=remedy)) for weight, loss in pairs
+        ]
+
+    def __call__(
+        self,
+        predicted: Float[Tensor, "n c *grid"],
+        target: Float[Tensor, "n c2 *grid"],
+        grid: Grid,
+        *,
+        inputs: Field | None = None,
+    ) -> Float[Tensor, ""]:
+        """The sum; terms that take the input functions get them."""
+        values = [
+            weight * loss(predicted, target, grid, **({"inputs": inputs} if takes_inputs(loss) else {}))
+            for weight, loss in self.terms
+        ]
+        return torch.stack(values).sum()
+
+
+def _check_alike(predicted: Tensor, target: Tensor) -> None:
     if predicted.shape != target.shape:
         raise ShapeError(
             expected=f"predictions shaped like the targets {tuple(target.shape)}",
             got=str(tuple(predicted.shape)),
             remedy="check the operator's out_channels; shapes are not broadcast",
         )
-    mean_weights = grid.mean_weights.to(target)
-    largest = target.detach().abs().flatten(2).amax(2)
+
+
+def _relative(
+    predicted: Float[Tensor, "n c m"], target: Float[Tensor, "n c m"], weights: Float[Tensor, " m"]
+) -> Float[Tensor, "n c"]:
+    """Norm of the error over that of the target, as `relative_l2` says it."""
+    largest = target.detach().abs().amax(2)
     unit = power_of_two(torch.where(largest > 0, largest, largest.amax(0, keepdim=True)))[..., None]
-    error = (((predicted - target).flatten(2) / unit).square() @ mean_weights).clamp_min(torch.finfo(target.dtype).tiny).sqrt()
-    norm = ((target.flatten(2) / unit).square() @ mean_weights).sqrt()
+    error = (((predicted - target) / unit).square() @ weights).clamp_min(torch.finfo(target.dtype).tiny).sqrt()
+    norm = ((target / unit).square() @ weights).sqrt()
     fallback = (norm * unit[..., 0]).mean(0, keepdim=True) / unit[..., 0]
     fallback = torch.where(fallback > 0, fallback, torch.ones_like(fallback))
     return error / torch.where(norm > 0, norm, fallback)
+
+
+def _samples(predicted: Tensor, target: Tensor, count: int) -> Tensor:
+    """Samples that are channels, apart: `(n, samples, c, *grid)`."""
+    expected = (target.shape[0], count * target.shape[1], *target.shape[2:])
+    if tuple(predicted.shape) != expected:
+        raise ShapeError(
+            expected=f"{count} samples of the targets as channels, {expected}",
+            got=str(tuple(predicted.shape)),
+            remedy="return all channels of one sample after the other",
+        )
+    return predicted.unflatten(1, (count, target.shape[1]))
+
+
+@lru_cache(maxsize=32)
+def _slopes(axis: Axis) -> Tensor:
+    """The matrix that differentiates nodal values along an axis."""
+    return axis.matrix(axis.coordinates, order=1)

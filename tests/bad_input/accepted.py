@@ -15,6 +15,7 @@ from probneural import active
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
+from probneural.training import Optimization
 from tests.bad_input.world import (
     GRID,
     Good,
@@ -203,7 +204,11 @@ SCALARS = [
     trained_by("learning_rate", np.float64(1e-3)),
     trained_by("learning_rate", np.float32(0.25) / 64),
     trained_by("learning_rate", 1),
-    trained_by("weight_decay", np.float64(0.5)),
+    Good(
+        "weight decay",
+        lambda: weights(optimization=Optimization(weight_decay=np.float64(0.5))),
+        lambda: weights(optimization=Optimization(weight_decay=0.5)),
+    ),
     trained_by("validation", np.float32(0.25)),
     trained_by("show_progress", np.bool_(False)),
     Good("shape", lambda: Grid.uniform((np.int64(8),)).points, lambda: Grid.uniform(8).points),

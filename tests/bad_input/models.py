@@ -23,6 +23,7 @@ from probneural.errors import (
 )
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
+from probneural.training import Checkpoint, EarlyStopping, Loading, Optimization
 from tests.bad_input.data import INF, NAN, NO_COUNT, NO_FLAG, NOT_POSITIVE
 from tests.bad_input.world import GRID, PLANE, SCATTERED, Case, fno, halve, normal, pairs, refused, trained
 
@@ -135,7 +136,35 @@ TRAINING = [
     *refused("batch_size", lambda v: fit(batch_size=v), NO_COUNT, ArgumentError, "batch_size"),
     *refused("seed", lambda v: fit(seed=v), (-1, 0.5, "0", None, True), ArgumentError, "seed"),
     *refused("learning_rate", lambda v: fit(learning_rate=v), NOT_POSITIVE, ArgumentError, "learning_rate"),
-    *refused("weight_decay", lambda v: fit(weight_decay=v), (-0.1, NAN, INF, "0", None, True), ArgumentError, "weight_decay"),
+    *refused(
+        "weight_decay", lambda v: Optimization(weight_decay=v), (-0.1, NAN, INF, "0", None, True), ArgumentError, "weight_decay"
+    ),
+    *refused("optimizer", lambda v: Optimization(optimizer=v), ("adam", 3, None), ArgumentError, "optimizer"),
+    *refused("schedule", lambda v: Optimization(schedule=v), ("linear", 3), ArgumentError, "schedule"),
+    *refused("gradient_clip", lambda v: Optimization(gradient_clip=v), NOT_POSITIVE, ArgumentError, "gradient_clip"),
+    *refused("accumulation", lambda v: Optimization(accumulation=v), NO_COUNT, ArgumentError, "accumulation"),
+    *refused("averaging", lambda v: Optimization(averaging=v), (0.0, 1.0, NAN, "0.9", True), ArgumentError, "averaging"),
+    *refused("precision", lambda v: Optimization(precision=v), ("half", 16), ArgumentError, "precision"),
+    *refused("early_stopping", lambda v: Optimization(early_stopping=v), (5, "yes"), ArgumentError, "early_stopping"),
+    *refused("patience", lambda v: EarlyStopping(patience=v), NO_COUNT, ArgumentError, "patience"),
+    *refused("optimization", lambda v: fit(optimization=v), ("adamw", {}), ArgumentError, "optimization"),
+    *refused("loading", lambda v: fit(loading=v), (2, {}), ArgumentError, "loading"),
+    *refused("workers", lambda v: Loading(workers=v), (-1, 0.5, "2", None, True), ArgumentError, "workers"),
+    *refused("prefetch", lambda v: Loading(prefetch=v), NO_COUNT, ArgumentError, "prefetch"),
+    *refused("steps", lambda v: Checkpoint("run", steps=v), (0, 0.5, "2", True), ArgumentError, "steps"),
+    *refused("seconds", lambda v: Checkpoint("run", seconds=v), (-1.0, NAN, "2", True), ArgumentError, "seconds"),
+    Case(
+        "decay of another optimizer", lambda: Optimization(optimizer=torch.optim.SGD, weight_decay=0.1), ArgumentError, "AdamW"
+    ),
+    Case("lbfgs in half precision", lambda: Optimization(optimizer="lbfgs", precision="float16"), ArgumentError, "lbfgs"),
+    Case(
+        "nothing to watch",
+        lambda: fit(validation=0.0, optimization=Optimization(early_stopping=EarlyStopping(patience=2))),
+        ArgumentError,
+        "validation",
+    ),
+    Case("no optimizer made", lambda: fit(optimization=Optimization(optimizer=lambda p, lr: 3)), ArgumentError, "optimizer"),
+    Case("no schedule made", lambda: fit(optimization=Optimization(schedule=lambda o, steps: 3)), ArgumentError, "schedule"),
     *refused("validation", lambda v: fit(validation=v), (1.0, -0.1, NAN, "0.1", None, True), ArgumentError, "validation"),
     Case("nothing left to train on", lambda: fit(validation=0.99), ArgumentError, "validation"),
     *refused("loss", lambda v: fit(loss=v), (3, "mse"), ArgumentError, "loss"),
@@ -146,7 +175,10 @@ TRAINING = [
         ArgumentError,
         "loss",
     ),
-    *refused("on_epoch", lambda v: fit(on_epoch=v), (3, "print"), ArgumentError, "on_epoch"),
+    *refused(
+        "callbacks", lambda v: fit(callbacks=v), (3, "print", [print], [pn.training.EachEpoch]), ArgumentError, "callbacks"
+    ),
+    *refused("function", lambda v: pn.training.EachEpoch(v), (3, "print", None), ArgumentError, "function"),
     *refused("device", lambda v: fit(device=v), ("toaster", 3.5, "meta"), ArgumentError, "device"),
     *refused("checkpoint", lambda v: fit(checkpoint=v), (3, 1.5, ["a"]), ArgumentError, "checkpoint"),
     Case("checkpoint in no folder", lambda: fit(checkpoint="/nowhere/at/all"), FileError, "folder"),

@@ -1,4 +1,4 @@
-"""Relative L2 errors against closed forms."""
+"""Losses against closed forms, at several resolutions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,25 @@ import math
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from probneural.errors import ShapeError
+import probneural as pn
+from probneural.errors import ArgumentError, GridError, ShapeError
+from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.training import relative_l2
+from probneural.training import (
+    CRPS,
+    EnergyScore,
+    Loss,
+    PDEResidual,
+    RelativeH1,
+    RelativeL2,
+    SpectralBands,
+    WeightedSum,
+    fit,
+    relative_l2,
+)
+from tests.training.cases import built, data
 
 
 @pytest.mark.parametrize("size", [8, 9, 64])
@@ -58,3 +73,171 @@ def test_gradient_is_finite_where_the_error_vanishes() -> None:
 def test_nothing_is_broadcast(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError, match="shaped like the targets \\(2, 2, 4\\)"):
         relative_l2(torch.zeros(shape), torch.zeros(2, 2, 4), grid=Grid.uniform(4))
+
+
+def wave(grid: Grid, cycles: float, *, size: float = 1.0) -> Tensor:
+    """A sine along the first axis, `(1, 1, *grid)`."""
+    return (size * torch.sin(2 * math.pi * cycles * grid.points[:, 0] / grid.lengths[0])).reshape(1, 1, *grid.shape)
+
+
+@pytest.mark.parametrize("shape", [(24,), (48,), (24, 20), (25, 6)])
+def test_sobolev_norms_of_waves(shape: tuple[int, ...]) -> None:
+    """u = sin(2 pi x / L), e = a sin(2 pi k x / L): both norms are known, at any resolution."""
+    grid = Grid.uniform(shape, lengths=2.0)
+    target, error = wave(grid, 1), wave(grid, 3, size=0.1)
+    slope = math.pi  # 2 pi / L
+    for length in (1.0, 0.2):
+        factor = (length * slope) ** 2
+        expected = 0.1 * math.sqrt((1 + 9 * factor) / (1 + factor))
+        assert RelativeH1(length=length)(target + error, target, grid).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_sobolev_norms_between_walls() -> None:
+    """u = x, e = 0.1 x^2 on [0, 1]: ||u||^2 + ||u'||^2 = 4/3, and 0.01 (1/5 + 4/3); quadrature converges."""
+    errors = []
+    for size in (17, 33, 65):
+        grid = Grid.uniform(size, periodic=False)
+        x = grid.points[:, 0].reshape(1, 1, -1)
+        expected = math.sqrt(0.01 * (1 / 5 + 4 / 3) / (4 / 3))
+        errors.append(abs(RelativeH1()(x + 0.1 * x.square(), x, grid).item() - expected))
+    assert errors[-1] < 1e-3
+    assert errors[0] > 3 * errors[1] > 9 * errors[2]
+
+
+@pytest.mark.parametrize("shape", [(32,), (33,), (32, 40)])
+def test_bands_of_waves(shape: tuple[int, ...]) -> None:
+    grid = Grid.uniform(shape, lengths=3.0)
+    target = wave(grid, 1, size=2.0) + wave(grid, 6, size=0.1)
+    predicted = wave(grid, 1, size=2.2) + wave(grid, 6, size=0.05)
+    loss = SpectralBands(edges=(4, 9), weights=(1, 2, 1), floor=1e-12)
+    assert loss(predicted, target, grid).item() == pytest.approx((0.1 + 2 * 0.5) / 4, rel=1e-6)
+    empty = target + wave(grid, 11, size=0.2)  # in a band where the target has nothing, the floor is the unit
+    floored = SpectralBands(edges=(9,), weights=(0, 1), floor=0.01)
+    expected = 0.2 / (0.1 * math.sqrt(2.0**2 + 0.1**2))
+    assert floored(empty, target, grid).item() == pytest.approx(expected, rel=1e-6)
+    if len(shape) == 2:  # a diagonal wave of 3, 4 cycles has |k| = 5
+        turn = 2 * math.pi * (3 * grid.points[:, 0] + 4 * grid.points[:, 1]) / 3.0
+        diagonal = turn.sin().reshape(1, 1, *shape)
+        assert SpectralBands(edges=(5,), weights=(1, 0))(2 * diagonal, diagonal, grid).item() < 1e-6
+        assert SpectralBands(edges=(5,), weights=(0, 1), floor=1e-9)(2 * diagonal, diagonal, grid).item() == pytest.approx(1.0)
+
+
+def test_ranked_probability_of_normal_samples() -> None:
+    """Of N(m, s^2) at y: s (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)), z = (y - m) / s; fair, so few samples do."""
+    generator = torch.Generator().manual_seed(0)
+    grid = Grid.uniform(50)
+    for samples in (2, 5):
+        drawn = 0.3 + 2.0 * torch.randn(2000, samples, 50, generator=generator, dtype=torch.float64)
+        target = torch.full((2000, 1, 50), 1.5, dtype=torch.float64)
+        z = (1.5 - 0.3) / 2.0
+        phi, cumulative = math.exp(-(z**2) / 2) / math.sqrt(2 * math.pi), (1 + math.erf(z / math.sqrt(2))) / 2
+        expected = 2.0 * (z * (2 * cumulative - 1) + 2 * phi - 1 / math.sqrt(math.pi))
+        assert CRPS(samples)(drawn, target, grid).item() == pytest.approx(expected, rel=0.02)
+
+
+def test_scores_of_samples_by_hand() -> None:
+    """Three samples, two channels: pairs are written out, and channels of one sample follow each other."""
+    grid = Grid.scattered([[0.0], [1.0]], [0.25, 0.75])
+    drawn = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    target = torch.randn(4, 2, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    weights = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    crps = energy = 0.0
+    for one in range(3):
+        crps += ((drawn[:, one] - target).abs() @ weights).mean().item() / 3
+        energy += ((drawn[:, one] - target).square() @ weights).mean(1).sqrt().mean().item() / 3
+        for two in range(3):
+            gap = drawn[:, one] - drawn[:, two]
+            crps -= (gap.abs() @ weights).mean().item() / 12
+            energy -= (gap.square() @ weights).mean(1).sqrt().mean().item() / 12
+    assert CRPS(3)(drawn.flatten(1, 2), target, grid).item() == pytest.approx(crps)
+    assert EnergyScore(3)(drawn.flatten(1, 2), target, grid).item() == pytest.approx(energy)
+
+
+def test_gradients_of_scores_are_finite_where_samples_agree() -> None:
+    grid = Grid.uniform(4)
+    for loss in (CRPS(2), EnergyScore(2)):
+        drawn = torch.zeros(1, 2, 4, requires_grad=True)
+        loss(drawn, torch.ones(1, 1, 4), grid).backward()
+        assert drawn.grad is not None
+        assert bool(torch.isfinite(drawn.grad).all())
+        assert float(drawn.grad.sum()) < 0.0  # towards the target
+
+
+def heat(predicted: Tensor, inputs: Field, grid: Grid) -> Tensor:
+    """u'' + f for an input f."""
+    return pn.functionals.derivative(grid, order=2)(predicted).unflatten(-1, grid.shape) + inputs.values
+
+
+def test_residuals_see_predictions_inputs_and_the_grid() -> None:
+    """u = a sin(2 pi x), f = 4 pi^2 sin(2 pi x): the residual is 4 pi^2 (1 - a) sin, its mean square 8 pi^4 (1 - a)^2."""
+    grid = Grid.uniform(32)
+    inputs = Field(4 * math.pi**2 * wave(grid, 1), grid)
+    loss = PDEResidual(heat)
+    for size in (1.0, 0.5):
+        found = loss(wave(grid, 1, size=size), torch.zeros(1, 1, 32), grid, inputs=inputs).item()
+        assert found == pytest.approx(8 * math.pi**4 * (1 - size) ** 2, abs=1e-9)
+    with pytest.raises(ShapeError, match=r"a residual of shape \(1, k, 32\)"):
+        PDEResidual(lambda predicted, inputs, grid: predicted.mean(2))(wave(grid, 1), wave(grid, 1), grid, inputs=inputs)
+
+
+def test_sums_weigh_their_terms_and_hand_on_inputs() -> None:
+    grid = Grid.uniform(32)
+    inputs, target, predicted = Field(4 * math.pi**2 * wave(grid, 1), grid), wave(grid, 1), wave(grid, 1, size=0.5)
+    total = WeightedSum([(2.0, RelativeL2()), (1e-3, PDEResidual(heat))])(predicted, target, grid, inputs=inputs)
+    assert total.item() == pytest.approx(2.0 * 0.5 + 1e-3 * 8 * math.pi**4 * 0.25)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [RelativeL2(), RelativeH1(), SpectralBands(edges=(3,)), WeightedSum([(1.0, RelativeL2()), (1e-4, PDEResidual(heat))])],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_operators_train_on_every_loss(loss: Loss) -> None:
+    history = fit(built("FNO"), data(), loss=loss, epochs=8, batch_size=6, learning_rate=0.01, show_progress=False)
+    assert history.train[-1] < history.train[0]
+    if isinstance(loss, RelativeL2):
+        default = fit(built("FNO"), data(), epochs=8, batch_size=6, learning_rate=0.01, show_progress=False)
+        assert default.train == history.train
+
+
+@pytest.mark.parametrize("loss", [CRPS(3), EnergyScore(3)], ids=lambda loss: type(loss).__name__)
+def test_operators_that_draw_train_on_scores(loss: Loss) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv1d(1, 8, 5, padding=2), nn.GELU(), nn.Conv1d(8, 3, 1))  # three samples of one channel
+    history = fit(module, data(), loss=loss, epochs=8, show_progress=False)
+    assert history.train[-1] < history.train[0]
+
+
+@pytest.mark.bad_input
+def test_losses_that_cannot_be_are_refused() -> None:
+    for edges, weights in (
+        ((), None),
+        ((3, 2), None),
+        ((1, 1), None),
+        ((0,), None),
+        ((2,), (1,)),
+        ((2,), (0, 0)),
+        ((2,), (-1, 2)),
+    ):
+        with pytest.raises(ArgumentError):
+            SpectralBands(edges=edges, weights=weights)
+    for samples in (1, 2.5, "3"):
+        with pytest.raises(ArgumentError, match="samples"):
+            CRPS(samples)  # type: ignore[arg-type]
+    for terms in ((), [RelativeL2()], [(1.0, "l2")], [(-1.0, RelativeL2())]):
+        with pytest.raises(ArgumentError):
+            WeightedSum(terms)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="residual"):
+        PDEResidual(3)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="length"):
+        RelativeH1(length=0.0)
+    walls, scattered = Grid.uniform(8, periodic=False), Grid.scattered([[0.0], [1.0]], [0.5, 0.5])
+    with pytest.raises(GridError, match="periodic"):
+        SpectralBands(edges=(2,))(torch.zeros(1, 1, 8), torch.zeros(1, 1, 8), walls)
+    with pytest.raises(GridError, match="uniform"):
+        RelativeH1()(torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), scattered)
+    with pytest.raises(ShapeError, match="2 samples"):
+        EnergyScore(2)(torch.zeros(1, 3, 8), torch.zeros(1, 1, 8), walls)
+    for loss in (RelativeL2(), RelativeH1(), SpectralBands(edges=(2,))):
+        with pytest.raises(ShapeError, match="shaped like the targets"):
+            loss(torch.zeros(2, 1, 8), torch.zeros(1, 1, 8), Grid.uniform(8))

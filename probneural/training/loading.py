@@ -1,0 +1,214 @@
+"""Reading batches: their order, and the loader that brings them to the device."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import Dataset as TorchDataset
+
+from probneural.checks import assign, check_flag, check_integer
+from probneural.errors import ArgumentError, ProbneuralError
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.pairs import Dataset, FieldPairs
+from probneural.processes import own_rows
+from probneural.randomness import stream
+
+Item = TypeVar("Item")
+Batch = tuple[int, Tensor]
+"""The number of a data set, and which of its rows."""
+_Order = tuple[int, NDArray[np.int64]]
+_Read = tuple[int, Tensor | None, Tensor | None] | ProbneuralError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How batches are read. None of it changes a bit of the result.
+
+    Args:
+        workers: Processes that read; 0 reads in this one, lazy sources in a thread of its own.
+        prefetch: Batches that each of them reads ahead.
+        pin_memory: Whether batches wait in pinned memory; by default if training is on CUDA.
+
+    Raises:
+        ArgumentError: If a number is out of range.
+    """
+
+    workers: int = 0
+    prefetch: int = 2
+    pin_memory: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        assign(
+            self,
+            workers=check_integer(self.workers, "workers", least=0),
+            prefetch=check_integer(self.prefetch, "prefetch"),
+            pin_memory=None if self.pin_memory is None else check_flag(self.pin_memory, "pin_memory"),
+        )
+
+
+class BatchOrder(Sampler[_Order]):
+    """The batches of an epoch, in an order that follows from seed, epoch and rank alone, from any batch on.
+
+    Each batch comes from one data set. All processes agree on it, and each iterates over its own share of its rows.
+
+    Args:
+        lengths: Pairs of each data set.
+        batch_size: Pairs of a batch, over all processes; the last one of each data set may have fewer.
+        seed: Names the order; None for the order of the rows.
+
+    Examples:
+        >>> order = BatchOrder([5, 2], batch_size=2, seed=None)
+        >>> [(source, rows.tolist()) for source, rows in order]
+        [(0, [0, 1]), (0, [2, 3]), (0, [4]), (1, [0, 1])]
+        >>> order.set_epoch(0, start=3)
+        >>> [(source, rows.tolist()) for source, rows in order]
+        [(1, [0, 1])]
+    """
+
+    def __init__(self, lengths: Sequence[int], *, batch_size: int, seed: int | None) -> None:
+        self.lengths = tuple(lengths)
+        self.batch_size = batch_size
+        self.seed = seed
+        self.epoch, self.start = 0, 0
+        self._known: tuple[int, list[Batch]] | None = None
+
+    def set_epoch(self, epoch: int, *, start: int = 0) -> None:
+        """Choose an epoch, from 0, and the batch in it to begin with."""
+        self.epoch, self.start = epoch, start
+
+    def batches(self) -> list[Batch]:
+        """All batches of the epoch, with the rows of all processes."""
+        if self._known is None or self._known[0] != self.epoch:
+            self._known = self.epoch, self._ordered()
+        return self._known[1]
+
+    def _ordered(self) -> list[Batch]:
+        if self.seed is None:
+            return [
+                (source, rows)
+                for source, length in enumerate(self.lengths)
+                for rows in torch.arange(length, device="cpu").split(self.batch_size)
+            ]
+        generator = stream(self.seed, "batches", self.epoch)
+        found: list[Batch] = []
+        for source, length in enumerate(self.lengths):
+            order = torch.randperm(length, generator=generator, device="cpu")
+            found += [(source, rows) for rows in order.split(self.batch_size)]
+        if len(self.lengths) == 1:
+            return found
+        return [found[number] for number in torch.randperm(len(found), generator=generator, device="cpu").tolist()]
+
+    def __len__(self) -> int:
+        """Number of batches of a whole epoch."""
+        return sum(-(-length // self.batch_size) for length in self.lengths)
+
+    def __iter__(self) -> Iterator[_Order]:
+        """This process's share of each batch, from the chosen one on."""
+        for source, rows in self.batches()[self.start :]:
+            own = own_rows(len(rows))
+            yield source, rows[own.start : own.stop].numpy()
+
+
+class Loader:
+    """Reads the batches of an order ahead of their use, with torch's own `DataLoader`, and puts them on a device.
+
+    Args:
+        sources: The data sets.
+        order: Which rows make a batch.
+        loading: Workers and prefetching.
+        device: Where batches are put.
+
+    Raises:
+        ArgumentError: If workers are asked for and data are on an accelerator, whose memory they do not share.
+    """
+
+    def __init__(self, sources: Sequence[Dataset], order: BatchOrder, *, loading: Loading, device: torch.device) -> None:
+        self.sources = tuple(sources)
+        self.device = device
+        self.depth = 0 if loading.workers or _are_in_memory(self.sources) else loading.prefetch
+        on_cpu = all(side.device.type == "cpu" for source in self.sources for side in (source.inputs, source.outputs))
+        if loading.workers and not on_cpu:
+            raise ArgumentError(
+                expected="data on the CPU for workers to read",
+                got="data on an accelerator",
+                remedy="leave the data on the CPU: batches are moved one by one, or set workers=0",
+            )
+        wants_pinned = device.type == "cuda" if loading.pin_memory is None else loading.pin_memory
+        self.is_pinned = wants_pinned and on_cpu and torch.cuda.is_available()
+        self.batches: DataLoader[_Read] = DataLoader(
+            _Reader(self.sources),
+            sampler=order,
+            batch_size=None,
+            num_workers=loading.workers,
+            prefetch_factor=loading.prefetch if loading.workers else None,
+            persistent_workers=loading.workers > 0,
+            pin_memory=self.is_pinned,
+            collate_fn=_unchanged,
+            generator=stream(0, "workers"),  # not the global one, which belongs to the training
+        )
+
+    def __iter__(self) -> Generator[FieldPairs | None]:
+        """Batches on the device; None where this process has no row of one."""
+        read: Iterator[Any] = iter(self.batches)
+        for found in _ahead(read, self.depth) if self.depth else read:
+            if isinstance(found, ProbneuralError):
+                raise found
+            source, inputs, outputs = found
+            if inputs is None:
+                yield None
+                continue
+            data = self.sources[source]
+            yield FieldPairs(self._placed(inputs, data.inputs.grid), self._placed(outputs, data.outputs.grid))
+
+    def _placed(self, values: Tensor, grid: Grid) -> Field:
+        return Field(values.to(self.device, non_blocking=self.is_pinned), grid)
+
+
+class _Reader(TorchDataset[_Read]):
+    """Reads the values of a batch; grids stay where they are, and errors travel as they are."""
+
+    def __init__(self, sources: Sequence[Dataset]) -> None:
+        self.sources = sources
+
+    def __getitem__(self, batch: _Order) -> _Read:
+        source, rows = batch
+        if not len(rows):
+            return source, None, None
+        data = self.sources[source]
+        try:
+            pairs = data[torch.from_numpy(rows).to(data.inputs.device)]
+        except ProbneuralError as error:
+            return error
+        return source, pairs.inputs.values, pairs.outputs.values
+
+
+def _unchanged(batch: Item) -> Item:
+    return batch
+
+
+def _are_in_memory(sources: Sequence[Dataset]) -> bool:
+    return all(isinstance(source, FieldPairs) for source in sources)
+
+
+def _ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
+    """Take items in a thread of its own, so many ahead."""
+    end = object()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
+    try:
+        waiting = deque(pool.submit(next, items, end) for _ in range(depth))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(pool.submit(next, items, end))
+            yield item  # type: ignore[misc]
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,192 @@
+"""What a training may be told beside its rate, its length and its data: small frozen objects with defaults that work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from probneural.checks import (
+    assign,
+    check_callable,
+    check_choice,
+    check_flag,
+    check_instance,
+    check_integer,
+    check_path,
+    check_positive,
+    check_real,
+)
+from probneural.errors import ArgumentError
+
+MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
+"""Called as `make(parameters, lr=learning_rate)`: any class of `torch.optim`, or a `functools.partial` of one."""
+MakeSchedule: TypeAlias = Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler]
+"""Called with the optimiser and the number of its steps; the schedule's `step()` follows each of them."""
+
+OPTIMIZERS = ("adamw", "lbfgs")
+SCHEDULES = ("one-cycle", "cosine")
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Names of the dtypes that autocast may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping:
+    """End a training when the loss on the validation split has not fallen for a while.
+
+    Pairs of the validation split then choose the weights, so they are no longer unseen: calibrate on others.
+
+    Args:
+        patience: Epochs without a new least loss after which training ends.
+        restore_best: Whether the operator gets the weights of the epoch of the least loss; `History.restored` names it.
+            Otherwise it keeps the last ones.
+
+    Raises:
+        ArgumentError: If the patience is no positive integer.
+    """
+
+    patience: int
+    restore_best: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the patience."""
+        patience = check_integer(self.patience, "patience")
+        assign(self, patience=patience, restore_best=check_flag(self.restore_best, "restore_best"))
+
+    def best(self, watched: list[float]) -> int:
+        """Number, from 0, of the first epoch of the least loss; a loss that is NaN is none."""
+        return min(range(len(watched)), key=lambda number: (watched[number] != watched[number], watched[number]))
+
+    def has_ended(self, watched: list[float]) -> bool:
+        """Whether the patience is used up.
+
+        Examples:
+            >>> EarlyStopping(patience=2).has_ended([3.0, 1.0, 2.0, 1.5])
+            True
+        """
+        return bool(watched) and len(watched) - 1 - self.best(watched) >= self.patience
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimization:
+    """How weights are moved: the optimiser, its schedule, and what is done with gradients and weights.
+
+    The defaults are AdamW under a one-cycle schedule, in the operator's own precision.
+
+    Args:
+        optimizer: `"adamw"`; `"lbfgs"` (full batches, few weights, with a strong Wolfe line search: give
+            `learning_rate=1.0`, `schedule=None` and a `batch_size` of all pairs); or a callable that is given the parameters
+            and `lr=`, as classes of `torch.optim` take them: `functools.partial(torch.optim.SGD, momentum=0.9)`.
+        weight_decay: AdamW's decay, dimensionless; other optimisers bring their own.
+        schedule: `"one-cycle"`, `"cosine"` (from the learning rate to zero), None for a constant rate, or a callable of the
+            optimiser and the total number of steps that returns a schedule of `torch.optim.lr_scheduler`.
+        gradient_clip: Largest norm of the gradient of all weights together, in units of loss over weights; None for any.
+        accumulation: Batches whose gradients make one step; the last step of an epoch may have fewer.
+        averaging: Decay of an exponential moving average of the weights, 0.999 for example, per step: that average is what is
+            watched and what the operator ends with. None for the weights themselves.
+        precision: `"bfloat16"` or `"float16"` for autocast of the operator, float16 with scaled losses; None for the
+            operator's own precision. Losses are computed in the data's precision.
+        early_stopping: When to end before all epochs are done; None for never.
+
+    Raises:
+        ArgumentError: If an option is none of these, or two contradict each other.
+
+    Examples:
+        >>> Optimization(schedule="cosine", gradient_clip=1.0).accumulation
+        1
+    """
+
+    optimizer: Literal["adamw", "lbfgs"] | MakeOptimizer = "adamw"
+    weight_decay: float = 0.0
+    schedule: Literal["one-cycle", "cosine"] | MakeSchedule | None = "one-cycle"
+    gradient_clip: float | None = None
+    accumulation: int = 1
+    averaging: float | None = None
+    precision: Literal["bfloat16", "float16"] | None = None
+    early_stopping: EarlyStopping | None = None
+
+    def __post_init__(self) -> None:
+        """Check every option, and that they fit together."""
+        for name, words in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                check_choice(value, words, name, remedy="choose one of them, or give a callable that makes yours")
+            elif value is not None or name == "optimizer":
+                check_callable(value, name, remedy=f"choose among {', '.join(words)}, or give a function that makes yours")
+        if self.precision is not None:
+            check_choice(self.precision, tuple(PRECISIONS), "precision", remedy="leave it out for the operator's own")
+        if self.early_stopping is not None:
+            check_instance(
+                self.early_stopping,
+                EarlyStopping,
+                "early_stopping",
+                remedy="give EarlyStopping(patience=10) for example",
+                error=ArgumentError,
+            )
+        assign(
+            self,
+            weight_decay=check_real(self.weight_decay, "weight_decay", least=0.0),
+            gradient_clip=None if self.gradient_clip is None else check_positive(self.gradient_clip, "gradient_clip"),
+            accumulation=check_integer(self.accumulation, "accumulation"),
+            averaging=None if self.averaging is None else check_real(self.averaging, "averaging", above=0.0, below=1.0),
+        )
+        if self.weight_decay > 0 and self.optimizer != "adamw":
+            raise ArgumentError(
+                expected="weight_decay with AdamW alone",
+                got=f"weight_decay={self.weight_decay} with another optimizer",
+                remedy="give it to that one: functools.partial(torch.optim.SGD, weight_decay=...)",
+            )
+        if self.optimizer == "lbfgs" and self.precision == "float16":
+            raise ArgumentError(
+                expected="an optimizer of one evaluation a step with float16",
+                got="lbfgs, whose line search compares losses",
+                remedy="leave precision out",
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """The options in types that JSON knows; callables by their names."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "early_stopping"}
+        stop = self.early_stopping
+        plain = {name: _named(value) if callable(value) else value for name, value in found.items()}
+        return plain | {"early_stopping": None if stop is None else [stop.patience, stop.restore_best]}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file that a training writes while it runs, and goes on from at the same bits.
+
+    It is written after every epoch, and within an epoch too, so that little work is lost whenever the process dies. Of
+    several processes, the first one writes it, and all read it: put it where all see it.
+
+    Args:
+        path: The file; it is replaced in one step.
+        seconds: Write within an epoch when so many seconds have passed since the last time; None for never.
+        steps: Write within an epoch when so many steps of the optimiser have passed; None for never.
+
+    Raises:
+        ArgumentError: If the path is none, or a number is not positive.
+    """
+
+    path: str | os.PathLike[str]
+    seconds: float | None = 60.0
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the path and the intervals."""
+        assign(
+            self,
+            path=check_path(self.path, "checkpoint"),
+            seconds=None if self.seconds is None else check_real(self.seconds, "seconds", least=0.0),
+            steps=None if self.steps is None else check_integer(self.steps, "steps"),
+        )
+
+
+def _named(value: object) -> str:
+    """What identifies a callable: its name, and those of the arguments that a partial fixes."""
+    inner = getattr(value, "func", None)
+    if inner is not None:
+        return f"{_named(inner)}{getattr(value, 'args', ())}{sorted(getattr(value, 'keywords', {}).items())}"
+    return str(getattr(value, "__qualname__", type(value).__qualname__))

@@ -1,0 +1,190 @@
+"""A run's checkpoint: written from its state, and read back into it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from probneural.errors import FileError
+from probneural.processes import rank
+from probneural.training import atomic, checkpoints, files, optimizers, parallel, weights
+from probneural.training.options import Checkpoint
+from probneural.training.run import Run
+
+
+class Keeper:
+    """Keeps a run in a file while it goes on.
+
+    Args:
+        run: Whose state is kept.
+        checkpoint: The file, and how often it is written.
+    """
+
+    def __init__(self, run: Run, checkpoint: Checkpoint) -> None:
+        self.run, self.options, self.path = run, checkpoint, Path(checkpoint.path)
+        self.fingerprint = _fingerprint(run)
+        self.written, self.steps = time.perf_counter(), 0
+
+    def resume(self) -> bool:
+        """Go on from the file if there is one; says whether there is.
+
+        Raises:
+            FileError: If it is damaged, belongs to another run, or not all processes see it.
+        """
+        if rank() == 0:
+            atomic.remove_abandoned(self.path.resolve().parent, name=self.path.resolve().name)
+        seen = [bool(one) for one in parallel.gathered(torch.tensor(self.path.exists(), device="cpu", dtype=torch.uint8))]
+        if any(seen) and not all(seen):
+            raise FileError(
+                expected=f"a checkpoint {self.path} that all processes see",
+                got=f"{sum(seen)} of {len(seen)} that do",
+                remedy="put it into a folder that they share",
+            )
+        if seen[0]:
+            self._read()
+        self.written = time.perf_counter()
+        return seen[0]
+
+    def after_step(self) -> None:
+        """Write the file if it is time to, within an epoch."""
+        self.steps += 1
+        if self.run.step == self.run.steps:  # the epoch's end is next
+            return
+        due = self.options.steps is not None and self.steps >= self.options.steps
+        if not due and self.options.seconds is not None:
+            due = parallel.first_says(time.perf_counter() - self.written >= self.options.seconds)
+        if due:
+            self.write()
+
+    def write(self) -> None:
+        """Write the state: weights, optimiser, schedule, history, and where in the epoch it is, in one atomic file.
+
+        Weights that are not finite are not written: the epoch's end reports them, and the last file is from before.
+        """
+        run = self.run
+        self.written, self.steps = time.perf_counter(), 0
+        totals = [float(one) for one in parallel.gathered(run.total)]
+        random: dict[str, torch.Tensor] = {}
+        for kind, state in weights.random_states(run.device).items() if run.step else ():
+            random |= {f"{number}.{kind}": one for number, one in enumerate(parallel.gathered(state))}
+        moments, skeleton = optimizers.packed(run.optimizer.state_dict()["state"])
+        tensors = checkpoints.Tensors(
+            model=dict(run.operator.state_dict()),
+            optimizer=moments,
+            average={} if run.average is None else run.average.values,
+            best=run.best,
+            random=random,
+        )
+        if rank() or (run.step and not weights.are_finite(dict(run.operator.named_parameters()))):
+            return
+        metadata: dict[str, Any] = {
+            "kind": "checkpoint",
+            "fingerprint": self.fingerprint,
+            "structure": _structure(run),
+            **_optimization(run),
+            "state": skeleton,
+            "begin": run.begin,
+            "losses": run.losses,
+            "watched": run.watched,
+            "seconds": run.seconds,
+            "step": run.step,
+            "totals": totals,
+            "elapsed": time.perf_counter() - run.started if run.step else 0.0,
+        }
+        files.write(self.path, tensors.by_name(), metadata=metadata)
+
+    def _read(self) -> None:
+        """Take over the state in the file, if all of it belongs to this run; otherwise change nothing."""
+        run, options = self.run, self.run.plan.optimization
+        tensors, metadata = files.read(self.path)
+        self._check_identity(metadata)
+        found = checkpoints.sorted_tensors(tensors)
+        is_builtin = options.optimizer == "adamw" and (options.schedule is None or isinstance(options.schedule, str))
+        checkpoints.check_weights(found.model, run.operator.state_dict())
+        groups, schedule = checkpoints.check_progress(
+            metadata,
+            _optimization(run),
+            epochs=run.plan.epochs,
+            steps=run.steps,
+            has_validation=bool(run.validation_order.lengths),
+            is_builtin=is_builtin,
+        )
+        if is_builtin:
+            checkpoints.check_moments(found.optimizer, run.parameters)
+            if metadata["state"]:
+                raise checkpoints.other("the state of AdamW")
+        has_begun = bool(metadata["losses"] or metadata["step"])
+        if run.average is not None and has_begun:
+            checkpoints.check_weights(found.average, run.average.trained)
+        stop = options.early_stopping
+        if stop is not None and stop.restore_best and metadata["watched"]:
+            checkpoints.check_weights(found.best, run.operator.state_dict())
+        try:
+            state = optimizers.unpacked(found.optimizer, metadata["state"])
+            run.optimizer.load_state_dict({"state": state, "param_groups": groups})
+            run.schedule.load_state_dict({**run.schedule.state_dict(), **schedule})
+            if metadata["scaler"]:
+                run.scaler.load_state_dict(metadata["scaler"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise checkpoints.other("the state of this run's optimiser") from error
+        self._take_over(found, metadata)
+
+    def _take_over(self, found: checkpoints.Tensors, metadata: dict[str, Any]) -> None:
+        run = self.run
+        run.operator.load_state_dict(found.model)
+        if run.average is not None:
+            run.average.load(found.average)
+        run.best = {name: value.to(run.device) for name, value in found.best.items()}
+        run.begin = metadata["begin"]
+        run.losses, run.watched = list(metadata["losses"]), list(metadata["watched"])
+        run.seconds = list(metadata["seconds"])
+        run.step, run.elapsed = metadata["step"], metadata["elapsed"]
+        totals = metadata["totals"]
+        if len(totals) != len(parallel.gathered(run.total)):  # of another number of processes: the first takes all
+            totals = [sum(totals)] + [0.0] * rank()
+        run.total = torch.tensor(totals[rank()], dtype=torch.float64, device="cpu")
+        mine = f"{rank()}."
+        run.restored_random = {name.removeprefix(mine): state for name, state in found.random.items() if name.startswith(mine)}
+
+    def _check_identity(self, metadata: dict[str, Any]) -> None:
+        """Raise a FileError unless the file was written by a run of the same data, settings and weights' shapes."""
+        if metadata.get("kind") != "checkpoint" or metadata.get("fingerprint") != self.fingerprint:
+            raise FileError(
+                expected="a checkpoint of this run: same data, epochs, batch size, seed, rates and options",
+                got=f"another one in {self.path}",
+                remedy="remove the file to start anew, or name another",
+            )
+        if metadata.get("structure") != _structure(self.run):
+            raise FileError(
+                expected=f"a checkpoint of this {type(self.run.operator).__name__}",
+                got=f"one with other weights in {self.path}",
+                remedy="build the operator with the same arguments and freeze the same parameters, or name another file",
+            )
+
+
+def _fingerprint(run: Run) -> str:
+    """What must agree for a checkpoint to be resumed: data and settings."""
+    settings = json.dumps([run.data_fingerprint, run.plan.settings()], sort_keys=True)
+    return hashlib.sha256(settings.encode()).hexdigest()
+
+
+def _structure(run: Run) -> list[list[Any]]:
+    """Names, shapes and dtypes of the weights, and which of them are trained, in types that JSON knows."""
+    trained = {name for name, parameter in run.operator.named_parameters() if parameter.requires_grad}
+    state = run.operator.state_dict()
+    return [[name, list(value.shape), str(value.dtype), name in trained] for name, value in state.items()]
+
+
+def _optimization(run: Run) -> dict[str, Any]:
+    """Settings of the optimiser and states of schedule and scaler, in types that JSON knows."""
+    schedule = {name: value for name, value in run.schedule.state_dict().items() if _is_json(value)}
+    return {"groups": run.optimizer.state_dict()["param_groups"], "schedule": schedule, "scaler": run.scaler.state_dict()}
+
+
+def _is_json(value: object) -> bool:
+    return isinstance(value, (bool, int, float, str, list))

@@ -1,0 +1,299 @@
+"""One training run: its state, how a step and an epoch go, and what of it a checkpoint holds."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from probneural.errors import ArgumentError, ConvergenceWarning, TrainingError
+from probneural.pairs import Dataset, FieldPairs
+from probneural.processes import rank, world_size
+from probneural.randomness import seeded
+from probneural.training import optimizers, parallel, weights
+from probneural.training.callbacks import Progress
+from probneural.training.history import History
+from probneural.training.loading import BatchOrder, Loader, Loading
+from probneural.training.losses import Loss
+from probneural.training.objective import Objective
+from probneural.training.options import Optimization
+
+_MUCH_WORSE = 3.0
+"""How many times the loss at the beginning a training may end at without a warning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run does; a checkpoint belongs to one.
+
+    Attributes:
+        loss: Of a batch; None for the relative L2 error.
+    """
+
+    epochs: int
+    batch_size: int
+    seed: int
+    learning_rate: float
+    validation: float
+    loss: Loss | None
+    optimization: Optimization
+
+    def settings(self) -> dict[str, Any]:
+        """All of it but the loss, in types that JSON knows."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("loss", "optimization")}
+        return plain | self.optimization.settings()
+
+
+class Run:
+    """The state of one training run: everything a checkpoint must hold, and how an epoch goes.
+
+    Args:
+        operator: Which is trained, on its device.
+        train: Data sets to train on.
+        validation: Data sets to watch; none without a split.
+        data_fingerprint: Names the data.
+        plan: What to do.
+        loading: How data are read.
+    """
+
+    def __init__(
+        self,
+        operator: nn.Module,
+        *,
+        train: Sequence[Dataset],
+        validation: Sequence[Dataset],
+        data_fingerprint: str,
+        plan: Plan,
+        loading: Loading,
+    ) -> None:
+        self.operator, self.plan, self.data_fingerprint = operator, plan, data_fingerprint
+        self.device = next((parameter.device for parameter in operator.parameters()), torch.device("cpu"))
+        options = plan.optimization
+        self.begin: float | None = None
+        self.losses: list[float] = []
+        self.watched: list[float] = []
+        self.seconds: list[float] = []
+        self.step, self.elapsed = 0, 0.0
+        self.total = torch.zeros((), dtype=torch.float64, device="cpu")
+        self.last_loss, self.started = math.nan, time.perf_counter()
+        self.restored_random: dict[str, Tensor] = {}
+        self.order, self.train = _reader(train, plan.batch_size, plan.seed, loading, self.device)
+        self.validation_order, self.validation = _reader(validation, plan.batch_size, None, loading, self.device)
+        self.steps = -(-len(self.order) // options.accumulation)
+        self.parameters = _trained(operator)
+        self.optimizer = optimizers.make_optimizer(self.parameters, learning_rate=plan.learning_rate, options=options)
+        self.schedule = optimizers.make_schedule(self.optimizer, steps=plan.epochs * self.steps, options=options)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
+        self.average = None if options.averaging is None else weights.Average(operator, options.averaging)
+        self.best: dict[str, Tensor] = {}
+        self.objective: nn.Module = Objective(operator, plan.loss, precision=options.precision)
+        if world_size() > 1:
+            self.objective = DistributedDataParallel(self.objective, find_unused_parameters=True)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all epochs are done, or the patience is used up."""
+        stop = self.plan.optimization.early_stopping
+        return len(self.losses) >= self.plan.epochs or (stop is not None and stop.has_ended(self.watched))
+
+    def epoch(self, after_step: Callable[[], None]) -> None:
+        """Train on every pair once, in an order named by seed and epoch.
+
+        Args:
+            after_step: Called after each step.
+        """
+        self.started = time.perf_counter() - self.elapsed
+        number, seed = len(self.losses), self.plan.seed
+        before = copy.deepcopy(self.operator.state_dict())
+        process = (rank(),) if rank() else ()
+        with seeded(seed, "training", number, *process, devices=[self.device]):
+            weights.set_random_states(self.restored_random, self.device)
+            self.restored_random = {}
+            self._pass(after_step)
+            count = sum(self.order.lengths)
+            mean = float(parallel.summed(self.total)) / count
+            parallel.take_from_first(self.operator.buffers())
+            self._check(before, mean)
+            watched = self._watch() if self.validation_order.lengths else None
+        self.losses.append(mean)
+        self.seconds.append(time.perf_counter() - self.started)
+        self.step, self.elapsed = 0, 0.0
+        self.total = torch.zeros((), dtype=torch.float64, device="cpu")
+        if watched is not None:
+            self.watched.append(watched)
+            self._keep_best()
+
+    def _pass(self, after_step: Callable[[], None]) -> None:
+        """Take the steps of the epoch that are left."""
+        self.operator.train()
+        together = self.plan.optimization.accumulation
+        self.order.set_epoch(len(self.losses), start=self.step * together)
+        sizes = [len(rows) for _, rows in self.order.batches()][self.order.start :]
+        batches = iter(self.train)
+        with contextlib.closing(batches):
+            for first in range(0, len(sizes), together):
+                group = sizes[first : first + together]
+                self._step(itertools.islice(batches, len(group)), group)
+                self.step += 1
+                after_step()
+
+    def _step(self, batches: Iterator[FieldPairs | None], sizes: list[int]) -> None:
+        """Move the weights once, by the gradient of the mean loss over the pairs of some batches."""
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            kept = list(batches)
+            values: list[Tensor] = []
+
+            def closure() -> float:
+                values.append(self._gradient(iter(kept), sizes))
+                return float(parallel.summed(values[-1])) / sum(sizes)
+
+            self.optimizer.step(closure)
+            value = values[0]
+        else:
+            value = self._gradient(batches, sizes)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        with warnings.catch_warnings() if self.scaler.is_enabled() else contextlib.nullcontext():
+            if self.scaler.is_enabled():  # a step that the scaler leaves out, because gradients overflow, counts as one
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+            self.schedule.step()
+        if self.average is not None:
+            self.average.update()
+        self.total += value
+        self.last_loss = float(value) / sum(sizes)
+
+    def _gradient(self, batches: Iterator[FieldPairs | None], sizes: list[int]) -> Tensor:
+        """Set the gradients; returns the sum of this process's losses over its pairs, float64, on the CPU."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
+        for number, batch in enumerate(batches, start=1):
+            count = 0 if batch is None else len(batch)
+            with self._apart(number < len(sizes)):
+                value = self.objective(batch)
+                if self.begin is None and batch is not None:
+                    self.begin = float(value.detach())
+                share = world_size() * count / sum(sizes)  # DistributedDataParallel averages over processes
+                self.scaler.scale(value if share == 1.0 else value * share).backward()
+            total += value.detach().to("cpu", torch.float64) * count
+        if self.plan.optimization.gradient_clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.parameters, self.plan.optimization.gradient_clip)
+        return total
+
+    def _apart(self, waits: bool) -> contextlib.AbstractContextManager[None]:
+        """Leave gradients in this process until the last batch of a step."""
+        if waits and isinstance(self.objective, DistributedDataParallel):
+            return self.objective.no_sync()
+        return contextlib.nullcontext()
+
+    def _check(self, before: dict[str, Tensor], mean: float) -> None:
+        """Raise a TrainingError, with the weights from before the epoch put back, unless loss and weights are finite."""
+        # The loss of the last step is from before its update, so the weights are looked at too.
+        finite = weights.are_finite(dict(self.operator.named_parameters()))
+        if not (finite and math.isfinite(mean)):
+            self.operator.load_state_dict(before)
+            after = "finite" if finite else "not finite"
+            raise TrainingError(
+                expected="a finite loss and finite weights",
+                got=f"a mean loss of {mean} in epoch {len(self.losses)}, weights {after} after it",
+                remedy="lower learning_rate, or check the data's scale; the operator is as it was before this epoch",
+            )
+
+    @torch.no_grad()
+    def _watch(self) -> float:
+        """The mean loss on the validation split, of the averaged weights where there are such."""
+        self.operator.eval()
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
+        objective = self.objective.module if isinstance(self.objective, DistributedDataParallel) else self.objective
+        with self.average.in_place() if self.average is not None else contextlib.nullcontext():
+            for batch in self.validation:
+                if batch is not None:
+                    total += float(objective(batch)) * len(batch)
+        return float(parallel.summed(total)) / sum(self.validation_order.lengths)
+
+    def _keep_best(self) -> None:
+        """Copy the weights that were watched, if no epoch was better and they may be wanted back."""
+        stop = self.plan.optimization.early_stopping
+        if stop is not None and stop.restore_best and stop.best(self.watched) == len(self.watched) - 1:
+            with self.average.in_place() if self.average is not None else contextlib.nullcontext():
+                self.best = weights.copied(self.operator)
+
+    def finish(self) -> History:
+        """Give the operator the weights it ends with, and return the history."""
+        if self.average is not None:
+            self.average.put_in_place()
+        if self.best:
+            self.operator.load_state_dict(self.best)
+        return self.history()
+
+    def history(self) -> History:
+        """What there is of it."""
+        stop = self.plan.optimization.early_stopping
+        return History(
+            train=tuple(self.losses),
+            validation=tuple(self.watched),
+            seconds=tuple(self.seconds),
+            restored=stop.best(self.watched) + 1 if stop is not None and self.best else None,
+        )
+
+    def warn_if_worse(self) -> None:
+        """Give a warning if training has led away from where it began, further than training on from a good fit does."""
+        trivial = 1.0 if self.plan.loss is None else self.losses[0]
+        if self.begin is not None and self.losses[-1] > _MUCH_WORSE * max(self.begin, trivial):
+            warnings.warn(
+                f"training ended at a loss of {self.losses[-1]:.3g}, having begun at {self.begin:.3g}: lower learning_rate",
+                ConvergenceWarning,
+                stacklevel=5,  # of whoever calls pn.fit, through its two decorators
+            )
+
+    def progress(self, *, after_epoch: bool) -> Progress:
+        """What callbacks are told."""
+        return Progress(
+            operator=self.operator,
+            settings=self.plan.settings(),
+            epoch=len(self.losses),
+            epochs=self.plan.epochs,
+            step=len(self.losses) * self.steps + self.step,
+            losses=self.latest() if after_epoch else {"step": self.last_loss},
+            learning_rate=float(self.schedule.get_last_lr()[0]),
+            seconds=self.seconds[-1] if after_epoch and self.seconds else time.perf_counter() - self.started,
+        )
+
+    def latest(self) -> dict[str, float]:
+        """The last losses by name."""
+        shown = {"train": self.losses[-1]} if self.losses else {}
+        if self.watched:
+            shown["validation"] = self.watched[-1]
+        return shown
+
+
+def _reader(
+    sources: Sequence[Dataset], batch_size: int, seed: int | None, loading: Loading, device: torch.device
+) -> tuple[BatchOrder, Loader]:
+    """The order of batches of data sets, and the loader that reads them."""
+    order = BatchOrder([len(source) for source in sources], batch_size=batch_size, seed=seed)
+    return order, Loader(sources, order, loading=loading, device=device)
+
+
+def _trained(operator: nn.Module) -> list[Tensor]:
+    """The parameters that are trained, or an ArgumentError if there are none that can be."""
+    parameters: list[Tensor] = [parameter for parameter in operator.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ArgumentError(expected="an operator with parameters to train", got="none", remedy="unfreeze some")
+    if any(parameter.is_inference() for parameter in parameters):
+        raise ArgumentError(
+            expected="an operator with parameters that autograd takes",
+            got="one that was made in torch.inference_mode",
+            remedy="build it outside, or under torch.no_grad",
+        )
+    return parameters

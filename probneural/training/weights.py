@@ -1,0 +1,104 @@
+"""Copies of weights: their moving average, and random states that go with them into a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from probneural.training import checkpoints
+
+
+def are_finite(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether all numbers are."""
+    return all(bool(torch.isfinite(value).all()) for value in tensors.values())
+
+
+def copied(operator: nn.Module) -> dict[str, Tensor]:
+    """A copy of all weights and buffers."""
+    return {name: value.detach().clone() for name, value in operator.state_dict().items()}
+
+
+class Average:
+    """An exponential moving average of the weights that are trained; buffers stay as they are.
+
+    Args:
+        operator: Whose weights are averaged.
+        decay: Per step.
+    """
+
+    def __init__(self, operator: nn.Module, decay: float) -> None:
+        self.trained = {name: parameter for name, parameter in operator.named_parameters() if parameter.requires_grad}
+        self.decay = decay
+        self.values: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights after a step; the first ones are the average."""
+        for name, parameter in self.trained.items():
+            if name not in self.values:
+                self.values[name] = parameter.detach().clone()
+            else:
+                self.values[name].mul_(self.decay).add_(parameter.detach(), alpha=1.0 - self.decay)
+
+    @torch.no_grad()
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Take an average over from a checkpoint."""
+        self.values = {name: value.to(self.trained[name].device) for name, value in values.items()}
+
+    @torch.no_grad()
+    def put_in_place(self) -> None:
+        """Overwrite the weights by their average."""
+        for name, value in self.values.items():
+            self.trained[name].copy_(value)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Exchange the weights for their average, for a while."""
+        kept = {name: parameter.detach().clone() for name, parameter in self.trained.items()}
+        self.put_in_place()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in kept.items():
+                    self.trained[name].copy_(value)
+
+
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """States of torch's global generators that a training on this device draws from, by kind."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        states["mps"] = torch.mps.get_rng_state()
+    return states
+
+
+def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Set those states.
+
+    Raises:
+        FileError: If they are none.
+    """
+    try:
+        if "cpu" in states:
+            torch.set_rng_state(states["cpu"])
+        if "cuda" in states and device.type == "cuda":
+            torch.cuda.set_rng_state(states["cuda"], device)
+        if "mps" in states and device.type == "mps":
+            torch.mps.set_rng_state(states["mps"])
+    except (RuntimeError, TypeError) as error:
+        raise checkpoints.other("states of random generators") from error
+
+
+@contextlib.contextmanager
+def random_states_kept(device: torch.device) -> Iterator[None]:
+    """Put the states back after others have drawn."""
+    states = random_states(device)
+    try:
+        yield
+    finally:
+        set_random_states(states, device)

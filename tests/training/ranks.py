@@ -1,0 +1,72 @@
+"""A program that torchrun starts, or Python alone: what training in several processes gives, kept in files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from probneural.processes import rank, world_size
+from probneural.training import Callback, Checkpoint, History, Optimization, Progress, files, fit
+from tests.training.cases import built, data
+from tests.training.lazy import lazy
+
+OPTIONS = {
+    "plain": Optimization(),
+    "accumulated": Optimization(accumulation=2, gradient_clip=0.5, averaging=0.9, weight_decay=0.1),
+    "lbfgs": Optimization(optimizer="lbfgs", schedule=None),
+}
+SETTINGS: dict[str, Any] = {"epochs": 4, "batch_size": 5, "seed": 3, "show_progress": False}
+
+
+class Ends(Callback):
+    """Remember who was told."""
+
+    def __init__(self) -> None:
+        self.told = False
+
+    def on_end(self, history: History) -> None:
+        self.told = True
+
+
+def main(folder: Path, name: str) -> None:
+    """Train; every process writes what it has read and what came out."""
+    torch.set_num_threads(1)
+    operator = built("FNO", seed=int(os.environ.get("RANK", "0"))).double()  # the first process's weights count
+    pairs = lazy(data(26, dtype=torch.float64))  # 23 to train on: the last batch of an epoch has 3 pairs
+    ends = Ends()
+    history = fit(operator, pairs, optimization=OPTIONS[name], callbacks=[ends], **SETTINGS)
+    files.write(folder / f"weights-{rank()}", operator.state_dict(), metadata={})
+    facts = {"read": pairs.read, "world": world_size(), "told": ends.told, "losses": [history.train, history.validation]}
+    (folder / f"facts-{rank()}.json").write_text(json.dumps(facts))
+
+
+def die(folder: Path) -> None:
+    """Train with a checkpoint of every other step; the first time, the second process is killed."""
+    torch.set_num_threads(1)
+    operator = built("Convolutional", seed=0)
+    (folder / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
+    callbacks: list[Callback] = []
+    if not (folder / "run").exists() and (folder / "kill").exists():
+
+        class Later(Callback):
+            def on_step(self, progress: Progress) -> None:
+                if progress.step == 13:
+                    os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
+
+        callbacks = [Later()]
+    fit(operator, data(26), checkpoint=Checkpoint(folder / "run", steps=2), callbacks=callbacks, **SETTINGS)
+    if rank() == 0:
+        files.write(folder / "weights", operator.state_dict(), metadata={})
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "die":
+        die(Path(sys.argv[1]))
+    else:
+        main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,155 @@
+"""What loggers write is what the history says; each is tested where its package is installed."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probneural.training import Callback, EachEpoch, Progress, fit
+from probneural.training.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog
+from tests.training.cases import built, data
+
+QUICK: dict[str, Any] = {"epochs": 4, "batch_size": 6, "show_progress": False}
+
+
+class Killed(BaseException):
+    """What a test kills a run with; nothing catches it."""
+
+
+def test_what_callbacks_are_told() -> None:
+    told: list[tuple[str, Any]] = []
+
+    class All(Callback):
+        def on_start(self, progress: Progress) -> None:
+            told.append(("start", progress))
+
+        def on_step(self, progress: Progress) -> None:
+            told.append(("step", progress))
+
+        def on_epoch(self, progress: Progress) -> None:
+            told.append(("epoch", progress))
+
+        def on_end(self, history: Any) -> None:
+            told.append(("end", history))
+
+    history = fit(built("FNO"), data(), callbacks=[All()], **QUICK)
+    assert [name for name, _ in told] == ["start", *(["step"] * 3 + ["epoch"]) * 4, "end"]
+    assert told[-1][1] == history
+    assert (told[0][1].epoch, told[0][1].step, dict(told[0][1].losses)) == (0, 0, {})
+    assert told[0][1].settings["batch_size"] == 6
+    steps = [progress for name, progress in told if name == "step"]
+    assert [progress.step for progress in steps] == list(range(1, 13))
+    for epoch in range(4):
+        mean = sum(progress.losses["step"] for progress in steps[3 * epoch : 3 * epoch + 3]) / 3
+        assert mean == pytest.approx(history.train[epoch])
+    assert steps[5].learning_rate > steps[-1].learning_rate > 0.0
+
+
+def test_the_end_is_told_when_training_fails() -> None:
+    ends = []
+
+    class End(Callback):
+        def on_end(self, history: Any) -> None:
+            ends.append(history.epochs)
+
+    def kill(progress: Progress) -> None:
+        if progress.epoch == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fit(built("FNO"), data(), callbacks=[EachEpoch(kill), End()], **QUICK)
+    assert ends == [2]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_table_goes_on_where_a_killed_run_was(tmp_path: Path) -> None:
+    table, run = tmp_path / "losses.csv", tmp_path / "run"
+
+    def kill(progress: Progress) -> None:
+        if progress.epoch == 3:
+            run.unlink()
+            run.write_bytes(kept)
+            raise Killed
+
+    def keep(progress: Progress) -> None:
+        nonlocal kept
+        if progress.epoch == 2:
+            kept = run.read_bytes()
+
+    kept = b""
+    with pytest.raises(Killed):
+        fit(built("FNO"), data(), checkpoint=run, callbacks=[CSVLog(table), EachEpoch(keep), EachEpoch(kill)], **QUICK)
+    assert len(rows(table)) == 3  # one more than the checkpoint knows
+    history = fit(built("FNO"), data(), checkpoint=run, callbacks=[CSVLog(table)], **QUICK)
+    assert [int(row["epoch"]) for row in rows(table)] == [1, 2, 3, 4]
+    assert [float(row["train"]) for row in rows(table)] == list(history.train)
+    assert [float(row["validation"]) for row in rows(table)] == list(history.validation)
+    fit(built("FNO"), data(), callbacks=[CSVLog(table)], **QUICK | {"epochs": 1})
+    assert len(rows(table)) == 1
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    history = fit(built("FNO"), data(), callbacks=[TensorBoardLog(tmp_path)], **QUICK)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train")] == [1, 2, 3, 4]
+    assert [event.value for event in events.Scalars("validation")] == pytest.approx(list(history.validation))
+
+
+def test_weights_and_biases(tmp_path: Path) -> None:
+    """Offline: its summary holds the last epoch."""
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    log = WandbLog("tests", mode="offline", dir=str(tmp_path))
+    last: dict[str, float] = {}
+
+    class Look(Callback):
+        def on_end(self, history: Any) -> None:
+            last.update(dict(log.run.summary))
+
+    history = fit(built("FNO"), data(), callbacks=[Look(), log], **QUICK)
+    assert last["train"] == pytest.approx(history.train[-1])
+    assert last["_step"] == 4
+    assert log.run.config["batch_size"] == 6
+    assert list(tmp_path.glob("wandb/offline-run-*"))
+
+
+def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the small package has no data base
+    log = MLflowLog("tests", uri=(tmp_path / "runs").as_uri())
+    history = fit(built("FNO"), data(), callbacks=[log], **QUICK)
+    found = log.client.get_metric_history(log.run, "train")
+    assert [(entry.step, entry.value) for entry in found] == list(enumerate(history.train, start=1))
+    assert log.client.get_run(log.run).data.params["seed"] == "0"
+    assert log.client.get_run(log.run).info.status == "FINISHED"
+
+
+def test_lightning(tmp_path: Path) -> None:
+    """Lightning's trainer takes the steps that `fit` takes."""
+    lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+    from probneural.training.lightning import lightning_module, pair_loader
+
+    operator, other = built("Tied"), built("Tied")
+    fit(operator, data(), validation=0.0, seed=3, **QUICK)
+    trainer = lightning.Trainer(
+        max_epochs=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(lightning_module(other), pair_loader(data(), batch_size=6, seed=3))
+    for name, value in operator.state_dict().items():
+        assert float((other.state_dict()[name] - value).abs().max()) < 1e-6
+    assert float((value - built("Tied").state_dict()[name]).abs().max()) > 1e-3

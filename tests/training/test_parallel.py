@@ -1,0 +1,103 @@
+"""Two processes that torchrun starts train as one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from probneural.errors import ArgumentError
+from probneural.training import files, fit, parallel
+from tests.training.cases import built, data, same
+from tests.training.ranks import SETTINGS
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
+ROOT = Path(__file__).parents[2]
+
+
+def started(folder: Path, name: str, *, processes: int) -> subprocess.CompletedProcess[str]:
+    """Run the program in so many processes."""
+    folder.mkdir(exist_ok=True)
+    runner = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *runner, "-m", "tests.training.ranks", str(folder), name]
+    if processes > 1:
+        command = [sys.executable, *runner, "--module", "tests.training.ranks", str(folder), name]
+    return subprocess.run(command, check=False, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def facts(folder: Path, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"facts-{rank}.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [("plain", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("plain", 4), ("accumulated", 2), ("lbfgs", 2)))],
+)
+def test_several_processes_equal_one(name: str, processes: int, tmp_path: Path) -> None:
+    """20 steps in float64; uneven shares, and of four processes one that has no pair of the last batch.
+
+    LBFGS takes 20 iterations a step, and each multiplies what rounding has left.
+    """
+    tolerance = 1e-6 if name == "lbfgs" else 1e-10
+    for folder, count in ((tmp_path / "one", 1), (tmp_path / "many", processes)):
+        done = started(folder, name, processes=count)
+        assert done.returncode == 0, done.stderr
+    expected = files.read(tmp_path / "one" / "weights-0")[0]
+    whole, first = facts(tmp_path / "one", 0), facts(tmp_path / "many", 0)
+    assert (whole["world"], first["world"]) == (1, processes)
+    for rank in range(processes):
+        found = files.read(tmp_path / "many" / f"weights-{rank}")[0]
+        for key, value in expected.items():
+            assert float((found[key] - value).abs().max()) <= tolerance, key
+        torch.testing.assert_close(facts(tmp_path / "many", rank)["losses"], whole["losses"], rtol=tolerance, atol=0.0)
+        assert facts(tmp_path / "many", rank)["told"] == (rank == 0)
+    # Every pair is read once an epoch, by one process; units are read by all, once.
+    counts = sum((Counter(facts(tmp_path / "many", rank)["read"]) for rank in range(processes)), Counter())
+    assert set(counts) == set(range(26))
+    units = Counter({row: processes for row, count in counts.items() if count > SETTINGS["epochs"]})
+    assert len(units) == 23
+    assert counts - units == Counter(dict.fromkeys(range(26), SETTINGS["epochs"]))
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_all_and_the_run_resumes(tmp_path: Path) -> None:
+    whole = started(tmp_path / "whole", "die", processes=2)
+    assert whole.returncode == 0, whole.stderr
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    (folder / "kill").touch()
+    start = time.monotonic()
+    done = started(folder, "die", processes=2)
+    assert time.monotonic() - start < 60.0
+    assert done.returncode != 0
+    assert "exitcode: -9" in done.stderr or "exitcode  : -9" in done.stderr, done.stderr
+    assert files.read(folder / "run")[1]["step"] > 0
+    again = started(folder, "die", processes=2)
+    assert again.returncode == 0, again.stderr
+    assert same(files.read(folder / "weights")[0], files.read(tmp_path / "whole" / "weights")[0])
+
+
+def test_a_program_of_its_own_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    parallel.join()
+    assert not torch.distributed.is_initialized()
+    assert parallel.own_device(torch.device("cuda")) == torch.device("cuda")
+    assert parallel.first_says(True)
+    assert not parallel.first_says(False)
+
+
+@pytest.mark.bad_input
+def test_a_batch_has_a_pair_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "world_size", lambda: 4)
+    with pytest.raises(ArgumentError, match="a batch_size of at least 4"):
+        fit(built("FNO"), data(), batch_size=3)
