@@ -88,6 +88,10 @@ class FileError(ProbneuralError, OSError):
     """A file is missing, damaged, or was not written by this package."""
 
 
+class ConfigurationError(ProbneuralError, ValueError):
+    """A configuration file says something that it cannot; the message names the line."""
+
+
 class UnsupportedError(ProbneuralError, NotImplementedError):
     """The combination asked for is mathematically or technically out of reach, and the message says why."""
 

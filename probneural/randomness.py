@@ -31,6 +31,7 @@ PURPOSES: Final = MappingProxyType(
         # data and draws
         "functions": "coefficients of the input functions of a problem",
         "split": "which pairs go to which part",
+        "run split": "which pairs of a run are trained on, scale, carry bands, test",
         "draws": "draws from predictive distributions, and the functions that predictors and models draw",
         "energy score draws": "seeds of the draws behind energy scores",
         "energy score noise": "observation noise behind energy scores",

@@ -1,0 +1,21 @@
+"""`python -m probneural`: the program of the extra `cli`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Run the program, or say which extra it needs."""
+    try:
+        from probneural import command_line
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("probneural"):
+            raise
+        sys.stderr.write(f"probneural: the program needs {error.name}: pip install 'probneural[cli]'\n")
+        return 1
+    return command_line.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

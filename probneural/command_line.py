@@ -1,0 +1,358 @@
+"""The program `probneural`: each command is one function of [`probneural.runs`][probneural.runs] with its settings as options."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import subprocess
+import sys
+import tomllib
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, get_origin
+
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from probneural import runs
+from probneural.errors import ArgumentError, FileError, ProbneuralError
+from probneural.runs.config import Calibration, Config, Data, Head, Operator, Scores, Split, Training
+
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+"""An option that is there or not."""
+DataFile = Annotated[Positional[str], tyro.conf.arg(metavar="[DATA]")]
+_INTERRUPTED = 130
+"""What shells expect after Ctrl-C."""
+_OPTIONS = """
+
+Args:
+    file: The data; short for --path.
+    config: A TOML file with settings, as `probneural init` writes; options on the command line come first.
+    folder: The run's folder; by default named after the data. Repeated, a command goes on in it and remembers its settings.
+    data: Which functions are learned from.
+    split: Who sees which pairs.
+    operator: What is trained.
+    training: How it is trained.
+    head: What turns the trained operator into a distribution over operators.
+    calibration: How error bars are made honest.
+    scores: What is computed on the test pairs.
+    quiet: Say nothing of how far it is.
+    debug: Show where an error comes from.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A command line, parsed.
+
+    Attributes:
+        config: The settings on it, upon those that it began with.
+        file: A configuration file, or "".
+        folder: The run's folder, or "".
+        run: Does what was asked; of a step, given settings and folder.
+        is_step: Whether it is a step of a run.
+        debug: Whether errors are shown with where they come from.
+    """
+
+    run: Callable[..., None]
+    is_step: bool = False
+    config: Config = Config()
+    file: str = ""
+    folder: str = ""
+    debug: bool = False
+
+    def base(self) -> Config:
+        """The settings to begin with: those of a file, or of the folder."""
+        if self.file:
+            return runs.read_config(self.file)
+        folder = self._folder(self.config)
+        return runs.read_config(folder / "config.toml") if folder and (folder / "run.json").exists() else Config()
+
+    def _folder(self, config: Config) -> Path | None:
+        if self.folder:
+            return Path(self.folder)
+        return Path(f"{Path(config.data.path).stem}-run") if config.data.path else None
+
+    def __call__(self, base: Config) -> None:
+        """Do what was asked.
+
+        Raises:
+            ProbneuralError: If it cannot be done.
+        """
+        if not self.is_step:
+            return self.run()
+        config = _with_own_options(self.config, base)
+        folder = self._folder(config)
+        if folder is None:
+            raise ArgumentError(expected="a data file, or the folder of a run", got="neither", remedy="name one: data.nc")
+        return self.run(config, folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program.
+
+    Args:
+        arguments: Words of the command line; by default those of the process.
+
+    Returns:
+        The exit code: 0, or 1 for an error, whose message goes to the standard error stream. Wrong usage exits with 2.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    is_debug = "--debug" in words
+    try:
+        call = _parsed(words, Config())
+        base = call.base() if call.is_step else Config()
+        _parsed(words, base)(base)
+    except (ProbneuralError, ImportError) as error:
+        if is_debug:
+            traceback.print_exc()
+        sys.stderr.write(f"probneural: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        if is_debug:
+            traceback.print_exc()
+        sys.stderr.write("probneural: stopped; repeat the command to go on\n")
+        return _INTERRUPTED
+    return 0
+
+
+def _parsed(words: list[str], base: Config) -> Call:
+    if words[:1] == ["bench"] and not {"-h", "--help"} & {*words[1:2]}:
+        return Call(run=partial(_bench, words[1:]))
+    steps = {name: _step(name, show, base) for name, show in _STEPS.items()}
+    call: Call = tyro.extras.subcommand_cli_from_dict(
+        {"init": _init(base), **steps, "predict": predict, "info": info, "bench": bench},
+        prog="probneural",
+        description="From a data file to fields with calibrated error bars: `probneural report data.nc --inputs a --outputs u "
+        "--periodic true` does all steps. `probneural COMMAND --help` lists the options of one.",
+        args=words,
+        registry=_REGISTRY,
+        use_underscores=True,
+    )
+    return call
+
+
+def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., Call]:
+    """A command that does a step of a run; its options begin with these settings."""
+
+    def step(  # noqa: PLR0913 (a section of the configuration each)
+        file: DataFile = "",
+        *,
+        config: str = "",
+        folder: str = "",
+        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = base.data,
+        split: Split = base.split,
+        operator: Operator = base.operator,
+        training: tyro.conf.FlagConversionOff[Training] = base.training,
+        head: Head = base.head,
+        calibration: tyro.conf.FlagConversionOff[Calibration] = base.calibration,
+        scores: Scores = base.scores,
+        quiet: Switch = False,
+        debug: Switch = False,
+    ) -> Call:
+        given = dataclasses.replace(data, path=file or data.path)
+        parts = {"split": split, "operator": operator, "training": training, "head": head}
+        settings = Config(data=given, calibration=calibration, scores=scores, **parts)
+        return Call(run=partial(show, quiet=quiet), is_step=True, config=settings, file=config, folder=folder, debug=debug)
+
+    step.__doc__ = _summary(getattr(runs, name)) + _OPTIONS
+    step.__name__ = name
+    return step
+
+
+def _train(config: Config, folder: Path, *, quiet: bool) -> None:
+    history = runs.train(config, folder, show_progress=not quiet)
+    shown = f", validation {history.validation[-1]:.4g}" if history.validation else ""
+    _say(f"{folder}: {history.epochs} epochs, loss {history.train[-1]:.4g}{shown}")
+
+
+def _fit(config: Config, folder: Path, *, quiet: bool) -> None:
+    predictor = runs.fit(config, folder, show_progress=not quiet)
+    _say(f"{folder}: {type(predictor).__name__}, noise variance {', '.join(f'{value:.3g}' for value in predictor.noise.tolist())}")
+
+
+def _calibrate(config: Config, folder: Path, *, quiet: bool) -> None:
+    found = runs.calibrate(config, folder, show_progress=not quiet)
+    band = "no bands" if found.band is None else f"bands of {found.band.quantile:.3g} standard deviations"
+    _say(f"{folder}: {type(found.predictor).__name__}, {band}")
+
+
+def _score(config: Config, folder: Path, *, quiet: bool) -> None:
+    _say(str(runs.score(config, folder, show_progress=not quiet)))
+
+
+def _report(config: Config, folder: Path, *, quiet: bool) -> None:
+    found = runs.report(config, folder, show_progress=not quiet)
+    _say("\n".join((str(found.scores), "", *found.verdict, str(found.path))))
+
+
+_STEPS = {"train": _train, "fit": _fit, "calibrate": _calibrate, "score": _score, "report": _report}
+
+
+def _init(base: Config) -> Callable[..., Call]:
+    def init(
+        file: DataFile = "",
+        *,
+        output: str = "run.toml",
+        overwrite: Switch = False,
+        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = base.data,
+        operator: Operator = base.operator,
+        head: Head = base.head,
+        debug: Switch = False,
+    ) -> Call:
+        """Write a TOML file with every setting, its default and what it means; filled in from the data where they tell.
+
+        Args:
+            file: The data; short for --path.
+            output: The file to write.
+            overwrite: Whether an existing file is replaced.
+            data: Which functions are learned from.
+            operator: What is trained.
+            head: What turns the trained operator into a distribution over operators.
+            debug: Show where an error comes from.
+        """
+        given = Config(data=dataclasses.replace(data, path=file or data.path), operator=operator, head=head)
+        return Call(run=partial(_write_initial, given, Path(output), overwrite=overwrite), debug=debug)
+
+    return init
+
+
+def _write_initial(given: Config, output: Path, *, overwrite: bool) -> None:
+    if output.exists() and not overwrite:
+        raise FileError(expected=f"no file at {output}", got="one", remedy="name another by --output, or say --overwrite")
+    config, notes = runs.initial_config(given)
+    if config.data.path:
+        relative = os.path.relpath(config.data.path, output.parent)
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=relative))
+    runs.write_config(config, output, notes=notes)
+    missing = [name for name in ("path", "inputs", "outputs", "periodic") if not getattr(config.data, name)]
+    _say(f"{output}" + (f"; still to be filled in: {', '.join(missing)}" if missing else ""))
+
+
+def predict(
+    folder: Annotated[Positional[str], tyro.conf.arg(metavar="FOLDER")],
+    inputs: Annotated[Positional[str], tyro.conf.arg(metavar="INPUTS")],
+    output: Annotated[Positional[str], tyro.conf.arg(metavar="OUTPUT")],
+    *,
+    quiet: Switch = False,
+    debug: Switch = False,
+) -> Call:
+    """Predict fields with error bars for the inputs of a file, and write them to a NetCDF file.
+
+    Args:
+        folder: Of a run that is calibrated.
+        inputs: A file with the input variables of the run.
+        output: The NetCDF file to write; an existing one is replaced.
+        quiet: Say nothing of how far it is.
+        debug: Show where an error comes from.
+    """
+
+    def run() -> None:
+        dataset = runs.predict(folder, inputs, output=output, show_progress=not quiet)
+        _say(f"{output}: {', '.join(map(str, dataset.data_vars))} of {dict(dataset.sizes)}")
+
+    return Call(run=run, debug=debug)
+
+
+def info(path: Annotated[Positional[str], tyro.conf.arg(metavar="PATH")], *, debug: Switch = False) -> Call:
+    """Say what a file or folder is: a run, a saved operator or predictor, a checkpoint, or data; nothing of it is run.
+
+    Args:
+        path: Of a run's folder, a .safetensors file, or a data file.
+        debug: Show where an error comes from.
+    """
+
+    def run() -> None:
+        for name, value in runs.info(path).items():
+            shown = value if isinstance(value, list) else [value]
+            _say("\n".join(f"{name if not number else '':<24}{one}" for number, one in enumerate(shown)))
+
+    return Call(run=run, debug=debug)
+
+
+def bench(name: Annotated[Positional[str], tyro.conf.arg(metavar="NAME ...")] = "") -> Call:
+    """Run a benchmark of the repository: `probneural bench NAME --full` is `python -m benchmarks NAME --full`.
+
+    Args:
+        name: Of the benchmark, with its own options; without it, they are listed.
+    """
+    return Call(run=partial(_bench, [name] if name else []))
+
+
+def _bench(words: list[str]) -> None:
+    here = (Path.cwd(), Path(__file__).parents[1])
+    places = [folder for folder in here if (folder / "benchmarks" / "__main__.py").is_file()]
+    if not places:
+        raise FileError(
+            expected=f"the repository's folder benchmarks in {here[0]}",
+            got="none: an installed package does not hold it",
+            remedy="clone the repository of probneural, and run the command in its folder",
+        )
+    finished = subprocess.run([sys.executable, "-m", "benchmarks", *(words or ["--help"])], cwd=places[0], check=False)
+    if finished.returncode:
+        sys.exit(finished.returncode)
+
+
+def _with_own_options(config: Config, base: Config) -> Config:
+    """Leave out options of another class than the one that is named now."""
+    for section in ("operator", "head"):
+        ours, theirs = getattr(config, section), getattr(base, section)
+        if ours.name != theirs.name and ours.options == theirs.options:
+            config = dataclasses.replace(config, **{section: dataclasses.replace(ours, options={})})
+    return config
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    return (inspect.getdoc(function) or "").partition("\n\n")[0]
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+_REGISTRY = ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _truth_values(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[bool] | None:
+    """Truth values are written as in the configuration file: true, false."""
+    if info.type is not bool:
+        return None
+    words = {"true": True, "false": False}
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="{true,false}",
+        instance_from_str=lambda given: words[given[0]],
+        is_instance=lambda value: isinstance(value, bool),
+        str_from_instance=lambda value: [str(value).lower()],
+        choices=tuple(words),
+    )
+
+
+@_REGISTRY.primitive_rule
+def _tables(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[dict[str, Any]] | None:
+    """Options of operators and heads: `width=64 modes=[12,12]`, values as in TOML; what is none is a text."""
+    if get_origin(info.type) is not dict:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=VALUE ...",
+        instance_from_str=lambda given: dict(map(_entry, given)),
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda value: [f"{name}={entry}" for name, entry in value.items()],
+    )
+
+
+def _entry(word: str) -> tuple[str, Any]:
+    name, is_there, value = word.partition("=")
+    if not (name and is_there):
+        raise ValueError(f"{word!r} is not of the form name=value")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value

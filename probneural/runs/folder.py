@@ -1,0 +1,272 @@
+"""A run's folder: its configuration, its split, and what each step has left; whole at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+
+from probneural.checks import check_instance, check_path
+from probneural.errors import ArgumentError, DataError, FileError
+from probneural.grids import Grid
+from probneural.pairs import Dataset
+from probneural.randomness import stream
+from probneural.runs.config import Config
+from probneural.runs.recipes import resolved
+from probneural.runs.sources import open_pairs
+from probneural.runs.toml import read_config, write_config
+from probneural.training import atomic, schema
+
+FORMAT = "probneural-run-1"
+PARTS = ("train", "scaling", "conformal", "test")
+_LEAST_TRAINING = 4
+"""Pairs that are trained on, at least."""
+
+
+class _Record(TypedDict):
+    """What `run.json` holds.
+
+    Attributes:
+        format: Version of the layout.
+        config: All settings.
+        fingerprint: Of the data.
+        split: Rows of each part.
+        outputs: Where outputs live, if not on the inputs' grid, and what their dimensions are called.
+        versions: Of what made the folder.
+    """
+
+    format: str
+    config: dict[str, dict[str, Any]]
+    fingerprint: str
+    split: dict[str, list[int]]
+    outputs: dict[str, Any]
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class RunFolder:
+    """A folder that belongs to one configuration and one data set.
+
+    Attributes:
+        path: The folder.
+        config: The settings, resolved.
+        record: What `run.json` says.
+        data: All pairs; None where the data were not opened.
+    """
+
+    path: Path
+    config: Config
+    record: Mapping[str, Any]
+    data: Dataset | None = None
+
+    @classmethod
+    def open(cls, config: Config | None, folder: str | os.PathLike[str]) -> RunFolder:
+        """Make a folder for a configuration, or go on in one that belongs to it.
+
+        Args:
+            config: The settings; None for those of the folder.
+            folder: Where to.
+
+        Raises:
+            FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
+            ProbneuralError: If the settings or the data are unusable.
+        """
+        path = check_path(folder, "folder")
+        known = read_record(path) if (path / "run.json").exists() else None
+        if config is None:
+            config = _own_config(path)
+        check_instance(config, Config, "config", remedy="read one with pn.runs.read_config(path)", error=ArgumentError)
+        config = replace(config, data=replace(config.data, path=os.path.abspath(config.data.path) if config.data.path else ""))
+        data, axes = open_pairs(config.data)
+        split = split_rows(len(data), config)
+        config = resolved(config, data, train=len(split["train"]))
+        if known is not None:
+            _check_same(path, known, config, data)
+            return cls(path, config, known, data)
+        record = {
+            "format": FORMAT,
+            "config": config.to_dict(),
+            "fingerprint": data.fingerprint,
+            "split": split,
+            "outputs": {
+                "names": list(config.data.outputs),
+                "axes": list(axes.names),
+                "grid": None if data.outputs.grid == data.inputs.grid else [asdict(axis) for axis in data.outputs.grid.axes],
+            },
+            "versions": versions(),
+        }
+        _make(path)
+        write_config(config, path / "config.toml")
+        atomic.write(path / "run.json", json.dumps(record, indent=1).encode())
+        return cls(path, config, record, data)
+
+    @classmethod
+    def finished(cls, folder: str | os.PathLike[str]) -> RunFolder:
+        """Open a folder without its data, to predict with what it holds.
+
+        Raises:
+            FileError: If it is no run's folder.
+        """
+        path = check_path(folder, "folder")
+        record = read_record(path)
+        return cls(path, Config.from_dict(record["config"]), record)
+
+    def file(self, name: str) -> Path:
+        """A file of the folder."""
+        return self.path / name
+
+    def part(self, name: str) -> Dataset:
+        """The training, scaling, conformal or test pairs."""
+        if self.data is None:
+            raise FileError(expected="a folder opened with its data", got="none", remedy="use RunFolder.open")
+        return self.data.subset(self.record["split"][name])
+
+    @cached_property
+    def output_grid(self) -> Grid | None:
+        """Where outputs live; None where that is the inputs' grid."""
+        axes = self.record["outputs"]["grid"]
+        if axes is None:
+            return None
+        columns = {name: [axis[name] for axis in axes] for name in ("periodic", "endpoint", "origin")}
+        return Grid.uniform([axis["size"] for axis in axes], lengths=[axis["length"] for axis in axes], **columns)
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write JSON, whole or not at all."""
+        atomic.write(self.file(name), json.dumps(content, indent=1).encode())
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Read JSON that a step has written.
+
+        Raises:
+            FileError: If the file is missing or damaged.
+        """
+        return read_json(self.file(name))
+
+    def remove(self, *names: str) -> None:
+        """Remove files of later steps, which do not belong to what is written next."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self.file(name).unlink()
+
+
+def split_rows(count: int, config: Config) -> dict[str, list[int]]:
+    """Rows of each part, ascending, from the seed: the same for the same number of pairs.
+
+    Raises:
+        DataError: If there are too few pairs for all parts.
+
+    Examples:
+        >>> {name: len(rows) for name, rows in split_rows(100, Config()).items()}
+        {'train': 60, 'scaling': 10, 'conformal': 10, 'test': 20}
+    """
+    level = config.calibration.level
+    least_conformal = int(np.ceil(level / (1.0 - level) - 1e-9)) if config.calibration.bands else 0
+    sizes = {
+        "test": max(1, round(config.split.test * count)),
+        "conformal": max(least_conformal, round(config.split.conformal * count)) if config.calibration.bands else 0,
+        "scaling": max(2, round(config.split.scaling * count)) if config.calibration.scales else 0,
+    }
+    train = count - sum(sizes.values())
+    if train < _LEAST_TRAINING:
+        parts = ", ".join(f"{size} {name}" for name, size in sizes.items() if size)
+        raise DataError(
+            expected=f"{_LEAST_TRAINING} or more pairs to train on",
+            got=f"{count} pairs, of which {parts} ones leave {max(train, 0)}",
+            remedy="give more data, lower the fractions in [split], or leave out bands: --calibration.bands false",
+        )
+    order = torch.randperm(count, generator=stream(config.split.seed, "run split"), device="cpu")
+    pieces = order.split([train, sizes["scaling"], sizes["conformal"], sizes["test"]])
+    return {name: sorted(piece.tolist()) for name, piece in zip(PARTS, pieces, strict=True)}
+
+
+def versions() -> dict[str, str]:
+    """Of this package, of Python, and of what computes."""
+    import probneural
+
+    return {
+        "probneural": probneural.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read an object of JSON.
+
+    Raises:
+        FileError: If there is none.
+    """
+    try:
+        content = schema.parsed(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(expected=f"JSON at {path}", got=str(error), remedy="it is damaged: remove the folder") from error
+    return schema.instance(content, dict, where=path.name)
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Read what a run's folder says of itself.
+
+    Raises:
+        FileError: If it is no run's folder, or damaged.
+    """
+    if not (folder / "run.json").is_file():
+        raise FileError(
+            expected=f"a run's folder at {folder}",
+            got="none" if not folder.exists() else "a folder without run.json" if folder.is_dir() else "a file",
+            remedy="make one: probneural report data.nc --folder NAME",
+        )
+    record = read_json(folder / "run.json")
+    schema.check(record, _Record, where="run.json")
+    if record["format"] != FORMAT:
+        raise FileError(
+            expected=f"a folder of format {FORMAT}", got=record["format"][:80], remedy="use the version that wrote it"
+        )
+    return record
+
+
+def _own_config(path: Path) -> Config:
+    """The settings that a folder remembers."""
+    if not (path / "config.toml").exists():
+        read_record(path)  # which says what is wrong
+    return read_config(path / "config.toml")
+
+
+def _check_same(path: Path, known: Mapping[str, Any], config: Config, data: Dataset) -> None:
+    """Raise a FileError that says in what a folder's settings or data differ."""
+    theirs = Config.from_dict(known["config"])
+    apart = [line for line in config.differences(theirs) if not line.startswith("data.path ")]
+    if data.fingerprint != known["fingerprint"]:
+        rows = sum(map(len, known["split"].values()))
+        count = f"{len(data)} pairs, not {rows}" if len(data) != rows else "other values"
+        apart.insert(0, f"the data in {Path(config.data.path).name} ({count})")
+    if apart:
+        raise FileError(
+            expected=f"the settings and data that {path} belongs to",
+            got=f"others: {'; '.join(apart)}",
+            remedy="name another folder, --folder NAME, or remove this one",
+        )
+
+
+def _make(path: Path) -> None:
+    """Make an empty folder, or take one that is."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        others = [file.name for file in path.iterdir() if not file.name.startswith(".") and file.name != "config.toml"]
+    except OSError as error:
+        raise FileError(expected=f"a folder at {path}", got=str(error), remedy="name another: --folder NAME") from error
+    if others:
+        raise FileError(
+            expected=f"a new or empty folder, or one of a run, at {path}",
+            got=f"one with {', '.join(sorted(others)[:5])}",
+            remedy="name another: --folder NAME",
+        )

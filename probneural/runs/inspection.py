@@ -1,0 +1,117 @@
+"""What a file or folder is, from what it says of itself: nothing of it is run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from probneural.checks import check_path
+from probneural.errors import FileError
+from probneural.runs.folder import PARTS, read_json, read_record
+from probneural.runs.sources import SUFFIXES, variables_of
+from probneural.runs.steps import CALIBRATION, CHECKPOINT, HEAD, HISTORY, OPERATOR, REPORT, SCORES
+from probneural.storage.kinds import OPERATORS
+from probneural.storage.modules import CONFIGURATION, FOREIGN
+from probneural.training import files
+
+_STEPS = (
+    ("trained", OPERATOR),
+    ("head fitted", HEAD),
+    ("calibrated", CALIBRATION),
+    ("scored", SCORES),
+    ("report", REPORT),
+)
+
+
+def info(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Say what a file or folder is: a run, a saved operator or predictor, a checkpoint, or data.
+
+    Saved files are compared with their digest. Nothing is built of what they say.
+
+    Args:
+        path: Of a run's folder, a `.safetensors` file, or a data file.
+
+    Returns:
+        Facts by name; the first is `what`.
+
+    Raises:
+        FileError: If it is none of these, or is damaged.
+    """
+    place = check_path(path, "path")
+    if place.suffix in SUFFIXES and place.exists():
+        return {"what": "data", "variables": [str(variable) for variable in variables_of(place)]}
+    if place.suffix == ".safetensors":
+        return _saved(place)
+    if place.is_dir():
+        return _run(place)
+    raise FileError(
+        expected="a run's folder, a .safetensors file or a data file",
+        got=f"{place}, which is {'another file' if place.exists() else 'not there'}",
+        remedy=f"data files end in {', '.join(SUFFIXES)}",
+    )
+
+
+def _saved(path: Path) -> dict[str, Any]:
+    tensors, metadata = files.read(path)
+    kind = str(metadata.get("kind"))
+    facts: dict[str, Any] = {"what": "checkpoint" if kind == "checkpoint" else kind}
+    if kind == "checkpoint":
+        losses = metadata.get("losses", [])
+        facts |= {"epochs done": len(losses), "training loss": losses[-1] if losses else None}
+    else:
+        is_operator = kind in (*OPERATORS, FOREIGN)
+        facts["is"] = "an operator" if is_operator else "a predictor"
+        if not is_operator:
+            facts["made of"] = ", ".join(dict.fromkeys(name for name in _kinds(metadata) if name != kind))
+        for name, configuration in _configurations(metadata):
+            facts[f"configuration of {name}"] = configuration
+    count = sum(tensor.numel() for name, tensor in tensors.items() if not name.startswith("optimizer."))
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    return facts | {"numbers": count, "dtypes": ", ".join(dtypes), "bytes": path.stat().st_size}
+
+
+def _kinds(described: Any) -> Iterator[str]:
+    """Kinds of everything that a file describes, from the outside in."""
+    if isinstance(described, Mapping):
+        if isinstance(described.get("kind"), str):
+            yield described["kind"]
+        for entry in described.values():
+            yield from _kinds(entry)
+    elif isinstance(described, list):
+        for entry in described:
+            yield from _kinds(entry)
+
+
+def _configurations(described: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Plain settings of the operators in a file."""
+    if isinstance(described, Mapping):
+        configuration = described.get(CONFIGURATION)
+        if isinstance(described.get("kind"), str) and isinstance(configuration, Mapping):
+            plain = {name: value for name, value in configuration.items() if not isinstance(value, Mapping)}
+            yield described["kind"], plain
+        for entry in described.values():
+            yield from _configurations(entry)
+
+
+def _run(path: Path) -> dict[str, Any]:
+    record = read_record(path)
+    data, split = record["config"]["data"], record["split"]
+    facts: dict[str, Any] = {
+        "what": "run",
+        "data": f"{data['path']}: {', '.join(data['inputs'])} -> {', '.join(data['outputs'])}",
+        "fingerprint": record["fingerprint"],
+        "split": ", ".join(f"{len(split[part])} {part}" for part in PARTS),
+        "operator": record["config"]["operator"]["name"],
+        "head": record["config"]["head"]["name"],
+        "done": ", ".join(name for name, file in _STEPS if (path / file).exists()) or "nothing",
+        "versions": ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+    }
+    if (path / CHECKPOINT).exists() and not (path / OPERATOR).exists():
+        facts["epochs done"] = f"{_saved(path / CHECKPOINT)['epochs done']} of {record['config']['training']['epochs']}"
+    if (path / HISTORY).exists():
+        facts["training loss"] = read_json(path / HISTORY).get("train", [None])[-1]
+    if (path / SCORES).exists():
+        facts["relative L2 error"] = read_json(path / SCORES).get("scores", {}).get("relative_l2")
+    return facts

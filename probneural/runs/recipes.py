@@ -1,0 +1,160 @@
+"""From settings to what they name: defaults that follow from the data, operators, their training, heads."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from probneural import heads, operators
+from probneural.errors import ArgumentError, ConfigurationError
+from probneural.grids import Grid
+from probneural.pairs import Dataset
+from probneural.runs.config import Config, Head, Operator, Training
+from probneural.runs.toml import nearest
+from probneural.training import History, fit
+
+_MODES = {1: 16, 2: 12, 3: 8}
+"""The most modes of an FNO per axis, by dimension."""
+_WHOLE = {1: 200, 2: 20, 3: 10}
+"""Functions that scores of whole functions are computed on, by dimension: points cost."""
+_GIVEN = {
+    "FNO": ("in_channels", "out_channels", "periodic", "seed"),
+    "DeepONet": ("in_channels", "out_channels", "sensors", "domain", "layers", "seed"),
+    "PODDeepONet": ("in_channels", "out_channels", "sensors", "out_grid", "layers", "seed"),
+    "DeepEnsemble": ("train", "reinitialise", "build", "show_progress"),
+    "Laplace": ("show_progress", "variance_estimation"),
+    "LastLayerLaplace": (),
+    "KernelOperator": (),
+}
+"""Arguments of constructors that are no options of a configuration: the run gives them."""
+
+
+def resolved(config: Config, data: Dataset, *, train: int) -> Config:
+    """Put numbers where the configuration says "auto", and the options that follow from the data.
+
+    Args:
+        config: What the user wants.
+        data: All pairs; their grids and channels count.
+        train: How many of them are trained on.
+
+    Returns:
+        The same settings if they were resolved before.
+
+    Raises:
+        ConfigurationError: If there is no option of a name that is given.
+    """
+    grid = data.inputs.grid
+    is_deeponet = config.operator.name != "FNO"
+    passes = max(20, min(200, math.ceil(30_000 / train))) * (2 if is_deeponet else 1)
+    training = replace(
+        config.training,
+        epochs=passes if config.training.epochs == "auto" else config.training.epochs,
+        learning_rate=(1e-3 if is_deeponet else 3e-3) if config.training.learning_rate == "auto" else config.training.learning_rate,
+    )
+    whole = _WHOLE[grid.dimension] if config.scores.whole == "auto" else config.scores.whole
+    _check_options(config.operator, operators)
+    _check_options(config.head, heads)
+    operator = replace(config.operator, options={**_operator_options(config.operator, data, train), **config.operator.options})
+    head = replace(config.head, options={**_head_options(config.head), **config.head.options})
+    return replace(config, operator=operator, head=head, training=training, scores=replace(config.scores, whole=whole))
+
+
+def build_operator(settings: Operator, data: Dataset) -> nn.Module:
+    """An untrained operator for functions of these grids and channels.
+
+    Raises:
+        ArgumentError: If an option is out of range.
+    """
+    channels = data.inputs.channels, data.outputs.channels
+    grid, out_grid = data.inputs.grid, data.outputs.grid
+    given: dict[str, dict[str, Any]] = {
+        "FNO": {"periodic": grid.periodic},
+        "DeepONet": {"sensors": grid, "domain": out_grid},
+        "PODDeepONet": {"sensors": grid, "out_grid": out_grid},
+    }
+    make: Callable[..., nn.Module] = getattr(operators, settings.name)
+    operator = _called(partial(make, *channels, **given[settings.name], seed=settings.seed), settings.options, settings.name)
+    return operator.to(data.inputs.dtype)
+
+
+def train_operator(
+    operator: nn.Module,
+    data: Dataset,
+    *,
+    training: Training,
+    checkpoint: Path | None = None,
+    show_progress: bool = False,
+    on_epoch: Callable[[int, dict[str, float]], None] | None = None,
+) -> History:
+    """Train with the settings of a run; the one place that calls `fit`."""
+    return fit(
+        operator, data, **_fit_settings(training), checkpoint=checkpoint, show_progress=show_progress, on_epoch=on_epoch
+    )
+
+
+def build_head(settings: Head, *, training: Training, show_progress: bool) -> Any:
+    """The head that settings name.
+
+    Raises:
+        ArgumentError: If an option is out of range.
+    """
+    given: dict[str, Any] = {}
+    if settings.name == "DeepEnsemble":
+        given = {"train": partial(fit, **_fit_settings(training)), "show_progress": show_progress}
+    elif settings.name == "Laplace":
+        given = {"show_progress": show_progress}
+    return _called(partial(getattr(heads, settings.name), **given), settings.options, settings.name)
+
+
+def _fit_settings(training: Training) -> dict[str, Any]:
+    names = ("epochs", "batch_size", "learning_rate", "weight_decay", "validation", "seed", "device")
+    return {name: getattr(training, name) for name in names}
+
+
+def _called(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> Any:
+    """Call a constructor with a run's options."""
+    try:
+        return make(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
+    except (TypeError, RuntimeError) as error:  # what constructors leave to PyTorch
+        raise ArgumentError(
+            expected=f"options that {name} takes", got=f"{dict(options)}: {error}", remedy="see its documentation"
+        ) from error
+
+
+def _check_options(settings: Operator | Head, room: Any) -> None:
+    """Raise a ConfigurationError if an option is no argument of the class, or one that the run gives."""
+    names = set(inspect.signature(getattr(room, settings.name)).parameters) - {*_GIVEN[settings.name]}
+    for option in settings.options:
+        if option not in names:
+            raise ConfigurationError(
+                expected=f"options of {settings.name}", got=repr(option), remedy=nearest(option, sorted(names))
+            )
+
+
+def _operator_options(settings: Operator, data: Dataset, train: int) -> dict[str, Any]:
+    """What follows from the data: sizes, and what the documentation advises beside boundaries."""
+    grid: Grid = data.inputs.grid
+    if settings.name == "PODDeepONet":
+        return {"basis": max(1, min(32, train - 1, data.outputs.grid.size))}
+    if settings.name == "DeepONet":
+        return {"basis": 64}
+    modes = [min(_MODES[grid.dimension], (size + 1) // 2) for size in grid.shape]
+    options: dict[str, Any] = {"modes": modes, "width": 32 if grid.dimension == 1 else 16, "depth": 4}
+    if not all(grid.periodic):
+        options["embeds_position"] = True
+        if grid.dimension > 1:
+            options["continuation"] = "alternating"
+    return options
+
+
+def _head_options(settings: Head) -> dict[str, Any]:
+    return {"members": 5, "keeps_operator": True} if settings.name == "DeepEnsemble" else {}
+
+

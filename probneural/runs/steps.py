@@ -1,0 +1,235 @@
+"""The steps of a run: train, fit, calibrate, score. Each does the earlier ones where they are missing, none twice."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from probneural.calibration import Band, SimultaneousBand, VarianceScale
+from probneural.distributions import Predictor
+from probneural.errors import FileError
+from probneural.runs.config import Config
+from probneural.runs.folder import RunFolder
+from probneural.runs.progress import Progress
+from probneural.runs.recipes import build_head, build_operator, train_operator
+from probneural.runs.scoring import TestScores, scores_of
+from probneural.storage import load, save
+from probneural.training import History, atomic
+
+OPERATOR, HISTORY, CHECKPOINT = "operator.safetensors", "history.json", "checkpoint.safetensors"
+HEAD, PREDICTOR, CALIBRATION = "head.safetensors", "predictor.safetensors", "calibration.json"
+SCORES, REPORT = "scores.json", "report.html"
+_ORDER = (OPERATOR, HEAD, CALIBRATION, SCORES, REPORT)
+"""What says that a step is done, in the order of the steps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """What calibration leaves.
+
+    Attributes:
+        predictor: Whose variances are scaled to the errors on the scaling pairs.
+        band: For whole functions, fitted on the conformal pairs; None if the settings leave it out.
+    """
+
+    predictor: Predictor
+    band: Band | None
+
+
+def train(config: Config | None, folder: str | os.PathLike[str], *, show_progress: bool = True) -> History:
+    """Train the operator of a run; a run that was killed goes on from its checkpoint, to the same bits.
+
+    Args:
+        config: The settings; None for those of the folder.
+        folder: The run's folder, which is made if there is none.
+        show_progress: Whether to say on the standard error stream how far it is.
+
+    Returns:
+        The losses by epoch. The folder holds `operator.safetensors` and `history.json`.
+
+    Raises:
+        FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
+        ProbneuralError: If the settings or the data are unusable.
+    """
+    return train_in(RunFolder.open(config, folder), Progress(show_progress))
+
+
+def fit(config: Config | None, folder: str | os.PathLike[str], *, show_progress: bool = True) -> Predictor:
+    """Fit the head of a run to its trained operator and training pairs.
+
+    Args:
+        config: The settings; None for those of the folder.
+        folder: The run's folder, which is made if there is none.
+        show_progress: Whether to say on the standard error stream how far it is.
+
+    Returns:
+        The predictor, not calibrated. The folder holds it as `head.safetensors`.
+
+    Raises:
+        FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
+        ProbneuralError: If the settings or the data are unusable.
+    """
+    return fit_in(RunFolder.open(config, folder), Progress(show_progress))
+
+
+def calibrate(config: Config | None, folder: str | os.PathLike[str], *, show_progress: bool = True) -> Calibrated:
+    """Scale a run's variances on the scaling pairs, and fit bands of whole functions on the conformal ones.
+
+    Args:
+        config: The settings; None for those of the folder.
+        folder: The run's folder, which is made if there is none.
+        show_progress: Whether to say on the standard error stream how far it is.
+
+    Returns:
+        Predictor and band. The folder holds `predictor.safetensors` and `calibration.json`.
+
+    Raises:
+        FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
+        CalibrationError: If the held-out pairs cannot support the calibration.
+        ProbneuralError: If the settings or the data are unusable.
+    """
+    return calibrate_in(RunFolder.open(config, folder), Progress(show_progress))
+
+
+def score(config: Config | None, folder: str | os.PathLike[str], *, show_progress: bool = True) -> TestScores:
+    """Score a run on its test pairs, which nothing else has seen.
+
+    Args:
+        config: The settings; None for those of the folder.
+        folder: The run's folder, which is made if there is none.
+        show_progress: Whether to say on the standard error stream how far it is.
+
+    Returns:
+        The scores; printing gives a table. The folder holds them as `scores.json`.
+
+    Raises:
+        FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
+        ProbneuralError: If the settings or the data are unusable.
+    """
+    return score_in(RunFolder.open(config, folder), Progress(show_progress))
+
+
+def train_in(run: RunFolder, progress: Progress) -> History:
+    """Train in an open folder; see [`train`][probneural.runs.train]."""
+    if run.file(OPERATOR).exists():
+        return read_history(run)
+    begin(run, OPERATOR)
+    pairs = run.part("train")
+    operator = build_operator(run.config.operator, pairs)
+    progress.say(
+        f"training {run.config.operator.name} of {sum(p.numel() for p in operator.parameters()):,} parameters "
+        f"on {len(pairs)} pairs, {run.config.training.epochs} epochs"
+    )
+    checkpoint = run.file(CHECKPOINT)
+    history = train_operator(
+        operator,
+        pairs,
+        training=run.config.training,
+        checkpoint=checkpoint,
+        show_progress=progress.has_bars,
+        on_epoch=progress.epochs(run.config.training.epochs),
+    )
+    run.write(HISTORY, {name: list(getattr(history, name)) for name in ("train", "validation", "seconds")})
+    save(operator.cpu(), run.file(OPERATOR))
+    if not run.config.training.keeps_checkpoint:
+        run.remove(CHECKPOINT)
+    return history
+
+
+def fit_in(run: RunFolder, progress: Progress) -> Predictor:
+    """Fit in an open folder; see [`fit`][probneural.runs.fit]."""
+    train_in(run, progress)
+    if run.file(HEAD).exists():
+        return _predictor(run, HEAD)
+    begin(run, HEAD)
+    operator = load(run.file(OPERATOR), device=run.config.training.device)
+    pairs = run.part("train")
+    progress.say(f"fitting {run.config.head.name} to {len(pairs)} pairs")
+    head = build_head(run.config.head, training=run.config.training, show_progress=progress.has_bars)
+    predictor: Predictor = head.fit(operator, pairs)
+    save(predictor, run.file(HEAD))
+    return predictor
+
+
+def calibrate_in(run: RunFolder, progress: Progress) -> Calibrated:
+    """Calibrate in an open folder; see [`calibrate`][probneural.runs.calibrate]."""
+    raw = fit_in(run, progress)
+    if run.file(CALIBRATION).exists():
+        return calibrated_in(run)
+    begin(run, CALIBRATION)
+    settings, predictor, band = run.config.calibration, raw, None
+    record: dict[str, Any] = {"noise": raw.noise.tolist(), "band": None}
+    if settings.scales:
+        pairs = run.part("scaling")
+        progress.say(f"scaling variances on {len(pairs)} pairs")
+        predictor = VarianceScale(separate=settings.separate, noise=settings.noise).fit(raw, pairs)
+    if settings.bands:
+        pairs = run.part("conformal")
+        progress.say(f"fitting bands of whole functions on {len(pairs)} pairs")
+        method = _method(run)
+        band = method.fit(predictor, pairs)
+        record["band"] = {"quantile": band.quantile, "level": method.level, "pairs": len(pairs)}
+    save(predictor, run.file(PREDICTOR))
+    run.write(CALIBRATION, record)
+    return Calibrated(predictor, band)
+
+
+def score_in(run: RunFolder, progress: Progress) -> TestScores:
+    """Score in an open folder; see [`score`][probneural.runs.score]."""
+    found = calibrate_in(run, progress)
+    if run.file(SCORES).exists():
+        return TestScores.from_dict(run.read(SCORES))
+    begin(run, SCORES)
+    pairs = run.part("test")
+    progress.say(f"scoring {len(pairs)} test functions")
+    scores = scores_of(
+        found.predictor,
+        pairs,
+        raw=_predictor(run, HEAD),
+        band=found.band,
+        train=run.part("train"),
+        level=run.config.calibration.level,
+        whole=run.config.scores.whole,
+    )
+    run.write(SCORES, scores.to_dict())
+    return scores
+
+
+def calibrated_in(run: RunFolder) -> Calibrated:
+    """Read what calibration has left.
+
+    Raises:
+        FileError: If it has not been done, or a file is damaged.
+    """
+    record = run.read(CALIBRATION)
+    predictor = _predictor(run, PREDICTOR)
+    band = record.get("band")
+    return Calibrated(predictor, None if band is None else Band(predictor, quantile=band["quantile"], method=_method(run)))
+
+
+def read_history(run: RunFolder) -> History:
+    """The losses of a run that is trained.
+
+    Raises:
+        FileError: If the file is damaged.
+    """
+    losses = run.read(HISTORY)
+    return History(**{name: tuple(losses.get(name, ())) for name in ("train", "validation", "seconds")})
+
+
+def _method(run: RunFolder) -> SimultaneousBand:
+    return SimultaneousBand(run.config.calibration.level, modulation=run.config.calibration.modulation)
+
+
+def _predictor(run: RunFolder, name: str) -> Predictor:
+    loaded = load(run.file(name), device=run.config.training.device)
+    if not isinstance(loaded, Predictor):
+        raise FileError(expected=f"a predictor in {name}", got=type(loaded).__name__, remedy="remove the file, and repeat")
+    return loaded
+
+
+def begin(run: RunFolder, done: str) -> None:
+    """Remove what later steps have left: it does not belong to what this one writes."""
+    run.remove(*_ORDER[_ORDER.index(done) :])
+    atomic.remove_abandoned(run.path)
