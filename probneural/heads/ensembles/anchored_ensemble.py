@@ -174,7 +174,7 @@ class AnchoredEnsemble:
     def fit(self, operator: nn.Module, data: Dataset) -> WeightSampledPredictor:
         """Draw and optimise the members.
 
-        Each has noise of its own on every training output, so memory grows with the data: thousands of functions, not a million.
+        Each has noise of its own on every training output, so memory grows with the data: thousands of functions, no more.
         Where torch.distributed is initialised, every process calls it with the same data, and optimises some of the members.
 
         Args:

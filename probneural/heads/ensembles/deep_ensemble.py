@@ -128,8 +128,8 @@ class DeepEnsemble:
     def fit(self, operator: nn.Module, data: Dataset) -> WeightSampledPredictor:
         """Train the members.
 
-        Where torch.distributed is initialised, every process calls it with the same data: each trains some of the members on all
-        of the data, as if it were alone.
+        Where torch.distributed is initialised, every process calls it with the same data: each trains some of the members on
+        all of the data, as if it were alone.
 
         Args:
             operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed. With `build`
