@@ -141,9 +141,14 @@ def calibration_error(comparison: Comparison) -> Float64[Tensor, " c"]:
         calibration error among its diagnostic tools). Deviation: central intervals in place of one-sided ones, and absolute
         in place of squared differences, so that the result is an average miss in coverage.
     """
+    covered = level_coverages(comparison).mean(1)
+    return (covered - torch.tensor(LEVELS).to(covered)[:, None]).abs().mean(0)
+
+
+def level_coverages(comparison: Comparison) -> Float64[Tensor, "levels n c"]:
+    """The fraction of the domain inside the central intervals of the levels .05, .10, ..., .95."""
     size = comparison.standardise(comparison.residual).abs()
-    misses = [(comparison.average((size <= central_quantile(level)).to(size)).mean(0) - level).abs() for level in LEVELS]
-    return torch.stack(misses).mean(0)
+    return torch.stack([comparison.average((size <= central_quantile(level)).to(size)) for level in LEVELS])
 
 
 def simultaneous_coverage(
