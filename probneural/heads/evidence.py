@@ -148,7 +148,7 @@ class Evidence:
 
 
 def _refined(slope: Callable[[float], float], optimum: float) -> float:
-    """A minimum that values locate to the root of rounding, as the root of the slope, which rounding moves no further than itself.
+    """A minimum that values locate to the root of rounding, as the root of the slope, which rounding moves by itself alone.
 
     So sums that several processes share, and round differently, lead to the same hyper-parameters.
     """
