@@ -140,7 +140,7 @@ def _parsed(words: list[str], base: Config) -> Call:
 def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., Call]:
     """A command that does a step of a run; its options begin with these settings."""
 
-    def step(  # noqa: PLR0913 (a section of the configuration each)
+    def step(
         file: DataFile = "",
         *,
         config: str = "",
@@ -173,7 +173,9 @@ def _train(config: Config, folder: Path, *, quiet: bool) -> None:
 
 def _fit(config: Config, folder: Path, *, quiet: bool) -> None:
     predictor = runs.fit(config, folder, show_progress=not quiet)
-    _say(f"{folder}: {type(predictor).__name__}, noise variance {', '.join(f'{value:.3g}' for value in predictor.noise.tolist())}")
+    _say(
+        f"{folder}: {type(predictor).__name__}, noise variance {', '.join(f'{value:.3g}' for value in predictor.noise.tolist())}"
+    )
 
 
 def _calibrate(config: Config, folder: Path, *, quiet: bool) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from numpy.typing import NDArray
@@ -348,13 +349,21 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Da
     Lazy sources look at their values when they are read.
     """
     remedy = "pair them: pn.FieldPairs(inputs, outputs)"
-    checked: Dataset = check_instance(data, Dataset, f"{name} data", remedy=remedy)
+    if not _is_dataset(data):
+        check_instance(data, FieldPairs, f"{name} data", remedy=remedy)
+    checked: Dataset = cast(Dataset, data)
     if len(checked) < least:
         raise DataError(expected=f"{least} or more {name} pairs", got=str(len(checked)), remedy="give more data")
     if isinstance(checked, FieldPairs):
         check_finite(checked.inputs.values, f"{name} inputs")
         check_finite(checked.outputs.values, f"{name} outputs")
     return checked
+
+
+def _is_dataset(data: object) -> bool:
+    """Whether something has all members of a `Dataset`, without working any of them out: a fingerprint reads data."""
+    members = ("inputs", "outputs", "fingerprint", "__len__", "__getitem__", "subset", "split", "to", "detached")
+    return isinstance(data, FieldPairs) or all(inspect.getattr_static(data, member, None) is not None for member in members)
 
 
 def batches(data: Dataset, size: int) -> Iterator[FieldPairs]:

@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed
+from jaxtyping import Float64
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_IS_ALONE: ContextVar[bool] = ContextVar("is_alone", default=False)
+"""Whether this process works on something of its own, whatever group it belongs to."""
 
 
 def world_size() -> int:
-    """How many processes share the work: those of the default group of torch.distributed, 1 where it is not initialised.
+    """How many processes share the work: those of the default group of torch.distributed.
+
+    It is 1 where that is not initialised, and inside [`alone`][probneural.processes.alone].
 
     Examples:
         >>> world_size()
         1
     """
     is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if is_initialized else 1
+    return torch.distributed.get_world_size() if is_initialized and not _IS_ALONE.get() else 1
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Work inside as if there were no other process: on all data, with no sums over processes.
+
+    What each process does for itself goes here, such as the training of a member of an ensemble that is spread over them.
+
+    Examples:
+        >>> with alone():
+        ...     world_size()
+        1
+    """
+    token = _IS_ALONE.set(True)
+    try:
+        yield
+    finally:
+        _IS_ALONE.reset(token)
 
 
 def rank() -> int:
@@ -55,3 +87,25 @@ def gathered(values: Tensor) -> list[Tensor]:
     parts = [torch.empty_like(moved) for _ in range(world_size())]
     torch.distributed.all_gather(parts, moved)
     return [part.to(values.device) for part in parts]
+
+
+def sum_over_processes(local: Float64[Tensor, "*shape"], *, group: ProcessGroup | None = None) -> Float64[Tensor, "*shape"]:
+    """Add up the processes' tensors, in place, in float64: the result has the same bits on each.
+
+    Each makes this call, with a tensor of the same shape. Nothing is differentiated through it.
+
+    Args:
+        local: This process's sum.
+        group: The processes; those of the default group if None.
+
+    Examples:
+        >>> sum_over_processes(torch.ones(2, dtype=torch.float64)).tolist()
+        [1.0, 1.0]
+    """
+    if world_size() > 1:
+        is_on_gpu = torch.distributed.get_backend(group) == "nccl"  # which takes tensors of the GPU only
+        moved = local.cuda() if is_on_gpu else local.cpu()
+        torch.distributed.all_reduce(moved, group=group)
+        if moved is not local:
+            local.copy_(moved)
+    return local

@@ -58,6 +58,7 @@ PURPOSES: Final = MappingProxyType(
         "kronecker signs": "signs of the sketch that tells real from complex blocks",
         "kronecker weights": "what that sketch is projected on",
         # heads
+        "residual sketch": "groups and signs of the grid points that residuals on fine grids are summed in",
         "read-out response": "features that test whether a layer is a read-out",
         "read-out bias": "changes that test whether a read-out has a bias",
         "sampled weights": "weights drawn from a Laplace posterior",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import torch
 from torch import Tensor
 
+from probneural.fields import Field, select_rows
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs, Rows
 
 DTYPE = torch.float64
 
@@ -57,3 +60,93 @@ class BandLimited:
 
     def on(self, grid: Grid) -> Tensor:
         return self(grid.points).reshape(grid.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class LazyPairs:
+    """A data set whose pairs are read when they are asked for, and which remembers which rows of which side were, and when.
+
+    Attributes:
+        pairs: Where they are read.
+        index: Which of them these are.
+        targets: What they are converted to, in order.
+        reads: One entry per reading: the side, and the rows among all `pairs`.
+    """
+
+    pairs: FieldPairs
+    index: tuple[int, ...] = ()
+    targets: tuple[object, ...] = ()
+    reads: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, pairs: FieldPairs) -> LazyPairs:
+        return cls(pairs, tuple(range(len(pairs))))
+
+    @property
+    def inputs(self) -> LazySide:
+        return LazySide(self, "inputs")
+
+    @property
+    def outputs(self) -> LazySide:
+        return LazySide(self, "outputs")
+
+    @property
+    def fingerprint(self) -> str:
+        return self.pairs.fingerprint
+
+    @property
+    def most(self) -> int:
+        """The most rows ever asked for at once."""
+        return max(len(rows) for _, rows in self.reads)
+
+    def rows(self, index: Rows) -> tuple[int, ...]:
+        chosen = torch.tensor(self.index, dtype=torch.long)[select_rows(index, len(self))]
+        return tuple(chosen.tolist())
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, index: Rows) -> FieldPairs:
+        return FieldPairs(self.inputs[index], self.outputs[index])
+
+    def subset(self, index: Rows) -> LazyPairs:
+        return replace(self, index=self.rows(index))
+
+    def split(self, count: int, *, seed: int) -> tuple[LazyPairs, LazyPairs]:
+        order = torch.randperm(len(self), generator=generator(seed))
+        return self.subset(order[:count]), self.subset(order[count:])
+
+    def to(self, target: torch.device | torch.dtype | str) -> LazyPairs:
+        return replace(self, targets=(*self.targets, target))
+
+    def detached(self) -> LazyPairs:
+        return self
+
+
+class LazySide:
+    """One side of `LazyPairs`."""
+
+    def __init__(self, data: LazyPairs, side: str, targets: tuple[object, ...] = ()) -> None:
+        self.data, self.side, self.targets = data, side, targets
+        self.like = getattr(data.pairs, side)[:0]
+        for target in (*data.targets, *targets):
+            self.like = self.like.to(target)
+
+    grid = property(lambda self: self.like.grid)
+    channels = property(lambda self: self.like.channels)
+    dtype = property(lambda self: self.like.dtype)
+    device = property(lambda self: self.like.device)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: Rows) -> Field:
+        rows = self.data.rows(index)
+        self.data.reads.append((self.side, rows))
+        values = getattr(self.data.pairs, self.side)[list(rows)]
+        for target in (*self.data.targets, *self.targets):
+            values = values.to(target)
+        return values
+
+    def to(self, target: torch.device | torch.dtype | str) -> LazySide:
+        return LazySide(self.data, self.side, (*self.targets, target))

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from probneural.calibration.chunks import domain_average, moments
+from probneural.calibration.chunks import domain_average, fingerprints, moments
 from probneural.calibration.conformal import (
     FLOOR,
     Modulation,
@@ -22,9 +22,8 @@ from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError, GridError
 from probneural.fields import Field, check_field
-from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class SimultaneousBand:
         check_modulation(self.modulation, self.floor)
 
     @undisturbed()
-    def fit(self, predictor: Predictor, calibration: FieldPairs) -> Band:
+    def fit(self, predictor: Predictor, calibration: Dataset) -> Band:
         """Find the band's quantile on fields that training has not used.
 
         The fields must be the band's own: scales that were fitted on them make their scores smaller than those of new fields.
@@ -128,7 +127,7 @@ class Band:
         )
         return BandField(mean=predicted.mean, half_width=self.quantile * scale, grid=u.grid)
 
-    def coverage(self, pairs: FieldPairs) -> float:
+    def coverage(self, pairs: Dataset) -> float:
         """The fraction of functions that lie wholly inside their bands, a few functions at a time; dimensionless.
 
         Raises:
@@ -207,9 +206,11 @@ class BandField:
         return f"BandField({len(self)} x {self.mean.shape[1]} on {self.grid!r})"
 
 
-def _check_unused(predictor: Predictor, calibration: FieldPairs) -> None:
+def _check_unused(predictor: Predictor, calibration: Dataset) -> None:
     """Raise a CalibrationError if the predictor's variances were scaled on some of these pairs."""
-    rows = row_fingerprints(calibration.inputs.values, calibration.outputs.values)
+    if not len(predictor.calibrated_on):
+        return
+    rows = fingerprints(calibration)
     used = int(torch.isin(rows, predictor.calibrated_on).sum())
     if used:
         raise CalibrationError(

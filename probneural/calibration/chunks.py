@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.checks import check_finite, check_instance, check_squares
@@ -14,11 +14,14 @@ from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ShapeError
 from probneural.fields import Field
+from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset, FieldPairs, batches, check_dataset
 
 CHUNK_VALUES = 2**18
 """Output values predicted at once; heads keep up to some hundred numbers for each."""
+_KEPT_VALUES = 2**21
+"""Output values whose predictions are remembered (48 MiB)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -34,6 +37,10 @@ class PredictedMoments:
     mean: Float64[Tensor, "n c *grid"]
     variance: Float64[Tensor, "n c *grid"]
     epsilon: float
+
+
+Pair = tuple[PredictedMoments, Float64[Tensor, "_ c *grid"]]
+"""Predicted moments of some functions at a time, and what was observed of them."""
 
 
 def moments(u: FieldDistribution, noise: float | Tensor) -> PredictedMoments:
@@ -52,7 +59,7 @@ def moments(u: FieldDistribution, noise: float | Tensor) -> PredictedMoments:
     return PredictedMoments(mean=mean, variance=variance + observed, epsilon=torch.finfo(raw.dtype).eps)
 
 
-def distributions(predictor: Predictor, pairs: FieldPairs) -> Iterator[tuple[FieldDistribution, Float64[Tensor, "n c *grid"]]]:
+def distributions(predictor: Predictor, pairs: Dataset) -> Iterator[tuple[FieldDistribution, Float64[Tensor, "n c *grid"]]]:
     """Predict the outputs of a data set on their own grid, in chunks of bounded memory.
 
     Yields:
@@ -60,43 +67,85 @@ def distributions(predictor: Predictor, pairs: FieldPairs) -> Iterator[tuple[Fie
         device.
 
     Raises:
-        DataError: If `pairs` is not a `FieldPairs`, or a value is not finite.
+        DataError: If `pairs` are no data set, or a value is not finite.
         ShapeError: If the outputs do not have the predictor's channels.
     """
     check_pairs(predictor, pairs)
     grid = pairs.outputs.grid
-    step = max(1, CHUNK_VALUES // (predictor.out_channels * grid.size))
-    for start in range(0, len(pairs), step):
-        part = pairs[start : start + step]
+    for part in batches(pairs, _chunk_size(pairs)):
+        check_squares(part.outputs.values, "calibration outputs")
         u = predictor(Field(part.inputs.values.detach(), part.inputs.grid), grid)
         yield u, part.outputs.values.detach().to(u.mean.device, torch.float64)
 
 
-def predictions(predictor: Predictor, pairs: FieldPairs) -> Iterator[tuple[PredictedMoments, Float64[Tensor, "n c *grid"]]]:
+def _chunk_size(pairs: Dataset) -> int:
+    """How many functions are read and predicted at once."""
+    return max(1, CHUNK_VALUES // (pairs.outputs.channels * pairs.outputs.grid.size))
+
+
+def fingerprints(pairs: Dataset) -> Int64[Tensor, " n"]:
+    """A content hash of each pair, read a few at a time."""
+    return torch.cat([row_fingerprints(part.inputs.values, part.outputs.values) for part in batches(pairs, _chunk_size(pairs))])
+
+
+def predictions(predictor: Predictor, pairs: Dataset) -> Iterator[tuple[PredictedMoments, Float64[Tensor, "n c *grid"]]]:
     """Yield the moments alone of [`distributions`][probneural.calibration.chunks.distributions], and the outputs."""
     for u, truth in distributions(predictor, pairs):
         yield moments(u, predictor.noise), truth
 
 
-def check_pairs(predictor: Predictor, pairs: FieldPairs) -> None:
+class CalibrationPredictions:
+    """Moments of a calibration set beside what was observed, to be gone through several times, some functions at a time.
+
+    Few are remembered from the first time; many are predicted anew.
+
+    Args:
+        predictor: Whose they are.
+        pairs: The set.
+    """
+
+    def __init__(self, predictor: Predictor, pairs: Dataset) -> None:
+        self.predictor = predictor
+        self.pairs = pairs
+        self.is_kept = len(pairs) * pairs.outputs.channels * pairs.outputs.grid.size <= _KEPT_VALUES
+        self._kept: list[Pair] = []
+
+    def distributions(self) -> Iterator[tuple[FieldDistribution, Pair]]:
+        """Predict all, and yield their moments with the distributions that these were read off."""
+        self._kept = []
+        for u, truth in distributions(self.predictor, self.pairs):
+            pair = moments(u, self.predictor.noise), truth
+            if self.is_kept:
+                self._kept.append(pair)
+            yield u, pair
+
+    def __iter__(self) -> Iterator[Pair]:
+        """Yield the moments alone, and the observed outputs."""
+        if self._kept:
+            yield from self._kept
+        else:
+            yield from (pair for _, pair in self.distributions())
+
+
+def check_pairs(predictor: Predictor, pairs: Dataset) -> None:
     """Raise unless the predictor can be held against these pairs.
 
     Raises:
-        DataError: If `predictor` is not a `Predictor`, `pairs` not a `FieldPairs`, or an output is not finite.
+        DataError: If `predictor` is not a `Predictor`, `pairs` are no data set, or a value in memory is not finite.
         ShapeError: If the outputs do not have the predictor's channels.
     """
     check_instance(
         predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)"
     )
-    check_instance(pairs, FieldPairs, "calibration data", remedy="pair them: pn.FieldPairs(inputs, outputs)")
+    check_dataset(pairs, "calibration", least=0)
     if pairs.outputs.channels != predictor.out_channels:
         raise ShapeError(
             expected=f"outputs of {predictor.out_channels} channels, as predicted",
             got=str(pairs.outputs.channels),
             remedy="calibrate with data of the same problem",
         )
-    check_finite(pairs.outputs.values, "calibration outputs")
-    check_squares(pairs.outputs.values, "calibration outputs")
+    if isinstance(pairs, FieldPairs):
+        check_squares(pairs.outputs.values, "calibration outputs")
 
 
 def domain_average(values: Float64[Tensor, "n c *grid"], grid: Grid) -> Float64[Tensor, "n c"]:

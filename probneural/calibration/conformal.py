@@ -17,7 +17,7 @@ from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset
 
 Modulation = Literal["std", "constant"]
 FLOOR = 0.1
@@ -88,7 +88,7 @@ class ConformalScores:
 
 
 def conformal_scores(
-    predictor: Predictor, pairs: FieldPairs, *, modulation: Modulation = "std", floor: float = FLOOR
+    predictor: Predictor, pairs: Dataset, *, modulation: Modulation = "std", floor: float = FLOOR
 ) -> ConformalScores:
     """Score every pair: the supremum over channels and grid points of |y - mean| / scale.
 

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.calibration.chunks import PredictedMoments, domain_average
-from probneural.calibration.stationary_process import StationaryProcess
+from probneural.calibration.chunks import CalibrationPredictions, domain_average
+from probneural.calibration.stationary_process import StationaryProcess, Waves
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
@@ -20,9 +20,6 @@ from probneural.errors import ArgumentError, UnsupportedError
 from probneural.functionals import MatrixFunctional
 from probneural.grids import Grid
 from probneural.randomness import stream
-
-Pair = tuple[PredictedMoments, Float64[Tensor, "_ c *grid"]]
-"""Predicted moments of some functions at a time, and what was observed of them."""
 
 _ROOT_FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Candidates of w. Zero is none: data on some functions would then say nothing about others."""
@@ -69,10 +66,9 @@ class Decomposition:
 @torch.no_grad()
 def decompose(
     predictor: Predictor,
-    moments: Sequence[Pair],
+    predicted: CalibrationPredictions,
     *,
     shared: Sequence[Float64[Tensor, "c p p"]],
-    grid: Grid,
     scale: Float64[Tensor, " c"],
     noise: Float64[Tensor, " c"],
     measured: Float64[Tensor, " c"],
@@ -84,40 +80,47 @@ def decompose(
 
     Args:
         predictor: What is calibrated.
-        moments: Its predictions of the calibration fields, in their order, its own noise included.
+        predicted: Its predictions of the calibration fields, in their order, its own noise included.
         shared: What the head itself states of the first fields; see `shared_covariances`.
-        grid: Of the fields.
         scale: a, `(c,)`.
         noise: b n, `(c,)`, in physical units squared.
         measured: Measurement noise, the part of it that stays outside of the field.
 
     """
-    head_noise = predictor.noise.detach().to("cpu", torch.float64)
-    residual = torch.cat([(truth - predicted.mean).flatten(2).cpu() for predicted, truth in moments])
-    variance = torch.cat([predicted.variance.flatten(2).cpu() for predicted, _ in moments]) - head_noise[:, None]
-    explained, unexplained = scale[:, None] * variance.clamp_min(0.0), noise[:, None]
-    total = explained + unexplained
-    standardised = torch.where(total > 0, residual * total.clamp_min(torch.finfo(total.dtype).tiny).rsqrt(), 0.0)
-    count = len(residual)
-    halves = [range(0, count, 2), range(1, count, 2)] if count >= 4 else [range(count), range(count)]
-    processes = [StationaryProcess.estimated(standardised[list(half)], grid) for half in halves]
-    points = _points(grid)
-    correlations = [waves @ waves.mT for waves in (process.evaluate(grid)[:, points] for process in processes)]
+    grid, count = predicted.pairs.outputs.grid, len(predicted.pairs)
+    points, waves = _points(grid), Waves(grid)
+    head_noise = predictor.noise.detach().to("cpu", torch.float64)[:, None]
+    powers = torch.zeros(3, len(scale), len(waves), dtype=torch.float64)  # of all fields, and of every other one
+    mean_explained = torch.zeros_like(scale)
+    examples: list[tuple[Tensor, Tensor]] = []  # residual and explained variance at points
+    start = 0
+    for stated, truth in predicted:
+        residual = (truth - stated.mean).flatten(2).cpu()
+        explained = scale[:, None] * (stated.variance.flatten(2).cpu() - head_noise).clamp_min(0.0)
+        total = explained + noise[:, None]
+        standardised = torch.where(total > 0, residual * total.clamp_min(torch.finfo(total.dtype).tiny).rsqrt(), 0.0)
+        squares = waves.powers(standardised)
+        powers += torch.stack([squares.sum(0), squares[start % 2 :: 2].sum(0), squares[1 - start % 2 :: 2].sum(0)])
+        mean_explained += domain_average(explained.unflatten(-1, grid.shape), grid).sum(0) / count
+        some = slice(0, max(0, len(shared) - start))
+        examples += zip(residual[some][..., points], explained[some][..., points], strict=True)
+        start += len(residual)
+    halves = [powers[1] / ((count + 1) // 2), powers[2] / (count // 2)] if count >= 4 else [powers[0] / count] * 2
+    correlations = [root @ root.mT for root in (waves.process(half).evaluate(grid)[:, points] for half in halves)]
     candidates = list(itertools.product(_ROOT_FRACTIONS, _WHITE_FRACTIONS))
     fractions = torch.ones(2, len(scale), dtype=torch.float64)
     for channel in range(len(scale)):
         scores = torch.zeros(len(candidates), dtype=torch.float64)
-        for index, gram in enumerate(shared):
+        for index, (gram, (residual, explained)) in enumerate(zip(shared, examples, strict=True)):
             correlation = correlations[1 - index % 2][channel]
-            parts = (scale[channel] * gram[channel], explained[index, channel, points], correlation)
-            scores += _log_densities(residual[index, channel, points], parts, noise[channel], candidates)
+            parts = (scale[channel] * gram[channel], explained[channel], correlation)
+            scores += _log_densities(residual[channel], parts, noise[channel], candidates)
         fractions[:, channel] = torch.tensor(candidates[int(scores.argmax())], dtype=torch.float64)
-    rest = (1.0 - fractions[0])[:, None] * explained + unexplained
     return Decomposition(
-        process=StationaryProcess.estimated(standardised, grid),
+        process=waves.process(powers[0] / count),
         root_fraction=fractions[0],
         white_fraction=fractions[1],
-        variance=(domain_average(rest.unflatten(-1, grid.shape), grid).mean(0) - measured).clamp_min(0.0),
+        variance=((1.0 - fractions[0]) * mean_explained + noise - measured).clamp_min(0.0),
     )
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import PredictedMoments, check_pairs, distributions, domain_average, moments
-from probneural.calibration.decomposition import Decomposition, Pair, decompose, gaussian_of, shared_covariances
+from probneural.calibration.chunks import (
+    CalibrationPredictions,
+    Pair,
+    PredictedMoments,
+    check_pairs,
+    domain_average,
+    fingerprints,
+)
+from probneural.calibration.decomposition import Decomposition, decompose, gaussian_of, shared_covariances
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
@@ -21,9 +28,8 @@ from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import CalibrationError, ShapeError
 from probneural.fields import Field
-from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset
 
 _ROUNDING = 8.0
 """Units in the last place, of a function's largest value, up to which errors and deviations count as none (as in metrics)."""
@@ -80,8 +86,8 @@ class VarianceScale:
         assign(self, separate=check_flag(self.separate, "separate"), noise=check_variances(self.noise, "noise"))
 
     @undisturbed()
-    def fit(self, predictor: Predictor, calibration: FieldPairs) -> ScaledPredictor:
-        """Fit the scales on fields that neither training nor testing uses.
+    def fit(self, predictor: Predictor, calibration: Dataset) -> ScaledPredictor:
+        """Fit the scales on fields that neither training nor testing uses, in three passes, a few functions at a time.
 
         Args:
             predictor: What any head or calibrator returned; it is wrapped, not changed.
@@ -101,12 +107,15 @@ class VarianceScale:
                 expected="at least 2 calibration fields", got=str(len(calibration)), remedy="hold out some training fields"
             )
         inner = predictor.inner if isinstance(predictor, ScaledPredictor) else predictor
-        predicted: list[Pair] = []
+        predicted = CalibrationPredictions(inner, calibration)
+        noise = inner.noise.detach().to("cpu", torch.float64)
+        field_variance = torch.zeros_like(noise)
         shared: list[Tensor] = []
-        for u, truth in distributions(inner, calibration):  # what is formed for the one serves the other
-            predicted.append((moments(u, inner.noise), truth))
+        for u, (stated, _) in predicted.distributions():  # what is formed for the one serves the other
+            of_field = stated.variance - noise.to(stated.variance).reshape(-1, *(1,) * len(u.grid.shape))
+            field_variance += domain_average(of_field, u.grid).sum(0).cpu() / len(calibration)
             shared += shared_covariances(u, known=len(shared))
-        ratios = self._ratios(inner, predicted, calibration.outputs.grid)
+        ratios = self._ratios(field_variance, noise)
         chi2, spread = _profile(inner, predicted, calibration, ratios)
         best = (chi2.log() + spread).argmin(dim=0, keepdim=True)
         scale, ratio = chi2.gather(0, best)[0], ratios.gather(0, best)[0]
@@ -116,7 +125,7 @@ class VarianceScale:
                 got=str(scale.tolist()),
                 remedy="infinite: errors where no variance is stated, give the head noise > 0; zero: nothing to calibrate",
             )
-        unexplained = (scale * ratio) * inner.noise.detach().to("cpu", torch.float64)
+        unexplained = (scale * ratio) * noise
         measured = noise_variance(self.noise, (1, len(scale)), scale)[0].minimum(unexplained)
         return ScaledPredictor(
             inner,
@@ -126,23 +135,16 @@ class VarianceScale:
                 inner,
                 predicted,
                 shared=shared,
-                grid=calibration.outputs.grid,
                 scale=scale,
                 noise=unexplained,
                 measured=measured,
             ),
             noise=measured.to(inner.noise),
-            calibrated_on=row_fingerprints(calibration.inputs.values, calibration.outputs.values),
+            calibrated_on=fingerprints(calibration),
         )
 
-    def _ratios(self, predictor: Predictor, moments: Sequence[Pair], grid: Grid) -> Float64[Tensor, "k c"]:
+    def _ratios(self, field_variance: Float64[Tensor, " c"], noise: Float64[Tensor, " c"]) -> Float64[Tensor, "k c"]:
         """Candidates of b/a per channel: 1 alone, or those that leave the noise a fraction between the two bounds."""
-        noise = predictor.noise.detach().to("cpu", torch.float64)
-        field_variance = torch.zeros_like(noise)
-        count = sum(len(predicted.mean) for predicted, _ in moments)
-        for predicted, _ in moments:
-            of_field = predicted.variance - noise.to(predicted.variance).reshape(-1, *(1,) * len(grid.shape))
-            field_variance += domain_average(of_field, grid).sum(0).cpu() / count
         if not bool((field_variance + noise > 0).any()):
             raise CalibrationError(
                 expected="a positive predictive variance somewhere",
@@ -259,7 +261,7 @@ class ScaledPredictor(Predictor):
 
 
 def _profile(
-    predictor: Predictor, moments: Sequence[Pair], calibration: FieldPairs, ratios: Float64[Tensor, "k c"]
+    predictor: Predictor, moments: Iterable[Pair], calibration: Dataset, ratios: Float64[Tensor, "k c"]
 ) -> tuple[Float64[Tensor, "k c"], Float64[Tensor, "k c"]]:
     """chi² and mean log variance of the calibration fields for field variance plus `ratio` times the noise.
 

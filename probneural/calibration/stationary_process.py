@@ -64,33 +64,12 @@ class StationaryProcess:
     def estimated(cls, values: Float64[Tensor, "n c p"], grid: Grid) -> StationaryProcess:
         """Estimate the spectrum from samples of the process, whose mean is zero.
 
-        The power of a wave is its mean squared coefficient by quadrature, averaged over cosine and sine. Only waves that the
-        grid resolves are considered, and those of most power kept.
-
         Args:
             values: n samples, dimensionless.
             grid: Where they live, with p points.
         """
-        lower, lengths = _box(grid)
-        candidates, frequencies = _waves(grid)
-        waves = _evaluate(candidates, grid.points, lower=lower, lengths=lengths, periodic=grid.periodic)
-        weights = grid.mean_weights
-        power = (values @ (weights[:, None] * waves)).square().mean(0)
-        _, group = torch.unique(frequencies, dim=0, return_inverse=True)
-        count = torch.bincount(group).to(power)
-        pooled = (torch.zeros(len(power), len(count), dtype=power.dtype).index_add(1, group, power) / count)[:, group]
-        order = pooled.argsort(dim=1, descending=True, stable=True)
-        ordered = pooled.gather(1, order)
-        captured = ordered.cumsum(1) / ordered.sum(1, keepdim=True).clamp_min(torch.finfo(power.dtype).tiny)
-        most = max(1, _LARGEST_RANK // len(power))
-        rank = min(most, int((captured < _KEPT_POWER).sum(1).amax()) + 1, order.shape[1])
-        return cls(
-            modes=candidates[order[:, :rank]],
-            amplitudes=ordered[:, :rank].sqrt(),
-            lower=lower,
-            lengths=lengths,
-            periodic=grid.periodic,
-        )
+        waves = Waves(grid)
+        return waves.process(waves.powers(values).sum(0) / len(values))
 
     def evaluate(self, grid: Grid) -> Float64[Tensor, "c p r"]:
         """The process's root on a grid: row sums of squares are 1.
@@ -108,6 +87,47 @@ class StationaryProcess:
             size = waves.square().sum(1, keepdim=True).sqrt()
             roots.append(torch.where(size > 0, waves / size, waves.new_ones(()) / math.sqrt(waves.shape[1])))
         return torch.stack(roots)
+
+
+class Waves:
+    """The waves that a grid resolves, in which samples on it are taken apart.
+
+    Args:
+        grid: Where samples live, with p points.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.lower, self.lengths = _box(grid)
+        self.candidates, self.frequencies = _waves(grid)
+        waves = _evaluate(self.candidates, grid.points, lower=self.lower, lengths=self.lengths, periodic=grid.periodic)
+        self._weighted = grid.mean_weights[:, None] * waves
+
+    def __len__(self) -> int:
+        """Number K of waves."""
+        return len(self.candidates)
+
+    def powers(self, values: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c K"]:
+        """Squared coefficients of samples, by quadrature."""
+        return (values @ self._weighted).square()
+
+    def process(self, power: Float64[Tensor, "c K"]) -> StationaryProcess:
+        """The process with these mean powers, averaged over cosine and sine: its waves of most power are kept."""
+        _, group = torch.unique(self.frequencies, dim=0, return_inverse=True)
+        count = torch.bincount(group).to(power)
+        pooled = (torch.zeros(len(power), len(count), dtype=power.dtype).index_add(1, group, power) / count)[:, group]
+        order = pooled.argsort(dim=1, descending=True, stable=True)
+        ordered = pooled.gather(1, order)
+        captured = ordered.cumsum(1) / ordered.sum(1, keepdim=True).clamp_min(torch.finfo(power.dtype).tiny)
+        most = max(1, _LARGEST_RANK // len(power))
+        rank = min(most, int((captured < _KEPT_POWER).sum(1).amax()) + 1, order.shape[1])
+        return StationaryProcess(
+            modes=self.candidates[order[:, :rank]],
+            amplitudes=ordered[:, :rank].sqrt(),
+            lower=self.lower,
+            lengths=self.lengths,
+            periodic=self.grid.periodic,
+        )
 
 
 def _box(grid: Grid) -> tuple[Tensor, Tensor]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed
 from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.errors import ArgumentError, UnsupportedError
+from probneural.processes import sum_over_processes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,14 +32,12 @@ def check_group(is_sharded: bool, group: ProcessGroup | None) -> None:
         )
 
 
-def sum_over_processes(
-    local: Float64[Tensor, "..."], *, is_sharded: bool, group: ProcessGroup | None = None
-) -> Float64[Tensor, "..."]:
+def sum_of_shards(
+    local: Float64[Tensor, "*shape"], *, is_sharded: bool, group: ProcessGroup | None = None
+) -> Float64[Tensor, "*shape"]:
     """Add up the processes' sums in float64, or return the one sum if the data are not sharded.
 
     Every process must call it equally often, with equal shapes; the result is the same on each. It is not differentiable:
     the autograd.Functions call it inside, and again in their derivatives.
     """
-    if is_sharded:
-        torch.distributed.all_reduce(local, group=group)
-    return local
+    return sum_over_processes(local, group=group) if is_sharded else local

@@ -17,6 +17,7 @@ from probneural.curvature.parameters import ParameterVector
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.pairs import FieldSource
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -66,7 +67,7 @@ class CurvatureProblem:
     Args:
         operator: Any module from fields to fields, in evaluation mode: a normalisation or dropout layer in training mode
             would make the loss depend on the minibatches.
-        inputs: n input functions.
+        inputs: n input functions, read a minibatch at a time.
         layout: Which parameters theta holds, P real numbers.
         likelihood: Of the outputs; its weights are `(c, p)`.
         targets: n output functions. Jacobian and Gauss-Newton products do without; Hessian and Fisher products need them.
@@ -81,10 +82,10 @@ class CurvatureProblem:
     """
 
     operator: nn.Module
-    inputs: Field
+    inputs: FieldSource
     layout: ParameterVector = field(kw_only=True)
     likelihood: QuadratureGaussian = field(kw_only=True)
-    targets: Field | None = field(default=None, kw_only=True)
+    targets: FieldSource | None = field(default=None, kw_only=True)
     grid: Grid | None = field(default=None, kw_only=True)
     batches: Minibatches = field(default=_MINIBATCHES, kw_only=True)
 
@@ -168,7 +169,7 @@ class CurvatureProblem:
         Raises:
             ShapeError: If the operator's channels are not the likelihood's.
         """
-        return self.outputs_for(parameters, self.inputs.values[rows])
+        return self.outputs_for(parameters, self.inputs[rows].values)
 
     def outputs_for(self, parameters: Float[Tensor, " P"], inputs: Float[Tensor, "b c0 *grid"]) -> Float[Tensor, "b c p"]:
         """What `outputs` is for other inputs on the same grid, and a pure function of their values too.
@@ -203,7 +204,7 @@ class CurvatureProblem:
         """
         self.check_targets()
         assert self.targets is not None
-        return self.likelihood.losses(self.outputs(parameters, rows), self.targets.values[rows].flatten(2))
+        return self.likelihood.losses(self.outputs(parameters, rows), self.targets[rows].values.flatten(2))
 
     def loss(self, parameters: Float[Tensor, " P"], rows: slice = slice(None)) -> Float[Tensor, ""]:
         """The sum of these functions' losses, in nats, over this process's functions only.

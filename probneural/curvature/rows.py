@@ -16,7 +16,11 @@ from probneural.curvature.parameters import ParameterVector
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.pairs import FieldSource
 from probneural.randomness import stream
+
+_READ_VALUES = 2**16
+"""Output values of the functions that are read at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +33,14 @@ class GaussNewtonRows:
     Args:
         operator: Any module from fields to fields.
         layout: Which parameters.
-        inputs: n input functions.
+        inputs: n input functions, read some at a time.
         query: Where to evaluate; the inputs' grid by default.
         weights: Curvature of the negative log likelihood in each output value, `(c, p)`: precision times weight of the domain.
         prior_std: Factor on each parameter, `(P,)`; prior standard deviations whiten the prior away.
         probes: Random projections per function; every output value by default.
         seed: Of the projections.
+        first: How many functions come before these, in data that several processes share: projections follow from a
+            function's place among all.
 
     Raises:
         ArgumentError: If `probes` is not positive.
@@ -43,12 +49,13 @@ class GaussNewtonRows:
     operator: nn.Module
     layout: ParameterVector
     _: KW_ONLY
-    inputs: Field
+    inputs: FieldSource
     query: Grid | None = None
     weights: Float[Tensor, "c p"]
     prior_std: Float[Tensor, " P"] | None = None
     probes: int | None = None
     seed: int = 0
+    first: int = 0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -72,8 +79,10 @@ class GaussNewtonRows:
         root = self.weights.sqrt().to(vector)
         prior_std = None if self.prior_std is None else self.prior_std.to(vector)
         generator = stream(self.seed, "gradient rows")
-        for index in range(len(self.inputs)):
-            single = self.inputs[index]
+        if self.probes is not None:
+            for _ in range(self.first):
+                self._normals(root, generator)
+        for single in self._singles(root):
             pieces = (
                 self._every(single, vector, root, chunk)
                 if self.probes is None
@@ -81,6 +90,13 @@ class GaussNewtonRows:
             )
             for rows in pieces:
                 yield rows if prior_std is None else rows * prior_std
+
+    def _singles(self, root: Tensor) -> Iterator[Field]:
+        """Each function by itself, read some at a time."""
+        size = max(1, _READ_VALUES // root.numel())
+        for start in range(0, len(self.inputs), size):
+            batch = self.inputs[start : min(start + size, len(self.inputs))]
+            yield from (batch[index] for index in range(len(batch)))
 
     def _every(self, single: Field, vector: Tensor, root: Tensor, chunk: int) -> Iterator[Tensor]:
         if self.layout.size <= 2 * root.shape[1]:  # `jacobian` then takes forward mode, which yields all rows at once
@@ -95,8 +111,13 @@ class GaussNewtonRows:
 
     def _random(self, single: Field, vector: Tensor, root: Tensor, generator: torch.Generator, chunk: int) -> Iterator[Tensor]:
         assert self.probes is not None
-        signs = torch.randn(self.probes, *root.shape, generator=generator, dtype=torch.float64, device="cpu").to(root)
+        signs = self._normals(root, generator).to(root)
         yield from self._pulled(single, vector, (signs * root / math.sqrt(self.probes)).split(chunk))
+
+    def _normals(self, root: Tensor, generator: torch.Generator) -> Tensor:
+        """The random numbers of one function."""
+        assert self.probes is not None
+        return torch.randn(self.probes, *root.shape, generator=generator, dtype=torch.float64, device="cpu")
 
     def _pulled(self, single: Field, vector: Tensor, cotangents: Iterator[Tensor] | tuple[Tensor, ...]) -> Iterator[Tensor]:
         """Cotangents `(r, c, p)` to rows `(r, P)`, with one forward pass for all of them."""

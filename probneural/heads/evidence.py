@@ -14,6 +14,8 @@ from probneural.errors import EvidenceError
 
 _SPAN = (-46.0, 46.0)
 """Logarithms of hyper-parameters, relative to their natural scale, between which maxima are sought."""
+_NEAR = 1e-3
+"""Distance in logarithms from a minimum of values within which the root of the slope is sought."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,11 @@ class Evidence:
                 self.observations * math.log(self.residual_sum_of_squares + ratio * self.squared_norm) - float(log_determinant)
             )
 
+        def slope(log_ratio: float) -> float:
+            scaled = math.exp(log_ratio) * self.squared_norm
+            determined = float(self._sum(self.eigenvalues / (self.eigenvalues + math.exp(log_ratio))))
+            return self.observations * scaled / (self.residual_sum_of_squares + scaled) - determined
+
         # Below E/W the ratio no longer matters to the fit: an operator that interpolates its data has its maximum near there.
         low = min(centre + _SPAN[0], math.log(self.residual_sum_of_squares) - math.log(self.squared_norm) - 10.0)
         count = round(2 * (centre + _SPAN[1] - low)) + 1
@@ -104,7 +111,7 @@ class Evidence:
         best = min(range(len(grid)), key=losses.__getitem__)
         self._need(0 < best < len(grid) - 1, "an interior maximum of the evidence", "give prior_precision= or noise=")
         optimum = minimize_scalar(loss, bounds=(grid[best - 1], grid[best + 1]), method="bounded", options={"xatol": 1e-12})
-        return math.exp(float(optimum.x))
+        return math.exp(_refined(slope, float(optimum.x)))
 
     def _prior(self, noise: float) -> float:
         """Solve tau W = gamma(tau), the number of directions the data determine; one side rises, the other falls."""
@@ -138,3 +145,14 @@ class Evidence:
     def _need(holds: bool, expected: str, remedy: str) -> None:
         if not holds:
             raise EvidenceError(expected=expected, got="an evidence without a maximum", remedy=remedy)
+
+
+def _refined(slope: Callable[[float], float], optimum: float) -> float:
+    """A minimum that values locate to the root of rounding, as the root of the slope, which rounding moves by itself alone.
+
+    So sums that several processes share, and round differently, lead to the same hyper-parameters.
+    """
+    from scipy.optimize import brentq
+
+    low, high = optimum - _NEAR, optimum + _NEAR
+    return float(brentq(slope, low, high, xtol=1e-14)) if slope(low) < 0 < slope(high) else optimum

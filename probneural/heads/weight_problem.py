@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from probneural.checks import check_module, check_scale, real_tensor
 from probneural.curvature import ParameterVector
 from probneural.curvature.likelihood import QuadratureGaussian
-from probneural.curvature.problem import CurvatureProblem
+from probneural.curvature.problem import CurvatureProblem, Minibatches
 from probneural.curvature.products.functions import (
     gauss_newton_vector_product,
     jacobian_vector_product,
@@ -24,17 +24,11 @@ from probneural.curvature.products.functions import (
 from probneural.curvature.products.linearisation import Linearisation, gauss_newton_term
 from probneural.curvature.rows import GaussNewtonRows
 from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.fields import Field, evaluate
+from probneural.fields import evaluate
 from probneural.grids import Grid
 from probneural.heads.layer_evidence import LayeredEvidence
-from probneural.heads.residuals import (
-    estimate_effective_observations,
-    given_noise,
-    given_per_channel,
-    given_precision,
-    output_units,
-    training_pairs,
-)
+from probneural.heads.residuals import ResidualSums, given_noise, given_per_channel, given_precision
+from probneural.heads.training_data import TrainingData, training_data
 from probneural.pairs import FieldPairs
 
 _BATCH_POINTS = 2**16
@@ -69,19 +63,20 @@ class WeightProblem:
     Attributes:
         operator: A copy in evaluation mode.
         layout: Which parameters vary.
-        data: Training pairs on the operator's device.
+        data: Training pairs on the operator's device: those of this process.
         effective_observations: m, `(c,)`, float64 on the CPU.
         variance_unit: `(c,)`, float64, physical units squared.
-        residuals: Outputs minus the operator's, in physical units.
+        squared_residuals: Sum over all functions of the mean square over the domain of outputs minus the operator's, `(c,)`,
+            in physical units squared.
         given: Hyper-parameters that are not learned.
     """
 
     operator: nn.Module
     layout: ParameterVector
-    data: FieldPairs
+    data: TrainingData
     effective_observations: Float64[Tensor, " c"]
     variance_unit: Float64[Tensor, " c"]
-    residuals: Float64[Tensor, "n c *grid"]
+    squared_residuals: Float64[Tensor, " c"]
     given: Given
 
     @cached_property
@@ -92,7 +87,7 @@ class WeightProblem:
     @property
     def query(self) -> Grid | None:
         """Grid of the outputs where it differs from the inputs'."""
-        return None if self.grid == self.data.inputs.grid else self.grid
+        return self.data.query
 
     @property
     def precision(self) -> Float64[Tensor, " c"]:
@@ -102,8 +97,7 @@ class WeightProblem:
     @cached_property
     def residual_sum_of_squares(self) -> float:
         """Sum of squared residuals in variance units, weighted by effective observations."""
-        mean_squares = self.residuals.square().flatten(2) @ self.grid.mean_weights.to(self.residuals.device)
-        return float((mean_squares.sum(0) * self.precision).sum())
+        return float((self.squared_residuals * self.precision).sum())
 
     @property
     def noise(self) -> float | None:
@@ -118,12 +112,12 @@ class WeightProblem:
     @property
     def observations(self) -> float:
         """Number of effective observations in all."""
-        return float(self.effective_observations.sum()) * len(self.data)
+        return float(self.effective_observations.sum()) * self.data.functions
 
     @property
     def grid(self) -> Grid:
         """Where the outputs live."""
-        return self.data.outputs.grid
+        return self.data.grid
 
     @property
     def weights(self) -> Float64[Tensor, "c p"]:
@@ -154,9 +148,8 @@ class WeightProblem:
     @property
     def offset(self) -> float:
         """What the variance units subtract from the log evidence, in nats."""
-        return (
-            0.5 * len(self.data) * float((self.effective_observations.to(self.variance_unit) * self.variance_unit.log()).sum())
-        )
+        logarithms = self.effective_observations.to(self.variance_unit) * self.variance_unit.log()
+        return 0.5 * self.data.functions * float(logarithms.sum())
 
     def layered(
         self,
@@ -188,6 +181,7 @@ class WeightProblem:
             layout=self.layout,
             likelihood=QuadratureGaussian(self.weights),
             grid=self.query,
+            batches=Minibatches(is_sharded=self.data.is_sharded),
         )
 
     @property
@@ -205,13 +199,13 @@ class WeightProblem:
         if self.vector.dtype == torch.float64:
             return self
         operator = copy.deepcopy(self.operator)._apply(_doubled)
-        inputs = Field(self.data.inputs.values.to(torch.float64), self.data.inputs.grid)
+        data = self.data.with_inputs_of(torch.float64)
         try:
             with torch.no_grad():
-                evaluate(operator, inputs[:1], self.query)
+                evaluate(operator, data.inputs[:1], self.query)
         except (RuntimeError, DataError):  # it makes tensors of its own dtype on the way
             return self
-        return replace(self, operator=operator, data=FieldPairs(inputs, self.data.outputs))
+        return replace(self, operator=operator, data=data)
 
     def product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s P"]:
         """The whitened Gauss-Newton matrix at noise scale 1 times s vectors."""
@@ -228,8 +222,13 @@ class WeightProblem:
     @cached_property
     def _linearisation(self) -> Linearisation | None:
         """Of large problems, where tracing the operator costs less than it saves over some hundred products."""
-        work = len(self.data) * self.grid.size * self.layout.size
+        work = self.data.functions * self.grid.size * self.layout.size
         return Linearisation(self.curvature, self.vector, term=gauss_newton_term(self.curvature)) if work > _TRACED else None
+
+    def residuals(self) -> Iterator[tuple[FieldPairs, Float64[Tensor, "b c p"]]]:
+        """Read this process's pairs, as many at a time as products do, with outputs minus the operator's own."""
+        for batch in self.data.batches(self.curvature.batches.size):
+            yield batch, residuals_of(self.operator, batch, self.query).flatten(2)
 
     def jacobian_product(self, tangents: Float[Tensor, "s P"]) -> Float[Tensor, "s n c p"]:
         """The Jacobian at the training inputs times s changes of the parameters."""
@@ -250,6 +249,7 @@ class WeightProblem:
             prior_std=None if self.prior is None else self.prior_std,
             probes=probes,
             seed=seed,
+            first=self.data.first,
         )
 
 
@@ -262,29 +262,35 @@ def _doubled(tensor: Tensor) -> Tensor:
 
 def prepare(
     operator: nn.Module,
-    data: FieldPairs,
+    data: object,
     *,
     parameters: Sequence[str] | None,
     noise: float | Tensor | None,
     prior_precision: float | Tensor | Mapping[str, Tensor | float] | str | None,
     effective_observations: float | Tensor | None,
+    is_shared: bool = True,
 ) -> WeightProblem:
     """Check everything a user gives, evaluate the residuals, and choose units.
+
+    With `is_shared`, several processes take a part of the data each; otherwise each takes all.
 
     Raises:
         ArgumentError: If a setting is out of range, or a name fits no parameter.
         ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.
         DataError: If the data are not finite pairs.
     """
-    pairs = training_pairs(data, check_module(operator, "operator"))
+    pairs = training_data(data, check_module(operator, "operator"), is_shared=is_shared)
     evaluated = copy.deepcopy(operator).eval().requires_grad_(False)
     layout = ParameterVector.of(evaluated, parameters)
-    residuals = residuals_of(evaluated, pairs)
-    channels = residuals.shape[1]
+    residuals = ResidualSums(pairs, channels=pairs.outputs.channels)
+    for batch in pairs.batches(max(1, _BATCH_POINTS // pairs.grid.size)):
+        residuals.add(residuals_of(evaluated, batch, pairs.query))
+    residuals.finish()
+    channels = pairs.outputs.channels
     observations = given_per_channel(effective_observations, channels, name="effective_observations")
     if observations is None:
-        observations = estimate_effective_observations(residuals, grid=pairs.outputs.grid).cpu()
-    scale = output_units(pairs.outputs)[1]
+        observations = residuals.effective_observations()
+    scale = pairs.output_units()[1]
     dtype = layout.flatten(dict(evaluated.named_parameters())).dtype
     check_scale(scale, "training outputs", dtype=dtype, power=2)  # products weigh squares of them
     given = given_noise(noise, channels, dtype=dtype)
@@ -294,7 +300,7 @@ def prepare(
         data=pairs,
         effective_observations=observations,
         variance_unit=scale.square() if given is None else given.to(scale),
-        residuals=residuals,
+        squared_residuals=residuals.squares,
         given=Given(
             noise=None if given is None else 1.0,
             prior=_prior(prior_precision, layout),
@@ -304,27 +310,20 @@ def prepare(
 
 
 @torch.no_grad()
-def residuals_of(operator: nn.Module, data: FieldPairs) -> Float64[Tensor, "n c *grid"]:
-    """Outputs minus the operator's own, in float64, a few functions at a time.
+def residuals_of(operator: nn.Module, batch: FieldPairs, query: Grid | None) -> Float64[Tensor, "b c *grid"]:
+    """Outputs of some pairs minus the operator's own, in float64.
 
     Raises:
         ShapeError: If the operator's outputs do not fit the data's.
     """
-    grid = data.outputs.grid
-    query = None if grid == data.inputs.grid else grid
-    step = max(1, _BATCH_POINTS // grid.size)
-    residuals = []
-    for start in range(0, len(data), step):
-        batch = data[start : start + step]
-        predicted = evaluate(operator, batch.inputs, query)
-        if predicted.shape != batch.outputs.values.shape:
-            raise ShapeError(
-                expected=f"an operator with outputs {tuple(batch.outputs.values.shape)}",
-                got=str(tuple(predicted.shape)),
-                remedy="check its channels",
-            )
-        residuals.append(batch.outputs.values.to(torch.float64) - predicted.to(torch.float64))
-    return torch.cat(residuals)
+    predicted = evaluate(operator, batch.inputs, query)
+    if predicted.shape != batch.outputs.values.shape:
+        raise ShapeError(
+            expected=f"an operator with outputs {tuple(batch.outputs.values.shape)}",
+            got=str(tuple(predicted.shape)),
+            remedy="check its channels",
+        )
+    return batch.outputs.values.to(torch.float64) - predicted.to(torch.float64)
 
 
 def _prior(

@@ -19,7 +19,7 @@ from probneural.metrics.reliability import (
     pit_histogram,
     simultaneous_coverage,
 )
-from probneural.metrics.scores import Scores, score
+from probneural.metrics.scores import Scores, score, score_pairs
 from probneural.metrics.spread import (
     SpreadSkillCurve,
     interval_score,
@@ -54,6 +54,7 @@ __all__ = [
     "relative_l2",
     "rmse",
     "score",
+    "score_pairs",
     "sharpness",
     "simultaneous_coverage",
     "spread_skill",

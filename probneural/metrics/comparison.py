@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_finite, check_instance, check_squares
-from probneural.distributions.base import FieldDistribution, check_values, noise_variance
+from probneural.distributions.base import FieldDistribution, check_values, draw_stream, noise_variance
+from probneural.distributions.gaussian import GaussianField
 from probneural.errors import DataError, GridError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
@@ -114,6 +115,27 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
     axes = tuple(range(2, mean.ndim))
     rounding = unit * torch.maximum(mean.abs(), values.abs()).amax(axes, keepdim=True)
     return Comparison(distribution=u, mean=mean, truth=values, noise=observed, variance=variance + observed, rounding=rounding)
+
+
+class RepeatedDraws:
+    """Draws of one name of many fields: random numbers are made once for all fields that take equally many.
+
+    Args:
+        seed: Their name; draws are those of `rsample(..., seed=seed)`.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._numbers: Tensor | None = None
+
+    def of(self, u: FieldDistribution, count: int) -> Float[Tensor, "s n c *grid"]:
+        """Draw so many times from a field, detached."""
+        if not isinstance(u, GaussianField):
+            return u.rsample(torch.Size([count]), seed=self._seed).detach()
+        shape = (count, *u.base_shape)
+        if self._numbers is None or tuple(self._numbers.shape) != shape:
+            self._numbers = torch.randn(shape, generator=draw_stream(self._seed), dtype=torch.float64, device="cpu")
+        return u.rsample(torch.Size([count]), base_samples=self._numbers).detach()
 
 
 def check_comparison(comparison: object) -> Comparison:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from probneural.checks import check_integer
 from probneural.distributions.empirical import EmpiricalField
-from probneural.metrics.comparison import Comparison
+from probneural.metrics.comparison import Comparison, RepeatedDraws
 from probneural.randomness import stream, stream_seed
 
 _DRAWS = 128
@@ -44,7 +44,7 @@ def energy_score(comparison: Comparison, *, draws: int = _DRAWS, seed: int = 0) 
     u = comparison.distribution
     root = comparison.grid.mean_weights.sqrt().to(comparison.truth)
     is_exact = isinstance(u, EmpiricalField) and not bool((comparison.noise > 0).any())
-    named, noise = stream_seed(seed, "energy score draws"), None
+    repeated, noise = RepeatedDraws(stream_seed(seed, "energy score draws")), None
     if bool((comparison.noise > 0).any()):
         generator = stream(seed, "energy score noise")
         shape = (draws, *comparison.truth.shape[1:])
@@ -54,7 +54,7 @@ def energy_score(comparison: Comparison, *, draws: int = _DRAWS, seed: int = 0) 
         if is_exact and isinstance(u, EmpiricalField):
             drawn, weights = u.samples[:, index].detach().to(comparison.truth), u.weights.to(comparison.truth)
         else:
-            drawn = u.marginal(index).rsample(torch.Size([draws]), seed=named).detach()[:, 0].to(comparison.truth)
+            drawn = repeated.of(u.marginal(index), draws)[:, 0].to(comparison.truth)
             weights = drawn.new_full((draws,), 1.0 / draws)
         if noise is not None:
             drawn = drawn + comparison.noise[index].sqrt() * noise

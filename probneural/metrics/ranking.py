@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -59,39 +60,94 @@ def rank_correlation(comparison: Comparison, *, draws: int = _DRAWS, seed: int =
         >>> round(rank_correlation(metrics.compare(u, fields.Field(0.5 * size, grid))).across.item(), 9)
         1.0
     """
-    if draws < 1:
-        raise ArgumentError(expected="at least one draw", got=str(draws), remedy=f"the default is {_DRAWS}")
-    count, points = len(comparison.truth), comparison.grid.size
-    if min(count, points) < 3:
-        raise DataError(
-            expected="at least three functions and three points", got=f"{count} and {points}", remedy="ranks need some"
-        )
-    across, within = _correlations(comparison, comparison.residual)
-    attainable = []
-    for number in range(draws):
-        drawn = comparison.distribution.rsample((1,), seed=stream_seed(seed, "rank correlation draws", number))[0].detach()
-        white = torch.randn(drawn.shape, generator=stream(seed, "rank correlation noise", number), dtype=torch.float64)
-        error = drawn.to(comparison.truth) - comparison.mean + comparison.noise.sqrt() * white.to(comparison.truth)
-        attainable.append(_correlations(comparison, error))
-    mean = [torch.stack(values).mean(0) for values in zip(*attainable, strict=True)]
-    return RankCorrelation(across, within, mean[0], mean[1])
+    sums = RankSums(draws=draws, seed=seed)
+    sums.add(comparison)
+    return sums.result()
 
 
-def _correlations(comparison: Comparison, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Across and within functions, `(c,)` each."""
-    std, size = comparison.variance.sqrt(), error.abs()
-    totals = [comparison.average(values.square()).sqrt().mT for values in (std, size)]
-    across = _spearman(totals[0], totals[1])
-    inside = (comparison.grid.weights > 0).to(std.device)
-    within = _spearman(std.flatten(2)[..., inside], size.flatten(2)[..., inside])
-    return across, within.mean(0)
+class RankSums:
+    """What rank correlations follow from, of functions that are given some at a time.
+
+    Root mean squares of every function are kept. The draws behind the attainable values are, from one part to the next, the
+    same operators where predictions share a latent; discrepancies start anew.
+
+    Args:
+        draws: How many draws of all functions the attainable values are averaged over.
+        seed: Makes them repeatable.
+
+    Raises:
+        ArgumentError: If there are no draws.
+    """
+
+    def __init__(self, *, draws: int = _DRAWS, seed: int = 0) -> None:
+        if draws < 1:
+            raise ArgumentError(expected="at least one draw", got=str(draws), remedy=f"the default is {_DRAWS}")
+        self._seed = seed
+        self._noise = [stream(seed, "rank correlation noise", number) for number in range(draws)]
+        self._count = self._points = 0
+        self._totals: list[Tensor] = []  # root mean squares of std, errors and drawn errors, (2 + draws, c, n) each
+        self._within: Tensor | None = None  # sums over functions, (1 + draws, c)
+
+    def add(self, comparison: Comparison) -> None:
+        """Add some functions."""
+        self._count, self._points = self._count + len(comparison.truth), comparison.grid.size
+        if self._points < 3:
+            return
+        std = comparison.variance.sqrt()
+        inside = (comparison.grid.weights > 0).to(std.device)
+        totals, within = [_total(comparison, std)], []
+        ranks = _ranks(std.flatten(2)[..., inside])
+        for error in (comparison.residual, *self._drawn(comparison)):
+            totals.append(_total(comparison, error))
+            within.append(_correlation(ranks, _ranks(error.abs().flatten(2)[..., inside])).sum(0))
+        self._totals.append(torch.stack(totals).cpu())
+        part = torch.stack(within)
+        self._within = part if self._within is None else self._within + part
+
+    def _drawn(self, comparison: Comparison) -> Iterator[Tensor]:
+        """Errors that are drawn from the stated distribution."""
+        is_noisy = bool((comparison.noise > 0).any())
+        for number, generator in enumerate(self._noise):
+            seed = stream_seed(self._seed, "rank correlation draws", number)
+            drawn = comparison.distribution.rsample((1,), seed=seed)[0].detach()
+            error = drawn.to(comparison.truth) - comparison.mean
+            if is_noisy:
+                white = torch.randn(drawn.shape, generator=generator, dtype=torch.float64, device="cpu")
+                error = error + comparison.noise.sqrt() * white.to(error)
+            yield error
+
+    def result(self) -> RankCorrelation:
+        """The correlations of all functions so far.
+
+        Raises:
+            DataError: If there are fewer than three functions, or three points.
+        """
+        if min(self._count, self._points) < 3 or self._within is None:
+            raise DataError(
+                expected="at least three functions and three points",
+                got=f"{self._count} and {self._points}",
+                remedy="ranks need some",
+            )
+        ranks = [_ranks(total) for total in torch.cat(self._totals, dim=-1)]
+        across = torch.stack([_correlation(ranks[0], other) for other in ranks[1:]]).to(self._within)
+        within = self._within / self._count
+        return RankCorrelation(across[0], within[0], across[1:].mean(0), within[1:].mean(0))
 
 
-def _spearman(first: Tensor, second: Tensor) -> Tensor:
-    """Spearman's correlation along the last axis; 0 where one of the two does not vary."""
+def _total(comparison: Comparison, values: Tensor) -> Tensor:
+    """Root mean squares over the domain, `(c, n)`."""
+    return comparison.average(values.square()).sqrt().mT
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Ranks along the last axis, mean ones at ties, about their mean."""
     from scipy.stats import rankdata  # loads much of SciPy
 
-    ranks = [torch.as_tensor(rankdata(values.cpu().numpy(), axis=-1), dtype=torch.float64) for values in (first, second)]
-    left, right = (rank - rank.mean(-1, keepdim=True) for rank in ranks)
+    ranks = torch.as_tensor(rankdata(values.cpu().numpy(), axis=-1), dtype=torch.float64)
+    return (ranks - ranks.mean(-1, keepdim=True)).to(values.device)
+
+
+def _correlation(left: Tensor, right: Tensor) -> Tensor:
+    """Correlation of ranks along the last axis; 0 where one of the two does not vary."""
     norm = left.norm(dim=-1) * right.norm(dim=-1)
-    return torch.where(norm > 0, (left * right).sum(-1) / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0).to(first.device)
+    return torch.where(norm > 0, (left * right).sum(-1) / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0)

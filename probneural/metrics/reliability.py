@@ -12,7 +12,7 @@ from probneural.checks import check_integer, check_real
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.errors import UnsupportedError
-from probneural.metrics.comparison import Comparison, check_comparison
+from probneural.metrics.comparison import Comparison, RepeatedDraws, check_comparison
 from probneural.randomness import stream, stream_seed
 
 _DRAWS = 512
@@ -141,9 +141,14 @@ def calibration_error(comparison: Comparison) -> Float64[Tensor, " c"]:
         calibration error among its diagnostic tools). Deviation: central intervals in place of one-sided ones, and absolute
         in place of squared differences, so that the result is an average miss in coverage.
     """
+    covered = level_coverages(comparison).mean(1)
+    return (covered - torch.tensor(LEVELS).to(covered)[:, None]).abs().mean(0)
+
+
+def level_coverages(comparison: Comparison) -> Float64[Tensor, "levels n c"]:
+    """The fraction of the domain inside the central intervals of the levels .05, .10, ..., .95."""
     size = comparison.standardise(comparison.residual).abs()
-    misses = [(comparison.average((size <= central_quantile(level)).to(size)).mean(0) - level).abs() for level in LEVELS]
-    return torch.stack(misses).mean(0)
+    return torch.stack([comparison.average((size <= central_quantile(level)).to(size)) for level in LEVELS])
 
 
 def simultaneous_coverage(
@@ -190,7 +195,8 @@ def simultaneous_coverage(
 def _suprema(comparison: Comparison, *, count: int, functions: int, seed: int, number: int) -> Tensor:
     """Suprema of standardised draws, `(count, n)`, of one batch of draws, a few functions at a time."""
     noisy = bool((comparison.noise > 0).any())
-    named, generator = stream_seed(seed, "sup-quantile draws", number), stream(seed, "sup-quantile noise", number)
+    repeated = RepeatedDraws(stream_seed(seed, "sup-quantile draws", number))
+    generator = stream(seed, "sup-quantile noise", number)
     # One noise draw serves all functions: each one's supremum has the right distribution, and that is all that is used.
     shape = (count, 1, *comparison.truth.shape[1:])
     white = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(comparison.truth) if noisy else None
@@ -198,7 +204,7 @@ def _suprema(comparison: Comparison, *, count: int, functions: int, seed: int, n
     for start in range(0, comparison.truth.shape[0], functions):
         part = slice(start, start + functions)
         field = comparison.distribution.marginal(start) if functions == 1 else comparison.distribution[part]
-        drawn = field.rsample(torch.Size([count]), seed=named).detach()
+        drawn = repeated.of(field, count)
         deviation = drawn.to(comparison.truth) - comparison.mean[part]
         if white is not None:
             deviation += comparison.noise[part].sqrt() * white

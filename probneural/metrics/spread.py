@@ -12,6 +12,7 @@ from probneural.checks import check_flag, check_integer
 from probneural.distributions.empirical import EmpiricalField
 from probneural.errors import DataError
 from probneural.metrics.comparison import Comparison
+from probneural.metrics.quantiles import WeightedQuantiles
 from probneural.metrics.reliability import central_quantile
 
 
@@ -73,15 +74,30 @@ def spread_skill(comparison: Comparison, *, corrects_size: bool = True) -> Float
     Reference:
         Fortin et al. (2014), Why should ensemble spread match the RMSE of the ensemble mean?, equation 15.
     """
-    skill = comparison.average(comparison.residual.square()).mean(0).sqrt()
-    if bool((skill == 0).any()):
-        raise DataError(expected="an RMSE above zero", got="a mean that is exactly right", remedy="read the sharpness")
-    factor = _size_factor(comparison) if check_flag(corrects_size, "corrects_size") else 1.0
+    square = comparison.average(comparison.residual.square()).mean(0)
+    spread_skill_ratio(square, square)  # an RMSE of zero comes first
+    factor = size_factor(comparison) if check_flag(corrects_size, "corrects_size") else 1.0
     variance = factor * (comparison.variance - comparison.noise) + comparison.noise
-    return comparison.average(variance).mean(0).sqrt() / skill
+    return spread_skill_ratio(comparison.average(variance).mean(0), square)
 
 
-def _size_factor(comparison: Comparison) -> float:
+def spread_skill_ratio(variance: Float64[Tensor, " c"], square: Float64[Tensor, " c"]) -> Float64[Tensor, " c"]:
+    """The ratio from the mean predictive variance and the mean squared error.
+
+    Raises:
+        DataError: If the RMSE is zero.
+    """
+    if bool((square == 0).any()):
+        raise DataError(expected="an RMSE above zero", got="a mean that is exactly right", remedy="read the sharpness")
+    return variance.sqrt() / square.sqrt()
+
+
+def size_factor(comparison: Comparison) -> float:
+    """What the variance of members is multiplied by to be that of the distribution they are a sample of.
+
+    Raises:
+        DataError: If there is one member.
+    """
     u = comparison.distribution
     if not isinstance(u, EmpiricalField):
         return 1.0
@@ -161,19 +177,53 @@ def n_merci(comparison: Comparison, *, level: float = 0.95) -> Float64[Tensor, "
         Moukari et al. (2019), n-MeRCI: A new metric to evaluate the correlation between predictive uncertainty and true error.
     """
     central_quantile(level)
-    size = comparison.residual.abs()
-    mean_weights = _mean_weights(comparison)
-    mae = comparison.average(size).mean(0)
-    constant = _quantile(_flat(comparison, size), mean_weights, level)
-    if not bool((constant > mae).all()):
-        raise DataError(
-            expected=f"a {level:g} quantile of the errors above their mean",
-            got="errors of one size, or outliers beyond the level",
-            remedy="raise the level",
-        )
-    factor = _quantile(_flat(comparison, comparison.standardise(size)), mean_weights, level)
-    scaled = torch.where(factor.isinf(), factor, factor * sharpness(comparison).mean(0))
-    return (scaled - mae) / (constant - mae)
+    sums = ErrorSums(level=level)
+    sums.add(comparison)
+    return sums.n_merci()
+
+
+class ErrorSums:
+    """What [`n_merci`][probneural.metrics.spread.n_merci] follows from, of functions that are given some at a time.
+
+    Args:
+        level: Fraction that intervals are made to cover.
+    """
+
+    def __init__(self, *, level: float = 0.95) -> None:
+        self._level = level
+        self._count = 0
+        self._errors, self._ratios = WeightedQuantiles(), WeightedQuantiles()
+        self._sums: Tensor | None = None
+
+    def add(self, comparison: Comparison) -> None:
+        """Add the values of some functions."""
+        size = comparison.residual.abs()
+        inside = (comparison.grid.weights > 0).to(size.device)
+        weights = comparison.grid.weights[comparison.grid.weights > 0].to(size)
+        self._errors.add(size.flatten(2)[..., inside], weights)
+        self._ratios.add(comparison.standardise(size).flatten(2)[..., inside], weights)
+        part = torch.stack([comparison.average(size).sum(0), sharpness(comparison).sum(0)])
+        self._sums = part if self._sums is None else self._sums + part
+        self._count += len(size)
+
+    def n_merci(self) -> Float64[Tensor, " c"]:
+        """The score of all functions so far.
+
+        Raises:
+            DataError: If errors have no distribution to follow.
+        """
+        assert self._sums is not None
+        mae, std = self._sums / self._count
+        constant = self._errors.at(self._level)
+        if not bool((constant > mae).all()):
+            raise DataError(
+                expected=f"a {self._level:g} quantile of the errors above their mean",
+                got="errors of one size, or outliers beyond the level",
+                remedy="raise the level",
+            )
+        factor = self._ratios.at(self._level)
+        scaled = torch.where(factor.isinf(), factor, factor * std)
+        return (scaled - mae) / (constant - mae)
 
 
 def _flat(comparison: Comparison, values: Tensor) -> Tensor:
@@ -187,11 +237,3 @@ def _mean_weights(comparison: Comparison) -> Tensor:
     weights = comparison.grid.weights[comparison.grid.weights > 0].to(comparison.truth)
     count = comparison.truth.shape[0]
     return (weights / (weights.sum() * count)).repeat(count)
-
-
-def _quantile(values: Tensor, mean_weights: Tensor, level: float) -> Tensor:
-    """The smallest value with at least `level` of the mass at or below it, per row."""
-    ordered, order = values.sort(dim=1)
-    mass = mean_weights.expand_as(values).gather(1, order).cumsum(1)
-    index = (mass < level - 1e-12).sum(1, keepdim=True).clamp(max=values.shape[1] - 1)
-    return ordered.gather(1, index)[:, 0]

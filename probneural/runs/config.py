@@ -213,9 +213,7 @@ class Config:
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return plain values by section and name, lists for tuples."""
         return {
-            section.name: {
-                name: list(value) if isinstance(value, tuple) else value for name, value in vars(part).items()
-            }
+            section.name: {name: list(value) if isinstance(value, tuple) else value for name, value in vars(part).items()}
             for section in dataclasses.fields(self)
             if (part := getattr(self, section.name)) is not None
         }

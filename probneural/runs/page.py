@@ -100,7 +100,10 @@ def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figure
 def _table(scores: TestScores) -> str:
     found = scores.scores
     at = f"at {found.level:g}"
-    rows = [(f"{name}, {at}" if "coverage" in name or "width" in name else name, getattr(found, key), best) for key, name, best in _MEANINGS]
+    rows = [
+        (f"{name}, {at}" if "coverage" in name or "width" in name else name, getattr(found, key), best)
+        for key, name, best in _MEANINGS
+    ]
     rows += [
         (f"coverage of fitted bands of whole functions, {at}", scores.band_coverage, "the level or more"),
         (f"coverage of pointwise intervals before calibration, {at}", scores.uncalibrated, "the level is best"),
@@ -111,7 +114,9 @@ def _table(scores: TestScores) -> str:
         for name, value, best in rows
     )
     head = '<thead><tr><th scope="col">score</th><th scope="col">value</th><th scope="col">how to read it</th></tr></thead>'
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="Scores"><table>{head}<tbody>{cells}</tbody></table></div>'
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Scores"><table>{head}<tbody>{cells}</tbody></table></div>'
+    )
 
 
 def _figure(figure: Figure) -> str:

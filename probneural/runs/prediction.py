@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +65,9 @@ def predict(
     run = RunFolder.finished(folder)
     if not run.file(CALIBRATION).exists():
         raise FileError(
-            expected=f"a calibrated run in {run.path}", got="one without", remedy=f"first: probneural calibrate --folder {run.path}"
+            expected=f"a calibrated run in {run.path}",
+            got="one without",
+            remedy=f"first: probneural calibrate --folder {run.path}",
         )
     target, source = check_path(output, "output"), check_path(inputs, "inputs")
     if target.suffix not in (".nc", ".nc4"):
@@ -78,7 +79,9 @@ def predict(
     found = calibrated_in(run)
     if given.channels != found.predictor.in_channels:
         raise DataError(
-            expected=f"inputs of {found.predictor.in_channels} channels", got=str(given.channels), remedy="as in the training data"
+            expected=f"inputs of {found.predictor.in_channels} channels",
+            got=str(given.channels),
+            remedy="as in the training data",
         )
     progress.say(f"predicting {len(given)} functions")
     dataset = _dataset(run, found, given, axes)

@@ -123,7 +123,9 @@ def _figures(run: RunFolder, found: Calibrated, history: History, pairs: FieldPa
     figures = [Figure("Training", "Losses by epoch.", plots.png(plots.training(history)))]
     u, noise = predicted(found.predictor, pairs), found.predictor.noise
     drawn = plots.calibration(u, pairs.outputs, noise=noise)
-    figures.append(Figure("Calibration", "Coverage of intervals against their level; a flat histogram is right.", plots.png(drawn)))
+    figures.append(
+        Figure("Calibration", "Coverage of intervals against their level; a flat histogram is right.", plots.png(drawn))
+    )
     if pairs.outputs.grid.dimension > 2:
         return figures
     error = (u.mean - pairs.outputs.values.to(u.mean)).flatten(1).square().mean(1)

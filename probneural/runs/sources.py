@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError, ShapeError
+from probneural.errors import ArgumentError, DataError, FileError, ProbneuralError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs

@@ -10,7 +10,6 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from probneural.checks import check_path

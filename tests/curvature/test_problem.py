@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import grad
 
-from probneural.curvature.distributed import sum_over_processes
+from probneural.curvature.distributed import sum_of_shards
 from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.likelihood import QuadratureGaussian
 from probneural.curvature.parameters import ParameterVector
@@ -65,7 +65,7 @@ def test_chunk_follows_the_minibatch() -> None:
 
 def test_one_process_sums_nothing() -> None:
     local = torch.ones(2, dtype=F64)
-    assert sum_over_processes(local, is_sharded=False) is local
+    assert sum_of_shards(local, is_sharded=False) is local
 
 
 @pytest.mark.bad_input

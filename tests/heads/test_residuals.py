@@ -8,7 +8,9 @@ import torch
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.heads.residuals import estimate_effective_observations, given_per_channel, output_units
+from probneural.heads.residuals import estimate_effective_observations, given_per_channel
+from probneural.heads.training_data import training_data
+from probneural.pairs import FieldPairs
 from tests.heads.cases import fields
 from tests.helpers import normal
 
@@ -82,7 +84,7 @@ def test_output_units_by_quadrature() -> None:
     line = 3.0 + 2.0 * grid.points[:, 0]
     flat = torch.full_like(line, 0.1)
     outputs = Field(torch.stack([line, flat, flat * 1e9])[None].expand(7, -1, -1), grid)
-    mean, scale = output_units(outputs)
+    mean, scale = training_data(FieldPairs(outputs, outputs), None).output_units()
     assert mean.tolist() == pytest.approx([4.0, 0.1, 1e8])
     assert scale.tolist() == pytest.approx([2.0 / 12**0.5, 1.0, 1.0], rel=1e-4)
 

@@ -37,6 +37,7 @@ def kronecker(
     rows: Callable[[], Iterable[Float[Tensor, "r P"]]],
     eigenvalue_correction: bool = False,
     prior_std: Float[Tensor, " P"] | None = None,
+    summed: Callable[[Tensor], Tensor] | None = None,
 ) -> KroneckerFactors:
     """Approximate G = sum over rows of g^T g by Kronecker products, one per block of parameters, streaming over the rows.
 
@@ -67,6 +68,7 @@ def kronecker(
         eigenvalue_correction: Replace the eigenvalues by diag(U^T G U), from a second pass: of all matrices with these
             eigenvectors the nearest to G.
         prior_std: The factor on each parameter that the rows hold, `(P,)`; ones by default.
+        summed: Adds up tensors of several processes, in place, each of which has other rows; nothing is added by default.
 
     Returns:
         The factors, in float64 on the rows' device.
@@ -94,6 +96,9 @@ def kronecker(
         signs = torch.randn(_SKETCHES, len(piece), generator=generator, dtype=torch.float64, device="cpu").to(piece.device)
         for moment in moments:
             moment.add(piece, signs)
+    if summed is not None:
+        for moment in moments:
+            moment.merge(summed)
     if not count:
         raise DataError(expected="at least one row", got="none", remedy="pass a function that starts a new iteration")
     mixings = [moment.couple(tolerance) for moment in moments]
@@ -105,11 +110,15 @@ def kronecker(
         places = moment.blocks.positions
         layers[places.flatten()] = moment.blocks.layers[:, None].expand(-1, places[0].numel()).flatten()
     factors = KroneckerFactors(bases=bases, mixing=mixing, eigenvalues=eigenvalues, layers=layers)
-    return _with_corrected_eigenvalues(factors, rows, count, tolerance) if eigenvalue_correction else factors
+    return _with_corrected_eigenvalues(factors, rows, count, tolerance, summed) if eigenvalue_correction else factors
 
 
 def _with_corrected_eigenvalues(
-    factors: KroneckerFactors, rows: Callable[[], Iterable[Tensor]], count: int, tolerance: float
+    factors: KroneckerFactors,
+    rows: Callable[[], Iterable[Tensor]],
+    count: int,
+    tolerance: float,
+    summed: Callable[[Tensor], Tensor] | None,
 ) -> KroneckerFactors:
     eigenvalues = torch.zeros_like(factors.eigenvalues)
     for piece in _checked(rows, factors.size):
@@ -121,6 +130,8 @@ def _with_corrected_eigenvalues(
             got=f"{abs(count)} {'fewer' if count > 0 else 'more'}",
             remedy="pass a function that starts a new iteration, not an iterator",
         )
+    if summed is not None:
+        summed(eigenvalues)
     null = (factors.eigenvalues == 0) & (eigenvalues <= tolerance**2 * eigenvalues.max())  # up to rounding
     return replace(factors, eigenvalues=eigenvalues.masked_fill(null, 0.0))
 
@@ -167,6 +178,12 @@ class _Moments:
             self.sketch += torch.einsum("qbij,qij->bq", sums, self.weights)
         self.rows += torch.einsum("rbik,rbjk->bij", matrices, matrices.conj())
         self.columns += torch.einsum("rbki,rbkj->bij", matrices.conj(), matrices)
+
+    def merge(self, summed: Callable[[Tensor], Tensor]) -> None:
+        """Add up the moments of several processes; each has other rows."""
+        for name in ("rows", "columns", "squares", "sketch"):
+            local = getattr(self, name)
+            summed(torch.view_as_real(local) if local.is_complex() else local)
 
     def diagonalise(self, tolerance: float, eigenvalues: Tensor) -> BlockBases:
         """Bases of all blocks; their eigenvalues go into `eigenvalues` `(P,)`."""

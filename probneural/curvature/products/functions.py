@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
-from probneural.curvature.distributed import sum_over_processes
+from probneural.curvature.distributed import sum_of_shards
 from probneural.curvature.problem import CurvatureProblem
 from probneural.curvature.products.core import (
     gauss_newton_product,
@@ -106,7 +106,7 @@ class Streamed:
 
     def _reduced(self, total: Tensor | None) -> Tensor:
         assert total is not None
-        return sum_over_processes(total, is_sharded=self.problem.batches.is_sharded, group=self.problem.batches.group)
+        return sum_of_shards(total, is_sharded=self.problem.batches.is_sharded, group=self.problem.batches.group)
 
     def transposed(self) -> Streamed:
         """The map u -> M(theta)^T u."""

@@ -18,7 +18,7 @@ from torch._decomp import get_decompositions
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from probneural.curvature.distributed import sum_over_processes
+from probneural.curvature.distributed import sum_of_shards
 from probneural.curvature.problem import CurvatureProblem
 from probneural.curvature.products.core import fisher_product, gauss_newton_product, hessian_product
 from probneural.curvature.products.rewriting import simplify
@@ -199,23 +199,23 @@ class Linearisation:
         for rows in self.problem.minibatches():
             total += self._minibatch(rows, vectors)
         problem = self.problem
-        return sum_over_processes(
-            total[:count].contiguous(), is_sharded=problem.batches.is_sharded, group=problem.batches.group
-        )
+        return sum_of_shards(total[:count].contiguous(), is_sharded=problem.batches.is_sharded, group=problem.batches.group)
 
     def _minibatch(self, rows: slice, vectors: Tensor) -> Tensor:
-        fixed = self._fixed(rows)
         key = (len(vectors), rows.start)
-        if self.is_traced and key not in self._constants and self._used < self.memory:
-            self._remember(key, rows, fixed, vectors)
         constants = self._constants.get(key)
         if constants is None:
-            return self.term(*fixed, vectors)
+            fixed = self._fixed(rows)
+            if self.is_traced and self._used < self.memory:
+                self._remember(key, rows, fixed, vectors)
+            constants = self._constants.get(key)
+            if constants is None:
+                return self.term(*fixed, vectors)
         return self._programs[len(vectors), rows.stop - rows.start](vectors, constants)
 
     def _fixed(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = self.problem.inputs.values[rows]
-        targets = inputs.new_zeros(()) if self.problem.targets is None else self.problem.targets.values[rows].flatten(2)
+        inputs = self.problem.inputs[rows].values
+        targets = inputs.new_zeros(()) if self.problem.targets is None else self.problem.targets[rows].values.flatten(2)
         return self.parameters, inputs, targets
 
     def _remember(self, key: tuple[int, int], rows: slice, fixed: tuple[Tensor, ...], vectors: Tensor) -> None:

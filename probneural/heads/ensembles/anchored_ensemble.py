@@ -17,10 +17,12 @@ from probneural.contexts import undisturbed
 from probneural.curvature.problem import CurvatureProblem, Minibatches
 from probneural.errors import ArgumentError, TrainingError
 from probneural.heads.ensembles.deep_ensemble import check_members
+from probneural.heads.training_data import in_memory
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.linear_algebra.conjugate_gradients import solve_truncated
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset
+from probneural.processes import gathered, own_rows, world_size
 from probneural.randomness import stream
 from probneural.threads import jvp
 
@@ -169,8 +171,11 @@ class AnchoredEnsemble:
 
     @undisturbed()
     @torch.no_grad()
-    def fit(self, operator: nn.Module, data: FieldPairs) -> WeightSampledPredictor:
+    def fit(self, operator: nn.Module, data: Dataset) -> WeightSampledPredictor:
         """Draw and optimise the members.
+
+        Each has noise of its own on every training output, so memory grows with the data: thousands of functions, no more.
+        Where torch.distributed is initialised, every process calls it with the same data, and optimises some of the members.
 
         Args:
             operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed.
@@ -193,24 +198,26 @@ class AnchoredEnsemble:
             noise=self.noise,
             prior_precision=self.prior_precision,
             effective_observations=self.effective_observations,
+            is_shared=False,
         )
         problem = given.in_double_precision
         draws = _Draws(problem)
         together = self._can_be_followed(draws)
-        step = max(1, _BATCH_POINTS // (len(problem.data) * problem.grid.size)) if together else 1
+        step = max(1, _BATCH_POINTS // (problem.data.functions * problem.grid.size)) if together else 1
         vectors, gradients = [], []
-        with tqdm(total=self.members, desc="ensemble", unit="member", disable=not self.show_progress) as bar:
-            for start in range(0, self.members, step):
-                numbers = range(start, min(start + step, self.members))
+        own = own_rows(self.members)
+        with tqdm(total=len(own), desc="ensemble", unit="member", disable=not self.show_progress) as bar:
+            for start in range(own.start, own.stop, step):
+                numbers = range(start, min(start + step, own.stop))
                 whitened, gradient = self._optimised(draws, numbers, together)
                 vectors.append(draws.weights(whitened))
                 gradients.append(gradient)
                 bar.update(len(numbers))
-        relative = torch.cat(gradients)
+        relative = _of_all(torch.cat(gradients) if gradients else problem.vector.new_empty(0), self.members)
         return WeightSampledPredictor(
             operator=given.operator,
             layout=given.layout,
-            vectors=torch.cat(vectors).to(given.vector),
+            vectors=_of_all(torch.cat(vectors) if vectors else problem.vector[None][:0], self.members).to(given.vector),
             noise=given.variance_unit,
             domain=given.data.inputs.grid,
             in_channels=given.data.inputs.channels,
@@ -242,6 +249,16 @@ class AnchoredEnsemble:
         return self.optimizer.minimise(objective, anchors)
 
 
+def _of_all(own: Float[Tensor, "own *rest"], members: int) -> Float[Tensor, "members *rest"]:
+    """The rows of all processes' members, each of which has a block of them."""
+    if world_size() == 1:
+        return own
+    padded = own.new_zeros(members, *own.shape[1:])
+    place = own_rows(members)
+    padded[place.start : place.stop] = own
+    return torch.stack(gathered(padded)).sum(0)
+
+
 @dataclass(frozen=True, eq=False)
 class _Draws:
     """Randomised problems of one posterior, in coordinates z in which the prior is white: theta = centre + prior_std * z."""
@@ -271,7 +288,7 @@ class _Draws:
     def drawn(self, seed: int, numbers: Iterable[int]) -> tuple[Float[Tensor, "s P"], Float[Tensor, "s n c p"]]:
         """White anchors and noisy outputs of the members with these numbers."""
         target = self.problem.dtype_and_device
-        outputs = self.problem.data.outputs.values.flatten(2).to(**target)
+        outputs = in_memory(self.problem.data.outputs).values.flatten(2).to(**target)
         weights = self.problem.weights.to(**target)
         noise_std = torch.where(weights > 0, weights.rsqrt(), 0.0)  # what no weight rests on needs no noise
         anchors, targets = [], []

@@ -17,12 +17,13 @@ from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.fields import Field
-from probneural.heads.ensembles.members import MemberTask, State, TrainFunction, state_of, train_members
+from probneural.heads.ensembles.members import MemberTask, State, TrainFunction, exchanged, state_of, train_members
 from probneural.heads.ensembles.reinitialisation import Build, Initialisation, Reinitialise
-from probneural.heads.residuals import output_units, training_pairs
+from probneural.heads.training_data import TrainingData, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.heads.weight_samples import WeightSampledPredictor
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset, FieldPairs
+from probneural.processes import alone, own_rows
 from probneural.randomness import check_seed, stream_seed
 
 _NOISE_FLOOR = 1e-12
@@ -124,8 +125,11 @@ class DeepEnsemble:
             assign(self, **{name: check_flag(getattr(self, name), name)})
 
     @undisturbed()
-    def fit(self, operator: nn.Module, data: FieldPairs) -> WeightSampledPredictor:
+    def fit(self, operator: nn.Module, data: Dataset) -> WeightSampledPredictor:
         """Train the members.
+
+        Where torch.distributed is initialised, every process calls it with the same data: each trains some of the members on
+        all of the data, as if it were alone.
 
         Args:
             operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed. With `build`
@@ -144,22 +148,30 @@ class DeepEnsemble:
         """
         copied = _copy(check_module(operator, "operator"))
         layout = ParameterVector.of(copied)
-        given = training_pairs(data, copied)
-        inputs, outputs = given.inputs, given.outputs.to(given.inputs.dtype)
-        # Copies, which a training function may change.
-        pairs = FieldPairs(Field(inputs.values.clone(), inputs.grid), Field(outputs.values.clone(), outputs.grid))
-        residuals_of(copy.deepcopy(copied).eval(), pairs[:1])  # outputs that do not fit cost no training
+        given = training_data(data, copied, is_shared=False)
+        pairs = _own(given)
+        residuals_of(copy.deepcopy(copied).eval(), pairs[:1], given.query)  # outputs that do not fit cost no training
         kept = 1 if self.keeps_operator else 0
         jobs = [(number, stream_seed(self.seed, "ensemble member", number)) for number in range(kept, self.members)]
-        device = pairs.inputs.device
+        device = given.inputs.device
         states: dict[int, State] = {0: state_of(copied)} if self.keeps_operator else {}
         if jobs:
             initialisation = Initialisation(reinitialise=self.reinitialise, build=self.build)
             initialisation.check(copied, device=device)
             task = MemberTask(copied, pairs, self.train, initialisation, self.members, device)
-            with tqdm(total=len(jobs), desc="ensemble", unit="member", disable=not self.show_progress) as bar:
-                states |= train_members(task, jobs, workers=self.workers, tick=bar.update)
-        return _predictor(copied, layout, [states[number] for number in range(self.members)], pairs)
+            own = own_rows(len(jobs))
+            with tqdm(total=len(own), desc="ensemble", unit="member", disable=not self.show_progress) as bar, alone():
+                trained = train_members(task, jobs[own.start : own.stop], workers=self.workers, tick=bar.update)
+            states |= exchanged(trained, jobs, like=state_of(copied))
+        return _predictor(copied, layout, [states[number] for number in range(self.members)], training_data(data, copied))
+
+
+def _own(data: TrainingData) -> Dataset:
+    """Data of one dtype that a training function may change: copies of what is in memory."""
+    if not isinstance(data.pairs, FieldPairs):
+        return data.pairs.to(data.inputs.dtype).to(data.inputs.device)
+    inputs, outputs = data.pairs.inputs, data.pairs.outputs.to(data.inputs.dtype)
+    return FieldPairs(Field(inputs.values.clone(), inputs.grid), Field(outputs.values.clone(), outputs.grid))
 
 
 def check_members(members: object, seed: object) -> tuple[int, int]:
@@ -187,7 +199,7 @@ def _copy(operator: nn.Module) -> nn.Module:
 
 
 def _predictor(
-    operator: nn.Module, layout: ParameterVector, states: Sequence[State], data: FieldPairs
+    operator: nn.Module, layout: ParameterVector, states: Sequence[State], data: TrainingData
 ) -> WeightSampledPredictor:
     """Stack what differs between members, and measure the noise."""
     operator = operator.eval().requires_grad_(False)
@@ -202,7 +214,7 @@ def _predictor(
     with torch.no_grad():
         for name, tensor in (*operator.named_parameters(), *operator.named_buffers()):
             tensor.data = states[0][name].clone()  # as `Module.to` does it: what is tied stays tied
-    units = output_units(data.outputs)[1].square()
+    units = data.output_units()[1].square()
 
     def built(noise: Float64[Tensor, " c"]) -> WeightSampledPredictor:
         return WeightSampledPredictor(
@@ -219,14 +231,11 @@ def _predictor(
 
 
 @torch.no_grad()
-def _mean_square_residual(predictor: WeightSampledPredictor, data: FieldPairs) -> Float64[Tensor, " c"]:
+def _mean_square_residual(predictor: WeightSampledPredictor, data: TrainingData) -> Float64[Tensor, " c"]:
     """Of the members' mean, by quadrature, per channel; some functions at a time."""
-    grid = data.outputs.grid
-    query = None if grid == data.inputs.grid else grid
-    step = max(1, _BATCH_ELEMENTS // (predictor.members * predictor.out_channels * grid.size))
+    step = max(1, _BATCH_ELEMENTS // (predictor.members * predictor.out_channels * data.grid.size))
     total = torch.zeros(predictor.out_channels, dtype=torch.float64, device=predictor.device)
-    for start in range(0, len(data), step):
-        batch = data[start : start + step]
-        mean = predictor(batch.inputs, query).mean.to(torch.float64)
-        total += Field(batch.outputs.values.to(torch.float64) - mean, grid).mean_square().sum(0)
-    return total / len(data)
+    for batch in data.batches(step):
+        mean = predictor(batch.inputs, data.query).mean.to(torch.float64)
+        total += Field(batch.outputs.values.to(torch.float64) - mean, data.grid).mean_square().sum(0)
+    return data.summed(total) / data.functions

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from probneural.errors import TrainingError, UnsupportedError
 from probneural.heads.ensembles.reinitialisation import Initialisation
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset
+from probneural.processes import gathered, rank, world_size
 from probneural.randomness import seeded
 
 State = dict[str, Tensor]
@@ -43,7 +44,7 @@ class MemberTask:
     """
 
     operator: nn.Module
-    data: FieldPairs
+    data: Dataset
     train: TrainFunction
     initialisation: Initialisation
     members: int
@@ -90,6 +91,24 @@ def state_of(module: nn.Module) -> State:
     """Copies of all parameters and buffers by name, those that files leave out included."""
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {name: tensor.detach().clone() for name, tensor in named.items()}
+
+
+def exchanged(states: dict[int, State], jobs: Sequence[Job], *, like: State) -> dict[int, State]:
+    """Give every process the members that the others have trained.
+
+    Args:
+        states: This process's own.
+        jobs: All, of which each process has trained a block.
+        like: A member, whose names, shapes and dtypes all have.
+    """
+    for place, (number, _) in enumerate(jobs if world_size() > 1 else ()):
+        source = next(process for process in range(world_size()) if place < len(jobs) * (process + 1) // world_size())
+        is_own = source == rank()
+        states[number] = {
+            name: gathered(states[number][name] if is_own else torch.empty_like(tensor))[source]
+            for name, tensor in like.items()
+        }
+    return states
 
 
 def _shows_progress(train: TrainFunction) -> bool:

@@ -26,9 +26,10 @@ from probneural.heads.kernel.gaussian_processes import KERNELS, LEAST_NOISE, Pro
 from probneural.heads.kernel.inducing_points import InducingProcess
 from probneural.heads.kernel.principal_components import PrincipalComponents, left_out
 from probneural.heads.kernel.search import Fitted, Search
-from probneural.heads.residuals import check_some, output_units, training_pairs
+from probneural.heads.residuals import check_some
+from probneural.heads.training_data import in_memory, training_data
 from probneural.heads.weight_problem import residuals_of
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream
 from probneural.threads import copy_for_call
 
@@ -41,6 +42,8 @@ _EXACT = 8000
 """The most pairs whose posterior is exact by default."""
 _INDUCING = 4000
 """Inducing points by default where there are more pairs."""
+_BATCH_POINTS = 2**16
+"""Grid points at which the operator is evaluated at once."""
 _FEATURES = 2048
 """Random features of a draw's prior part."""
 
@@ -116,8 +119,11 @@ class KernelOperator:
 
     @undisturbed()
     @torch.no_grad()
-    def fit(self, operator: nn.Module | None, data: FieldPairs) -> KernelPredictor:
+    def fit(self, operator: nn.Module | None, data: Dataset) -> KernelPredictor:
         """Fit components and hyper-parameters, and condition on the data.
+
+        All pairs are read into memory, by every process where torch.distributed is initialised: principal components are those
+        of all functions at once. Ten thousand functions, not a million.
 
         Args:
             operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`, whose residuals are learned then; None to learn the
@@ -132,13 +138,15 @@ class KernelOperator:
             ShapeError: If the operator's outputs do not fit the data's.
         """
         copied = None if operator is None else copy.deepcopy(check_module(operator, "operator")).eval().requires_grad_(False)
-        pairs = training_pairs(data, copied)
-        if len(pairs) < 3:
-            raise DataError(expected="at least three pairs", got=str(len(pairs)), remedy="give more data")
-        output_units(pairs.outputs)  # whose squares the noise is made of
-        inputs, outputs = pairs.inputs, pairs.outputs
+        pairs = training_data(data, copied, is_shared=False)
+        if pairs.functions < 3:
+            raise DataError(expected="at least three pairs", got=str(pairs.functions), remedy="give more data")
+        pairs.output_units()  # whose squares the noise is made of
+        inputs, outputs = in_memory(pairs.inputs), in_memory(pairs.outputs)
         if copied is not None:
-            outputs = Field(residuals_of(copied, pairs), outputs.grid)
+            step = max(1, _BATCH_POINTS // pairs.grid.size)
+            residuals = [residuals_of(copied, batch, pairs.query) for batch in pairs.batches(step)]
+            outputs = Field(torch.cat(residuals), outputs.grid)
         sides = {"inputs": (inputs, self.input_components), "outputs": (outputs, self.output_components)}
         components = {}
         for name, (functions, count) in sides.items():

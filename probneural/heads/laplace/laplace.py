@@ -26,7 +26,7 @@ from probneural.heads.residuals import check_some
 from probneural.heads.weight_posterior import Hyperparameters, WeightPosterior
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import WeightSampledPredictor
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream
 from probneural.threads import copy_for_call
 
@@ -107,8 +107,10 @@ class Laplace:
         check_flag(self.show_progress, "show_progress")
 
     @undisturbed()
-    def fit(self, operator: nn.Module, data: FieldPairs) -> LaplacePredictor:
-        """Fit the posterior.
+    def fit(self, operator: nn.Module, data: Dataset) -> LaplacePredictor:
+        """Fit the posterior, a few functions at a time.
+
+        Where torch.distributed is initialised, every process calls it with the same data and reads a part of them.
 
         Args:
             operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed.
@@ -124,6 +126,7 @@ class Laplace:
             ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.
             DataError: If the data are not finite.
         """
+        structure = self.structure if isinstance(self.structure, Structure) else STRUCTURES[self.structure]()
         problem = prepare(
             operator,
             data,
@@ -131,8 +134,8 @@ class Laplace:
             noise=self.noise,
             prior_precision=self.prior_precision,
             effective_observations=self.effective_observations,
+            is_shared=structure.is_sum,
         )
-        structure = self.structure if isinstance(self.structure, Structure) else STRUCTURES[self.structure]()
         posterior = structure.fit(problem, seed=self.seed, show_progress=self.show_progress)
         return LaplacePredictor.of(problem, posterior, structure=structure.name, variance_estimation=self.variance_estimation)
 
@@ -257,7 +260,7 @@ class LaplacePredictor(Predictor):
         return inside + rest / (1.0 + self.report["next_ratio"]), upper
 
     @undisturbed()
-    def update(self, data: FieldPairs) -> LaplacePredictor:
+    def update(self, data: Dataset) -> LaplacePredictor:
         """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
 
         The mean moves along the Jacobian, u = f + J (shift + R xi), by exact Bayesian linear regression.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.curvature.problem import Minibatches
+from probneural.curvature.products.functions import jacobian_vector_product, vector_jacobian_product
 from probneural.curvature.spectra.lanczos import top_eigenpairs
 from probneural.curvature.weights.roots import DenseWeights, LowRankWeights
 from probneural.heads.laplace.structures.low_rank import LARGEST_RANK, TOLERANCE
@@ -46,14 +48,25 @@ def update(problem: WeightProblem, root: DenseWeights | LowRankWeights, *, shift
         shift: Of its mean from the trained weights.
     """
     old = torch.zeros_like(problem.vector) if shift is None else shift.to(problem.vector)
-    residuals = problem.residuals.flatten(2) - problem.jacobian_product(old[None])[0].to(torch.float64)
-    pulled = problem.transposed_jacobian_product((residuals * problem.weights)[None].to(problem.vector))
-    gradient = pulled[0].to(torch.float64)
+    gradient, energy = _misfit(problem, old)
     weights, log_ratio, next_value = _dense(root, problem) if isinstance(root, DenseWeights) else _low_rank(root, problem)
     step = weights.product(weights.transposed_product(gradient[None]))[0].to(torch.float64)
-    explained = float((residuals.square() * problem.weights).sum()) - float(gradient @ step)
+    explained = energy - float(gradient @ step)
     gain = -0.5 * (problem.observations * math.log(2 * math.pi) + log_ratio + explained) - problem.offset
     return Update(weights=weights, shift=old.to(torch.float64) + step, log_evidence=gain, next_value=next_value)
+
+
+@torch.no_grad()
+def _misfit(problem: WeightProblem, old: Tensor) -> tuple[Float64[Tensor, " P"], float]:
+    """J^T S^-1 r and r^T S^-1 r with the residuals r at the old mean, a few functions at a time."""
+    total = torch.zeros(len(old) + 1, dtype=torch.float64, device=old.device)
+    for batch, residuals in problem.residuals():
+        part = replace(problem.curvature, inputs=batch.inputs, batches=Minibatches())
+        left = residuals - jacobian_vector_product(part, problem.vector, old).to(torch.float64)
+        total[:-1] += vector_jacobian_product(part, problem.vector, (left * problem.weights).to(old)).to(torch.float64)
+        total[-1] += (left.square() * problem.weights).sum()
+    problem.data.summed(total)
+    return total[:-1], float(total[-1])
 
 
 def _dense(root: DenseWeights, problem: WeightProblem) -> tuple[DenseWeights, float, float]:
@@ -63,6 +76,7 @@ def _dense(root: DenseWeights, problem: WeightProblem) -> tuple[DenseWeights, fl
     for rows in problem.rows()():
         latent_rows = rows.to(torch.float64) @ factor
         gain += latent_rows.mT @ latent_rows
+    problem.data.summed(gain)
     factor, log_determinant = posterior_root(factor, gain)
     return DenseWeights(factor), float(log_determinant), 0.0
 
@@ -77,7 +91,7 @@ def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeig
         along = (vectors @ directions.to(vectors)) * ratios.to(vectors)
         return along @ directions.mT.to(vectors) + problem.product(vectors * prior_std.to(vectors)) * prior_std.to(vectors)
 
-    new = len(problem.data) * problem.weights.numel()
+    new = problem.data.functions * problem.weights.numel()
     rank = min(root.size, len(ratios) + new, max(len(ratios), LARGEST_RANK))
     pairs = top_eigenpairs(
         product, root.size, rank=rank, seed=0, start=directions, tolerance=TOLERANCE[dtype], **problem.dtype_and_device

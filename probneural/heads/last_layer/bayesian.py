@@ -25,7 +25,7 @@ from probneural.heads.last_layer.predictors import (
     VariationalLastLayerPredictor,
 )
 from probneural.heads.last_layer.target import Target
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset
 from probneural.randomness import check_seed, seeded, stream
 from probneural.threads import GLOBAL_GENERATORS
 
@@ -195,7 +195,7 @@ class BayesianLastLayer:
 
     @undisturbed()
     @torch.enable_grad()
-    def fit(self, operator: nn.Module, data: FieldPairs) -> SampledLastLayerPredictor | VariationalLastLayerPredictor:
+    def fit(self, operator: nn.Module, data: Dataset) -> SampledLastLayerPredictor | VariationalLastLayerPredictor:
         """Fit the posterior.
 
         Args:

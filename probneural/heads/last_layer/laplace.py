@@ -17,18 +17,11 @@ from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads.last_layer.readout import Readout, find_readout
-from probneural.heads.residuals import (
-    check_some,
-    estimate_effective_observations,
-    given_noise,
-    given_per_channel,
-    given_precision,
-    output_units,
-    training_pairs,
-)
+from probneural.heads.residuals import ResidualSums, check_some, given_noise, given_per_channel, given_precision
+from probneural.heads.training_data import TrainingData, training_data
 from probneural.heads.weight_posterior import weight_posterior
 from probneural.linear_algebra.conditioning import posterior_root
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset
 
 _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""
@@ -77,8 +70,10 @@ class LastLayerLaplace:
 
     @undisturbed()
     @torch.no_grad()
-    def fit(self, operator: nn.Module, data: FieldPairs) -> LastLayerPredictor:
-        """Fit the posterior.
+    def fit(self, operator: nn.Module, data: Dataset) -> LastLayerPredictor:
+        """Fit the posterior in two passes over the data, a few functions at a time; memory does not grow with their number.
+
+        Where torch.distributed is initialised, every process calls it with the same data and reads a part of them.
 
         Args:
             operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed.
@@ -93,23 +88,20 @@ class LastLayerLaplace:
             ArgumentError: If a setting is out of range or of a wrong shape.
             DataError: If the data are not finite.
         """
-        pairs = training_pairs(data, check_module(operator, "operator"))
-        where = None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid
-        split = find_readout(operator, pairs.inputs[: min(2, len(pairs))], self.readout, query=where)
-        gram, moments, residuals = statistics(split, pairs)
-        return self._solve(split, pairs, gram, moments, residuals)
+        pairs = training_data(data, check_module(operator, "operator"))
+        split = find_readout(operator, pairs.some(2).inputs, self.readout, query=pairs.query)
+        return self._solve(split, pairs, *pairs.output_units())
 
-    def _solve(self, split: Readout, data: FieldPairs, gram: Tensor, moments: Tensor, residuals: Tensor) -> LastLayerPredictor:
-        mean, scale = output_units(data.outputs)
+    def _solve(self, split: Readout, data: TrainingData, mean: Tensor, scale: Tensor) -> LastLayerPredictor:
+        gram, moments, residuals = statistics(split, data, unit=scale)
         channels, features = split.weight.shape
         device = gram.device
         observations = given_per_channel(self.effective_observations, channels, name="effective_observations")
         if observations is None:
-            observations = estimate_effective_observations(residuals, grid=data.outputs.grid).cpu()
+            observations = residuals.effective_observations()
         noises = given_noise(self.noise, channels, dtype=data.inputs.dtype)
         priors = self._priors(channels, features)
-        mean_weights = data.outputs.grid.mean_weights.to(device)
-        squares = ((residuals.flatten(2) / scale[:, None]).square() @ mean_weights).sum(0)
+        squares = residuals.squares
         centre = split.weight.to(device) / scale[:, None]
         if split.has_bias:
             centre[:, -1] -= mean / scale
@@ -121,7 +113,7 @@ class LastLayerLaplace:
             posterior = weight_posterior(
                 gram * count,
                 centre[channel],
-                observations=count * len(data),
+                observations=count * data.functions,
                 residual_sum_of_squares=count * float(squares[channel]),
                 noise=None if noises is None else float(noises[channel]) / unit**2,
                 prior=None if priors is None else priors[channel].to(device) * unit**2,
@@ -136,7 +128,7 @@ class LastLayerLaplace:
                 evidence += 0.5 * float(gradient @ step)
             noise[channel] = posterior.noise * unit**2
             prior[channel] = posterior.prior_precision / unit**2
-            evidence += posterior.log_evidence - count * len(data) * float(scale[channel].log())
+            evidence += posterior.log_evidence - count * data.functions * float(scale[channel].log())
         return LastLayerPredictor(
             readout=split,
             factor=factor,
@@ -159,31 +151,34 @@ class LastLayerLaplace:
 
 @torch.no_grad()
 def statistics(
-    split: Readout, data: FieldPairs
-) -> tuple[Float64[Tensor, "f f"], Float64[Tensor, "c f"], Float64[Tensor, "n c *grid"]]:
-    """Gram matrix of the features, their products with the residuals, both by quadrature, and all residuals; float64."""
-    grid = data.outputs.grid
-    query = None if grid == data.inputs.grid else grid
-    features = split.weight.shape[1]
-    mean_weights = grid.mean_weights.to(data.outputs.device)
+    split: Readout, data: TrainingData, *, unit: Float64[Tensor, " c"] | None = None
+) -> tuple[Float64[Tensor, "f f"], Float64[Tensor, "c f"], ResidualSums]:
+    """Gram matrix of the features, their products with the residuals, both by quadrature, and sums over these; float64.
+
+    They are those of all processes. Squares of residuals are in the units given.
+    """
+    channels, features = split.weight.shape
+    mean_weights = data.grid.mean_weights.to(data.outputs.device)
     gram = torch.zeros(features, features, dtype=torch.float64, device=data.outputs.device)
-    moments = torch.zeros(split.weight.shape[0], features, dtype=torch.float64, device=data.outputs.device)
-    residuals = []
-    step = max(1, _BATCH_ELEMENTS // (grid.size * features))
-    for start in range(0, len(data), step):
-        batch = data[start : start + step]
-        values, rows = split.evaluate(batch.inputs, query)
+    moments = torch.zeros(channels, features, dtype=torch.float64, device=data.outputs.device)
+    sums: ResidualSums | None = None
+    for batch in data.batches(max(1, _BATCH_ELEMENTS // (data.grid.size * features))):
+        values, rows = split.evaluate(batch.inputs, data.query)
         if values.shape != batch.outputs.values.shape:
             raise ShapeError(
                 expected=f"an operator with outputs {tuple(batch.outputs.values.shape)}",
                 got=str(tuple(values.shape)),
                 remedy="check its channels",
             )
-        residuals.append(batch.outputs.values.to(torch.float64) - values.to(torch.float64))
+        sums = ResidualSums(data, channels=channels, unit=unit) if sums is None else sums
+        residuals = batch.outputs.values.to(torch.float64) - values.to(torch.float64)
+        sums.add(residuals)
         flat = rows.to(torch.float64)
         gram += ((flat * mean_weights[:, None]).flatten(0, 1)).mT @ flat.flatten(0, 1)
-        moments += torch.einsum("npf,p,ncp->cf", flat, mean_weights, residuals[-1].flatten(2))
-    return gram, moments, torch.cat(residuals)
+        moments += torch.einsum("npf,p,ncp->cf", flat, mean_weights, residuals.flatten(2))
+    assert sums is not None  # there is at least one pair
+    sums.finish()
+    return data.summed(gram), data.summed(moments), sums
 
 
 class LastLayerPredictor(Predictor):
@@ -239,7 +234,7 @@ class LastLayerPredictor(Predictor):
 
     @undisturbed()
     @torch.no_grad()
-    def update(self, data: FieldPairs) -> LastLayerPredictor:
+    def update(self, data: Dataset) -> LastLayerPredictor:
         """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
 
         On a grid of fewer points than the effective observations, each point counts as one.
@@ -256,17 +251,16 @@ class LastLayerPredictor(Predictor):
             DataError: If the data are not finite pairs.
             ShapeError: If they do not fit the operator.
         """
-        pairs = training_pairs(data, self.operator)
+        pairs = training_data(data, self.operator)
         gram, moments, residuals = statistics(self.readout, pairs)
-        mean_weights = pairs.outputs.grid.mean_weights.to(gram.device)
-        squares = (residuals.square().flatten(2) @ mean_weights).sum(0)
+        squares = residuals.squares
         channels, features = moments.shape
         shift = torch.zeros_like(moments) if self.shift is None else self.shift.to(moments)
         factor, moved, gain = self.factor.clone(), shift.clone(), 0.0
         for channel in range(channels):
             columns = slice(channel * features, (channel + 1) * features)
-            observations = min(float(self.effective_observations[channel]), float(data.outputs.grid.size))
-            count, noise = observations * len(data), float(self.noise[channel])
+            observations = min(float(self.effective_observations[channel]), float(pairs.grid.size))
+            count, noise = observations * pairs.functions, float(self.noise[channel])
             precision = observations / noise
             old = self.factor[0, channel, :, columns]
             new, log_determinant = posterior_root(old, precision * old.mT @ gram @ old)

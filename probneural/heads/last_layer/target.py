@@ -12,9 +12,9 @@ from torch import Tensor
 
 from probneural.errors import ArgumentError
 from probneural.heads.last_layer.laplace import LastLayerPredictor, statistics
-from probneural.heads.residuals import output_units, training_pairs
+from probneural.heads.training_data import training_data
 from probneural.linear_algebra.principal_components import eigenpairs
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,15 +71,16 @@ class Target:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, closed: LastLayerPredictor, data: FieldPairs) -> Target:
+    def of(cls, closed: LastLayerPredictor, data: Dataset) -> Target:
         """Collect the statistics at the hyper-parameters of the closed form; on the CPU.
 
         Raises:
             ArgumentError: If the prior fixes all weights.
         """
-        pairs = training_pairs(data, closed.operator)
-        gram, moments, residuals = (part.cpu() for part in statistics(closed.readout, pairs))
-        mean, scale = (part.cpu() for part in output_units(pairs.outputs))
+        pairs = training_data(data, closed.operator)
+        mean, scale = (part.cpu() for part in pairs.output_units())
+        gram, moments, residuals = statistics(closed.readout, pairs)
+        gram, moments = gram.cpu(), moments.cpu()
         noise, prior, effective_observations = (
             closed.noise.cpu(),
             closed.prior_precision.cpu(),
@@ -100,8 +101,7 @@ class Target:
         centre = closed.readout.weight.cpu().clone()
         if closed.readout.has_bias:
             centre[:, -1] -= mean
-        mean_weights = pairs.outputs.grid.mean_weights
-        size = float((gram.diagonal().mean() / len(data)).sqrt())
+        size = float((gram.diagonal().mean() / pairs.functions).sqrt())
         prior_scales = scale / size * prior[:, 0].sqrt()
         return cls(
             curvature=prior_std[:, None] * whole * prior_std,
@@ -113,8 +113,8 @@ class Target:
                 channels=torch.eye(channels, dtype=torch.float64).repeat_interleave(features, 0)[free],
                 features=features,
             ),
-            energies=precision * (residuals.square().flatten(2) @ mean_weights).sum(0),
-            observations=effective_observations * len(data),
+            energies=precision * residuals.squares.cpu(),
+            observations=effective_observations * pairs.functions,
             noise=noise,
             scales=torch.stack([scale / noise.sqrt(), prior_scales]),
         )

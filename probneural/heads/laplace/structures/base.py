@@ -15,9 +15,11 @@ class Structure(ABC):
 
     Attributes:
         name: Shorthand for the structure with its defaults.
+        is_sum: Whether it follows from sums over functions, of which several processes take a part each.
     """
 
     name: ClassVar[str]
+    is_sum: ClassVar[bool] = True
 
     @abstractmethod
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:

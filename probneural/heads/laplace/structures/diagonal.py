@@ -58,7 +58,7 @@ def _exact(problem: WeightProblem) -> Float64[Tensor, " P"]:
     diagonal = torch.zeros(problem.layout.size, dtype=torch.float64, device=problem.vector.device)
     for rows in problem.rows()():
         diagonal += rows.to(torch.float64).square().sum(0)
-    return diagonal
+    return problem.data.summed(diagonal)
 
 
 def _estimated(problem: WeightProblem, products: int, report: dict[str, float], *, seed: int) -> Float64[Tensor, " P"]:

@@ -55,6 +55,7 @@ class Full(Structure):
         for rows in problem.rows(probes=self.probes, seed=seed)():
             flat = rows.to(torch.float64)
             curvature += flat.mT @ flat
+        problem.data.summed(curvature)
         safe = torch.where(prior_std > 0, prior_std, 1.0)  # rows came whitened; `weight_posterior` whitens by itself
         curvature = curvature / safe / safe[:, None]
         centre = problem.vector.to(torch.float64)

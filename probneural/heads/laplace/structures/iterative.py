@@ -14,6 +14,7 @@ from probneural.curvature.weights.roots import LowRankWeights
 from probneural.distributions.latent import digest
 from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.laplace.structures.low_rank import LowRank
+from probneural.heads.training_data import in_memory
 from probneural.heads.weight_posterior import WeightPosterior
 from probneural.heads.weight_problem import WeightProblem
 from probneural.linear_algebra.conjugate_gradients import LowRankPreconditioner
@@ -23,6 +24,9 @@ from probneural.linear_algebra.conjugate_gradients import LowRankPreconditioner
 class Iterative(Structure):
     """Nothing is assumed, for any number of parameters: draws solve linear systems over the training data.
 
+    A draw has a random number for every value of the training outputs, so memory grows with their number: some thousand
+    functions, not a million. Several processes each do all of it.
+
     Args:
         rank: Directions of the preconditioner; by default they grow until the next one carries less than the prior.
 
@@ -31,6 +35,7 @@ class Iterative(Structure):
     """
 
     name: ClassVar[str] = "iterative"
+    is_sum: ClassVar[bool] = False
     rank: int | None = None
 
     def __post_init__(self) -> None:
@@ -51,7 +56,7 @@ class Iterative(Structure):
         ratios = root.factors.reciprocal().square() - 1.0
         prior_std = root.prior_std.to(problem.vector)
         weight = (problem.weights / noise).sqrt().to(problem.vector)
-        shape = (len(problem.data), *weight.shape)
+        shape = (problem.data.functions, *weight.shape)
 
         def forward(vectors: Tensor) -> Tensor:
             return (problem.jacobian_product(vectors * prior_std) * weight).flatten(1)
@@ -59,13 +64,14 @@ class Iterative(Structure):
         def transposed(numbers: Tensor) -> Tensor:
             return problem.transposed_jacobian_product(numbers.unflatten(-1, shape) * weight) * prior_std
 
+        inputs = in_memory(problem.data.inputs)
         return WeightPosterior(
             root=IterativeWeights(
                 forward,
                 transposed,
                 observations=math.prod(shape),
                 prior_std=prior_std,
-                name=digest(problem.vector, prior_std, weight, problem.data.inputs.values),
+                name=digest(problem.vector, prior_std, weight, inputs.values),
                 preconditioner=LowRankPreconditioner(ratios, root.directions, shift=1.0),
                 tolerance=1e-4 if prior_std.dtype == torch.float32 else 1e-9,
             ),

@@ -57,6 +57,7 @@ class Kronecker(Structure):
             rows=rows,
             eigenvalue_correction=self.eigenvalue_correction,
             prior_std=problem.prior_std,
+            summed=problem.data.summed,
         )
         present, groups = torch.unique(factors.layers, return_inverse=True)
         names = [problem.layout.names[number] for number in present.tolist()]
@@ -66,5 +67,8 @@ class Kronecker(Structure):
             noise=learned.noise,
             prior_precision=learned.prior_precision,
             log_evidence=learned.log_evidence,
-            report={"null_directions": float((factors.eigenvalues == 0).sum()), "rows": float(len(rows))},
+            report={
+                "null_directions": float((factors.eigenvalues == 0).sum()),
+                "rows": float(len(rows) // len(problem.data.pairs) * problem.data.functions),
+            },
         )

@@ -1,0 +1,177 @@
+"""What heads learn from: the pairs of this process, in the operator's dtype and on its device, read a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, replace
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
+
+from probneural.checks import check_scale
+from probneural.errors import DataError
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.pairs import Dataset, FieldPairs, FieldSource, Rows, batches, check_dataset
+from probneural.processes import own_rows, sum_over_processes, world_size
+from probneural.statistics import statistics
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData:
+    """The pairs that a head learns from, and which of all processes' pairs they are.
+
+    Attributes:
+        pairs: Those of this process: all of them where it is alone.
+        functions: Number n of pairs of all processes together.
+        first: How many come before this process's own.
+    """
+
+    pairs: Dataset
+    _: KW_ONLY
+    functions: int
+    first: int = 0
+
+    @property
+    def inputs(self) -> FieldSource:
+        """This process's input functions."""
+        return self.pairs.inputs
+
+    @property
+    def outputs(self) -> FieldSource:
+        """This process's output functions."""
+        return self.pairs.outputs
+
+    @property
+    def grid(self) -> Grid:
+        """Where the outputs live."""
+        return self.pairs.outputs.grid
+
+    @property
+    def query(self) -> Grid | None:
+        """The outputs' grid where it differs from the inputs'."""
+        return None if self.grid == self.pairs.inputs.grid else self.grid
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether other processes hold other pairs, so that sums run over all of them."""
+        return self.functions != len(self.pairs)
+
+    def batches(self, size: int) -> Iterator[FieldPairs]:
+        """Read this process's pairs, `size` at a time."""
+        return batches(self.pairs, size)
+
+    def some(self, count: int) -> FieldPairs:
+        """Read the first few of this process's pairs."""
+        return self.pairs[: min(count, len(self.pairs))]
+
+    def summed(self, local: Tensor) -> Tensor:
+        """Add up the sums of all processes, in place; float64."""
+        return sum_over_processes(local) if self.is_sharded else local
+
+    def with_inputs_of(self, dtype: torch.dtype) -> TrainingData:
+        """The same pairs with inputs of another dtype."""
+        return replace(self, pairs=_converted(self.pairs, dtype, self.outputs.device))
+
+    def output_units(self) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
+        """Mean and standard deviation of all outputs per channel, by quadrature, in physical units; float64.
+
+        A channel that does not vary has scale 1.
+
+        Raises:
+            DataError: If float64 does not hold their squares: heads know variances.
+        """
+        total = statistics(self.outputs)
+        if self.is_sharded:
+            total = total.over_processes()
+        mean, scale = total.mean.to(self.outputs.device), total.std.to(self.outputs.device)
+        scale = torch.where(scale <= torch.finfo(self.outputs.dtype).eps * mean.abs(), 1.0, scale)
+        check_scale(scale, "training outputs", dtype=torch.float64, power=2)
+        return mean, scale
+
+
+def training_data(data: object, operator: nn.Module | None, *, is_shared: bool = True) -> TrainingData:
+    """Return pairs as a head takes them: detached, on an operator's device, inputs in its real dtype.
+
+    Args:
+        data: What the user gave, the same on all processes.
+        operator: Whose parameters tell dtype and device, if it has any; by default the outputs do.
+        is_shared: Whether processes take a part each; by default, where there are several.
+
+    Raises:
+        DataError: If data are no pairs, none, fewer than there are processes, not finite, or beyond the operator's dtype.
+    """
+    pairs = check_dataset(data)
+    functions, own = len(pairs), own_rows(len(pairs)) if is_shared else range(len(pairs))
+    if is_shared and functions < world_size():
+        raise DataError(
+            expected=f"a training pair for each of the {world_size()} processes",
+            got=str(functions),
+            remedy="start fewer processes, or give more data",
+        )
+    if len(own) < functions:
+        pairs = pairs.subset(slice(own.start, own.stop))
+    pairs = pairs.detached()
+    example = next(iter(() if operator is None else operator.parameters()), None)
+    dtype, device = (pairs.outputs.dtype, pairs.outputs.device) if example is None else (example.dtype, example.device)
+    return TrainingData(_converted(pairs, dtype.to_real(), device), functions=functions, first=own.start)
+
+
+def _converted(pairs: Dataset, dtype: torch.dtype, device: torch.device) -> Dataset:
+    """The same pairs on a device, inputs in a dtype: at once if they are in memory, when they are read otherwise."""
+    if isinstance(pairs, FieldPairs):
+        return FieldPairs(pairs.inputs.to(dtype).to(device), pairs.outputs.to(device))
+    return _ConvertedData(pairs.data if isinstance(pairs, _ConvertedData) else pairs, dtype, device)
+
+
+@dataclass(frozen=True, eq=False)
+class _ConvertedData:
+    """A data set whose pairs are converted when they are read.
+
+    Attributes:
+        data: Where they are read.
+        input_dtype: Of the inputs; outputs keep theirs.
+        device: Of both.
+    """
+
+    data: Dataset
+    input_dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def inputs(self) -> FieldSource:
+        return self.data.inputs.to(self.input_dtype).to(self.device)
+
+    @property
+    def outputs(self) -> FieldSource:
+        return self.data.outputs.to(self.device)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.data.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: Rows) -> FieldPairs:
+        read = self.data[index]
+        return FieldPairs(read.inputs.to(self.input_dtype).to(self.device), read.outputs.to(self.device))
+
+    def subset(self, index: Rows) -> Dataset:
+        return replace(self, data=self.data.subset(index))
+
+    def split(self, count: int, *, seed: int) -> tuple[Dataset, Dataset]:
+        first, second = self.data.split(count, seed=seed)
+        return replace(self, data=first), replace(self, data=second)
+
+    def to(self, target: torch.device | torch.dtype | str) -> Dataset:
+        return self.data.to(target)
+
+    def detached(self) -> Dataset:
+        return self
+
+
+def in_memory(source: FieldSource) -> Field:
+    """Read all functions of a source, for methods that need all of them at once."""
+    return source if isinstance(source, Field) else source[:]
