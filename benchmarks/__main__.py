@@ -21,6 +21,7 @@ from benchmarks import (
     growth,
     kernel_fit,
     laplace,
+    large_data,
     low_data,
     published,
     speed,
@@ -112,6 +113,11 @@ COMMANDS = {
     "growth": Command(growth.main, "time and memory of every stage as the number of functions grows; about 20 minutes"),
     "kernel_fit": Command(kernel_fit.main, "cost of fitting kernel operators, exactly and with inducing points; 10 minutes"),
     "laplace": Command(laplace.main, "Laplace structures: accuracy, evidence, speed and memory; about 10 minutes"),
+    "large-data": Command(
+        large_data.main,
+        "training, head, calibration and scores on 20 GB of files, which are removed; an hour",
+        options={"--gigabytes": {"type": float, "default": 20.0, "help": "size of the files"}},
+    ),
     "low-data": Command(low_data.main, "heads where training functions are few; about 15 minutes", options=WORKERS),
     "published": Command(
         published.main, "settings that papers report, beside their figures; about 20 minutes", options=WORKERS

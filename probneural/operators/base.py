@@ -52,8 +52,8 @@ class Operator(nn.Module, ABC):
         return any(module.is_fitted for module in self.modules() if isinstance(module, ChannelNormalizer))
 
     @abstractmethod
-    def fit_normalizers(self, train: Dataset) -> None:
-        """Take the units from training data; called once, by `pn.fit`, before the first step."""
+    def fit_normalizers(self, *train: Dataset) -> None:
+        """Take the units from training data, one set or several side by side; called by `pn.fit` before the first step."""
 
 
 def initial_weights(seed: int | None) -> AbstractContextManager[None]:

@@ -188,10 +188,10 @@ class DeepONet(Operator):
             network.reset_parameters()  # type: ignore[operator]
         self.readout.reset_parameters()
 
-    def fit_normalizers(self, train: Dataset) -> None:
+    def fit_normalizers(self, *train: Dataset) -> None:
         """Take means and scales from training data."""
-        self.branch.normalizer.fit(train.inputs)
-        self.output_normalizer.fit(train.outputs)
+        self.branch.normalizer.fit(*(data.inputs for data in train))
+        self.output_normalizer.fit(*(data.outputs for data in train))
 
 
 def _checked_domain(domain: Grid) -> Grid:

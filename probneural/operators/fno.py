@@ -169,10 +169,10 @@ class FNO(Operator):
             if isinstance(module, (SpectralConv, PointwiseLinear, ChannelMLP)):
                 module.reset_parameters()
 
-    def fit_normalizers(self, train: Dataset) -> None:
+    def fit_normalizers(self, *train: Dataset) -> None:
         """Take means and scales from training data."""
-        self.input_normalizer.fit(train.inputs)
-        self.output_normalizer.fit(train.outputs)
+        self.input_normalizer.fit(*(data.inputs for data in train))
+        self.output_normalizer.fit(*(data.outputs for data in train))
 
 
 def _gelu_of_output(values: Tensor, layer: nn.Module) -> Tensor:

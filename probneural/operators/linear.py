@@ -131,5 +131,5 @@ class LinearRegression(Operator):
         """Always: the least-squares map is in physical units."""
         return True
 
-    def fit_normalizers(self, train: Dataset) -> None:
+    def fit_normalizers(self, *train: Dataset) -> None:
         """Nothing to do: the least-squares map is in physical units."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_finite, check_integer
@@ -15,7 +15,7 @@ from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import HiddenLayers
-from probneural.pairs import Dataset, evenly_spread_rows
+from probneural.pairs import Dataset, FieldSource, evenly_spread_rows
 
 _LAYERS = HiddenLayers()
 _MOST_NUMBERS = 2**24
@@ -140,7 +140,14 @@ class PODDeepONet(Operator):
         return super().has_units or bool((self.mean_function != 0).any() or (self.modes != 0).any())
 
     @torch.no_grad()
-    def fit_normalizers(self, train: Dataset) -> None:
+    def _snapshots(self, source: FieldSource, *, of: int) -> Float64[Tensor, "n c p"]:
+        """Functions on `out_grid`, evenly spread over a source that holds a part of `of` functions."""
+        most = max(4 * self.basis, _MOST_NUMBERS // (self.out_channels * max(source.grid.size, self.out_grid.size)))
+        chosen = source[evenly_spread_rows(len(source), max(1, most * len(source) // of))]
+        check_finite(chosen.values, "training outputs")
+        return resample(chosen.values.to(torch.float64), chosen.grid, self.out_grid).flatten(2)
+
+    def fit_normalizers(self, *train: Dataset) -> None:
         """Take units from all training data, mean function and modes from as much as fits into memory.
 
         Modes need their snapshots at once: of more than 2^24 output values (1,024 functions of 128 x 128 points, or four per
@@ -150,18 +157,16 @@ class PODDeepONet(Operator):
             DataError: If there are not more pairs than modes, or they are not finite or have other channels.
             GridError: If the outputs are scattered and not on `out_grid`, or on another domain.
         """
-        if len(train) <= self.basis:
+        count = sum(map(len, train))
+        if count <= self.basis:
             raise DataError(
                 expected=f"more than {self.basis} training pairs, for as many modes",
-                got=str(len(train)),
+                got=str(count),
                 remedy="lower basis, or give more data",
             )
-        most = max(4 * self.basis, _MOST_NUMBERS // (self.out_channels * max(train.outputs.grid.size, self.out_grid.size)))
-        snapshots = train.outputs[evenly_spread_rows(len(train), most)]
-        check_finite(snapshots.values, "training outputs")
-        outputs = resample(snapshots.values.to(torch.float64), snapshots.grid, self.out_grid).flatten(2)
-        self.output_normalizer.fit(train.outputs)
-        self.branch.normalizer.fit(train.inputs)
+        outputs = torch.cat([self._snapshots(data.outputs, of=count) for data in train])
+        self.output_normalizer.fit(*(data.outputs for data in train))
+        self.branch.normalizer.fit(*(data.inputs for data in train))
         shift, scale = self.output_normalizer.mean.to(outputs), self.output_normalizer.scale.to(outputs)
         units = (outputs - shift[:, None]) / scale[:, None]
         mean = units.mean(0)

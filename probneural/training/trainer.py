@@ -38,7 +38,6 @@ from probneural.training.losses import Loss
 from probneural.training.options import Checkpoint, Optimization
 from probneural.training.resuming import Keeper
 from probneural.training.run import Plan, Run
-from probneural.training.units import fit_units
 
 
 @undisturbed(keeps_autocast=True)
@@ -162,7 +161,7 @@ def fit(  # noqa: PLR0913 (twelve keyword-only settings, each with a default tha
     keeper = None if kept is None else Keeper(run, kept)
     try:
         if not (keeper is not None and keeper.resume()) and isinstance(operator, Operator) and not operator.has_units:
-            fit_units(operator, first)
+            operator.fit_normalizers(*first)
         _train(run, keeper, told, show_progress=show_progress)
     finally:
         for module, mode in modes.items():

@@ -35,18 +35,22 @@ class ChannelNormalizer(nn.Module):
         return bool((self.mean != 0).any() or (self.scale != 1).any())
 
     @torch.no_grad()
-    def fit(self, fields: FieldSource) -> None:
+    def fit(self, *fields: FieldSource) -> None:
         """Set mean and scale to the quadrature mean and standard deviation of the fields, per channel.
+
+        Args:
+            fields: One source, or several side by side, whose grids may differ.
 
         Raises:
             DataError: If the fields have another number of channels, or a scale that the normaliser's dtype does not hold.
         """
-        if fields.channels != self.mean.shape[0]:
-            raise DataError(
-                expected=f"fields of {self.mean.shape[0]} channels",
-                got=str(fields.channels),
-                remedy="build the operator for them",
-            )
+        for source in fields:
+            if source.channels != self.mean.shape[0]:
+                raise DataError(
+                    expected=f"fields of {self.mean.shape[0]} channels",
+                    got=str(source.channels),
+                    remedy="build the operator for them",
+                )
         mean, scale = units(fields)
         check_scale(torch.cat([scale, torch.maximum(scale, mean.abs())]), "fields", dtype=self.scale.dtype)
         self.mean.copy_(mean)
