@@ -27,7 +27,7 @@ from benchmarks import sections
 
 Row = dict[str, Any]
 CHANNELS = {"inputs": 14, "outputs": 2}
-"""Channels: fourteen states, of which the first two are also seen later, so that a pair is a megabyte and training costs little."""
+"""Channels: fourteen states, of which the first two are also seen later. A pair is a megabyte and costs little to train on."""
 _HELD = 32
 """One pair of so many is held out, half for calibration and half for scores."""
 _PIECE = 32

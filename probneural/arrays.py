@@ -138,6 +138,57 @@ def grid_of(
     return Grid.uniform(tuple(shape)[-dimension:], lengths=spans, periodic=periodic, endpoint=endpoint)
 
 
+def read_numpy(
+    array: object,
+    name: str,
+    *,
+    grid: Grid | None,
+    option: str,
+    lengths: float | Sequence[float] | None,
+    periodic: bool | Sequence[bool] | None,
+    endpoint: bool | Sequence[bool] | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Grid]:
+    """Values `(n, c, *grid)` and grid of an array `(n, *grid)` or `(n, c, *grid)`.
+
+    Args:
+        array: Real, finite numbers.
+        name: What it is, for messages.
+        grid: Where the values live; by default what the three options after it say.
+        option: What the argument is called that states the grid.
+        lengths: See [`grid_of`][probneural.arrays.grid_of].
+        periodic: The same.
+        endpoint: The same.
+        dtype: float32 or float64.
+
+    Raises:
+        DataError: If values are no real, finite numbers.
+        ShapeError: If the shape does not fit, or is ambiguous.
+        ArgumentError: If nothing says what the grid is.
+    """
+    tensor = to_tensor(array, name, dtype=dtype)
+    where = grid
+    if where is None:
+        where = grid_of(tuple(tensor.shape), name, lengths=lengths, periodic=periodic, endpoint=endpoint)
+    tensor = with_channels(tensor, len(where.shape), name)
+    check_fits(tensor, where, name, option)
+    return tensor, where
+
+
+def check_grid_alone(
+    grid: Grid | None,
+    *,
+    lengths: float | Sequence[float] | None,
+    periodic: bool | Sequence[bool] | None,
+    endpoint: bool | Sequence[bool] | None,
+) -> None:
+    """Raise an ArgumentError if a grid is given beside options that describe one."""
+    options = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
+    given = [name for name, value in options.items() if value is not None]
+    if grid is not None and given:
+        raise ArgumentError(expected="grid= alone", got=f"grid with {', '.join(given)}", remedy="the grid tells them")
+
+
 def check_fits(values: Tensor, grid: Grid, name: str, option: str) -> None:
     """Raise a ShapeError unless values `(n, c, *grid)` end in the grid's shape."""
     if tuple(values.shape[2:]) != grid.shape:

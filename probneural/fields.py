@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probneural.arrays import common_dtype, read_xarray, to_array, to_tensor
+from probneural.arrays import check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
 from probneural.checks import (
     cast,
     check_device,
@@ -102,6 +103,49 @@ class Field:
                     remedy="convert them with field.to(...)",
                 )
         return cls(torch.cat([field.values for field in fields]), first.grid)
+
+    @classmethod
+    def from_numpy(
+        cls,
+        values: NDArray[Any],
+        *,
+        grid: Grid | None = None,
+        lengths: float | Sequence[float] | None = None,
+        periodic: bool | Sequence[bool] | None = None,
+        endpoint: bool | Sequence[bool] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Field:
+        """Copy an array of functions: new inputs to predict for.
+
+        It follows the rules of [`FieldPairs.from_numpy`][probneural.pairs.FieldPairs.from_numpy].
+
+        Args:
+            values: `(n, *grid)` for one channel, or `(n, c, *grid)`; real and finite, in physical units.
+            grid: Where they live. In its place, the next three.
+            lengths: Extent per axis, 1 by default.
+            periodic: Whether each axis is periodic.
+            endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
+            dtype: float32 or float64; by default float64 if the array is of it, else float32.
+
+        Returns:
+            A copy of the values, on the CPU.
+
+        Raises:
+            DataError: If values are complex, wider than 64 bits, no numbers, masked, NaN or infinite.
+            ShapeError: If the shape does not fit or is ambiguous.
+            ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
+            GridError: If `grid` is no Grid.
+
+        Examples:
+            >>> import numpy as np
+            >>> Field.from_numpy(np.zeros((10, 8)), periodic=False).values.shape
+            torch.Size([10, 1, 8])
+        """
+        described: dict[str, Any] = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
+        check_grid_alone(grid, **described)
+        where = None if grid is None else check_grid(grid)
+        kind = common_dtype(values) if dtype is None else dtype
+        return cls(*read_numpy(values, "values", grid=where, option="grid", **described, dtype=kind))
 
     @classmethod
     def from_xarray(

@@ -316,7 +316,7 @@ def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Gr
     Raises:
         GridError: If it is none, or not uniform where it has to be.
     """
-    checked = check_instance(grid, Grid, name, remedy="make one with pn.Grid.uniform(shape)", error=GridError)
+    checked = check_instance(grid, Grid, name, remedy="give a pn.Grid: inputs.grid.resized(128), for example", error=GridError)
     if uniform and not checked.is_uniform:
         raise GridError(expected=f"a uniform grid as {name}", got=repr(grid), remedy="regrid the data first")
     return checked

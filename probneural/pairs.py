@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.arrays import check_fits, common_dtype, grid_of, read_xarray, to_array, to_tensor, with_channels
+from probneural.arrays import check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
 from probneural.checks import check_finite, check_instance, check_integer
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import DataError, ShapeError
 from probneural.fields import Field, check_field, check_parts
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
@@ -200,24 +200,15 @@ class FieldPairs:
             >>> pairs.inputs.channels, pairs.outputs.channels
             (1, 2)
         """
-        given = [
-            name for name, value in (("lengths", lengths), ("periodic", periodic), ("endpoint", endpoint)) if value is not None
-        ]
-        if grid is not None and given:
-            raise ArgumentError(expected="grid= alone", got=f"grid with {', '.join(given)}", remedy="the grid tells them")
+        described: dict[str, Any] = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
+        check_grid_alone(grid, **described)
         kind = common_dtype(inputs, outputs) if dtype is None else dtype
         for where, name in ((grid, "grid"), (out_grid, "out_grid")):
             if where is not None:
                 check_grid(where, name)
-        sides = []
-        for values, where, name in ((inputs, grid, "inputs"), (outputs, out_grid or grid, "outputs")):
-            tensor = to_tensor(values, name, dtype=kind)
-            if where is None:
-                where = grid_of(tuple(tensor.shape), name, lengths=lengths, periodic=periodic, endpoint=endpoint)
-            tensor = with_channels(tensor, len(where.shape), name)
-            check_fits(tensor, where, name, "grid" if name == "inputs" else "out_grid")
-            sides.append(Field(tensor, where))
-        return cls(sides[0], sides[1])
+        first = read_numpy(inputs, "inputs", grid=grid, option="grid", **described, dtype=kind)
+        second = read_numpy(outputs, "outputs", grid=out_grid or grid, option="out_grid", **described, dtype=kind)
+        return cls(Field(*first), Field(*second))
 
     @classmethod
     def from_xarray(

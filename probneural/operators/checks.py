@@ -17,7 +17,9 @@ def check_input(values: Tensor, *, channels: int, dimension: int, dtype: torch.d
     check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values), or call a predictor on a Field")
     if values.dtype != dtype and not torch.is_autocast_enabled(values.device.type):
         raise DataError(
-            expected=f"values of the operator's {dtype}", got=str(values.dtype), remedy="convert one: operator.to(values.dtype)"
+            expected=f"values of the operator's {dtype}",
+            got=str(values.dtype),
+            remedy=f"convert the data, pairs.to({dtype}), or the operator, operator.to({values.dtype})",
         )
     if 0 in values.shape:
         raise ShapeError(expected="at least one function", got=str(tuple(values.shape)), remedy="leave out empty batches")

@@ -1,0 +1,37 @@
+"""NumPy arrays of your own, with walls: from two arrays to intervals of a region's mean for new inputs."""
+
+import numpy as np
+import torch
+
+import probneural as pn
+
+FUNCTIONS, WIDTH, EPOCHS = 400, 32, 60
+
+# Yours come from files. Here: temperatures of a rod whose ends are kept at zero, at the start and later.
+rng, x, k = np.random.default_rng(0), np.linspace(0, 1, 64), np.arange(1, 17)
+amplitudes = rng.normal(size=(FUNCTIONS + 400, 16)) / k
+sines = np.sin(np.pi * np.outer(k, x))
+start, later = amplitudes @ sines, (amplitudes * np.exp(-0.01 * (np.pi * k) ** 2)) @ sines  # (n, 64) each
+
+rod = pn.Grid.uniform(64, lengths=1.0, periodic=False)  # walls: both ends are points of the grid
+known = pn.FieldPairs.from_numpy(start[:FUNCTIONS], later[:FUNCTIONS], grid=rod, dtype=torch.float32)
+train, calibration = known.split(FUNCTIONS // 2, seed=0)
+
+# With walls: periodic=False and the position. "odd" where functions vanish at the walls; leave it out elsewhere.
+walls = {"periodic": False, "embeds_position": True, "continuation": "odd"}
+operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=WIDTH, seed=0, **walls)
+pn.fit(operator, train, epochs=EPOCHS, seed=0)
+predictor = pn.heads.LastLayerLaplace().fit(operator, train)
+predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
+
+new = pn.Field.from_numpy(start[FUNCTIONS:], grid=rod, dtype=torch.float32)  # inputs alone
+region = pn.functionals.region(rod, lower=0.2, upper=0.5).named("mean over 0.2 < x < 0.5")
+forecast = predictor(new).apply(region)
+lower, upper = forecast.interval(0.9)
+for number in range(3):
+    print(f"function {number}: {lower[number].item():.4f} to {upper[number].item():.4f}")
+
+truth = region(torch.from_numpy(later[FUNCTIONS:, None]))
+share = ((lower <= truth) & (truth <= upper)).double().mean().item()
+print(f"90 % intervals hold {100 * share:.1f} % of the {len(new)} means")
+pn.plots.quantity(forecast[:16], truth[:16], level=0.9).savefig("your_own_arrays.png", dpi=120)
