@@ -22,6 +22,7 @@ from benchmarks import (
     laplace,
     low_data,
     published,
+    reading,
     speed,
     tables,
 )
@@ -114,6 +115,7 @@ COMMANDS = {
     "published": Command(
         published.main, "settings that papers report, beside their figures; about 20 minutes", options=WORKERS
     ),
+    "reading": Command(reading.main, "functions per second from files of each format, beside memory; a minute"),
     "speed": Command(
         speed.main,
         "operators beside neuraloperator's and deepxde's; minutes",

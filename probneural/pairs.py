@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.arrays import check_fits, common_dtype, grid_of, read_xarray, to_array, to_tensor, with_channels
-from probneural.checks import check_finite, check_instance, check_integer
+from probneural.checks import check_finite, check_instance, check_integer, described
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field, check_field, check_parts
 from probneural.fingerprints import fingerprint_of
@@ -348,13 +349,23 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Da
     Lazy sources look at their values when they are read.
     """
     remedy = "pair them: pn.FieldPairs(inputs, outputs)"
-    checked: Dataset = check_instance(data, Dataset, f"{name} data", remedy=remedy)
+    if not _is_dataset(data):
+        raise DataError(expected=f"a Dataset as {name} data", got=described(data), remedy=remedy)
+    checked = cast(Dataset, data)
     if len(checked) < least:
         raise DataError(expected=f"{least} or more {name} pairs", got=str(len(checked)), remedy="give more data")
     if isinstance(checked, FieldPairs):
         check_finite(checked.inputs.values, f"{name} inputs")
         check_finite(checked.outputs.values, f"{name} outputs")
     return checked
+
+
+def _is_dataset(data: object) -> bool:
+    """Whether it has all members of the protocol; up to Python 3.11, `isinstance` evaluates them, and a fingerprint reads."""
+    members = (name for name in vars(Dataset) if not name.startswith("_") or name in ("__len__", "__getitem__"))
+    missing = object()
+    has_all = all(inspect.getattr_static(data, name, missing) is not missing for name in members)
+    return has_all and not isinstance(data, type)
 
 
 def batches(data: Dataset, size: int) -> Iterator[FieldPairs]:
