@@ -87,7 +87,7 @@ def main(*, mode: str, output: Path) -> dict[str, Any]:
         output=output,
         peers=("h5py", "h5netcdf", "zarr", "xarray"),
         notes=[
-            f"{count} pairs of {POINTS} x {POINTS} points, float32, batches of {BATCH}, inputs and outputs read, values checked",
+            f"{count} pairs of {POINTS} x {POINTS} points, float32, batches of {BATCH}, both sides read and checked",
             "files just written, so in the system's cache: what reading costs beside the disk",
             f"pairs per second, medians of {rounds} rounds in which all take turns",
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -61,6 +62,10 @@ def test_what_needs_functions_at_once_reads_some_evenly_spread(name: str, monkey
         def read(self, box: tuple[slice, ...]) -> object:
             rows.extend(range(*box[0].indices(40)))
             return super().read(box)
+
+        def read_rows(self, chosen: np.ndarray) -> object:
+            rows.extend(chosen.tolist())
+            return super().read_rows(chosen)
 
     monkeypatch.setattr(pod_deeponet, "_MOST_NUMBERS", 0)  # four functions per mode
     monkeypatch.setattr(linear, "_MOST_NUMBERS", 16 * 12)
