@@ -24,6 +24,7 @@ from benchmarks import (
     large_data,
     low_data,
     published,
+    reading,
     speed,
     tables,
 )
@@ -122,6 +123,7 @@ COMMANDS = {
     "published": Command(
         published.main, "settings that papers report, beside their figures; about 20 minutes", options=WORKERS
     ),
+    "reading": Command(reading.main, "functions per second from files of each format, beside memory; a minute"),
     "speed": Command(
         speed.main,
         "operators beside neuraloperator's and deepxde's; minutes",

@@ -141,11 +141,11 @@ class Field:
             >>> Field.from_numpy(np.zeros((10, 8)), periodic=False).values.shape
             torch.Size([10, 1, 8])
         """
-        described: dict[str, Any] = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
-        check_grid_alone(grid, **described)
+        options: dict[str, Any] = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
+        check_grid_alone(grid, **options)
         where = None if grid is None else check_grid(grid)
         kind = common_dtype(values) if dtype is None else dtype
-        return cls(*read_numpy(values, "values", grid=where, option="grid", **described, dtype=kind))
+        return cls(*read_numpy(values, "values", grid=where, option="grid", **options, dtype=kind))
 
     @classmethod
     def from_xarray(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.arrays import check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
-from probneural.checks import check_finite, check_instance, check_integer
+from probneural.checks import check_finite, check_instance, check_integer, described
 from probneural.errors import DataError, ShapeError
 from probneural.fields import Field, check_field, check_parts
 from probneural.fingerprints import fingerprint_of
@@ -200,14 +200,14 @@ class FieldPairs:
             >>> pairs.inputs.channels, pairs.outputs.channels
             (1, 2)
         """
-        described: dict[str, Any] = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
-        check_grid_alone(grid, **described)
+        options: dict[str, Any] = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
+        check_grid_alone(grid, **options)
         kind = common_dtype(inputs, outputs) if dtype is None else dtype
         for where, name in ((grid, "grid"), (out_grid, "out_grid")):
             if where is not None:
                 check_grid(where, name)
-        first = read_numpy(inputs, "inputs", grid=grid, option="grid", **described, dtype=kind)
-        second = read_numpy(outputs, "outputs", grid=out_grid or grid, option="out_grid", **described, dtype=kind)
+        first = read_numpy(inputs, "inputs", grid=grid, option="grid", **options, dtype=kind)
+        second = read_numpy(outputs, "outputs", grid=out_grid or grid, option="out_grid", **options, dtype=kind)
         return cls(Field(*first), Field(*second))
 
     @classmethod
@@ -341,8 +341,8 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Da
     """
     remedy = "pair them: pn.FieldPairs(inputs, outputs)"
     if not _is_dataset(data):
-        check_instance(data, FieldPairs, f"{name} data", remedy=remedy)
-    checked: Dataset = cast(Dataset, data)
+        raise DataError(expected=f"a Dataset as {name} data", got=described(data), remedy=remedy)
+    checked = cast(Dataset, data)
     if len(checked) < least:
         raise DataError(expected=f"{least} or more {name} pairs", got=str(len(checked)), remedy="give more data")
     if isinstance(checked, FieldPairs):
@@ -352,9 +352,11 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Da
 
 
 def _is_dataset(data: object) -> bool:
-    """Whether something has all members of a `Dataset`, without working any of them out: a fingerprint reads data."""
-    members = ("inputs", "outputs", "fingerprint", "__len__", "__getitem__", "subset", "split", "to", "detached")
-    return isinstance(data, FieldPairs) or all(inspect.getattr_static(data, member, None) is not None for member in members)
+    """Whether it has all members of the protocol; up to Python 3.11, `isinstance` evaluates them, and a fingerprint reads."""
+    members = (name for name in vars(Dataset) if not name.startswith("_") or name in ("__len__", "__getitem__"))
+    missing = object()
+    has_all = all(inspect.getattr_static(data, name, missing) is not missing for name in members)
+    return has_all and not isinstance(data, type)
 
 
 def batches(data: Dataset, size: int) -> Iterator[FieldPairs]:

@@ -99,6 +99,7 @@ PURPOSES: Final = MappingProxyType(
         "chains data": "training, calibration and test functions of posteriors whose cost is counted in epochs",
         "chains network": "weights of convolutional networks among them",
         "export inputs": "inputs of exported predictors, and functions they are fitted to",
+        "stored functions": "values of the files that the benchmark of reading makes, and the order in which it reads them",
         "tried inputs": "inputs and outputs of networks that only have to work",
         "low-data functions": "seed of the functions of the low-data benchmark, per part",
         "low-data recipe": "seed of the training of the low-data benchmark, per member",

@@ -108,7 +108,7 @@ class Statistics:
 
         Every process gets the same bits: parts are merged in the order of ranks.
         """
-        return Statistics.merged(part for packed in gathered(_packed([self])) for part in _unpacked(packed))
+        return Statistics.merged(_unpacked(row) for row in gathered(_packed(self)))
 
     @property
     def mean(self) -> Float64[Tensor, " c"]:
@@ -147,12 +147,12 @@ def statistics(source: FieldSource, *, over_processes: bool = False) -> Statisti
     size = max(1, _CHUNK_NUMBERS // (source.channels * source.grid.size))
     starts = range(0, len(source), size)
     own = own_rows(len(starts)) if over_processes else range(len(starts))
-    parts = [Statistics.of(source[starts[number] : min(starts[number] + size, len(source))]) for number in own]
-    if over_processes:
-        equally_many = -(-len(starts) // world_size())
-        padded = [*parts, *[Statistics.empty(source.channels)] * (equally_many - len(parts))]
-        parts = [part for packed in gathered(_packed(padded)) for part in _unpacked(packed)] if padded else []
-    return Statistics.merged([Statistics.empty(source.channels), *parts])
+    equally_many = -(-len(starts) // world_size()) if over_processes else len(starts)
+    rows = torch.zeros(equally_many, 3 * source.channels + 1, dtype=torch.float64, device="cpu")
+    for row, number in zip(rows, own, strict=False):  # kept in one place: small tensors between large ones break up memory
+        row.copy_(_packed(Statistics.of(source[starts[number] : min(starts[number] + size, len(source))])))
+    parts = gathered(rows) if over_processes and equally_many else [rows]
+    return Statistics.merged([Statistics.empty(source.channels), *(_unpacked(row) for part in parts for row in part)])
 
 
 def units(
@@ -190,17 +190,12 @@ def units(
     return mean.to(sources[0].device), torch.where(flat, 1.0, scale).to(sources[0].device)
 
 
-def _packed(parts: Sequence[Statistics]) -> Float64[Tensor, "parts 3*c+1"]:
-    """One row of numbers per part; counts below 2^53 are exact."""
-    return torch.stack(
-        [torch.cat([part.units, part.means, part.squares, part.units.new_tensor([part.count])]) for part in parts]
-    )
+def _packed(part: Statistics) -> Float64[Tensor, " 3*c+1"]:
+    """Statistics as one row of numbers; counts below 2^53 are exact."""
+    return torch.cat([part.units, part.means, part.squares, part.units.new_tensor([part.count])])
 
 
-def _unpacked(rows: Float64[Tensor, "parts 3*c+1"]) -> list[Statistics]:
-    """The parts of which `_packed` made rows."""
-    parts = []
-    for row in rows.cpu():
-        power, means, squares = row[:-1].reshape(3, -1)
-        parts.append(Statistics(count=int(row[-1]), units=power, means=means, squares=squares))
-    return parts
+def _unpacked(row: Float64[Tensor, " 3*c+1"]) -> Statistics:
+    """The statistics of which `_packed` made a row."""
+    powers, means, squares = row[:-1].reshape(3, -1)
+    return Statistics(count=int(row[-1]), units=powers, means=means, squares=squares)

@@ -42,10 +42,16 @@ class XarrayReader:
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box."""
+        return self._select(dict(zip(self.dims, box, strict=False)))
+
+    def read_rows(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Read ascending rows of the first axis."""
+        return self._select({self.dims[0]: rows})
+
+    def _select(self, index: dict[str, Any]) -> NDArray[Any]:
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = os.getpid(), open_xarray(self.path, self.engine)
-        chosen = self._opened[1][self.name].isel(dict(zip(self.dims, box, strict=False)))
-        return np.asarray(chosen.transpose(*self.dims).to_numpy())
+        return np.asarray(self._opened[1][self.name].isel(index).transpose(*self.dims).to_numpy())
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the open file."""

@@ -92,11 +92,23 @@ def open(
         lengths=lengths,
         axes=AxisNames(sample=sample, time=time, channel=channel),
     )
+    if grid is not None:
+        _refuse(request, "grid=", "periodic", "lengths")
     return _contents(where, request).data(dtype)
 
 
 def _names(names: Sequence[str] | None, side: str) -> tuple[str, ...] | None:
     return None if names is None else check_sequence(names, side, remedy=f'write {side}=["u"]')
+
+
+def _refuse(request: Request, why: str, *names: str) -> None:
+    """Raise an ArgumentError if arguments are given that mean nothing there."""
+    stated = {**vars(request), **vars(request.axes), "sample": request.axes.sample if request.axes.sample != "sample" else None}
+    given = [name for name in names if stated[name] is not None]
+    if given:
+        raise ArgumentError(
+            expected=f"no {', '.join(given)}= beside {why}", got="both", remedy="leave it out: it means nothing there"
+        )
 
 
 def _contents(path: Path, request: Request) -> Contents:
@@ -109,6 +121,7 @@ def _contents(path: Path, request: Request) -> Contents:
     except OSError as error:
         raise FileError(expected=f"a file at {path}", got=str(error), remedy="check the path") from error
     if head.startswith(b"\x93NUMPY"):
+        _refuse(request, "a single .npy file", "inputs", "outputs", "sample", "channel")
         named = replace(request, inputs=("values",), outputs=("values",))
         return positional_contents(path, {"values": npy_reader(path)}, named)
     if head.startswith(b"CDF"):
@@ -129,7 +142,9 @@ def _of_hdf5(path: Path, request: Request) -> Contents:
     with file:
         if "_NCProperties" in file.attrs:
             return named_contents(path, "h5netcdf", request)
+        _refuse(request, "HDF5 without names of axes", "sample", "channel")
         if is_the_well(file):
+            _refuse(request, "a file of The Well", "periodic")
             return the_well_contents(file, request)
         if is_pdebench(file):
             return pdebench_contents(file, request)
@@ -143,12 +158,14 @@ def _of_folder(path: Path, request: Request) -> Contents:
         arrays = dict(sorted(group.arrays())) if hasattr(group, "arrays") else {"values": group}
         if arrays and all(_has_names(array) for array in arrays.values()):
             return named_contents(path, "zarr", request)
+        _refuse(request, "zarr without names of axes", "sample", "channel")
         return positional_contents(path, {name: SlicedReader(array) for name, array in arrays.items()}, request)
     files = {file.stem: file for file in sorted(path.glob("*.npy"))}
     if not files:
         raise FileError(
             expected=f"a zarr store or .npy files in the folder {path}", got="neither", remedy=f"known formats are {_FORMATS}"
         )
+    _refuse(request, "a folder of .npy files", "sample", "channel")
     return positional_contents(path, {name: npy_reader(file) for name, file in files.items()}, request)
 
 

@@ -187,8 +187,9 @@ class Trajectories:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of shapes, dtype, grid and some values, as that of their shortest windows."""
-        return self.windows(lead=self.steps - 1).fingerprint
+        """A hash of shapes, dtype, grid and some values, as that of pairs of the first and the last state."""
+        pairs = self.windows(lead=self.steps - 1) if self.steps > 1 else StoredPairs(self.at(0), self.at(0))
+        return pairs.fingerprint
 
     def __len__(self) -> int:
         """Number of trajectories n."""

@@ -284,6 +284,36 @@ class TestPositions:
 
 
 class TestFiles:
+    @pytest.mark.parametrize(
+        ("kind", "options", "name"),
+        [
+            ("the well", {"periodic": True}, "periodic"),
+            ("the well", {"sample": "run"}, "sample"),
+            ("hdf5", {"channel": "c"}, "channel"),
+            ("hdf5", {"grid": Grid.uniform(8), "lengths": 2.0}, "lengths"),
+            ("hdf5", {"grid": Grid.uniform(8), "periodic": False}, "periodic"),
+            ("zarr", {"channel": "c"}, "channel"),
+            ("folder", {"sample": "run"}, "sample"),
+            ("npy", {"inputs": ["u"]}, "inputs"),
+        ],
+    )
+    def test_arguments_that_mean_nothing_are_refused(
+        self, kind: str, options: dict[str, Any], name: str, tmp_path: Path
+    ) -> None:
+        path, values = tmp_path / "file", numbers(4, 1, 8)
+        if kind == "the well":
+            write_the_well(path)
+        elif kind == "zarr":
+            write_zarr(path, 2, u=values)
+        elif kind == "hdf5":
+            write_hdf5(path, u=values)
+        else:
+            path.mkdir()
+            np.save(path / "u.npy", values)
+            path = path / "u.npy" if kind == "npy" else path
+        with pytest.raises(ArgumentError, match=f"no {name}= beside"):
+            pn_data.open(path, **options)
+
     @pytest.mark.parametrize("kind", ["missing", "text", "zip", "empty folder", "damaged hdf5", "damaged netcdf"])
     def test_what_is_no_data_is_refused(self, kind: str, tmp_path: Path) -> None:
         path = tmp_path / "file"

@@ -139,6 +139,21 @@ def test_refuses_files_that_end_early_or_run_the_other_way(tmp_path: Path) -> No
         npy_reader(path)
 
 
+def test_whatever_can_be_sliced_is_read() -> None:
+    """And nothing but slices is asked of it."""
+
+    class Sliced:
+        shape, dtype = ARRAY.shape, ARRAY.dtype
+
+        def __getitem__(self, box: tuple[slice, ...]) -> np.ndarray:
+            assert all(isinstance(part, slice) for part in box)
+            return ARRAY[box]
+
+    reader = reader_of(Sliced(), "values")
+    assert np.array_equal(gather(reader, np.array([[7], [2], [3], [7]])), ARRAY[[7, 2, 3, 7]])
+    assert np.array_equal(gather(reader, np.array([[7, 1], [2, 8]])), ARRAY[[7, 2], [1, 8]])
+
+
 def test_entries_without_leading_axes() -> None:
     assert np.array_equal(gather(SlicedReader(ARRAY[0, 0]), np.empty((3, 0), np.int64)), np.stack([ARRAY[0, 0]] * 3))
     assert gather(SlicedReader(ARRAY), np.empty((0, 1), np.int64)).shape == (0, 9, 2, 3)

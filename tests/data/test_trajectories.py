@@ -125,6 +125,11 @@ def test_trajectories_are_split_as_a_whole() -> None:
     assert trajectories_in(DATA.subset([4, 1]).windows()) == {1, 4}
 
 
+def test_trajectories_of_one_time_have_a_fingerprint() -> None:
+    found = {Trajectories.from_array(STATES[:, step : step + 1], times=[0.0], grid=GRID).fingerprint for step in (0, 1)}
+    assert len(found) == 2
+
+
 def test_states_at_one_time() -> None:
     assert np.array_equal(DATA.at(2)[:].values, STATES[:, 2])
     assert np.array_equal(DATA.subset([5, 0]).at(-1)[:].values, STATES[[5, 0], -1])
