@@ -26,6 +26,7 @@ from probneural import (
     pairs,
     problems,
     processes,
+    statistics,
     storage,
     training,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "problems",
     "processes",
     "save",
+    "statistics",
     "storage",
     "training",
 ]

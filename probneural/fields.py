@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.arrays import common_dtype, read_xarray, to_array, to_tensor
@@ -192,23 +192,6 @@ class Field:
                 raise DataError(expected="float32 or float64", got=str(target), remedy="fields have real floating point values")
             return Field(cast(self.values, target, "values", dims=self._all_but_channels), self.grid)
         return Field(self.values.to(check_device(target)), self.grid)
-
-    def units(self) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
-        """Mean and standard deviation of the values per channel, by quadrature, detached, in physical units.
-
-        A channel that does not vary has scale 1.
-        """
-        mean_weights = self.grid.mean_weights.to(self.device)
-        values = self.values.detach().to(torch.float64).flatten(2)
-        size = power_of_two(values.abs().amax((0, 2)))  # squares of what is left neither overflow nor vanish
-        values = values / size[:, None]
-        origin = values[0, :, 0]  # a channel that does not vary is then zero, and the rounding of its mean no spread
-        values = values - origin[:, None]
-        mean = (values @ mean_weights).mean(0)
-        scale = ((values - mean[:, None]).square() @ mean_weights).mean(0).sqrt()
-        mean = mean + origin
-        flat = scale <= torch.finfo(self.dtype).eps * mean.abs()
-        return mean * size, torch.where(flat, torch.ones_like(scale), scale * size)
 
     @property
     def _all_but_channels(self) -> tuple[int, ...]:

@@ -367,3 +367,13 @@ def batches(data: Dataset, size: int) -> Iterator[FieldPairs]:
     """
     for start in range(0, len(data), size):
         yield data[start : min(start + size, len(data))]
+
+
+def evenly_spread_rows(count: int, most: int) -> slice | Tensor:
+    """Which of `count` things to read if so many at most may be: evenly spread ones, or all as a slice.
+
+    Examples:
+        >>> evenly_spread_rows(10, 4)
+        tensor([0, 2, 5, 7])
+    """
+    return slice(0, count) if count <= most else torch.arange(most, device="cpu") * count // most

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed
+from torch import Tensor
 
 
 def world_size() -> int:
@@ -37,3 +39,19 @@ def own_rows(count: int) -> range:
     """
     number, processes = rank(), world_size()
     return range(count * number // processes, count * (number + 1) // processes)
+
+
+def gathered(values: Tensor) -> list[Tensor]:
+    """The tensors of all processes, in the order of ranks; each makes this call, with a tensor of the same shape and dtype.
+
+    Examples:
+        >>> gathered(torch.ones(2))
+        [tensor([1., 1.])]
+    """
+    if world_size() == 1:
+        return [values]
+    is_on_gpu = torch.distributed.get_backend() == "nccl"  # which takes tensors of the GPU only
+    moved = values.to("cuda" if is_on_gpu else "cpu").contiguous()
+    parts = [torch.empty_like(moved) for _ in range(world_size())]
+    torch.distributed.all_gather(parts, moved)
+    return [part.to(values.device) for part in parts]

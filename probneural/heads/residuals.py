@@ -12,10 +12,11 @@ from probneural.checks import cast, check_scale, check_variances, real_tensor
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs, check_pairs
+from probneural.pairs import FieldPairs, FieldSource, check_pairs
+from probneural.statistics import units
 
 
-def output_units(outputs: Field) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
+def output_units(outputs: FieldSource) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
     """Mean and standard deviation of the training outputs per channel, by quadrature, in physical units; float64.
 
     A channel that does not vary has scale 1.
@@ -23,7 +24,7 @@ def output_units(outputs: Field) -> tuple[Float64[Tensor, " c"], Float64[Tensor,
     Raises:
         DataError: If float64 does not hold their squares: heads know variances.
     """
-    mean, scale = outputs.units()
+    mean, scale = units(outputs)
     check_scale(scale, "training outputs", dtype=torch.float64, power=2)
     return mean, scale
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from probneural.grids import Grid
 from probneural.operators.layers.normalizer import ChannelNormalizer
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset
 from probneural.randomness import seeded
 
 
@@ -52,7 +52,7 @@ class Operator(nn.Module, ABC):
         return any(module.is_fitted for module in self.modules() if isinstance(module, ChannelNormalizer))
 
     @abstractmethod
-    def fit_normalizers(self, train: FieldPairs) -> None:
+    def fit_normalizers(self, train: Dataset) -> None:
         """Take the units from training data; called once, by `pn.fit`, before the first step."""
 
 

@@ -19,7 +19,7 @@ from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import MLP, HiddenLayers
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset
 
 Coupling = Literal["independent", "split_branch", "split_trunk", "split_both"]
 """What output channels share; see `DeepONet`."""
@@ -188,7 +188,7 @@ class DeepONet(Operator):
             network.reset_parameters()  # type: ignore[operator]
         self.readout.reset_parameters()
 
-    def fit_normalizers(self, train: FieldPairs) -> None:
+    def fit_normalizers(self, train: Dataset) -> None:
         """Take means and scales from training data."""
         self.branch.normalizer.fit(train.inputs)
         self.output_normalizer.fit(train.outputs)

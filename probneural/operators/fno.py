@@ -25,7 +25,7 @@ from probneural.operators.layers import (
     position_channels,
     position_embedding,
 )
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset
 
 
 class FNO(Operator):
@@ -169,7 +169,7 @@ class FNO(Operator):
             if isinstance(module, (SpectralConv, PointwiseLinear, ChannelMLP)):
                 module.reset_parameters()
 
-    def fit_normalizers(self, train: FieldPairs) -> None:
+    def fit_normalizers(self, train: Dataset) -> None:
         """Take means and scales from training data."""
         self.input_normalizer.fit(train.inputs)
         self.output_normalizer.fit(train.outputs)

@@ -12,7 +12,10 @@ from probneural.grids import Grid, check_grid, resample
 from probneural.operators.base import Operator
 from probneural.operators.checks import check_input, check_where
 from probneural.operators.layers import PointwiseLinear
-from probneural.pairs import FieldPairs, check_pairs
+from probneural.pairs import Dataset, check_dataset, evenly_spread_rows
+
+_MOST_NUMBERS = 2**24
+"""Values per side from which the map is taken at most (128 MiB in float64)."""
 
 
 class LinearRegression(Operator):
@@ -58,11 +61,12 @@ class LinearRegression(Operator):
 
     @classmethod
     @torch.no_grad()
-    def fitted(cls, train: FieldPairs, *, components: int = 32) -> LinearRegression:
+    def fitted(cls, train: Dataset, *, components: int = 32) -> LinearRegression:
         """Solve the least-squares problem on training data.
 
         Args:
-            train: Pairs on uniform grids.
+            train: Pairs on uniform grids. The solver needs its pairs at once: of more than 2^24 values per side (1,024
+                functions of 128 x 128 points), pairs evenly spread over the data are read.
             components: See the class; at most the number of pairs.
 
         Returns:
@@ -72,7 +76,9 @@ class LinearRegression(Operator):
             DataError: If there are fewer than two pairs, values are not finite, or their dtype does not hold the map's weights.
             ArgumentError: If `components` is no positive integer.
         """
-        check_pairs(train, least=2)
+        check_dataset(train, least=2)
+        numbers = max(side.channels * side.grid.size for side in (train.inputs, train.outputs))
+        train = train[evenly_spread_rows(len(train), max(2, _MOST_NUMBERS // numbers))]
         count = min(check_integer(components, "components"), len(train), train.outputs.grid.size)
         model = cls(
             train.inputs.channels,
@@ -125,5 +131,5 @@ class LinearRegression(Operator):
         """Always: the least-squares map is in physical units."""
         return True
 
-    def fit_normalizers(self, train: FieldPairs) -> None:
+    def fit_normalizers(self, train: Dataset) -> None:
         """Nothing to do: the least-squares map is in physical units."""

@@ -15,9 +15,11 @@ from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import HiddenLayers
-from probneural.pairs import FieldPairs
+from probneural.pairs import Dataset, evenly_spread_rows
 
 _LAYERS = HiddenLayers()
+_MOST_NUMBERS = 2**24
+"""Output values from which mean and modes are taken at most (128 MiB in float64), but for four functions per mode."""
 
 
 class PODDeepONet(Operator):
@@ -138,8 +140,11 @@ class PODDeepONet(Operator):
         return super().has_units or bool((self.mean_function != 0).any() or (self.modes != 0).any())
 
     @torch.no_grad()
-    def fit_normalizers(self, train: FieldPairs) -> None:
-        """Take units, mean function and modes from training data.
+    def fit_normalizers(self, train: Dataset) -> None:
+        """Take units from all training data, mean function and modes from as much as fits into memory.
+
+        Modes need their snapshots at once: of more than 2^24 output values (1,024 functions of 128 x 128 points, or four per
+        mode if those are more), functions evenly spread over the data are read.
 
         Raises:
             DataError: If there are not more pairs than modes, or they are not finite or have other channels.
@@ -151,8 +156,10 @@ class PODDeepONet(Operator):
                 got=str(len(train)),
                 remedy="lower basis, or give more data",
             )
-        check_finite(train.outputs.values, "training outputs")
-        outputs = resample(train.outputs.values.to(torch.float64), train.outputs.grid, self.out_grid).flatten(2)
+        most = max(4 * self.basis, _MOST_NUMBERS // (self.out_channels * max(train.outputs.grid.size, self.out_grid.size)))
+        snapshots = train.outputs[evenly_spread_rows(len(train), most)]
+        check_finite(snapshots.values, "training outputs")
+        outputs = resample(snapshots.values.to(torch.float64), snapshots.grid, self.out_grid).flatten(2)
         self.output_normalizer.fit(train.outputs)
         self.branch.normalizer.fit(train.inputs)
         shift, scale = self.output_normalizer.mean.to(outputs), self.output_normalizer.scale.to(outputs)
@@ -162,7 +169,7 @@ class PODDeepONet(Operator):
         mean_weights = self.out_grid.mean_weights.to(rows)
         left = torch.linalg.svd(rows * mean_weights.sqrt(), full_matrices=False)[0][..., : self.basis]
         # Projections on the left vectors, unlike the right ones over sqrt(mean_weights), exist where a weight is zero.
-        modes = left.mT @ rows / len(train) ** 0.5
+        modes = left.mT @ rows / len(outputs) ** 0.5
         largest = modes.gather(-1, modes.abs().argmax(-1, keepdim=True))
         self.mean_function.copy_(mean)
         self.modes.copy_(modes * torch.where(largest < 0, -1.0, 1.0))  # a sign is arbitrary, so it is fixed

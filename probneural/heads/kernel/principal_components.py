@@ -11,6 +11,7 @@ from torch import Tensor
 from probneural.fields import Field
 from probneural.grids import Grid, resample
 from probneural.linear_algebra.principal_components import eigenpairs, singular_values
+from probneural.statistics import units
 
 _FOLDS = 5
 """Parts into which the training functions are divided to see what the components of the others leave out."""
@@ -52,7 +53,7 @@ class PrincipalComponents:
             The components, those without any variance left out.
         """
         grid, values = functions.grid, functions.values.to(torch.float64)
-        unit = functions.units()[1]
+        unit = units(functions)[1]
         centre = values.mean(0)
         rows = _weighted(values - centre, grid, unit)
         _, sizes, right = singular_values(rows)

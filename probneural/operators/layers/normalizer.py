@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from probneural.checks import check_scale
 from probneural.errors import DataError
-from probneural.fields import Field
+from probneural.pairs import FieldSource
+from probneural.statistics import units
 
 
 class ChannelNormalizer(nn.Module):
@@ -34,7 +35,7 @@ class ChannelNormalizer(nn.Module):
         return bool((self.mean != 0).any() or (self.scale != 1).any())
 
     @torch.no_grad()
-    def fit(self, fields: Field) -> None:
+    def fit(self, fields: FieldSource) -> None:
         """Set mean and scale to the quadrature mean and standard deviation of the fields, per channel.
 
         Raises:
@@ -46,7 +47,7 @@ class ChannelNormalizer(nn.Module):
                 got=str(fields.channels),
                 remedy="build the operator for them",
             )
-        mean, scale = fields.units()
+        mean, scale = units(fields)
         check_scale(torch.cat([scale, torch.maximum(scale, mean.abs())]), "fields", dtype=self.scale.dtype)
         self.mean.copy_(mean)
         self.scale.copy_(scale)

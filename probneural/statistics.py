@@ -1,0 +1,206 @@
+"""Statistics of functions, per channel: one pass over data of any size, in float64, merged over parts and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.errors import DataError
+from probneural.fields import Field, power_of_two
+from probneural.pairs import FieldSource
+from probneural.processes import gathered, own_rows, world_size
+
+_CHUNK_NUMBERS = 2**21
+"""Values that are read at once (16 MiB in float64); the chunks of a source follow from its grid and channels alone."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Statistics:
+    """Count, mean and spread of functions, per channel: what sums over them hold, so that parts can be merged.
+
+    Means are over functions and, by quadrature, over the domain. Each function counts alike, whatever its grid and volume. Sums
+    are kept in units of a power of two per channel, so squares neither overflow nor vanish, and about the mean, so a channel that
+    does not vary has no spread.
+
+    Args:
+        count: Number of functions n.
+        units: The power of two per channel, in physical units, `(c,)`; 0 for a channel that is zero so far.
+        means: Mean per channel, in those units, `(c,)`.
+        squares: Sum over functions of the mean square deviation from the mean, in those units squared, `(c,)`.
+
+    Reference:
+        Chan, Golub and LeVeque (1983), Algorithms for computing the sample variance: equation 2.1, with weights.
+
+    Examples:
+        >>> from probneural.grids import Grid
+        >>> field = Field(torch.tensor([[[1.0, 1.0]], [[3.0, 3.0]], [[8.0, 8.0]]]), Grid.uniform(2))
+        >>> parts = Statistics.of(field[:2]).merge(Statistics.of(field[2:]))
+        >>> parts.count, parts.mean.tolist(), parts.variance.tolist()
+        (3, [4.0], [8.666666666666666])
+    """
+
+    count: int
+    units: Float64[Tensor, " c"]
+    means: Float64[Tensor, " c"]
+    squares: Float64[Tensor, " c"]
+
+    @classmethod
+    def empty(cls, channels: int) -> Statistics:
+        """Those of no function."""
+        zeros = torch.zeros(channels, dtype=torch.float64, device="cpu")
+        return cls(count=0, units=zeros, means=zeros, squares=zeros)
+
+    @classmethod
+    def of(cls, field: Field) -> Statistics:
+        """Those of functions in memory, taken at once."""
+        if not len(field):
+            return cls.empty(field.channels)
+        mean_weights = field.grid.mean_weights.to(field.device)
+        values = field.values.detach().to(torch.float64).flatten(2)
+        largest = values.abs().amax((0, 2))
+        units = torch.where(largest == 0, largest, power_of_two(largest))
+        values = (values / torch.where(units == 0, 1.0, units)[:, None]).contiguous()
+        origin = values[0, :, 0]  # a channel that does not vary is then zero, and the rounding of its mean no spread
+        values = values - origin[:, None]
+        means = (values @ mean_weights).mean(0)
+        squares = ((values - means[:, None]).square() @ mean_weights).sum(0)
+        return cls(count=len(field), units=units.cpu(), means=(means + origin).cpu(), squares=squares.cpu())
+
+    @classmethod
+    def merged(cls, parts: Iterable[Statistics]) -> Statistics:
+        """Those of all functions of some parts, one part or more."""
+        return reduce(cls.merge, parts)
+
+    def merge(self, other: Statistics) -> Statistics:
+        """Those of the functions of both.
+
+        Raises:
+            DataError: If the numbers of channels differ.
+        """
+        if len(self.means) != len(other.means):
+            raise DataError(
+                expected=f"functions of {len(self.means)} channels",
+                got=f"{len(other.means)}",
+                remedy="data sets side by side have the same channels",
+            )
+        if not (self.count and other.count):
+            return self if self.count else other
+        units = torch.maximum(self.units, other.units)
+        safe = torch.where(units == 0, 1.0, units)
+        first, second, count = self.units / safe, other.units / safe, self.count + other.count
+        difference = other.means * second - self.means * first
+        means = self.means * first + difference * (other.count / count)
+        between = difference.square() * (self.count * other.count / count)
+        squares = self.squares * first.square() + other.squares * second.square() + between
+        return Statistics(count=count, units=units, means=means, squares=squares)
+
+    def update(self, field: Field) -> Statistics:
+        """Those of these functions and more."""
+        return self.merge(Statistics.of(field))
+
+    def over_processes(self) -> Statistics:
+        """Those of the functions of all processes of torch.distributed, each of which makes this call.
+
+        Every process gets the same bits: parts are merged in the order of ranks.
+        """
+        return Statistics.merged(part for packed in gathered(_packed([self])) for part in _unpacked(packed))
+
+    @property
+    def mean(self) -> Float64[Tensor, " c"]:
+        """Mean per channel, in physical units."""
+        return self.means * self.units
+
+    @property
+    def variance(self) -> Float64[Tensor, " c"]:
+        """Mean square deviation from the mean per channel, in physical units squared."""
+        return self.std.square()
+
+    @property
+    def std(self) -> Float64[Tensor, " c"]:
+        """Standard deviation per channel, in physical units."""
+        return (self.squares / max(self.count, 1)).sqrt() * self.units
+
+
+def statistics(source: FieldSource, *, over_processes: bool = False) -> Statistics:
+    """Read functions once, in chunks, and return their statistics.
+
+    Chunks follow from grid and channels alone, so a source in memory and one on disk that hold equal functions give equal bits.
+
+    Args:
+        source: The functions.
+        over_processes: Whether every process of torch.distributed makes this call, with equal sources: each then reads its part
+            of the chunks, and all get the bits that one process would.
+
+    Returns:
+        The statistics, on the CPU.
+
+    Examples:
+        >>> from probneural.grids import Grid
+        >>> statistics(Field(torch.arange(3.0)[:, None, None].expand(3, 1, 4), Grid.uniform(4))).mean.tolist()
+        [1.0]
+    """
+    size = max(1, _CHUNK_NUMBERS // (source.channels * source.grid.size))
+    starts = range(0, len(source), size)
+    own = own_rows(len(starts)) if over_processes else range(len(starts))
+    parts = [Statistics.of(source[starts[number] : min(starts[number] + size, len(source))]) for number in own]
+    if over_processes:
+        equally_many = -(-len(starts) // world_size())
+        padded = [*parts, *[Statistics.empty(source.channels)] * (equally_many - len(parts))]
+        parts = [part for packed in gathered(_packed(padded)) for part in _unpacked(packed)] if padded else []
+    return Statistics.merged([Statistics.empty(source.channels), *parts])
+
+
+def units(
+    source: FieldSource | Sequence[FieldSource], *, over_processes: bool = False
+) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
+    """Mean and standard deviation of the values per channel, by quadrature, detached, in physical units.
+
+    A channel that does not vary has scale 1.
+
+    Args:
+        source: The functions, or several sources side by side, whose grids may differ; each function counts alike.
+        over_processes: See [`statistics`][probneural.statistics.statistics].
+
+    Returns:
+        Mean and scale, on the source's device.
+
+    Raises:
+        DataError: If there is no function, or sources have different channels.
+
+    Examples:
+        >>> from probneural.grids import Grid
+        >>> fine = Field(torch.ones(2, 1, 8), Grid.uniform(8))
+        >>> coarse = Field(-torch.ones(2, 1, 4), Grid.uniform(4))
+        >>> [numbers.tolist() for numbers in units([fine, coarse])]
+        [[0.0], [1.0]]
+    """
+    sources = source if isinstance(source, Sequence) else [source]
+    parts = [statistics(part, over_processes=over_processes) for part in sources]
+    if not sum(part.count for part in parts):
+        raise DataError(expected="one function or more to take units from", got="none", remedy="give more data")
+    total = Statistics.merged(parts)
+    mean, scale = total.mean, total.std
+    rounding = max(torch.finfo(part.dtype).eps for part in sources)
+    flat = scale <= rounding * mean.abs()
+    return mean.to(sources[0].device), torch.where(flat, 1.0, scale).to(sources[0].device)
+
+
+def _packed(parts: Sequence[Statistics]) -> Float64[Tensor, "parts 3*c+1"]:
+    """One row of numbers per part; counts below 2^53 are exact."""
+    return torch.stack(
+        [torch.cat([part.units, part.means, part.squares, part.units.new_tensor([part.count])]) for part in parts]
+    )
+
+
+def _unpacked(rows: Float64[Tensor, "parts 3*c+1"]) -> list[Statistics]:
+    """The parts of which `_packed` made rows."""
+    parts = []
+    for row in rows.cpu():
+        power, means, squares = row[:-1].reshape(3, -1)
+        parts.append(Statistics(count=int(row[-1]), units=power, means=means, squares=squares))
+    return parts
