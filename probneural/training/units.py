@@ -1,19 +1,18 @@
-"""Units of operators from data sets that are not one in memory: read once, in blocks, and merged."""
+"""Units of operators from one data set or several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.operators import Operator
-from probneural.pairs import Dataset, FieldPairs, batches
-
-_BLOCK = 2**26
-"""Bytes of values that are read at a time, about; data of less have the units of the same data in memory, to the bit."""
+from probneural.pairs import Dataset, FieldPairs, FieldSource, Rows
 
 
 def fit_units(operator: Operator, train: Sequence[Dataset]) -> None:
@@ -21,54 +20,96 @@ def fit_units(operator: Operator, train: Sequence[Dataset]) -> None:
 
     Args:
         operator: Whose normalisers are set.
-        train: Data sets side by side; each pair counts once.
+        train: Data sets side by side; each pair counts once. Those after the first are read on the first one's grids.
 
     Raises:
         DataError: If the fields have other channels than the operator, or a scale that its dtype does not hold.
+        GridError: If there are several data sets, and grids are scattered or of other domains.
     """
-    if len(train) == 1 and isinstance(train[0], FieldPairs):
-        operator.fit_normalizers(train[0])
-        return
-    operator.fit_normalizers(cast("FieldPairs", _Streamed(train)))
+    operator.fit_normalizers(train[0] if len(train) == 1 else _SideBySide(tuple(train)))
 
 
+@dataclass(frozen=True)
 class _Side:
-    """One side of data sets: what a normaliser asks of a field."""
+    """One side of several data sets, on the first one's grid."""
 
-    def __init__(self, channels: int) -> None:
-        self.channels = channels
-        self.count = 0
-        self.known: tuple[Tensor, Tensor] | None = None
+    parts: tuple[FieldSource, ...]
 
-    def add(self, field: Any) -> None:
-        """Merge the units of a block into those of the blocks before (Chan et al. 1982)."""
-        mean, scale = field.units()
-        flat = field.values.detach().flatten(2)
-        is_constant = (flat == flat[:1, :, :1]).all(2).all(0)
-        scale = torch.where(is_constant, torch.zeros_like(scale), scale)  # `units` gives a channel that does not vary scale 1
-        if self.known is not None:
-            before, spread = self.known
-            share = len(field) / (self.count + len(field))
-            gap = mean - before
-            mean = before + share * gap
-            scale = ((1 - share) * spread.square() + share * scale.square() + share * (1 - share) * gap.square()).sqrt()
-        self.known = mean, scale
-        self.count += len(field)
+    @property
+    def grid(self) -> Grid:
+        return self.parts[0].grid
 
-    def units(self) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
-        """Mean and standard deviation per channel; one that does not vary has scale 1."""
-        assert self.known is not None
-        mean, scale = self.known
-        return mean, torch.where(scale > 0, scale, torch.ones_like(scale))
+    @property
+    def channels(self) -> int:
+        return self.parts[0].channels
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, index: Rows, /) -> Field:
+        found, first = [], 0
+        rows = _numbers(index, len(self))
+        for part in self.parts:
+            own = rows[(rows >= first) & (rows < first + len(part))] - first
+            if len(own):
+                found.append(part[own].resample(self.grid))
+            first += len(part)
+        return Field.cat(found)
+
+    def to(self, target: torch.device | torch.dtype | str, /) -> _Side:
+        return _Side(tuple(part.to(target) for part in self.parts))
 
 
-class _Streamed:
-    """What `fit_normalizers` asks of pairs, from one pass over data sets."""
+@dataclass(frozen=True)
+class _SideBySide:
+    """Several data sets as one, on the first one's grids, in their order: what `fit_normalizers` reads."""
 
-    def __init__(self, train: Sequence[Dataset]) -> None:
-        self.inputs, self.outputs = _Side(train[0].inputs.channels), _Side(train[0].outputs.channels)
-        for data in train:
-            size = sum(side.grid.size * side.channels * side.dtype.itemsize for side in (data.inputs, data.outputs))
-            for pairs in batches(data, max(1, _BLOCK // size)):
-                self.inputs.add(pairs.inputs)
-                self.outputs.add(pairs.outputs)
+    parts: tuple[Dataset, ...]
+
+    @property
+    def inputs(self) -> _Side:
+        return self._side("inputs")
+
+    @property
+    def outputs(self) -> _Side:
+        return self._side("outputs")
+
+    @property
+    def fingerprint(self) -> str:
+        return "".join(part.fingerprint for part in self.parts)
+
+    def _side(self, name: Literal["inputs", "outputs"]) -> _Side:
+        return _Side(tuple(getattr(part, name) for part in self.parts))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, index: Rows, /) -> FieldPairs:
+        rows = _numbers(index, len(self)).sort().values
+        return FieldPairs(self.inputs[rows], self.outputs[rows])
+
+    def subset(self, index: Rows, /) -> Dataset:
+        return self[index]
+
+    def split(self, count: int, *, seed: int) -> tuple[Dataset, Dataset]:
+        return self[:].split(count, seed=seed)
+
+    def to(self, target: torch.device | torch.dtype | str, /) -> _SideBySide:
+        return _SideBySide(tuple(part.to(target) for part in self.parts))
+
+    def detached(self) -> _SideBySide:
+        return _SideBySide(tuple(part.detached() for part in self.parts))
+
+
+def _numbers(index: Rows, count: int) -> Tensor:
+    """Rows as integers from 0."""
+    every = torch.arange(count, device="cpu")
+    return every[[index] if isinstance(index, int) else index]
