@@ -12,6 +12,7 @@ from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs
 from probneural.randomness import stream
+from probneural.statistics import units
 from probneural.training import BatchOrder, History, Loading, fit
 from tests.training.cases import built, data, same
 from tests.training.lazy import lazy
@@ -86,7 +87,7 @@ def test_units_of_several_sets_are_those_of_all_their_functions() -> None:
     pairs = data(30)
     operator = built("FNO")
     fit(operator, [pairs[:20], lazy(pairs[20:])], epochs=1, validation=0.0, show_progress=False)
-    mean, scale = pairs.outputs.units()
+    mean, scale = units(pairs.outputs)
     torch.testing.assert_close(operator.output_normalizer.mean, mean.float())  # type: ignore[union-attr]
     torch.testing.assert_close(operator.output_normalizer.scale, scale.float())  # type: ignore[union-attr]
 
