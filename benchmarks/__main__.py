@@ -27,6 +27,7 @@ from benchmarks import (
     reading,
     speed,
     tables,
+    training,
 )
 from probneural.errors import ProbneuralError
 
@@ -128,6 +129,9 @@ COMMANDS = {
         speed.main,
         "operators beside neuraloperator's and deepxde's; minutes",
         options={"--device": {"default": "cpu", "help": "where everything runs: cpu or cuda"}},
+    ),
+    "training": Command(
+        training.main, "precisions, optimisers and schedules by validation error; about ten minutes", options=WORKERS
     ),
 }
 

@@ -20,6 +20,7 @@ ROOMS = ("problems", "operators", "training", "plots", "metrics", "calibration")
 FIXED = (torch.autograd.Function, nn.Module)
 """Base classes whose methods are called by PyTorch, which decides on their arguments."""
 
+LOSS = "losses are called as loss(predicted, target, grid), as PyTorch's are with two arguments"
 PRODUCT = "a product reads as the mathematics does: of which matrix, where, with what vector"
 
 EXCEPTIONS = {
@@ -30,6 +31,13 @@ EXCEPTIONS = {
     "probneural.curvature.products.functions.hessian_vector_product": PRODUCT,
     "probneural.curvature.products.functions.jacobian_vector_product": PRODUCT,
     "probneural.curvature.products.functions.vector_jacobian_product": PRODUCT,
+    "probneural.training.losses.CRPS.__call__": LOSS,
+    "probneural.training.losses.EnergyScore.__call__": LOSS,
+    "probneural.training.losses.PDEResidual.__call__": LOSS,
+    "probneural.training.losses.RelativeH1.__call__": LOSS,
+    "probneural.training.losses.RelativeL2.__call__": LOSS,
+    "probneural.training.losses.SpectralBands.__call__": LOSS,
+    "probneural.training.losses.WeightedSum.__call__": LOSS,
 }
 """Public callables with three positional arguments or more, and the reason for each."""
 

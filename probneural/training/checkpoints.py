@@ -52,7 +52,7 @@ class _Checkpoint(TypedDict):
     elapsed: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tensors:
     """A checkpoint's tensors by owner.
 

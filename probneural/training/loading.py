@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -204,11 +205,16 @@ def _are_in_memory(sources: Sequence[Dataset]) -> bool:
 def _ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
     """Take items in a thread of its own, so many ahead."""
     end = object()
+    here = copy_context()  # who shares the work is known in the thread, too
+
+    def following() -> Item | object:
+        return here.run(lambda: next(items, end))
+
     pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:
-        waiting = deque(pool.submit(next, items, end) for _ in range(depth))
+        waiting = deque(pool.submit(following) for _ in range(depth))
         while (item := waiting.popleft().result()) is not end:
-            waiting.append(pool.submit(next, items, end))
-            yield item  # type: ignore[misc]
+            waiting.append(pool.submit(following))
+            yield cast("Item", item)
     finally:
         pool.shutdown(cancel_futures=True)

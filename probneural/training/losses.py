@@ -141,8 +141,8 @@ class SpectralBands:
         ArgumentError: If edges do not increase, weights do not fit, or the floor is not positive.
     """
 
-    edges: tuple[float, ...]
-    weights: tuple[float, ...] | None = None
+    edges: Sequence[float]
+    weights: Sequence[float] | None = None
     floor: float = 1e-4
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -171,6 +171,7 @@ class Checkpoint:
     """
 
     path: str | os.PathLike[str]
+    _: KW_ONLY
     seconds: float | None = 60.0
     steps: int | None = None
 

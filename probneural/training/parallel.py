@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed
 
 from probneural.errors import ArgumentError
-from probneural.processes import world_size
+from probneural.processes import gathered, world_size
 
 TIMEOUT = timedelta(minutes=5)
 """How long a process waits for the others; one that dies is noticed at once, because its connections close."""
@@ -52,16 +52,6 @@ def check_batch(batch_size: int) -> None:
             got=str(batch_size),
             remedy="raise batch_size, which counts the pairs of all processes, or start fewer",
         )
-
-
-def gathered(values: Tensor) -> list[Tensor]:
-    """A tensor of every process, in their order, on the CPU; shapes and dtypes agree."""
-    if world_size() == 1:
-        return [values.detach().to("cpu")]
-    own = values.detach().to(_device())
-    found = [torch.empty_like(own) for _ in range(world_size())]
-    distributed.all_gather(found, own)
-    return [one.to("cpu") for one in found]
 
 
 def summed(value: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from probneural.errors import FileError
-from probneural.processes import rank
+from probneural.processes import gathered, rank, world_size
 from probneural.training import atomic, checkpoints, files, optimizers, parallel, weights
 from probneural.training.options import Checkpoint
 from probneural.training.run import Run
@@ -38,7 +38,7 @@ class Keeper:
         """
         if rank() == 0:
             atomic.remove_abandoned(self.path.resolve().parent, name=self.path.resolve().name)
-        seen = [bool(one) for one in parallel.gathered(torch.tensor(self.path.exists(), device="cpu", dtype=torch.uint8))]
+        seen = [bool(one) for one in gathered(torch.tensor(self.path.exists(), device="cpu", dtype=torch.uint8))]
         if any(seen) and not all(seen):
             raise FileError(
                 expected=f"a checkpoint {self.path} that all processes see",
@@ -68,10 +68,10 @@ class Keeper:
         """
         run = self.run
         self.written, self.steps = time.perf_counter(), 0
-        totals = [float(one) for one in parallel.gathered(run.total)]
+        totals = [float(one) for one in gathered(run.total)]
         random: dict[str, torch.Tensor] = {}
         for kind, state in weights.random_states(run.device).items() if run.step else ():
-            random |= {f"{number}.{kind}": one for number, one in enumerate(parallel.gathered(state))}
+            random |= {f"{number}.{kind}": one for number, one in enumerate(gathered(state))}
         moments, skeleton = optimizers.packed(run.optimizer.state_dict()["state"])
         tensors = checkpoints.Tensors(
             model=dict(run.operator.state_dict()),
@@ -145,7 +145,7 @@ class Keeper:
         run.seconds = list(metadata["seconds"])
         run.step, run.elapsed = metadata["step"], metadata["elapsed"]
         totals = metadata["totals"]
-        if len(totals) != len(parallel.gathered(run.total)):  # of another number of processes: the first takes all
+        if len(totals) != world_size():  # of another number of processes: the first takes all
             totals = [sum(totals)] + [0.0] * rank()
         run.total = torch.tensor(totals[rank()], dtype=torch.float64, device="cpu")
         mine = f"{rank()}."

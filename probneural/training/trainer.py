@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import os
@@ -226,18 +225,18 @@ def _checked_loss(loss: Loss | None) -> Loss | None:
     if not callable(loss):
         raise ArgumentError(expected="a callable as loss", got=repr(loss), remedy="leave it out for the relative L2 error")
     function: Callable[..., Any] = getattr(loss, "forward", loss)
-    with contextlib.suppress(ValueError):  # some built-in callables have no signature
+    try:
         signature = inspect.signature(function)
-        more = {"inputs": None} if "inputs" in signature.parameters else {}
-        try:
-            signature.bind(None, None, None, **more)
-        except TypeError as error:
-            raise ArgumentError(
-                expected="a loss called as loss(predicted, target, grid)",
-                got=f"{described(loss)}: {error}",
-                remedy="wrap one of two arguments: lambda predicted, target, grid: "
-                "torch.nn.functional.mse_loss(predicted, target)",
-            ) from error
+    except ValueError:  # some built-in callables have no signature
+        return loss
+    try:
+        signature.bind(None, None, None, **({"inputs": None} if "inputs" in signature.parameters else {}))
+    except TypeError as error:
+        raise ArgumentError(
+            expected="a loss called as loss(predicted, target, grid)",
+            got=f"{described(loss)}: {error}",
+            remedy="wrap one of two arguments: lambda predicted, target, grid: torch.nn.functional.mse_loss(predicted, target)",
+        ) from error
     return loss
 
 

@@ -141,7 +141,9 @@ TRAINING = [
     ),
     *refused("optimizer", lambda v: Optimization(optimizer=v), ("adam", 3, None), ArgumentError, "optimizer"),
     *refused("schedule", lambda v: Optimization(schedule=v), ("linear", 3), ArgumentError, "schedule"),
-    *refused("gradient_clip", lambda v: Optimization(gradient_clip=v), NOT_POSITIVE, ArgumentError, "gradient_clip"),
+    *refused(
+        "gradient_clip", lambda v: Optimization(gradient_clip=v), (0.0, -1.0, NAN, "1", True), ArgumentError, "gradient_clip"
+    ),
     *refused("accumulation", lambda v: Optimization(accumulation=v), NO_COUNT, ArgumentError, "accumulation"),
     *refused("averaging", lambda v: Optimization(averaging=v), (0.0, 1.0, NAN, "0.9", True), ArgumentError, "averaging"),
     *refused("precision", lambda v: Optimization(precision=v), ("half", 16), ArgumentError, "precision"),

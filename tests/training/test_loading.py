@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 import pytest
 import torch
@@ -12,27 +14,29 @@ from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs
 from probneural.randomness import stream
-from probneural.training import BatchOrder, History, Loading, fit
+from probneural.statistics import units
+from probneural.training import BatchOrder, History, Loading, fit, loading
 from tests.training.cases import built, data, same
 from tests.training.lazy import lazy
 
+MARK: ContextVar[str] = ContextVar("mark", default="thread")
 SETTINGS = {"epochs": 3, "batch_size": 6, "seed": 4, "show_progress": False}
 
 
-def trained(train: Dataset | list[Dataset], loading: Loading | None = None) -> tuple[History, dict[str, torch.Tensor]]:
+def trained(train: Dataset | list[Dataset], options: Loading | None = None) -> tuple[History, dict[str, torch.Tensor]]:
     operator = built("FNO")
-    return fit(operator, train, loading=loading, **SETTINGS), operator.state_dict()  # type: ignore[arg-type]
+    return fit(operator, train, loading=options, **SETTINGS), operator.state_dict()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "loading",
+    "options",
     [None, Loading(prefetch=1), Loading(prefetch=9), Loading(workers=1), Loading(workers=2, prefetch=1)],
     ids=["default", "one ahead", "nine ahead", "one worker", "two workers"],
 )
-def test_lazy_sources_and_workers_give_the_bits_of_memory(loading: Loading | None) -> None:
+def test_lazy_sources_and_workers_give_the_bits_of_memory(options: Loading | None) -> None:
     history, weights = trained(data(33))
     for train in (lazy(data(33), most=33), data(33)):
-        other, theirs = trained(train, loading)
+        other, theirs = trained(train, options)
         assert (other.train, other.validation) == (history.train, history.validation)
         assert same(theirs, weights)
 
@@ -86,7 +90,7 @@ def test_units_of_several_sets_are_those_of_all_their_functions() -> None:
     pairs = data(30)
     operator = built("FNO")
     fit(operator, [pairs[:20], lazy(pairs[20:])], epochs=1, validation=0.0, show_progress=False)
-    mean, scale = pairs.outputs.units()
+    mean, scale = units(pairs.outputs)
     torch.testing.assert_close(operator.output_normalizer.mean, mean.float())  # type: ignore[union-attr]
     torch.testing.assert_close(operator.output_normalizer.scale, scale.float())  # type: ignore[union-attr]
 
@@ -128,3 +132,20 @@ def test_grids_travel_with_batches() -> None:
     moved = FieldPairs(type(pairs.inputs)(pairs.inputs.values, grid), type(pairs.inputs)(pairs.outputs.values, grid))
     fit(built("FNO"), lazy(moved), loss=loss, epochs=1, loading=Loading(workers=1), show_progress=False)
     assert grids == {grid}
+
+
+def test_reading_ahead_keeps_the_callers_context() -> None:
+    """What is known of the processes that share the work is a context variable: a thread starts without it."""
+    seen = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(3):
+            seen.append(MARK.get())
+            yield number
+
+    token = MARK.set("caller")
+    try:
+        assert list(loading._ahead(numbers(), 2)) == [0, 1, 2]
+    finally:
+        MARK.reset(token)
+    assert seen == ["caller"] * 3

@@ -109,17 +109,19 @@ def test_bands_of_waves(shape: tuple[int, ...]) -> None:
     grid = Grid.uniform(shape, lengths=3.0)
     target = wave(grid, 1, size=2.0) + wave(grid, 6, size=0.1)
     predicted = wave(grid, 1, size=2.2) + wave(grid, 6, size=0.05)
-    loss = SpectralBands(edges=(4, 9), weights=(1, 2, 1), floor=1e-12)
+    loss = SpectralBands(edges=(4.0, 9.0), weights=(1.0, 2.0, 1.0), floor=1e-12)
     assert loss(predicted, target, grid).item() == pytest.approx((0.1 + 2 * 0.5) / 4, rel=1e-6)
     empty = target + wave(grid, 11, size=0.2)  # in a band where the target has nothing, the floor is the unit
-    floored = SpectralBands(edges=(9,), weights=(0, 1), floor=0.01)
+    floored = SpectralBands(edges=(9.0,), weights=(0.0, 1.0), floor=0.01)
     expected = 0.2 / (0.1 * math.sqrt(2.0**2 + 0.1**2))
     assert floored(empty, target, grid).item() == pytest.approx(expected, rel=1e-6)
     if len(shape) == 2:  # a diagonal wave of 3, 4 cycles has |k| = 5
         turn = 2 * math.pi * (3 * grid.points[:, 0] + 4 * grid.points[:, 1]) / 3.0
         diagonal = turn.sin().reshape(1, 1, *shape)
-        assert SpectralBands(edges=(5,), weights=(1, 0))(2 * diagonal, diagonal, grid).item() < 1e-6
-        assert SpectralBands(edges=(5,), weights=(0, 1), floor=1e-9)(2 * diagonal, diagonal, grid).item() == pytest.approx(1.0)
+        assert SpectralBands(edges=(5.0,), weights=(1.0, 0.0))(2 * diagonal, diagonal, grid).item() < 1e-6
+        assert SpectralBands(edges=(5.0,), weights=(0.0, 1.0), floor=1e-9)(
+            2 * diagonal, diagonal, grid
+        ).item() == pytest.approx(1.0)
 
 
 def test_ranked_probability_of_normal_samples() -> None:
@@ -189,7 +191,7 @@ def test_sums_weigh_their_terms_and_hand_on_inputs() -> None:
 
 @pytest.mark.parametrize(
     "loss",
-    [RelativeL2(), RelativeH1(), SpectralBands(edges=(3,)), WeightedSum([(1.0, RelativeL2()), (1e-4, PDEResidual(heat))])],
+    [RelativeL2(), RelativeH1(), SpectralBands(edges=(3.0,)), WeightedSum([(1.0, RelativeL2()), (1e-4, PDEResidual(heat))])],
     ids=lambda loss: type(loss).__name__,
 )
 def test_operators_train_on_every_loss(loss: Loss) -> None:

@@ -61,12 +61,9 @@ def test_several_processes_equal_one(name: str, processes: int, tmp_path: Path) 
             assert float((found[key] - value).abs().max()) <= tolerance, key
         torch.testing.assert_close(facts(tmp_path / "many", rank)["losses"], whole["losses"], rtol=tolerance, atol=0.0)
         assert facts(tmp_path / "many", rank)["told"] == (rank == 0)
-    # Every pair is read once an epoch, by one process; units are read by all, once.
+    # Every pair is read once an epoch, by one process; for the units, sides are read apart from pairs.
     counts = sum((Counter(facts(tmp_path / "many", rank)["read"]) for rank in range(processes)), Counter())
-    assert set(counts) == set(range(26))
-    units = Counter({row: processes for row, count in counts.items() if count > SETTINGS["epochs"]})
-    assert len(units) == 23
-    assert counts - units == Counter(dict.fromkeys(range(26), SETTINGS["epochs"]))
+    assert counts == Counter(dict.fromkeys(range(26), SETTINGS["epochs"]))
 
 
 @pytest.mark.slow

@@ -109,6 +109,8 @@ class SpectralConv(nn.Module):
             DataError: If they are of another dtype than the operator.
             ResolutionError: If an axis has fewer than 2m - 1 points (after its continuation).
         """
+        if torch.is_autocast_enabled(values.device.type) and values.dtype in (torch.bfloat16, torch.float16):
+            values = values.to(self.weight.dtype)  # the layer before rounded; products below are autocast again
         check_input(values, channels=self.in_channels, dimension=len(self.modes), dtype=self.weight.dtype)
         sizes = values.shape[2:]
         transforms = self._transforms(sizes, endpoint)
@@ -178,7 +180,8 @@ def _add_product(
     A transform may follow the product and not the values (a batch of weights, say), whose memory cannot hold the sum then.
     """
     is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    if torch.compiler.is_compiling() or is_transformed or values._is_view():
+    rounds = torch.is_autocast_enabled(values.device.type)
+    if torch.compiler.is_compiling() or is_transformed or rounds or values._is_view():
         return torch.addmm(values.reshape(inputs.shape[0], -1), inputs, weight.mT)
     result: Tensor = _AddProduct.apply(values, inputs, weight)
     return result

@@ -1,0 +1,184 @@
+"""What options do to weights, compared with the same written out by hand."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from probneural.operators import FNO, DeepONet
+from probneural.pairs import FieldPairs
+from probneural.training import BatchOrder, EarlyStopping, Optimization, RelativeL2, fit
+from tests.training.cases import built, data, same
+
+SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 6, "seed": 1, "validation": 0.0, "show_progress": False}
+
+
+def by_hand(module: nn.Module, pairs: FieldPairs, optimizer: torch.optim.Optimizer, **options: Any) -> list[dict[str, Tensor]]:
+    """A plain loop; returns the weights after each step."""
+    order, weights = BatchOrder([len(pairs)], batch_size=6, seed=1), []
+    module.train()
+    for epoch in range(3):
+        order.set_epoch(epoch)
+        batches = [pairs[rows] for _, rows in order.batches()]
+        for first in range(0, len(batches), options.get("accumulation", 1)):
+            group = batches[first : first + options.get("accumulation", 1)]
+            optimizer.zero_grad()
+            count = sum(map(len, group))
+            for batch in group:
+                loss = RelativeL2()(module(batch.inputs.values), batch.outputs.values, batch.outputs.grid)
+                (loss * len(batch) / count).backward()
+            if "clip" in options:
+                nn.utils.clip_grad_norm_(module.parameters(), options["clip"])
+            optimizer.step()
+            weights.append(copy.deepcopy(module.state_dict()))
+    return weights
+
+
+def close(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return all(torch.allclose(first[name], second[name], rtol=1e-12, atol=1e-14) for name in first)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulation": 2}, {"clip": 0.05}, {"accumulation": 3, "clip": 0.1}], ids=str)
+def test_steps_are_those_of_a_plain_loop(options: dict[str, Any]) -> None:
+    pairs = data(20, dtype=torch.float64)
+    ours, theirs = built("Tied").double(), built("Tied").double()
+    expected = by_hand(theirs, pairs, torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9), **options)
+    optimization = Optimization(
+        optimizer=functools.partial(torch.optim.SGD, momentum=0.9),
+        schedule=None,
+        accumulation=options.get("accumulation", 1),
+        gradient_clip=options.get("clip"),
+    )
+    fit(ours, pairs, learning_rate=0.1, optimization=optimization, **SETTINGS)
+    assert close(ours.state_dict(), expected[-1])
+    assert not close(ours.state_dict(), expected[-2])
+
+
+def test_schedules_reach_what_they_promise() -> None:
+    from probneural.training import Callback, Progress
+
+    class Rates(Callback):
+        def __init__(self) -> None:
+            self.rates: list[float] = []
+
+        def on_step(self, progress: Progress) -> None:
+            self.rates.append(progress.learning_rate)
+
+    def linear(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / steps)
+
+    found = {}
+    for schedule in ("one-cycle", "cosine", None, linear):
+        rates = Rates()
+        options = Optimization(schedule=schedule)  # type: ignore[arg-type]
+        fit(built("Tied"), data(20), learning_rate=0.01, optimization=options, callbacks=[rates], **SETTINGS)
+        found[str(schedule)] = rates.rates
+    assert max(found["one-cycle"]) == pytest.approx(0.01, rel=0.02)
+    assert found["one-cycle"][0] < 0.005
+    assert found["cosine"][5] == pytest.approx(0.005)  # halfway of 12 steps
+    assert found["cosine"][-1] == pytest.approx(0.0, abs=1e-12)
+    assert found["None"] == [0.01] * 12
+    assert found[str(linear)] == pytest.approx([0.01 * (1 - step / 12) for step in range(1, 13)])
+
+
+def test_the_average_is_that_of_the_steps() -> None:
+    pairs = data(20, dtype=torch.float64)
+    ours, theirs = built("Tied").double(), built("Tied").double()
+    steps = by_hand(theirs, pairs, torch.optim.SGD(theirs.parameters(), lr=0.1))
+    average = steps[0]
+    for step in steps[1:]:
+        average = {name: 0.7 * value + 0.3 * step[name] for name, value in average.items()}
+    fit(
+        ours,
+        pairs,
+        learning_rate=0.1,
+        optimization=Optimization(optimizer=torch.optim.SGD, schedule=None, averaging=0.7),
+        **SETTINGS,
+    )
+    assert close(ours.state_dict(), average)
+    assert not close(ours.state_dict(), steps[-1])
+
+
+def test_what_is_watched_is_the_average() -> None:
+    pairs, operator = data(40), built("Tied")
+    history = fit(
+        operator, pairs, optimization=Optimization(averaging=0.99), **SETTINGS | {"validation": 0.25, "learning_rate": 0.03}
+    )
+    from probneural.training import trainer
+
+    (held,) = trainer._split([pairs], 0.25, 1)[1]
+    everything = held[:]
+    found = RelativeL2()(operator(everything.inputs.values), everything.outputs.values, everything.outputs.grid).item()
+    assert history.validation[-1] == pytest.approx(found, rel=1e-5)
+
+
+@pytest.mark.parametrize("restore", [True, False])
+def test_early_stopping(restore: bool) -> None:
+    """A rate so high that the loss soon rises: it ends after the patience, with the weights that were asked for."""
+    pairs = data(40)
+    settings = SETTINGS | {"epochs": 60, "validation": 0.5, "learning_rate": 0.3}
+    stop = EarlyStopping(patience=4, restore_best=restore)
+    operator = built("FNO")
+    history = fit(operator, pairs, optimization=Optimization(early_stopping=stop, schedule=None), **settings)
+    best = min(range(history.epochs), key=lambda number: history.validation[number])
+    assert history.epochs == best + 1 + 4 < 60
+    assert history.restored == (best + 1 if restore else None)
+    length = best + 1 if restore else history.epochs
+    plain = built("FNO")
+    fit(plain, pairs, optimization=Optimization(schedule=None), **settings | {"epochs": length})
+    assert same(operator.state_dict(), plain.state_dict())
+
+
+def test_lbfgs_fits_a_linear_map_in_a_few_steps() -> None:
+    pairs = data(20, dtype=torch.float64)
+    linear = FieldPairs(pairs.inputs, type(pairs.inputs)(2.0 * pairs.inputs.values - 1.0, pairs.inputs.grid))
+    operator = nn.Conv1d(1, 1, 1).double()
+    history = fit(
+        operator,
+        linear,
+        epochs=6,
+        batch_size=20,
+        validation=0.0,
+        learning_rate=1.0,
+        loss=lambda predicted, target, grid: (predicted - target).square().mean(),
+        optimization=Optimization(optimizer="lbfgs", schedule=None),
+        show_progress=False,
+    )
+    assert history.train[-1] < 1e-10
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["FNO", "DeepONet", "Convolutional"])
+def test_lower_precision_learns_as_much(kind: str, precision: Any) -> None:
+    pairs = data(60)
+    losses = {}
+    for name in (None, precision):
+        operator: nn.Module = built("Convolutional")
+        if kind == "FNO":
+            operator = FNO(1, 1, modes=(4,), width=8, depth=2, seed=0)
+        elif kind == "DeepONet":
+            operator = DeepONet(1, 1, sensors=pairs.inputs.grid, seed=0)
+        settings = SETTINGS | {"epochs": 10, "optimization": Optimization(precision=name)}
+        losses[name] = fit(operator, pairs, **settings).train
+        assert {parameter.dtype for parameter in operator.parameters()} == {torch.float32}
+    assert losses[precision] != losses[None]
+    assert losses[precision][-1] == pytest.approx(losses[None][-1], rel=0.1)
+
+
+def test_compiled_operators_train_the_same() -> None:
+    plain, compiled, graphs = built("Tied"), built("Tied"), []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled.compile(backend=backend)
+    fit(plain, data(), **SETTINGS)
+    fit(compiled, data(), **SETTINGS)
+    assert graphs
+    assert all(torch.allclose(one, two) for one, two in zip(plain.parameters(), compiled.parameters(), strict=True))
