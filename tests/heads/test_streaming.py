@@ -23,7 +23,7 @@ from probneural.heads import (
 )
 from probneural.heads.last_layer import laplace as last_layer
 from probneural.heads.residuals import estimate_effective_observations
-from probneural.metrics import score_pairs
+from probneural.metrics import score, score_pairs
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs
 from probneural.statistics import units
@@ -114,6 +114,23 @@ def test_the_whole_road_is_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
             assert max(part.most for part in (train, scaling, band_set, test)) <= 8
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1:] == found[1][1:]
+
+
+@pytest.mark.parametrize("whole", [None, 11])
+@pytest.mark.parametrize("name", ["last layer", "deep"])
+def test_scores_in_parts_are_those_of_all(name: str, whole: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, pairs = operator_and_pairs(60)
+    predictor, test = HEADS[name].fit(operator, pairs[:30]), pairs[30:]
+    expected = score(predictor(test.inputs), test.outputs, noise=predictor.noise, whole=whole).to_dict()
+    monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", 7 * 16)
+    found = [
+        score_pairs(predictor, LazyPairs.of(test), whole=whole),
+        score(predictor(test.inputs), test.outputs, noise=predictor.noise, whole=whole),
+    ]
+    for scores in found:
+        assert scores.to_dict() == {
+            key: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value for key, value in expected.items()
+        }
 
 
 class TestEffectiveObservations:
