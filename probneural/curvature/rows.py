@@ -39,8 +39,6 @@ class GaussNewtonRows:
         prior_std: Factor on each parameter, `(P,)`; prior standard deviations whiten the prior away.
         probes: Random projections per function; every output value by default.
         seed: Of the projections.
-        first: How many functions come before these, in data that several processes share: projections follow from a
-            function's place among all.
 
     Raises:
         ArgumentError: If `probes` is not positive.
@@ -55,7 +53,6 @@ class GaussNewtonRows:
     prior_std: Float[Tensor, " P"] | None = None
     probes: int | None = None
     seed: int = 0
-    first: int = 0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -73,14 +70,17 @@ class GaussNewtonRows:
         """Number of rows."""
         return len(self.inputs) * (self.weights.numel() if self.probes is None else self.probes)
 
-    def __call__(self, *, chunk: int = 64) -> Iterator[Float[Tensor, "r P"]]:
-        """Iterate over the rows, `chunk` at a time, in the operator's dtype."""
+    def __call__(self, *, chunk: int = 64, first: int = 0) -> Iterator[Float[Tensor, "r P"]]:
+        """Iterate over the rows, `chunk` at a time, in the operator's dtype.
+
+        In data that several processes share, `first` functions come before these; projections follow from the number among all.
+        """
         vector = self.layout.flatten(dict(self.operator.named_parameters()))
         root = self.weights.sqrt().to(vector)
         prior_std = None if self.prior_std is None else self.prior_std.to(vector)
         generator = stream(self.seed, "gradient rows")
         if self.probes is not None:
-            for _ in range(self.first):
+            for _ in range(first):
                 self._normals(root, generator)
         for single in self._singles(root):
             pieces = (

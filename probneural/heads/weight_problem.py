@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -238,9 +238,9 @@ class WeightProblem:
         """Its transpose."""
         return vector_jacobian_product(self.curvature, self.vector, cotangents)
 
-    def rows(self, *, probes: int | None = None, seed: int = 0) -> GaussNewtonRows:
-        """Rows of the Gauss-Newton matrix, whitened by the prior."""
-        return GaussNewtonRows(
+    def rows(self, *, probes: int | None = None, seed: int = 0) -> Callable[[], Iterator[Float[Tensor, "r P"]]]:
+        """Rows of the Gauss-Newton matrix, whitened by the prior: those of this process's functions, at every call."""
+        rows = GaussNewtonRows(
             self.operator,
             self.layout,
             inputs=self.data.inputs,
@@ -249,8 +249,8 @@ class WeightProblem:
             prior_std=None if self.prior is None else self.prior_std,
             probes=probes,
             seed=seed,
-            first=self.data.first,
         )
+        return partial(rows, first=self.data.first)
 
 
 def _doubled(tensor: Tensor) -> Tensor:

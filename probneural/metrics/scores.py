@@ -18,7 +18,7 @@ from probneural.metrics.comparison import compare
 from probneural.metrics.score_sums import ScoreSums
 from probneural.pairs import Dataset, FieldSource, batches, check_dataset
 
-_BATCH_VALUES = 2**18
+_BATCH_VALUES = 2**16
 """Output values that are predicted and compared at once."""
 
 

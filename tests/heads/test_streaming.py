@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.distributions import GaussianField, Predictor
+from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads import (
@@ -23,7 +24,8 @@ from probneural.heads import (
 )
 from probneural.heads.last_layer import laplace as last_layer
 from probneural.heads.residuals import estimate_effective_observations
-from probneural.metrics import score_pairs
+from probneural.heads.training_data import training_data
+from probneural.metrics import score, score_pairs
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs
 from probneural.statistics import units
@@ -116,6 +118,23 @@ def test_the_whole_road_is_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0][1:] == found[1][1:]
 
 
+@pytest.mark.parametrize("whole", [None, 11])
+@pytest.mark.parametrize("name", ["last layer", "deep"])
+def test_scores_in_parts_are_those_of_all(name: str, whole: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, pairs = operator_and_pairs(60)
+    predictor, test = HEADS[name].fit(operator, pairs[:30]), pairs[30:]
+    expected = score(predictor(test.inputs), test.outputs, noise=predictor.noise, whole=whole).to_dict()
+    monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", 7 * 16)
+    found = [
+        score_pairs(predictor, LazyPairs.of(test), whole=whole),
+        score(predictor(test.inputs), test.outputs, noise=predictor.noise, whole=whole),
+    ]
+    for scores in found:
+        assert scores.to_dict() == {
+            key: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value for key, value in expected.items()
+        }
+
+
 class TestEffectiveObservations:
     """The three ways of counting agree."""
 
@@ -179,3 +198,12 @@ def test_calibration_predicts_anew_what_it_does_not_keep(monkeypatch: pytest.Mon
     for first, second in zip(numbers(kept), numbers(again), strict=True):
         torch.testing.assert_close(first, second, rtol=1e-10, atol=0)
     assert torch.equal(kept.calibrated_on, again.calibrated_on)
+
+
+@pytest.mark.bad_input
+def test_every_process_needs_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, pairs = operator_and_pairs(2)
+    monkeypatch.setattr("probneural.heads.training_data.world_size", lambda: 3)
+    with pytest.raises(DataError, match="a training pair for each of the 3 processes"):
+        training_data(pairs, None)
+    assert training_data(pairs, None, is_shared=False).functions == 2

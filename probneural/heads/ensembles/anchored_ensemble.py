@@ -254,8 +254,8 @@ def _of_all(own: Float[Tensor, "own *rest"], members: int) -> Float[Tensor, "mem
     if world_size() == 1:
         return own
     padded = own.new_zeros(members, *own.shape[1:])
-    place = own_rows(members)
-    padded[place.start : place.stop] = own
+    rows = own_rows(members)
+    padded[rows.start : rows.stop] = own
     return torch.stack(gathered(padded)).sum(0)
 
 

@@ -101,8 +101,8 @@ def exchanged(states: dict[int, State], jobs: Sequence[Job], *, like: State) -> 
         jobs: All, of which each process has trained a block.
         like: A member, whose names, shapes and dtypes all have.
     """
-    for place, (number, _) in enumerate(jobs if world_size() > 1 else ()):
-        source = next(process for process in range(world_size()) if place < len(jobs) * (process + 1) // world_size())
+    for index, (number, _) in enumerate(jobs if world_size() > 1 else ()):
+        source = next(process for process in range(world_size()) if index < len(jobs) * (process + 1) // world_size())
         is_own = source == rank()
         states[number] = {
             name: gathered(states[number][name] if is_own else torch.empty_like(tensor))[source]

@@ -89,6 +89,7 @@ class KernelOperator:
         one; and length scales follow the spectrum of the inputs.
 
     Examples:
+        >>> from probneural.pairs import FieldPairs
         >>> grid = Grid.uniform((8,))
         >>> waves = torch.stack([torch.sin(6.283185307179586 * grid.points[:, 0]), torch.ones(8, dtype=torch.float64)])
         >>> numbers = torch.randn(20, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -48,10 +48,10 @@ def update(problem: WeightProblem, root: DenseWeights | LowRankWeights, *, shift
         shift: Of its mean from the trained weights.
     """
     old = torch.zeros_like(problem.vector) if shift is None else shift.to(problem.vector)
-    gradient, energy = _misfit(problem, old)
+    gradient, squares = _misfit(problem, old)
     weights, log_ratio, next_value = _dense(root, problem) if isinstance(root, DenseWeights) else _low_rank(root, problem)
     step = weights.product(weights.transposed_product(gradient[None]))[0].to(torch.float64)
-    explained = energy - float(gradient @ step)
+    explained = squares - float(gradient @ step)
     gain = -0.5 * (problem.observations * math.log(2 * math.pi) + log_ratio + explained) - problem.offset
     return Update(weights=weights, shift=old.to(torch.float64) + step, log_evidence=gain, next_value=next_value)
 

@@ -59,6 +59,7 @@ class Kronecker(Structure):
             prior_std=problem.prior_std,
             summed=problem.data.summed,
         )
+        each = problem.weights.numel() if self.probes is None else self.probes
         present, groups = torch.unique(factors.layers, return_inverse=True)
         names = [problem.layout.names[number] for number in present.tolist()]
         learned = learn(problem, factors.eigenvalues, groups=groups, names=names)
@@ -69,6 +70,6 @@ class Kronecker(Structure):
             log_evidence=learned.log_evidence,
             report={
                 "null_directions": float((factors.eigenvalues == 0).sum()),
-                "rows": float(len(rows) // len(problem.data.pairs) * problem.data.functions),
+                "rows": float(problem.data.functions * each),
             },
         )
