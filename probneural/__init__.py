@@ -26,6 +26,7 @@ from probneural import (
     pairs,
     problems,
     processes,
+    runs,
     storage,
     training,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "pairs",
     "problems",
     "processes",
+    "runs",
     "save",
     "storage",
     "training",

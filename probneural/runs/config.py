@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -96,7 +95,8 @@ class Training:
     """How it is trained: arguments of probneural.fit.
 
     Attributes:
-        epochs: Passes over the training pairs; "auto" takes some 30,000 pairs in all, in 20 to 200 passes, DeepONets twice that.
+        epochs: Passes over the training pairs; "auto" takes some 30,000 pairs in all, in 20 to 200 passes, and DeepONets twice
+            that.
         batch_size: Pairs a step.
         learning_rate: The cycle's peak; "auto" is 3e-3 for an FNO and 1e-3 for DeepONets.
         weight_decay: AdamW's decay.
@@ -213,11 +213,8 @@ class Config:
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return plain values by section and name, lists for tuples."""
         return {
-            section.name: {
-                name: list(value) if isinstance(value, tuple) else value for name, value in vars(part).items()
-            }
-            for section in dataclasses.fields(self)
-            if (part := getattr(self, section.name)) is not None
+            section: {name: list(value) if isinstance(value, tuple) else value for name, value in vars(part).items()}
+            for section, part in vars(self).items()
         }
 
     @classmethod

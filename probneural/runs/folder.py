@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -18,7 +19,7 @@ import torch
 from probneural.checks import check_instance, check_path
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.grids import Grid
-from probneural.pairs import Dataset
+from probneural.pairs import Dataset, FieldPairs
 from probneural.randomness import stream
 from probneural.runs.config import Config
 from probneural.runs.recipes import resolved
@@ -124,11 +125,11 @@ class RunFolder:
         """A file of the folder."""
         return self.path / name
 
-    def part(self, name: str) -> Dataset:
-        """The training, scaling, conformal or test pairs."""
+    def part(self, name: str) -> FieldPairs:
+        """The training, scaling, conformal or test pairs, read into memory: the one place to keep them on disk."""
         if self.data is None:
             raise FileError(expected="a folder opened with its data", got="none", remedy="use RunFolder.open")
-        return self.data.subset(self.record["split"][name])
+        return self.data[self.record["split"][name]]
 
     @cached_property
     def output_grid(self) -> Grid | None:
@@ -190,10 +191,8 @@ def split_rows(count: int, config: Config) -> dict[str, list[int]]:
 
 def versions() -> dict[str, str]:
     """Of this package, of Python, and of what computes."""
-    import probneural
-
     return {
-        "probneural": probneural.__version__,
+        "probneural": str(sys.modules["probneural"].__version__),  # an import of the whole package would be a circle
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,

@@ -15,7 +15,7 @@ from torch import nn
 from probneural import heads, operators
 from probneural.errors import ArgumentError, ConfigurationError
 from probneural.grids import Grid
-from probneural.pairs import Dataset
+from probneural.pairs import Dataset, FieldPairs
 from probneural.runs.config import Config, Head, Operator, Training
 from probneural.runs.toml import nearest
 from probneural.training import History, fit
@@ -56,7 +56,9 @@ def resolved(config: Config, data: Dataset, *, train: int) -> Config:
     training = replace(
         config.training,
         epochs=passes if config.training.epochs == "auto" else config.training.epochs,
-        learning_rate=(1e-3 if is_deeponet else 3e-3) if config.training.learning_rate == "auto" else config.training.learning_rate,
+        learning_rate=(1e-3 if is_deeponet else 3e-3)
+        if config.training.learning_rate == "auto"
+        else config.training.learning_rate,
     )
     whole = _WHOLE[grid.dimension] if config.scores.whole == "auto" else config.scores.whole
     _check_options(config.operator, operators)
@@ -86,7 +88,7 @@ def build_operator(settings: Operator, data: Dataset) -> nn.Module:
 
 def train_operator(
     operator: nn.Module,
-    data: Dataset,
+    data: FieldPairs,
     *,
     training: Training,
     checkpoint: Path | None = None,
@@ -94,9 +96,7 @@ def train_operator(
     on_epoch: Callable[[int, dict[str, float]], None] | None = None,
 ) -> History:
     """Train with the settings of a run; the one place that calls `fit`."""
-    return fit(
-        operator, data, **_fit_settings(training), checkpoint=checkpoint, show_progress=show_progress, on_epoch=on_epoch
-    )
+    return fit(operator, data, **_fit_settings(training), checkpoint=checkpoint, show_progress=show_progress, on_epoch=on_epoch)
 
 
 def build_head(settings: Head, *, training: Training, show_progress: bool) -> Any:
@@ -156,5 +156,3 @@ def _operator_options(settings: Operator, data: Dataset, train: int) -> dict[str
 
 def _head_options(settings: Head) -> dict[str, Any]:
     return {"members": 5, "keeps_operator": True} if settings.name == "DeepEnsemble" else {}
-
-

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError, ShapeError
+from probneural.errors import ArgumentError, DataError, FileError, ProbneuralError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs
@@ -109,7 +109,7 @@ def open_pairs(data: Data) -> tuple[Dataset, Axes]:
     if Path(data.path).suffix == ".npz":
         arrays = _arrays(Path(data.path))
         sides = [_stacked([arrays[name] for name in names]) for names in (data.inputs, data.outputs)]
-        _check_periodic(data, "its axes")
+        _check_periodic(data, "of the arrays")
         pairs = FieldPairs.from_numpy(sides[0], sides[1], **options)
         return pairs, Axes(sample="sample", names=_numbered(pairs.outputs.grid), coordinates={})
     with _opened(Path(data.path)) as dataset:
@@ -179,7 +179,7 @@ def _check_there(names: tuple[str, ...], found: list[Variable], file: Path) -> N
 def _check_periodic(data: Data, axes: str) -> None:
     if not data.periodic:
         raise ArgumentError(
-            expected=f"whether {axes} are periodic, one answer for all or one for each",
+            expected=f"whether the axes ({axes}) are periodic, one answer for all or one for each",
             got="none, and coordinates cannot tell",
             remedy="say --periodic true or --periodic false, or periodic = [...] in [data]",
         )

@@ -10,7 +10,6 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from probneural.checks import check_path
@@ -172,12 +171,12 @@ class _Place:
 
 
 def line_of(text: str, keys: Iterable[str]) -> int | None:
-    """The number, from 1, of the line where a statement begins that first defines a key.
+    r"""The number, from 1, of the line where a statement begins that first defines a key.
 
     The text is cut after each line: statements end where what is above the cut is TOML.
 
     Examples:
-        >>> line_of('[data]\\ninputs = [\\n  "a",\\n]\\nperiodic = [true]', ("data", "periodic"))
+        >>> line_of('[data]\ninputs = [\n  "a",\n]\nperiodic = [true]', ("data", "periodic"))
         5
     """
     lines = text.split("\n")
