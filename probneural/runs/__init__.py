@@ -8,7 +8,7 @@ from probneural.runs.config import Calibration, Config, Data, Head, Operator, Sc
 from probneural.runs.initial import initial_config
 from probneural.runs.inspection import info
 from probneural.runs.prediction import predict
-from probneural.runs.report import Report, report
+from probneural.runs.reporting import Report, report
 from probneural.runs.scoring import TestScores
 from probneural.runs.steps import Calibrated, calibrate, fit, score, train
 from probneural.runs.toml import read_config, write_config

@@ -110,7 +110,7 @@ def open_pairs(data: Data) -> tuple[Dataset, Axes]:
         arrays = _arrays(Path(data.path))
         sides = [_stacked([arrays[name] for name in names]) for names in (data.inputs, data.outputs)]
         _check_periodic(data, "of the arrays")
-        pairs = FieldPairs.from_numpy(sides[0], sides[1], **options)
+        pairs = FieldPairs.from_numpy(sides[0], sides[1], **_per_axis(options, data.inputs, sides[0]))
         return pairs, Axes(sample="sample", names=_numbered(pairs.outputs.grid), coordinates={})
     with _opened(Path(data.path)) as dataset:
         sample = _sample(data, dataset[list(dict.fromkeys((*data.inputs, *data.outputs)))])
@@ -133,7 +133,7 @@ def open_inputs(path: str | os.PathLike[str], data: Data) -> tuple[Field, Axes]:
     options = _options(data)
     if file.suffix == ".npz":
         values = _stacked([_arrays(file)[name] for name in data.inputs])
-        inputs = FieldPairs.from_numpy(values, values, **options).inputs
+        inputs = FieldPairs.from_numpy(values, values, **_per_axis(options, data.inputs, values)).inputs
         return inputs, Axes(sample="sample", names=_numbered(inputs.grid), coordinates={})
     with _opened(file) as dataset:
         sample = _sample(data, dataset[list(data.inputs)])
@@ -149,6 +149,13 @@ def _options(data: Data) -> dict[str, Any]:
         "lengths": (data.lengths if len(data.lengths) > 1 else data.lengths[0]) if data.lengths else None,
         "dtype": getattr(torch, data.dtype),
     }
+
+
+def _per_axis(options: dict[str, Any], names: tuple[str, ...], values: NDArray[Any]) -> dict[str, Any]:
+    """One answer for all axes, repeated where variables were stacked: the second axis is channels then, the rest space."""
+    periodic = options["periodic"]
+    is_one = len(names) > 1 and isinstance(periodic, bool)
+    return {**options, "periodic": (periodic,) * (values.ndim - 2) if is_one else periodic}
 
 
 def _check_named(data: Data, found: list[Variable]) -> None:

@@ -234,7 +234,7 @@ def test_what_follows_from_the_data_is_resolved_once(tmp_path: Path) -> None:
     assert "embeds_position" not in config.operator.options
     assert (config.training.epochs, config.training.learning_rate, config.scores.whole) == (50, 3e-3, 200)
     assert resolved(config, pairs, train=600) == config
-    bounded = pn.FieldPairs.from_numpy(pairs[:].inputs.values.numpy(), pairs[:].outputs.values.numpy(), periodic=False)
+    bounded = pn.FieldPairs.from_numpy(pairs[:].inputs.values.numpy(), pairs[:].outputs.values.numpy(), periodic=[False])
     assert resolved(Config(), bounded, train=600).operator.options["embeds_position"]
     wrong = dataclasses.replace(Config(), operator=runs.Operator(options={"widht": 3}))
     with pytest.raises(ConfigurationError, match="got 'widht'; did you mean 'width'"):
