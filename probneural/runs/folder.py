@@ -29,6 +29,9 @@ from probneural.training import atomic, schema
 
 FORMAT = "probneural-run-1"
 PARTS = ("train", "scaling", "conformal", "test")
+_OWN = ("config.toml", "run.json")
+_FREE = ("data.path ", "training.device ", "training.keeps_checkpoint ")
+"""Settings that may change from call to call: results do not belong to them."""
 _LEAST_TRAINING = 4
 """Pairs that are trained on, at least."""
 
@@ -90,7 +93,7 @@ class RunFolder:
         data, axes = open_pairs(config.data)
         split = split_rows(len(data), config)
         config = resolved(config, data, train=len(split["train"]))
-        if known is not None:
+        if known is not None and _has_results(path):
             _check_same(path, known, config, data)
             return cls(path, config, known, data)
         record = {
@@ -243,7 +246,7 @@ def _own_config(path: Path) -> Config:
 def _check_same(path: Path, known: Mapping[str, Any], config: Config, data: Dataset) -> None:
     """Raise a FileError that says in what a folder's settings or data differ."""
     theirs = Config.from_dict(known["config"])
-    apart = [line for line in config.differences(theirs) if not line.startswith("data.path ")]
+    apart = [line for line in config.differences(theirs) if not line.startswith(_FREE)]
     if data.fingerprint != known["fingerprint"]:
         rows = sum(map(len, known["split"].values()))
         count = f"{len(data)} pairs, not {rows}" if len(data) != rows else "other values"
@@ -256,11 +259,21 @@ def _check_same(path: Path, known: Mapping[str, Any], config: Config, data: Data
         )
 
 
+def _others(path: Path) -> list[str]:
+    """Files of a folder that do not merely say what it is going to hold."""
+    return [file.name for file in path.iterdir() if not file.name.startswith(".") and file.name not in _OWN]
+
+
+def _has_results(path: Path) -> bool:
+    """Whether a step has left something; before, other settings may take the folder over."""
+    return bool(_others(path))
+
+
 def _make(path: Path) -> None:
     """Make an empty folder, or take one that is."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        others = [file.name for file in path.iterdir() if not file.name.startswith(".") and file.name != "config.toml"]
+        others = _others(path)
     except OSError as error:
         raise FileError(expected=f"a folder at {path}", got=str(error), remedy="name another: --folder NAME") from error
     if others:

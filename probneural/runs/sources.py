@@ -114,7 +114,7 @@ def open_pairs(data: Data) -> tuple[Dataset, Axes]:
         return pairs, Axes(sample="sample", names=_numbered(pairs.outputs.grid), coordinates={})
     with _opened(Path(data.path)) as dataset:
         sample = _sample(data, dataset[list(dict.fromkeys((*data.inputs, *data.outputs)))])
-        first, second = (_selected(dataset, names) for names in (data.inputs, data.outputs))
+        first, second = (_selected(dataset, names, sample) for names in (data.inputs, data.outputs))
         axes = _axes(second, sample, data.channel)
         if "periodic" not in _first_variable(first).attrs:
             _check_periodic(data, ", ".join(axes.names))
@@ -137,7 +137,7 @@ def open_inputs(path: str | os.PathLike[str], data: Data) -> tuple[Field, Axes]:
         return inputs, Axes(sample="sample", names=_numbered(inputs.grid), coordinates={})
     with _opened(file) as dataset:
         sample = _sample(data, dataset[list(data.inputs)])
-        chosen = _selected(dataset, data.inputs)
+        chosen = _selected(dataset, data.inputs, sample)
         pairs = FieldPairs.from_xarray(chosen, chosen, sample=sample, channel=_channel(chosen, chosen, data.channel), **options)
         return pairs.inputs, _axes(chosen, sample, data.channel)
 
@@ -217,9 +217,15 @@ def _channel(first: Any, second: Any, name: str) -> str | None:
     return None if both else name
 
 
-def _selected(dataset: xarray.Dataset, names: tuple[str, ...]) -> Any:
-    """One variable, or several as channels."""
-    return dataset[names[0]] if len(names) == 1 else dataset[list(names)]
+def _selected(dataset: xarray.Dataset, names: tuple[str, ...], sample: str) -> Any:
+    """One variable, or several as channels; axes of space that descend, as latitudes often do, are turned round."""
+    chosen = dataset[names[0]] if len(names) == 1 else dataset[list(names)]
+    down = [dim for dim in chosen.dims if dim != sample and dim in chosen.coords and _descends(chosen.coords[dim].to_numpy())]
+    return chosen.isel({dim: slice(None, None, -1) for dim in down})
+
+
+def _descends(coordinates: NDArray[Any]) -> bool:
+    return coordinates.ndim == 1 and coordinates.dtype.kind in "iuf" and bool((np.diff(coordinates) < 0).all())
 
 
 def _first_variable(side: Any) -> xarray.DataArray:

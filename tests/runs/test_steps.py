@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import probneural as pn
 from probneural import runs
-from probneural.errors import ArgumentError, ConfigurationError, DataError, FileError, ShapeError
+from probneural.errors import ArgumentError, ConfigurationError, DataError, FileError, ResolutionError, ShapeError
 from probneural.runs import Config
 from probneural.runs.folder import RunFolder, split_rows
 from probneural.runs.recipes import resolved
@@ -105,6 +105,30 @@ def test_other_data_are_refused_and_moved_ones_are_not(run: Path, tmp_path: Path
         other = dataclasses.replace(config.data, path=str(written(tmp_path, **options)))
         with pytest.raises(FileError, match=f"the data in waves.nc .{words}.*; name another folder"):
             runs.score(dataclasses.replace(config, data=other), run)
+
+
+def test_a_device_belongs_to_no_results(run: Path) -> None:
+    config = runs.read_config(run / "config.toml")
+    other = dataclasses.replace(config.training, device="cpu", keeps_checkpoint=True)
+    runs.score(dataclasses.replace(config, training=other), run, show_progress=False)
+
+
+def test_a_folder_without_results_takes_other_settings(tmp_path: Path) -> None:
+    config = cheap(written(tmp_path))
+    many = dataclasses.replace(config.operator, options={"modes": [40]})
+    with pytest.raises(ResolutionError):
+        runs.train(dataclasses.replace(config, operator=many), tmp_path / "run", show_progress=False)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.toml", "run.json"}
+    assert runs.train(config, tmp_path / "run", show_progress=False).epochs == 2
+    assert runs.read_config(tmp_path / "run" / "config.toml").operator.options["modes"] == [4]
+
+
+def test_descending_coordinates_are_turned_round(tmp_path: Path) -> None:
+    fields().isel(lon=slice(None, None, -1)).to_netcdf(tmp_path / "down.nc", engine="h5netcdf")
+    data = cheap(written(tmp_path)).data
+    down, axes = open_pairs(dataclasses.replace(data, path=str(tmp_path / "down.nc")))
+    assert down.fingerprint == open_pairs(data)[0].fingerprint
+    assert axes.coordinates["lon"][0] == 0.0
 
 
 def test_folders_that_hold_something_else_are_left_alone(tmp_path: Path) -> None:
