@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from probneural.errors import ArgumentError
 from probneural.runs.values import Range, convert, hints_of
 
 Fraction = Annotated[float, Range(above=0.0, below=1.0)]
@@ -194,7 +195,7 @@ class Config:
         ArgumentError: If a setting is of another type or out of range; each section checks its own.
 
     Examples:
-        >>> Config(data=Data(path="flow.nc", inputs=["a"], outputs=["u"], periodic=[True])).data.periodic
+        >>> Config(data=Data(path="flow.nc", inputs=("a",), outputs=("u",), periodic=(True,))).data.periodic
         (True,)
     """
 
@@ -222,10 +223,17 @@ class Config:
         """Build it of plain values, defaults for those that are left out.
 
         Raises:
-            ArgumentError: If a value does not fit its setting.
+            ArgumentError: If a value does not fit its setting, or there is no such setting.
         """
         kinds = hints_of(cls)
-        return cls(**{section: kinds[section](**entries) for section, entries in values.items()})
+        sections = {}
+        for section, entries in values.items():
+            hints = hints_of(kinds[section]) if section in kinds else {}
+            for name in entries:
+                if name not in hints:
+                    raise ArgumentError(expected="known settings", got=f"{section}.{name}", remedy="leave it out")
+            sections[section] = kinds[section](**{name: convert(value, hints[name], name) for name, value in entries.items()})
+        return cls(**sections)
 
     def differences(self, other: Config) -> Iterator[str]:
         """Say in which settings another one differs, as `training.epochs = 50, not 20`.

@@ -26,10 +26,10 @@ class Range:
         below: Likewise.
     """
 
-    least: float = -math.inf
-    most: float = math.inf
-    above: float = -math.inf
-    below: float = math.inf
+    least: int | float = -math.inf
+    most: int | float = math.inf
+    above: int | float = -math.inf
+    below: int | float = math.inf
 
 
 def hints_of(kind: type[Any]) -> dict[str, Any]:

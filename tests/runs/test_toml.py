@@ -107,12 +107,18 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_config(tmp_path / "binary.toml")
 
 
+@pytest.mark.bad_input
+def test_lists_are_taken_for_tuples() -> None:
+    assert Data(inputs=["a"]).inputs == ("a",)
+
+
 def test_settings_check_themselves() -> None:
     with pytest.raises(ArgumentError, match="batch_size: an integer of at least 1; got 0"):
         Training(batch_size=0)
     with pytest.raises(ArgumentError, match="finite"):
         convert({"rate": float("inf")}, dict[str, Any], "options")
-    assert Data(inputs=["a"]).inputs == ("a",)
+    with pytest.raises(ArgumentError, match="known settings; got training.epoch"):
+        Config.from_dict({"training": {"epoch": 3}})
 
 
 def test_differences_name_single_options() -> None:
