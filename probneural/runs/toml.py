@@ -187,8 +187,7 @@ def line_of(text: str, keys: Iterable[str]) -> int | None:
         except tomllib.TOMLDecodeError:
             continue
         if _holds(found, keys):
-            blank = [not line.strip() or line.lstrip().startswith("#") for line in lines[start:end]]
-            return start + 1 + blank.index(False)
+            return start + 1
         start = end
     return None
 

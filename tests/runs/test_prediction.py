@@ -20,7 +20,9 @@ from tests.runs.files import cheap, fields, written
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a calibrated run of two output channels, with its data beside it."""
     folder = tmp_path_factory.mktemp("run")
-    runs.calibrate(cheap(written(folder), outputs=("u", "slope")), folder / "out", show_progress=False)
+    config = cheap(written(folder), outputs=("u", "slope"))
+    config = dataclasses.replace(config, calibration=runs.Calibration(noise=0.01))
+    runs.calibrate(config, folder / "out", show_progress=False)
     return folder / "out"
 
 
@@ -33,6 +35,7 @@ def test_a_file_holds_what_the_predictor_says(run: Path, tmp_path: Path, points:
     inputs, _ = open_inputs(tmp_path / "new.nc", runs.read_config(run / "config.toml").data)
     u, band = found.predictor(inputs), found.band(inputs)
     lower, upper = u.interval(0.9, noise=found.predictor.noise)
+    assert found.predictor.noise.tolist() == pytest.approx([0.01, 0.01])
     std = (u.variance + found.predictor.noise[:, None]).sqrt()
     with xarray.open_dataset(tmp_path / "out.nc") as dataset:
         assert dataset["mean"].dims == ("sample", "channel", "lon")
