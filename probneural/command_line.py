@@ -1,4 +1,4 @@
-"""The program `probneural`: each command is one function of [`probneural.runs`][probneural.runs] with its settings as options."""
+"""The program `probneural`: each command is one function of `probneural.runs`, with its settings as options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -61,7 +61,7 @@ class Call:
 
     run: Callable[..., None]
     is_step: bool = False
-    config: Config = Config()
+    config: Config = field(default_factory=Config)
     file: str = ""
     folder: str = ""
     debug: bool = False
@@ -156,8 +156,15 @@ def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., C
         debug: Switch = False,
     ) -> Call:
         given = dataclasses.replace(data, path=file or data.path)
-        parts = {"split": split, "operator": operator, "training": training, "head": head}
-        settings = Config(data=given, calibration=calibration, scores=scores, **parts)
+        settings = Config(
+            data=given,
+            split=split,
+            operator=operator,
+            training=training,
+            head=head,
+            calibration=calibration,
+            scores=scores,
+        )
         return Call(run=partial(show, quiet=quiet), is_step=True, config=settings, file=config, folder=folder, debug=debug)
 
     step.__doc__ = _summary(getattr(runs, name)) + _OPTIONS
@@ -173,9 +180,8 @@ def _train(config: Config, folder: Path, *, quiet: bool) -> None:
 
 def _fit(config: Config, folder: Path, *, quiet: bool) -> None:
     predictor = runs.fit(config, folder, show_progress=not quiet)
-    _say(
-        f"{folder}: {type(predictor).__name__}, noise variance {', '.join(f'{value:.3g}' for value in predictor.noise.tolist())}"
-    )
+    noise = ", ".join(f"{value:.3g}" for value in predictor.noise.tolist())
+    _say(f"{folder}: {type(predictor).__name__}, noise variance {noise}")
 
 
 def _calibrate(config: Config, folder: Path, *, quiet: bool) -> None:

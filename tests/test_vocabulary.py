@@ -34,7 +34,6 @@ NAMES = {
     "law": "input_distribution, or constraint",
     "laws": "input_distributions, or constraints",
     "learnt": "learned",
-    "predict": "predictor",
     "reading_noise": "observation_variance",
     "readings": "observations",
     "redraw": "reinitialise",
@@ -48,6 +47,7 @@ IN_LAYERS = {
     "energy": ("residual_sum_of_squares", ("heads",)),
     "level": ("noise_scale", ("curvature", "heads")),
     "place": ("like, a dtype and device, or index", ("active", "curvature", "heads", "problems")),
+    "predict": ("predictor", ("active", "calibration", "curvature", "distributions", "heads", "metrics", "operators")),
     "share": ("mean_weights, or fraction", ("active", "calibration", "curvature", "heads", "metrics", "operators", "problems")),
     "spread": ("prior_std", ("curvature", "heads")),
 }

@@ -23,6 +23,7 @@ MODULES = (
     "metrics",
     "operators",
     "problems",
+    "runs",
     "training",
 )
 """Parts of the package that say in `__all__` what is public."""

@@ -1,14 +1,14 @@
 """Whole runs, from a data file to a calibrated report: what the program `probneural` does, as functions.
 
-A [`Config`][probneural.runs.Config] says what a run is. Each step takes it and a folder, does the steps before it where they are
-missing, and leaves files there: repeated, it goes on where it was.
+A [`Config`][probneural.runs.Config] says what a run is. Each step takes it and a folder, does the steps before it where they
+are missing, and leaves files there: repeated, it goes on where it was.
 """
 
 from probneural.runs.config import Calibration, Config, Data, Head, Operator, Scores, Split, Training
 from probneural.runs.initial import initial_config
 from probneural.runs.inspection import info
 from probneural.runs.prediction import predict
-from probneural.runs.report import Report, report
+from probneural.runs.reporting import Report, report
 from probneural.runs.scoring import TestScores
 from probneural.runs.steps import Calibrated, calibrate, fit, score, train
 from probneural.runs.toml import read_config, write_config

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from probneural.errors import ArgumentError
 from probneural.runs.values import Range, convert, hints_of
 
 Fraction = Annotated[float, Range(above=0.0, below=1.0)]
@@ -96,7 +96,8 @@ class Training:
     """How it is trained: arguments of probneural.fit.
 
     Attributes:
-        epochs: Passes over the training pairs; "auto" takes some 30,000 pairs in all, in 20 to 200 passes, DeepONets twice that.
+        epochs: Passes over the training pairs; "auto" takes some 30,000 pairs in all, in 20 to 200 passes, and DeepONets twice
+            that.
         batch_size: Pairs a step.
         learning_rate: The cycle's peak; "auto" is 3e-3 for an FNO and 1e-3 for DeepONets.
         weight_decay: AdamW's decay.
@@ -194,7 +195,7 @@ class Config:
         ArgumentError: If a setting is of another type or out of range; each section checks its own.
 
     Examples:
-        >>> Config(data=Data(path="flow.nc", inputs=["a"], outputs=["u"], periodic=[True])).data.periodic
+        >>> Config(data=Data(path="flow.nc", inputs=("a",), outputs=("u",), periodic=(True,))).data.periodic
         (True,)
     """
 
@@ -213,9 +214,8 @@ class Config:
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return plain values by section and name, lists for tuples."""
         return {
-            section.name: {name: list(value) if isinstance(value, tuple) else value for name, value in vars(part).items()}
-            for section in dataclasses.fields(self)
-            if (part := getattr(self, section.name)) is not None
+            section: {name: list(value) if isinstance(value, tuple) else value for name, value in vars(part).items()}
+            for section, part in vars(self).items()
         }
 
     @classmethod
@@ -223,10 +223,17 @@ class Config:
         """Build it of plain values, defaults for those that are left out.
 
         Raises:
-            ArgumentError: If a value does not fit its setting.
+            ArgumentError: If a value does not fit its setting, or there is no such setting.
         """
         kinds = hints_of(cls)
-        return cls(**{section: kinds[section](**entries) for section, entries in values.items()})
+        sections = {}
+        for section, entries in values.items():
+            hints = hints_of(kinds[section]) if section in kinds else {}
+            for name in entries:
+                if name not in hints:
+                    raise ArgumentError(expected="known settings", got=f"{section}.{name}", remedy="leave it out")
+            sections[section] = kinds[section](**{name: convert(value, hints[name], name) for name, value in entries.items()})
+        return cls(**sections)
 
     def differences(self, other: Config) -> Iterator[str]:
         """Say in which settings another one differs, as `training.epochs = 50, not 20`.

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -18,7 +19,7 @@ import torch
 from probneural.checks import check_instance, check_path
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.grids import Grid
-from probneural.pairs import Dataset
+from probneural.pairs import Dataset, FieldPairs
 from probneural.randomness import stream
 from probneural.runs.config import Config
 from probneural.runs.recipes import resolved
@@ -28,6 +29,9 @@ from probneural.training import atomic, schema
 
 FORMAT = "probneural-run-1"
 PARTS = ("train", "scaling", "conformal", "test")
+_OWN = ("config.toml", "run.json")
+_FREE = ("data.path ", "training.device ", "training.keeps_checkpoint ")
+"""Settings that may change from call to call: results do not belong to them."""
 _LEAST_TRAINING = 4
 """Pairs that are trained on, at least."""
 
@@ -89,7 +93,7 @@ class RunFolder:
         data, axes = open_pairs(config.data)
         split = split_rows(len(data), config)
         config = resolved(config, data, train=len(split["train"]))
-        if known is not None:
+        if known is not None and _has_results(path):
             _check_same(path, known, config, data)
             return cls(path, config, known, data)
         record = {
@@ -124,11 +128,11 @@ class RunFolder:
         """A file of the folder."""
         return self.path / name
 
-    def part(self, name: str) -> Dataset:
-        """The training, scaling, conformal or test pairs."""
+    def part(self, name: str) -> FieldPairs:
+        """The training, scaling, conformal or test pairs, read into memory: the one place to keep them on disk."""
         if self.data is None:
             raise FileError(expected="a folder opened with its data", got="none", remedy="use RunFolder.open")
-        return self.data.subset(self.record["split"][name])
+        return self.data[self.record["split"][name]]
 
     @cached_property
     def output_grid(self) -> Grid | None:
@@ -190,10 +194,8 @@ def split_rows(count: int, config: Config) -> dict[str, list[int]]:
 
 def versions() -> dict[str, str]:
     """Of this package, of Python, and of what computes."""
-    import probneural
-
     return {
-        "probneural": probneural.__version__,
+        "probneural": str(sys.modules["probneural"].__version__),  # an import of the whole package would be a circle
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
@@ -244,7 +246,7 @@ def _own_config(path: Path) -> Config:
 def _check_same(path: Path, known: Mapping[str, Any], config: Config, data: Dataset) -> None:
     """Raise a FileError that says in what a folder's settings or data differ."""
     theirs = Config.from_dict(known["config"])
-    apart = [line for line in config.differences(theirs) if not line.startswith("data.path ")]
+    apart = [line for line in config.differences(theirs) if not line.startswith(_FREE)]
     if data.fingerprint != known["fingerprint"]:
         rows = sum(map(len, known["split"].values()))
         count = f"{len(data)} pairs, not {rows}" if len(data) != rows else "other values"
@@ -257,11 +259,21 @@ def _check_same(path: Path, known: Mapping[str, Any], config: Config, data: Data
         )
 
 
+def _others(path: Path) -> list[str]:
+    """Files of a folder that do not merely say what it is going to hold."""
+    return [file.name for file in path.iterdir() if not file.name.startswith(".") and file.name not in _OWN]
+
+
+def _has_results(path: Path) -> bool:
+    """Whether a step has left something; before, other settings may take the folder over."""
+    return bool(_others(path))
+
+
 def _make(path: Path) -> None:
     """Make an empty folder, or take one that is."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        others = [file.name for file in path.iterdir() if not file.name.startswith(".") and file.name != "config.toml"]
+        others = _others(path)
     except OSError as error:
         raise FileError(expected=f"a folder at {path}", got=str(error), remedy="name another: --folder NAME") from error
     if others:

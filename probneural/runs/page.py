@@ -49,6 +49,9 @@ _MEANINGS = (
     ("rank_across", "rank correlation of stated and true errors across functions", "1 is best"),
 )
 
+_LEVELLED = ("coverage", "simultaneous_coverage", "interval_width")
+"""Scores at the nominal level."""
+
 
 class Figure(NamedTuple):
     """A figure with its words.
@@ -91,7 +94,7 @@ def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figure
             *(_figure(figure) for figure in figures),
             "<h2>How it was made</h2>",
             _provenance(run),
-            f"<details><summary>All settings</summary><pre>{escape(text_of(run.config))}</pre></details>",
+            f'<details><summary>All settings</summary><pre tabindex="0">{escape(text_of(run.config))}</pre></details>',
             "</main></body></html>\n",
         )
     )
@@ -100,19 +103,14 @@ def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figure
 def _table(scores: TestScores) -> str:
     found = scores.scores
     at = f"at {found.level:g}"
-    rows = [
-        (f"{name}, {at}" if "coverage" in name or "width" in name else name, getattr(found, key), best)
-        for key, name, best in _MEANINGS
-    ]
+    rows = [(f"{name}, {at}" if key in _LEVELLED else name, getattr(found, key), best) for key, name, best in _MEANINGS]
     rows += [
         (f"coverage of fitted bands of whole functions, {at}", scores.band_coverage, "the level or more"),
         (f"coverage of pointwise intervals before calibration, {at}", scores.uncalibrated, "the level is best"),
         ("relative L2 error of the mean training output", scores.baseline, "what has to be beaten"),
     ]
-    cells = "".join(
-        f'<tr><td>{escape(name)}</td><td class="number">{"–" if value is None else f"{value:.4g}"}</td><td>{escape(best)}</td></tr>'
-        for name, value, best in rows
-    )
+    shown = [(escape(name), "–" if value is None else f"{value:.4g}", escape(best)) for name, value, best in rows]
+    cells = "".join(f'<tr><td>{name}</td><td class="number">{value}</td><td>{best}</td></tr>' for name, value, best in shown)
     head = '<thead><tr><th scope="col">score</th><th scope="col">value</th><th scope="col">how to read it</th></tr></thead>'
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="Scores"><table>{head}<tbody>{cells}</tbody></table></div>'

@@ -46,8 +46,8 @@ def predict(
     """Predict fields with error bars for the inputs of a file, and write them to a NetCDF file.
 
     The file holds `mean`, `std`, and `lower` and `upper`, the ends of each value's own interval; `band_lower` and `band_upper`
-    hold whole functions, if the run has bands. Levels are attributes. Coordinates are those of the inputs; where the outputs that the
-    run was trained on live on another grid, space has theirs.
+    hold whole functions, if the run has bands. Levels are attributes. Coordinates are those of the inputs; where the outputs
+    that the run was trained on live on another grid, space has theirs.
 
     Args:
         folder: Of a run that is calibrated.
@@ -108,9 +108,9 @@ def _dataset(run: RunFolder, found: Calibrated, given: Field, axes: Axes) -> xar
     level = run.config.calibration.level
     variables = {}
     for name, batches in parts.items():
-        values = np.concatenate(batches)
+        whole = np.concatenate(batches)
         attributes = {"long_name": _MEANINGS[name]} | ({} if name in ("mean", "std") else {"level": level})
-        variables[name] = (dims, values if count > 1 else values[:, 0], attributes)
+        variables[name] = (dims, whole if count > 1 else whole[:, 0], attributes)
     attributes = {"predicted": ", ".join(channels), "level": level, "probneural_version": versions()["probneural"]}
     return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
 

@@ -15,10 +15,10 @@ from torch import nn
 from probneural import heads, operators
 from probneural.errors import ArgumentError, ConfigurationError
 from probneural.grids import Grid
-from probneural.pairs import Dataset
+from probneural.pairs import Dataset, FieldPairs
 from probneural.runs.config import Config, Head, Operator, Training
 from probneural.runs.toml import nearest
-from probneural.training import History, fit
+from probneural.training import EachEpoch, History, Optimization, fit
 
 _MODES = {1: 16, 2: 12, 3: 8}
 """The most modes of an FNO per axis, by dimension."""
@@ -88,7 +88,7 @@ def build_operator(settings: Operator, data: Dataset) -> nn.Module:
 
 def train_operator(
     operator: nn.Module,
-    data: Dataset,
+    data: FieldPairs,
     *,
     training: Training,
     checkpoint: Path | None = None,
@@ -96,7 +96,10 @@ def train_operator(
     on_epoch: Callable[[int, dict[str, float]], None] | None = None,
 ) -> History:
     """Train with the settings of a run; the one place that calls `fit`."""
-    return fit(operator, data, **_fit_settings(training), checkpoint=checkpoint, show_progress=show_progress, on_epoch=on_epoch)
+    callbacks = () if on_epoch is None else (EachEpoch(lambda progress: on_epoch(progress.epoch, dict(progress.losses))),)
+    return fit(
+        operator, data, **_fit_settings(training), checkpoint=checkpoint, show_progress=show_progress, callbacks=callbacks
+    )
 
 
 def build_head(settings: Head, *, training: Training, show_progress: bool) -> Any:
@@ -114,8 +117,9 @@ def build_head(settings: Head, *, training: Training, show_progress: bool) -> An
 
 
 def _fit_settings(training: Training) -> dict[str, Any]:
-    names = ("epochs", "batch_size", "learning_rate", "weight_decay", "validation", "seed", "device")
-    return {name: getattr(training, name) for name in names}
+    names = ("epochs", "batch_size", "learning_rate", "validation", "seed", "device")
+    settings: dict[str, Any] = {name: getattr(training, name) for name in names}
+    return settings | {"optimization": Optimization(weight_decay=training.weight_decay)}
 
 
 def _called(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> Any:

@@ -27,7 +27,8 @@ class TestScores:
         scores: Of the calibrated predictor.
         uncalibrated: Coverage of the pointwise intervals before calibration, dimensionless.
         band_coverage: Fraction of test functions wholly inside the band that was fitted for them; None without bands.
-        baseline: Relative L2 error of the mean training output as the prediction; None if a true function is zero everywhere.
+        band_pairs: Number of conformal pairs behind the band, 0 without one: its own coverage varies with them.
+    baseline: Relative L2 error of the mean training output as the prediction; None if a true function is zero everywhere.
     """
 
     __test__ = False  # pytest takes it for a test
@@ -35,6 +36,7 @@ class TestScores:
     scores: Scores
     uncalibrated: float
     band_coverage: float | None
+    band_pairs: int
     baseline: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,6 +79,7 @@ def scores_of(
     raw: Predictor,
     band: Band | None,
     train: Dataset,
+    band_pairs: int,
     level: float,
     whole: int,
 ) -> TestScores:
@@ -88,6 +91,7 @@ def scores_of(
         scores=score(u, pairs.outputs, noise=predictor.noise, level=level, whole=whole),
         uncalibrated=float(coverage(comparison, level=level).mean()),
         band_coverage=None if band is None else _band_coverage(band, pairs),
+        band_pairs=0 if band is None else band_pairs,
         baseline=_baseline(train, pairs.outputs),
     )
 

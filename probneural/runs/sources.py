@@ -109,12 +109,12 @@ def open_pairs(data: Data) -> tuple[Dataset, Axes]:
     if Path(data.path).suffix == ".npz":
         arrays = _arrays(Path(data.path))
         sides = [_stacked([arrays[name] for name in names]) for names in (data.inputs, data.outputs)]
-        _check_periodic(data, "its axes")
-        pairs = FieldPairs.from_numpy(sides[0], sides[1], **options)
+        _check_periodic(data, "of the arrays")
+        pairs = FieldPairs.from_numpy(sides[0], sides[1], **_per_axis(options, data.inputs, sides[0]))
         return pairs, Axes(sample="sample", names=_numbered(pairs.outputs.grid), coordinates={})
     with _opened(Path(data.path)) as dataset:
         sample = _sample(data, dataset[list(dict.fromkeys((*data.inputs, *data.outputs)))])
-        first, second = (_selected(dataset, names) for names in (data.inputs, data.outputs))
+        first, second = (_selected(dataset, names, sample) for names in (data.inputs, data.outputs))
         axes = _axes(second, sample, data.channel)
         if "periodic" not in _first_variable(first).attrs:
             _check_periodic(data, ", ".join(axes.names))
@@ -133,11 +133,11 @@ def open_inputs(path: str | os.PathLike[str], data: Data) -> tuple[Field, Axes]:
     options = _options(data)
     if file.suffix == ".npz":
         values = _stacked([_arrays(file)[name] for name in data.inputs])
-        inputs = FieldPairs.from_numpy(values, values, **options).inputs
+        inputs = FieldPairs.from_numpy(values, values, **_per_axis(options, data.inputs, values)).inputs
         return inputs, Axes(sample="sample", names=_numbered(inputs.grid), coordinates={})
     with _opened(file) as dataset:
         sample = _sample(data, dataset[list(data.inputs)])
-        chosen = _selected(dataset, data.inputs)
+        chosen = _selected(dataset, data.inputs, sample)
         pairs = FieldPairs.from_xarray(chosen, chosen, sample=sample, channel=_channel(chosen, chosen, data.channel), **options)
         return pairs.inputs, _axes(chosen, sample, data.channel)
 
@@ -149,6 +149,13 @@ def _options(data: Data) -> dict[str, Any]:
         "lengths": (data.lengths if len(data.lengths) > 1 else data.lengths[0]) if data.lengths else None,
         "dtype": getattr(torch, data.dtype),
     }
+
+
+def _per_axis(options: dict[str, Any], names: tuple[str, ...], values: NDArray[Any]) -> dict[str, Any]:
+    """One answer for all axes, repeated where variables were stacked: the second axis is channels then, the rest space."""
+    periodic = options["periodic"]
+    is_one = len(names) > 1 and isinstance(periodic, bool)
+    return {**options, "periodic": (periodic,) * (values.ndim - 2) if is_one else periodic}
 
 
 def _check_named(data: Data, found: list[Variable]) -> None:
@@ -179,7 +186,7 @@ def _check_there(names: tuple[str, ...], found: list[Variable], file: Path) -> N
 def _check_periodic(data: Data, axes: str) -> None:
     if not data.periodic:
         raise ArgumentError(
-            expected=f"whether {axes} are periodic, one answer for all or one for each",
+            expected=f"whether the axes ({axes}) are periodic, one answer for all or one for each",
             got="none, and coordinates cannot tell",
             remedy="say --periodic true or --periodic false, or periodic = [...] in [data]",
         )
@@ -210,9 +217,15 @@ def _channel(first: Any, second: Any, name: str) -> str | None:
     return None if both else name
 
 
-def _selected(dataset: xarray.Dataset, names: tuple[str, ...]) -> Any:
-    """One variable, or several as channels."""
-    return dataset[names[0]] if len(names) == 1 else dataset[list(names)]
+def _selected(dataset: xarray.Dataset, names: tuple[str, ...], sample: str) -> Any:
+    """One variable, or several as channels; axes of space that descend, as latitudes often do, are turned round."""
+    chosen = dataset[names[0]] if len(names) == 1 else dataset[list(names)]
+    down = [dim for dim in chosen.dims if dim != sample and dim in chosen.coords and _descends(chosen.coords[dim].to_numpy())]
+    return chosen.isel({dim: slice(None, None, -1) for dim in down})
+
+
+def _descends(coordinates: NDArray[Any]) -> bool:
+    return coordinates.ndim == 1 and coordinates.dtype.kind in "iuf" and bool((np.diff(coordinates) < 0).all())
 
 
 def _first_variable(side: Any) -> xarray.DataArray:

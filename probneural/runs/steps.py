@@ -128,7 +128,7 @@ def train_in(run: RunFolder, progress: Progress) -> History:
         training=run.config.training,
         checkpoint=checkpoint,
         show_progress=progress.has_bars,
-        on_epoch=progress.epochs(run.config.training.epochs),
+        on_epoch=progress.epochs(int(run.config.training.epochs)),
     )
     run.write(HISTORY, {name: list(getattr(history, name)) for name in ("train", "validation", "seconds")})
     save(operator.cpu(), run.file(OPERATOR))
@@ -189,8 +189,9 @@ def score_in(run: RunFolder, progress: Progress) -> TestScores:
         raw=_predictor(run, HEAD),
         band=found.band,
         train=run.part("train"),
+        band_pairs=len(run.record["split"]["conformal"]),
         level=run.config.calibration.level,
-        whole=run.config.scores.whole,
+        whole=int(run.config.scores.whole),
     )
     run.write(SCORES, scores.to_dict())
     return scores
@@ -215,7 +216,8 @@ def read_history(run: RunFolder) -> History:
         FileError: If the file is damaged.
     """
     losses = run.read(HISTORY)
-    return History(**{name: tuple(losses.get(name, ())) for name in ("train", "validation", "seconds")})
+    train, validation, seconds = (tuple(losses.get(name, ())) for name in ("train", "validation", "seconds"))
+    return History(train=train, validation=validation, seconds=seconds)
 
 
 def _method(run: RunFolder) -> SimultaneousBand:

@@ -171,12 +171,12 @@ class _Place:
 
 
 def line_of(text: str, keys: Iterable[str]) -> int | None:
-    """The number, from 1, of the line where a statement begins that first defines a key.
+    r"""The number, from 1, of the line where a statement begins that first defines a key.
 
     The text is cut after each line: statements end where what is above the cut is TOML.
 
     Examples:
-        >>> line_of('[data]\\ninputs = [\\n  "a",\\n]\\nperiodic = [true]', ("data", "periodic"))
+        >>> line_of('[data]\ninputs = [\n  "a",\n]\nperiodic = [true]', ("data", "periodic"))
         5
     """
     lines = text.split("\n")
@@ -187,8 +187,7 @@ def line_of(text: str, keys: Iterable[str]) -> int | None:
         except tomllib.TOMLDecodeError:
             continue
         if _holds(found, keys):
-            blank = [not line.strip() or line.lstrip().startswith("#") for line in lines[start:end]]
-            return start + 1 + blank.index(False)
+            return start + 1
         start = end
     return None
 

@@ -9,7 +9,6 @@ import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from probneural.checks import check_integer, check_real, described
@@ -27,21 +26,19 @@ class Range:
         below: Likewise.
     """
 
-    least: float = -math.inf
-    most: float = math.inf
-    above: float = -math.inf
-    below: float = math.inf
+    least: int | float = -math.inf
+    most: int | float = math.inf
+    above: int | float = -math.inf
+    below: int | float = math.inf
 
 
-@cache
-def hints_of(kind: type) -> dict[str, Any]:
+def hints_of(kind: type[Any]) -> dict[str, Any]:
     """Annotations of a dataclass's fields by name, ranges included."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-@cache
-def explanations(kind: type) -> dict[str, str]:
+def explanations(kind: type[Any]) -> dict[str, str]:
     """What the docstring of a dataclass says of each field, under `Attributes:`, on one line each.
 
     Examples:
@@ -59,8 +56,8 @@ def convert(value: object, wanted: Any, name: str) -> Any:
 
     Args:
         value: Plain Python: truth values, numbers, texts, lists, dictionaries.
-        wanted: `bool`, `int`, `float`, `str`, a `Literal`, `tuple[..., ...]`, `dict[str, Any]`, a union of these, a dataclass, or
-            one of them with a `Range`.
+        wanted: `bool`, `int`, `float`, `str`, a `Literal`, `tuple[..., ...]`, `dict[str, Any]`, a union of these, a dataclass,
+            or one of them with a `Range`.
         name: What messages call the value.
 
     Raises:
@@ -99,7 +96,7 @@ def _converted(value: object, wanted: Any, name: str) -> Any:
     if origin is dict:
         entries = _require(value, isinstance(value, Mapping) and all(isinstance(key, str) for key in value))
         return {key: plain(entry, f"{name}.{key}") for key, entry in entries.items()}
-    if dataclasses.is_dataclass(wanted):
+    if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
         return _require(value, isinstance(value, wanted))
     return _scalar(value, wanted, name)
 

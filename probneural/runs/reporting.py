@@ -86,7 +86,9 @@ def verdict(scores: TestScores, history: History) -> list[str]:
         sentences.append(f"The {stated}: the error bars are {side}.")
     if scores.band_coverage is not None:
         inside = round(scores.band_coverage * test)
-        kept = scores.band_coverage >= level - chance
+        # The coverage that a band has varies with the pairs behind it, as a Beta variable; then test functions are drawn.
+        deviation = math.sqrt(level * (1.0 - level) * (1.0 / test + 1.0 / max(scores.band_pairs, 1)))
+        kept = scores.band_coverage >= level - _CLEAR * deviation
         sentences.append(
             f"The bands of whole functions hold {inside} of {test} functions, {100 * scores.band_coverage:.1f} % where "
             f"{shown:g} % were promised{': the promise is kept, within chance' if kept else ', which is too few for chance'}."
@@ -135,12 +137,11 @@ def _figures(run: RunFolder, found: Calibrated, history: History, pairs: FieldPa
     for title, row in _chosen(order):
         label = names[0] if len(names) == u.mean.shape[1] else "value"
         one, truth = u[row], pairs.outputs[row]
-        options = {"label": label, "axes": axes}
         if found.band is not None:
-            image = plots.band(found.band(pairs.inputs[row], query), truth, **options)
+            image = plots.band(found.band(pairs.inputs[row], query), truth, label=label, axes=axes)
             words = f"with the {100 * found.band.level:g} % band of whole functions"
         else:
-            image = plots.field(one, truth, noise=noise, level=run.config.calibration.level, **options)
+            image = plots.field(one, truth, noise=noise, level=run.config.calibration.level, label=label, axes=axes)
             words = "with its pointwise interval"
         figures.append(Figure(title, f"Truth and mean, {words}.", plots.png(image)))
     return figures

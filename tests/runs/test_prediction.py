@@ -1,0 +1,94 @@
+"""Predictions as files: the predictor's own numbers on the inputs' coordinates."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray
+
+from probneural import runs
+from probneural.errors import DataError, FileError, UnsupportedError
+from probneural.runs.sources import open_inputs
+from tests.runs.files import cheap, fields, written
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a calibrated run of two output channels, with its data beside it."""
+    folder = tmp_path_factory.mktemp("run")
+    config = cheap(written(folder), outputs=("u", "slope"))
+    config = dataclasses.replace(config, calibration=runs.Calibration(noise=0.01))
+    runs.calibrate(config, folder / "out", show_progress=False)
+    return folder / "out"
+
+
+@pytest.mark.parametrize("points", [16, 24])
+def test_a_file_holds_what_the_predictor_says(run: Path, tmp_path: Path, points: int) -> None:
+    given = fields(70, points, seed=3).drop_vars(["u", "slope"]).assign_coords(member=np.arange(70) + 5)
+    given.rename(member="sample").to_netcdf(tmp_path / "new.nc", engine="h5netcdf")
+    runs.predict(run, tmp_path / "new.nc", output=tmp_path / "out.nc", show_progress=False)
+    found = runs.calibrate(None, run, show_progress=False)
+    inputs, _ = open_inputs(tmp_path / "new.nc", runs.read_config(run / "config.toml").data)
+    u, band = found.predictor(inputs), found.band(inputs)
+    lower, upper = u.interval(0.9, noise=found.predictor.noise)
+    assert found.predictor.noise.tolist() == pytest.approx([0.01, 0.01])
+    std = (u.variance + found.predictor.noise[:, None]).sqrt()
+    with xarray.open_dataset(tmp_path / "out.nc") as dataset:
+        assert dataset["mean"].dims == ("sample", "channel", "lon")
+        assert dataset["channel"].to_numpy().tolist() == ["u", "slope"]
+        assert np.array_equal(dataset["lon"], given["lon"])
+        assert dataset["sample"].to_numpy().tolist() == list(range(5, 75))
+        expected = {"mean": u.mean, "std": std, "lower": lower, "upper": upper, "band_lower": band.lower}
+        for name, values in expected.items():
+            assert np.allclose(dataset[name], values, rtol=1e-4, atol=1e-5), name
+        assert np.allclose(dataset["band_upper"] - dataset["mean"], band.half_width, rtol=1e-4, atol=1e-5)
+        assert dataset["lower"].attrs["level"] == dataset.attrs["level"] == 0.9
+
+
+def test_outputs_on_another_grid_have_its_coordinates(tmp_path: Path) -> None:
+    fine = fields(points=32).rename(lon="x")
+    dataset = xarray.Dataset({"a": fields()["a"], "u": fine["u"]})
+    dataset.to_netcdf(tmp_path / "two.nc", engine="h5netcdf")
+    runs.calibrate(cheap(tmp_path / "two.nc"), tmp_path / "run", show_progress=False)
+    out = runs.predict(tmp_path / "run", tmp_path / "two.nc", output=tmp_path / "out.nc", show_progress=False)
+    assert out["mean"].dims == ("member", "x")
+    assert np.allclose(out["x"], fine["x"])
+    assert runs.score(None, tmp_path / "run", show_progress=False).scores.functions == 8
+
+
+def test_what_cannot_be_predicted(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "new.nc"
+    fields(3).drop_vars("a").to_netcdf(path, engine="h5netcdf")
+    with pytest.raises(DataError, match="a variable 'a' in new.nc"):
+        runs.predict(run, path, output=tmp_path / "out.nc")
+    with pytest.raises(FileError, match="the same file"):
+        runs.predict(run, path, output=path)
+    with pytest.raises(UnsupportedError, match="NetCDF file to write"):
+        runs.predict(run, path, output=tmp_path / "out.csv")
+    with pytest.raises(FileError, match="a run's folder"):
+        runs.predict(tmp_path, path, output=tmp_path / "out.nc")
+    raw = dataclasses.replace(cheap(written(tmp_path)))
+    runs.train(raw, tmp_path / "raw", show_progress=False)
+    with pytest.raises(FileError, match="first: probneural calibrate"):
+        runs.predict(tmp_path / "raw", path, output=tmp_path / "out.nc")
+
+
+def test_files_say_what_they_are(run: Path, tmp_path: Path) -> None:
+    assert runs.info(run)["done"] == "trained, head fitted, calibrated"
+    assert runs.info(run)["split"] == "19 train, 4 scaling, 9 conformal, 8 test"
+    operator = runs.info(run / "operator.safetensors")
+    assert (operator["what"], operator["is"]) == ("FNO", "an operator")
+    assert operator["configuration of FNO"]["modes"] == [4]
+    assert runs.info(run / "predictor.safetensors")["made of"].startswith("LastLayerPredictor")
+    assert "a (member 40, lon 16)" in runs.info(run.parent / "waves.nc")["variables"]
+    (tmp_path / "other.txt").write_text("")
+    for path, words in ((tmp_path / "other.txt", "another file"), (tmp_path / "none", "not there"), (tmp_path, "run.json")):
+        with pytest.raises(FileError, match=words):
+            runs.info(path)
+    torch.save({}, tmp_path / "pickle.safetensors")
+    with pytest.raises(FileError, match="safetensors file"):
+        runs.info(tmp_path / "pickle.safetensors")

@@ -1,0 +1,100 @@
+"""The report: sentences that follow from the numbers, in a page that needs nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from probneural import runs
+from probneural.runs import TestScores
+from probneural.runs.reporting import verdict
+from probneural.training import History
+from tests.runs.files import cheap, written
+
+HISTORY = History(train=(0.5, 0.1), validation=(0.5, 0.12), seconds=(1.0, 1.0))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> runs.Report:
+    folder = tmp_path_factory.mktemp("run")
+    return runs.report(cheap(written(folder)), folder / "out", show_progress=False)
+
+
+def changed(report: runs.Report, **values: float) -> TestScores:
+    own = {name: value for name, value in values.items() if name in vars(report.scores)}
+    inner = {name: value for name, value in values.items() if name not in own}
+    return dataclasses.replace(report.scores, scores=dataclasses.replace(report.scores.scores, functions=100, **inner), **own)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"relative_l2": 0.02, "baseline": 0.5}, "relative error is 2 %; always predicting the mean training output has 50 %"),
+        ({"relative_l2": 0.6, "baseline": 0.5}, "no better than always predicting"),
+        ({"relative_l2": 0.3, "baseline": 0.5}, "hardly useful"),
+        ({"coverage": 0.85}, "hold 85.0 % of the true values: the error bars are honest, as far as 100"),
+        ({"coverage": 0.8}, "too narrow"),
+        ({"coverage": 0.99}, "wider than they need to be"),
+        (
+            {"band_coverage": 0.9, "band_pairs": 1000},
+            "90 of 100 functions, 90.0 % where 90 % were promised: the promise is kept",
+        ),
+        ({"band_coverage": 0.75, "band_pairs": 1000}, "too few for chance"),
+        ({"band_coverage": 0.75, "band_pairs": 9}, "within chance"),
+    ],
+)
+def test_the_verdict_follows_from_the_numbers(report: runs.Report, values: dict[str, float], words: str) -> None:
+    assert words in " ".join(verdict(changed(report, **values), HISTORY))
+
+
+def test_a_gap_between_losses_asks_for_more_pairs(report: runs.Report) -> None:
+    gap = dataclasses.replace(HISTORY, validation=(0.5, 0.3))
+    assert "3.0 times that on training pairs: more pairs" in " ".join(verdict(report.scores, gap))
+    assert "more pairs would help" not in " ".join(verdict(report.scores, HISTORY))
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_else(report: runs.Report) -> None:
+    text = report.path.read_text()
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    sources = [attributes["src"] for _, attributes in tags.seen if "src" in attributes]
+    assert len(sources) == 5  # losses, calibration, three test functions
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert all(attributes["alt"] for tag, attributes in tags.seen if tag == "img")
+    assert not [tag for tag, attributes in tags.seen if tag in ("script", "link") or "href" in attributes]
+    assert not re.search(r"url\(|@import", text)
+    for sentence in report.verdict:
+        assert sentence in text
+    assert f"{report.scores.scores.rmse:.4g}" in text
+    assert "modes = [4]" in text
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    import xarray
+
+    path = tmp_path / "odd.nc"
+    with xarray.open_dataset(written(tmp_path)) as dataset:
+        dataset.rename(u="u<b>&").to_netcdf(path, engine="h5netcdf")
+    text = runs.report(cheap(path, outputs=("u<b>&",)), tmp_path / "run", show_progress=False).path.read_text()
+    assert "u&lt;b&gt;&amp;" in text
+    assert "<b>" not in text

@@ -1,0 +1,186 @@
+"""The program, as a stranger runs it: one file, one command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import xarray
+from safetensors.torch import load_file
+
+from probneural import __main__, command_line, runs
+from probneural.command_line import main
+from probneural.runs.config import Config
+from probneural.runs.values import hints_of
+from tests.runs.files import cheap, written
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--training.epochs", "2", "--operator.options", "modes=[4]", "width=4", "depth=1", "--scores.whole", "4"]
+NAMED = ["--inputs", "a", "--outputs", "u", "--periodic", "true"]
+
+
+def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a process of its own."""
+    paths = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "probneural", *words],
+        cwd=folder,
+        env={**os.environ, **paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_one_command_leads_from_a_file_to_a_report(tmp_path: Path) -> None:
+    written(tmp_path)
+    finished = program(tmp_path, "report", "waves.nc", *NAMED, *SMALL)
+    assert finished.returncode == 0, finished.stderr
+    assert "coverage at 0.9, pointwise" in finished.stdout
+    assert finished.stdout.splitlines()[-1] == "waves-run/report.html"
+    assert "epoch 2 of 2: train" in finished.stderr
+    names = {"config.toml", "run.json", "operator.safetensors", "history.json", "head.safetensors", "predictor.safetensors"}
+    names |= {"calibration.json", "scores.json", "report.html"}
+    assert {path.name for path in (tmp_path / "waves-run").iterdir()} == names
+    again = program(tmp_path, "score", "waves.nc", "--quiet")
+    assert again.returncode == 0
+    assert again.stderr == ""
+    predicted = program(tmp_path, "predict", "waves-run", "waves.nc", "out.nc")
+    assert predicted.returncode == 0, predicted.stderr
+    with xarray.open_dataset(tmp_path / "out.nc") as dataset:
+        assert dict(dataset.sizes) == {"member": 40, "lon": 16}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a data file."""
+    written(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_command_is_one_call(place: Path) -> None:
+    assert main(["calibrate", "waves.nc", *NAMED, *SMALL, "--folder", "one", "--quiet"]) == 0
+    config = cheap(place / "waves.nc")
+    options = {name: value for name, value in config.operator.options.items() if name != "projection"}
+    config = Config.from_dict({**config.to_dict(), "operator": {"options": options}})
+    runs.calibrate(config, "two", show_progress=False)
+    for name in ("operator.safetensors", "predictor.safetensors"):
+        one, two = (load_file(place / folder / name) for folder in ("one", "two"))
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[key], two[key]) for key in one)
+    assert (place / "one" / "calibration.json").read_text() == (place / "two" / "calibration.json").read_text()
+    records = [json.loads((place / folder / "run.json").read_text()) for folder in ("one", "two")]
+    assert records[0] == records[1]
+
+
+def test_init_writes_what_is_known(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init"]) == 0
+    assert runs.read_config("run.toml") == Config()
+    assert main(["init", "waves.nc", "--output", "open.toml"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "open.toml; still to be filled in: inputs, outputs, periodic"
+    assert "# The file holds a (member 40, lon 16); u (member 40, lon 16); slope" in Path("open.toml").read_text()
+    (place / "below").mkdir()
+    assert main(["init", "waves.nc", *NAMED, "--output", "below/full.toml"]) == 0
+    config = runs.read_config("below/full.toml")
+    assert (config.training.epochs, config.operator.options["modes"]) == (200, [8])
+    assert Path(config.data.path).resolve() == place / "waves.nc"
+    assert main(["init"]) == 1
+    assert "say --overwrite" in capsys.readouterr().err
+    assert main(["init", "--overwrite"]) == 0
+
+
+def test_settings_come_from_the_file_and_the_command_line(place: Path) -> None:
+    runs.write_config(cheap(place / "waves.nc"), "run.toml")
+    assert main(["train", "--config", "run.toml", "--training.seed", "3", "--quiet"]) == 0
+    config = runs.read_config("waves-run/config.toml")
+    assert (config.training.epochs, config.training.seed, config.operator.options["width"]) == (2, 3, 4)
+    assert main(["train", "--config", "run.toml", "--operator.name", "PODDeepONet", "--folder", "pod", "--quiet"]) == 0
+    assert "width" not in runs.read_config("pod/config.toml").operator.options
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["train"], 1, "expected a data file, or the folder of a run; got neither"),
+        (["train", "none.nc", *NAMED], 1, "nothing there"),
+        (["train", "waves.nc", "--inputs", "a", "--outputs", "u"], 1, "say --periodic true or --periodic false"),
+        (["train", "waves.nc", *NAMED, "--operator.options", "widht=3"], 1, "did you mean 'width'?"),
+        (["train", "--config", "bad.toml"], 1, "got 'epoch' in line 2 of bad.toml; did you mean 'epochs'?"),
+        (["info", "waves.txt"], 1, "not there"),
+        (["predict", "none", "waves.nc", "out.nc"], 1, "a run's folder at none; got none"),
+    ],
+)
+def test_errors_are_one_line(
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
+) -> None:
+    (place / "bad.toml").write_text("[training]\nepoch = 3\n")
+    assert main(words) == code
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.startswith("probneural: expected")
+    assert printed.count("\n") == 1
+    assert main([*words, "--debug"]) == code
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["trian"],
+        ["train", "waves.nc", "--periodic", "maybe"],
+        ["train", "waves.nc", "--training.epochs", "0"],
+        ["train", "waves.nc", "--training.epoch", "3"],
+        ["train", "waves.nc", "--operator.options", "width"],
+        ["info"],
+    ],
+)
+def test_wrong_usage_exits_with_two(place: Path, words: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+
+
+def test_every_setting_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", "--help"])
+    assert stopped.value.code == 0
+    printed = capsys.readouterr().out
+    for section, hint in hints_of(Config).items():
+        for name in hints_of(hint):
+            assert f"--{name} " if section == "data" else f"--{section}.{name} " in printed
+    assert "coordinates cannot tell" in " ".join(printed.split())
+
+
+def test_stopping_says_how_to_go_on(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "info", stop)
+    assert main(["info", "waves.nc"]) == 130
+    assert capsys.readouterr().err == "probneural: stopped; repeat the command to go on\n"
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    monkeypatch.delitem(sys.modules, "probneural.command_line")
+    monkeypatch.delattr("probneural.command_line", raising=False)
+    assert __main__.main() == 1
+    assert "pip install 'probneural[cli]'" in capsys.readouterr().err
+
+
+def test_bench_is_the_repositorys(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "gold", "--help"]) == 0
+    assert "--small" in capfd.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "silver"])
+    assert stopped.value.code == 2
+    monkeypatch.setattr(command_line, "__file__", str(place / "probneural" / "command_line.py"))
+    assert main(["bench", "gold"]) == 1
+    assert "clone the repository" in capfd.readouterr().err
