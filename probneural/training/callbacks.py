@@ -47,15 +47,19 @@ class Callback(Protocol):
 
     def on_start(self, progress: Progress) -> None:
         """Called before the first step, of a resumed training too."""
+        return
 
     def on_step(self, progress: Progress) -> None:
         """Called after each step of the optimiser."""
+        return
 
     def on_epoch(self, progress: Progress) -> None:
         """Called after each epoch, when its checkpoint is written."""
+        return
 
     def on_end(self, history: History) -> None:
         """Called when training ends, with what there is of its history: also by an error."""
+        return
 
 
 class EachEpoch(Callback):
