@@ -190,12 +190,12 @@ def units(
     return mean.to(sources[0].device), torch.where(flat, 1.0, scale).to(sources[0].device)
 
 
-def _packed(part: Statistics) -> Float64[Tensor, " 3*c+1"]:
+def _packed(part: Statistics) -> Float64[Tensor, " numbers"]:
     """Statistics as one row of numbers; counts below 2^53 are exact."""
     return torch.cat([part.units, part.means, part.squares, part.units.new_tensor([part.count])])
 
 
-def _unpacked(row: Float64[Tensor, " 3*c+1"]) -> Statistics:
+def _unpacked(row: Float64[Tensor, " numbers"]) -> Statistics:
     """The statistics of which `_packed` made a row."""
     powers, means, squares = row[:-1].reshape(3, -1)
     return Statistics(count=int(row[-1]), units=powers, means=means, squares=squares)

@@ -13,10 +13,11 @@ from torch import nn
 from probneural import data as pn_data
 from probneural.data import StoredPairs
 from probneural.data.readers import SlicedReader
+from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.operators import FNO, DeepONet, LinearRegression, PODDeepONet, linear, pod_deeponet
 from probneural.operators.base import Operator
-from probneural.pairs import Dataset, FieldPairs
+from probneural.pairs import Dataset, FieldPairs, check_dataset
 from tests.data.files import numbers, write_hdf5
 
 GRID = Grid.uniform(8)
@@ -71,6 +72,8 @@ def test_what_needs_functions_at_once_reads_some_evenly_spread(name: str, monkey
     monkeypatch.setattr(linear, "_MOST_NUMBERS", 16 * 12)
     monkeypatch.setattr("probneural.data.arrays.reader_of", lambda array, name: Recorded(array))
     data = pn_data.from_arrays(A, U, grid=GRID)
+    assert data.fingerprint  # it is kept: run-time checks ask for it
+    rows.clear()
     found = MAKE[name](data)
     some = [40 * row // 12 for row in range(12)]
     if name == "LinearRegression":
@@ -81,3 +84,13 @@ def test_what_needs_functions_at_once_reads_some_evenly_spread(name: str, monkey
     assert len(rows) == len(some) + 40 + 40  # and the units of both sides
     assert not same(found, MAKE[name](PAIRS[some]))
     assert torch.equal(found.output_normalizer.mean, MAKE["FNO"](PAIRS).output_normalizer.mean)
+
+
+@pytest.mark.bad_input  # run-time checks of types evaluate all members
+def test_nothing_is_read_to_see_that_it_is_a_data_set() -> None:
+    data = pn_data.from_arrays(A, U, grid=GRID)
+    assert check_dataset(data) is data
+    assert "fingerprint" not in vars(data)
+    for other in (A, StoredPairs, data.inputs):
+        with pytest.raises(DataError, match="a Dataset as training data"):
+            check_dataset(other)
