@@ -24,8 +24,8 @@ class Statistics:
     """Count, mean and spread of functions, per channel: what sums over them hold, so that parts can be merged.
 
     Means are over functions and, by quadrature, over the domain. Each function counts alike, whatever its grid and volume. Sums
-    are kept in units of a power of two per channel, so squares neither overflow nor vanish, and about the mean, so a channel that
-    does not vary has no spread.
+    are kept in units of a power of two per channel, so squares neither overflow nor vanish, and about the mean, so a channel
+    that does not vary has no spread.
 
     Args:
         count: Number of functions n.
