@@ -18,7 +18,7 @@ from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, batches, check_dataset
 
-CHUNK_VALUES = 2**18
+CHUNK_VALUES = 2**16
 """Output values predicted at once; heads keep up to some hundred numbers for each."""
 _KEPT_VALUES = 2**21
 """Output values whose predictions are remembered (48 MiB)."""
