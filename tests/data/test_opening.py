@@ -213,6 +213,13 @@ class TestNames:
         assert (len(data), data.steps) == (1, 4)
         assert np.array_equal(data.at(3)[0].values[0, 0], made["u"][3])
 
+    def test_trajectories_have_one_grid(self, tmp_path: Path) -> None:
+        variables = {"u": (("time", "x"), numbers(4, 8)), "v": (("time", "y"), numbers(4, 6))}
+        made = xarray.Dataset(variables, coords={"time": range(4), "x": range(8), "y": range(6)})
+        made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+        with pytest.raises(GridError, match="u, v on one grid"):
+            pn_data.open(tmp_path / "f.nc", inputs=["u"], outputs=["v"], periodic=True)
+
     def test_packed_numbers_are_unpacked(self, tmp_path: Path) -> None:
         values = np.round(numbers(4, 8), 1)
         made = xarray.Dataset({"u": (("sample", "x"), values)}, coords={"x": range(8)})
