@@ -29,21 +29,21 @@ print(f"                               after  {float((total(lawful.mean) - total
 probe = pn.functionals.sensors(test.outputs.grid, [[0.1], [0.3], [0.5], [0.7], [0.9]])
 noise = float(predictor.residual_variance) / 10  # variance of the sensors: yours to know
 exact = probe(test.outputs.values)
-readings = exact + noise**0.5 * torch.randn(exact.shape, generator=torch.Generator().manual_seed(0))
+observations = exact + noise**0.5 * torch.randn(exact.shape, generator=torch.Generator().manual_seed(0))
 
-# Five readings of a field tell about this field, most of all.
-measured = [u[n : n + 1].condition(probe, readings[n : n + 1], noise=noise) for n in range(len(test))]
+# Five observations of a field tell about this field, most of all.
+measured = [u[n : n + 1].condition(probe, observations[n : n + 1], noise=noise) for n in range(len(test))]
 for name, fields in (("before", [u[n : n + 1] for n in range(len(test))]), ("after", measured)):
     errors = [pn.metrics.relative_l2(pn.Field(v.mean, v.grid), test.outputs[n : n + 1]) for n, v in enumerate(fields)]
     sd = torch.cat([v.standard_deviation for v in fields]).mean()
     print(f"measured fields, {name:6s}: relative L2 {float(torch.cat(errors).mean()):.5f}, mean sd {float(sd):.1e}")
-print(f"chi^2 per reading of the first: {measured[0].latent.chi2:.2f}")
+print(f"chi^2 per observation of the first: {measured[0].latent.chi2:.2f}")
 
 # About other fields they tell through the operator's weights, which training has settled: little.
-together = u[:20].condition(probe, readings[:20], noise=noise)
+together = u[:20].condition(probe, observations[:20], noise=noise)
 for name, field in (("before", u[20:]), ("after", u[20:].under(together.latent))):
     error = pn.metrics.relative_l2(pn.Field(field.mean, field.grid), test.outputs[20:]).mean()
     print(f"other fields, {name:6s}: relative L2 {float(error):.5f}, mean sd {float(field.standard_deviation.mean()):.1e}")
 
-figure = pn.plots.fields({"before": u[:1], "after five readings": measured[0]}, test.outputs[:1], index=0)
+figure = pn.plots.fields({"before": u[:1], "after five observations": measured[0]}, test.outputs[:1], index=0)
 figure.savefig("physics_and_data.png", dpi=120)
