@@ -90,7 +90,7 @@ class Dataset(Protocol):
         """Choose some pairs without reading them, in the order of the index."""
 
     def split(self, count: int, *, seed: int) -> tuple[Dataset, Dataset]:
-        """Split at random into `count` pairs and the rest, without reading them."""
+        """Split at random into `count` pairs and the rest, without reading them; in the order of `split_order`."""
 
     def to(self, target: torch.device | torch.dtype | str, /) -> Dataset:
         """The same pairs, on another device or in another dtype when they are read."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from probneural.fields import Field, select_rows
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs, Rows
+from probneural.pairs import FieldPairs, Rows, split_order
 
 DTYPE = torch.float64
 
@@ -113,7 +113,7 @@ class LazyPairs:
         return replace(self, index=self.rows(index))
 
     def split(self, count: int, *, seed: int) -> tuple[LazyPairs, LazyPairs]:
-        order = torch.randperm(len(self), generator=generator(seed))
+        order = split_order(len(self), seed=seed)
         return self.subset(order[:count]), self.subset(order[count:])
 
     def to(self, target: torch.device | torch.dtype | str) -> LazyPairs:
