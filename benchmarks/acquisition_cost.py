@@ -116,7 +116,7 @@ def _chosen(size: int, batch: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def _measure(case: Case, rounds: int) -> dict[str, Any]:
-    from benchmarks.field_size import peak_memory, reset_peak_memory
+    from benchmarks.memory import peak_memory, reset_peak_memory
 
     torch.set_num_threads(1)
     problem = pn.problems.Burgers(viscosity=0.1)

@@ -7,12 +7,12 @@ import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import probneural as pn
+from benchmarks.memory import peak_memory, reset_peak_memory
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 MODELS: dict[str, dict[str, Any]] = {
@@ -134,20 +134,3 @@ def _has_laplace() -> bool:
     except ImportError:
         return False
     return True
-
-
-def reset_peak_memory() -> int:
-    """Start the peak of the resident memory anew, and return the memory in bytes, where the system can (Linux)."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def peak_memory() -> int:
-    return _status("VmHWM")
-
-
-def _status(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"no {name}")

@@ -17,6 +17,7 @@ import torch
 
 import probneural as pn
 from benchmarks import sections
+from benchmarks.memory import peak_memory, reset_peak_memory
 
 SIZES = (250, 500, 1000, 2000, 4000, 8000, 16_000)
 """Functions of each stage; the upper half of them gives the exponents."""
@@ -96,11 +97,10 @@ def _measured(size: int) -> dict[str, Row]:
     found: dict[str, Row] = {}
 
     def stage(name: str, work: Callable[[], Any]) -> Any:
-        before = _resident("VmRSS")
-        _forget_peak()
+        before = reset_peak_memory()
         start = time.process_time()
         result = work()
-        found[name] = {"seconds": time.process_time() - start, "MiB": (_resident("VmHWM") - before) / 2**20}
+        found[name] = {"seconds": time.process_time() - start, "MiB": (peak_memory() - before) / 2**20}
         return result
 
     trained = copy.deepcopy(operator)
@@ -112,16 +112,3 @@ def _measured(size: int) -> dict[str, Row]:
     stage("band", lambda: pn.calibration.SimultaneousBand().fit(predictor, test))
     stage("scores", lambda: pn.metrics.score_pairs(predictor, test))
     return found
-
-
-def _resident(name: str) -> int:
-    """Memory of this process in bytes: `VmRSS` now, `VmHWM` at its peak."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return 1024 * int(line.split()[1])
-    raise RuntimeError(f"/proc/self/status has no {name}: this benchmark runs on Linux")
-
-
-def _forget_peak() -> None:
-    """Start the peak anew at what is held now."""
-    Path("/proc/self/clear_refs").write_text("5")

@@ -14,7 +14,7 @@ import torch
 
 import probneural as pn
 from benchmarks import sections
-from benchmarks.field_size import peak_memory, reset_peak_memory
+from benchmarks.memory import peak_memory, reset_peak_memory
 
 Row = dict[str, Any]
 

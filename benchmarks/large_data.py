@@ -6,7 +6,6 @@ import gc
 import hashlib
 import math
 import multiprocessing
-import resource
 import shutil
 import statistics
 import tempfile
@@ -24,6 +23,7 @@ from tqdm.auto import tqdm
 
 import probneural as pn
 from benchmarks import sections
+from benchmarks.memory import peak_memory
 
 Row = dict[str, Any]
 CHANNELS = {"inputs": 14, "outputs": 2}
@@ -114,7 +114,7 @@ def _whole_road(store: Store, loads: bool, epochs: int) -> Row:
         start = time.perf_counter()
         result = work()
         seconds[name] = time.perf_counter() - start
-        peaks[name] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        peaks[name] = peak_memory() / 1e9
         return result
 
     operator = _operator()

@@ -161,7 +161,7 @@ def memory(*, small: bool = False) -> list[dict[str, Any]]:
 
 
 def _peak_of_product(count: int) -> float:
-    from benchmarks.field_size import peak_memory, reset_peak_memory
+    from benchmarks.memory import peak_memory, reset_peak_memory
     from probneural.curvature.products import linear_operators
 
     case = CASES[1]

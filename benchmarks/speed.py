@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import probneural as pn
 from benchmarks import members, sections
-from benchmarks.field_size import peak_memory, reset_peak_memory
+from benchmarks.memory import peak_memory, reset_peak_memory
 from benchmarks.timing import interleaved, quartiles
 from probneural.randomness import stream
 
