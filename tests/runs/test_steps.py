@@ -165,9 +165,11 @@ def test_a_damaged_file_is_a_typed_error(run: Path, tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import os, sys
+import os, signal, sys
 from probneural import runs
 from probneural.training.resuming import Keeper
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it from birth
 
 class Killed(Keeper):
     written_files = 0
