@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import environment, exact, report, sections
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("baselines.md", "benchmarks.md", "how-to/export.md", "laplace.md")
+PAGES = ("baselines.md", "benchmarks.md", "how-to/export.md", "how-to/large-data.md", "laplace.md")
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES))
 RESULTS = Path(__file__).parent / "results"
 PIVOTS = {
