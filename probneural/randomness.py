@@ -42,6 +42,7 @@ PURPOSES: Final = MappingProxyType(
         "nonlinear functional draws": "seeds of the draws behind nonlinear functionals of fields, per batch of draws",
         "discrepancy draws": "what a function draw of a calibrated predictor adds to its operator's",
         "likelihood points": "points at which the correlation of residuals is judged",
+        "local scale points": "points whose residuals say how large variances are along a function",
         # training
         "validation": "seed of the split into what is trained on and what is watched",
         "batches": "order of the pairs, per epoch",
