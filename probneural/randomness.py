@@ -103,6 +103,8 @@ PURPOSES: Final = MappingProxyType(
         "stored functions": "values of the files that the benchmark of reading makes, and the order in which it reads them",
         "tried inputs": "inputs and outputs of networks that only have to work",
         "low-data functions": "seed of the functions of the low-data benchmark, per part",
+        "local-scale functions": "seed of the functions of the local-scale benchmark, per part",
+        "local-scale recipe": "seed of the training of the local-scale benchmark",
         "low-data recipe": "seed of the training of the low-data benchmark, per member",
         "gold inputs": "coefficients of the input functions of gold 1",
         "gold truth": "operator and noise of gold 1",
