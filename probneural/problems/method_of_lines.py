@@ -17,6 +17,7 @@ from probneural.checks import check_callable, check_instance, check_integer, che
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, check_grid
 from probneural.problems.base import Problem, shifted_fields
+from probneural.problems.evolution import Evolution
 from probneural.problems.input_distributions import (
     IndependentDistributions,
     InputDistribution,
@@ -36,7 +37,7 @@ _SEE = "see MethodOfLines for its arguments"
 
 
 @dataclass(frozen=True)
-class MethodOfLines(Problem):
+class MethodOfLines(Evolution):
     """Initial state to state at time t of an equation of your own, ∂u/∂t = L u + F(t, u), on a grid.
 
     You say what F is on any grid; the distribution, the sampling, the derivative and the design space are those of every
