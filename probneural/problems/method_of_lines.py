@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from probneural.checks import check_callable, check_instance, check_integer, check_positive
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.grids import Grid, check_grid
 from probneural.problems.base import Problem, shifted_fields
+from probneural.problems.evolution import Evolution
 from probneural.problems.input_distributions import (
     IndependentDistributions,
     InputDistribution,
@@ -36,7 +37,7 @@ _SEE = "see MethodOfLines for its arguments"
 
 
 @dataclass(frozen=True)
-class MethodOfLines(Problem):
+class MethodOfLines(Evolution):
     """Initial state to state at time t of an equation of your own, ∂u/∂t = L u + F(t, u), on a grid.
 
     You say what F is on any grid; the distribution, the sampling, the derivative and the design space are those of every
@@ -199,15 +200,19 @@ class MethodOfLines(Problem):
         return torch.stack([field.evaluate_on_axes(part, places) for field, part in pairs], dim=1)
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
-        rows = max(1, _CHUNK_ELEMENTS // (self.in_channels * grid.size))
+        rows = self._rows(grid)
         # Forward mode cannot see into torchdiffeq; a function with a derivative of its own can be seen from outside.
         moves = forward_ad.unpack_dual(values).tangent is not None
         return torch.cat([_Flow.apply(part, self, grid) if moves else self._advance(part, grid) for part in values.split(rows)])
 
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
-        rows = max(1, _CHUNK_ELEMENTS // (self.in_channels * grid.size))
+        rows = self._rows(grid)
         pairs = zip(values.split(rows), direction.split(rows), strict=True)
         return torch.cat([self._push(start, change, grid) for start, change in pairs])
+
+    def _rows(self, grid: Grid) -> int:
+        """Fields that are integrated together."""
+        return max(1, _CHUNK_ELEMENTS // (self.in_channels * grid.size))
 
     def _push(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
         """The derivative along a direction, which is scaled to one because the tolerances apply to it too.
@@ -221,16 +226,29 @@ class MethodOfLines(Problem):
     def _advance(self, values: Tensor, grid: Grid, *, direction: Tensor | None = None) -> Tensor:
         """The state at the final time, or its derivative along a direction, of fields that share their steps."""
         states = values[None] if direction is None else torch.stack([values, direction])
-        symbol = None if self.linear_symbol is None else self._symbol(self.linear_symbol, grid).to(values.device)
+        (end,) = self._path(states, grid, (self.time,))
+        return end[-1]
+
+    def _path(self, states: Tensor, grid: Grid, times: Sequence[float]) -> Iterator[Tensor]:
+        """States `(1, n, c, *grid)`, or states and directions `(2, n, c, *grid)`, at each of ascending times."""
+        symbol = None if self.linear_symbol is None else self._symbol(self.linear_symbol, grid).to(states.device)
         try:
-            return self.integrator.advance(states, functools.partial(self._rate, grid=grid), time=self.time, symbol=symbol)[-1]
+            yield from self.integrator.advance(states, functools.partial(self._rate, grid=grid), times=times, symbol=symbol)
         except IntegrationError as error:
             raise DataError(
-                expected=f"a solution of {self.name!r} that exists until time {self.time:g}",
+                expected=f"a solution of {self.name!r} that exists until time {times[-1]:g}",
                 got=f"{self.integrator.method}: {str(error).splitlines()[0]:.200}",
                 remedy="check the sign of each term and the size of the inputs; if the equation is stiff give its "
                 "linear_symbol or use method='BDF', and if it only takes many steps raise max_steps",
             ) from error
+
+    def _solve_coefficients_at(self, coefficients: Tensor, grid: Grid, times: Tensor) -> Iterator[Tensor]:
+        paths = [
+            (states[0] for states in self._path(part[None], grid, times.tolist()))
+            for part in self._inputs(coefficients, grid).split(self._rows(grid))
+        ]
+        for parts in zip(*paths, strict=True):
+            yield torch.cat(parts)
 
     def _rate(self, time: Tensor, states: Tensor, *, grid: Grid) -> Tensor:
         """F of states `(1, n, c, *grid)`, or F and its derivative of states and directions `(2, n, c, *grid)`."""
@@ -308,85 +326,6 @@ class _Tangent(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
         pass
-
-
-def spectral_derivative(u: Tensor, grid: Grid, *, order: int = 1, axis: int = 0) -> Tensor:
-    """Differentiate the trigonometric interpolant of periodic fields along one axis.
-
-    Args:
-        u: `(..., *grid.shape)`.
-        grid: A uniform grid that is periodic along the axis.
-        order: Order of the derivative; 0 is the field itself.
-        axis: Number of the grid axis.
-
-    Returns:
-        The derivative at the grid points, in units of u per length to the power of `order`.
-
-    Raises:
-        GridError: If the axis is not periodic.
-        ArgumentError: If the order is negative or there is no such axis.
-
-    Reference:
-        Trefethen (2000), Spectral Methods in MATLAB, chapter 3. Between boundaries, differentiate with
-        [`functionals.derivative`][probneural.functionals.derivative], which reads the local interpolant.
-
-    Examples:
-        >>> grid = Grid.uniform((8,), lengths=2 * math.pi)
-        >>> x = grid.points[:, 0]
-        >>> torch.allclose(spectral_derivative(x.sin()[None, None], grid), x.cos())
-        True
-    """
-    check_integer(order, "order", least=0)
-    check_integer(axis, "axis", least=0, most=grid.dimension - 1)
-    _check_periodic(grid, grid.periodic[axis])
-    spacing = grid.axes[axis]
-    dim = axis - grid.dimension
-    counts = torch.arange(spacing.size // 2 + 1, dtype=u.dtype, device=u.device)
-    factor = (2j * math.pi / spacing.length * counts) ** order if order else torch.ones_like(counts)
-    factor = factor.reshape(-1, *(1,) * (-1 - dim))
-    # The inverse transform drops an imaginary Nyquist term: the sine of that frequency vanishes at every node.
-    values: Tensor = torch.fft.irfft(torch.fft.rfft(u, dim=dim) * factor, n=spacing.size, dim=dim)
-    return values
-
-
-def dealias(u: Tensor, grid: Grid) -> Tensor:
-    """Drop the highest third of the frequencies on every axis, so that products of two fields do not alias onto the rest.
-
-    Args:
-        u: `(..., *grid.shape)`.
-        grid: A uniform periodic grid.
-
-    Returns:
-        The field without frequencies |k| ≥ N/3, in the units of u.
-
-    Raises:
-        GridError: If an axis is not periodic.
-
-    Reference:
-        Orszag (1971), On the elimination of aliasing in finite-difference schemes by filtering high-wavenumber components.
-
-    Examples:
-        >>> grid = Grid.uniform((12,))
-        >>> waves = torch.cos(2 * math.pi * torch.tensor([[3.0], [4.0]], dtype=torch.float64) * grid.points[:, 0])
-        >>> dealias(waves, grid).abs().amax(-1).round(decimals=6).tolist()
-        [1.0, 0.0]
-    """
-    _check_periodic(grid, all(grid.periodic))
-    for number, axis in enumerate(grid.axes):
-        dim = number - grid.dimension
-        counts = torch.arange(axis.size // 2 + 1, device=u.device)
-        kept = (3 * counts < axis.size).to(u.dtype).reshape(-1, *(1,) * (-1 - dim))
-        u = torch.fft.irfft(torch.fft.rfft(u, dim=dim) * kept, n=axis.size, dim=dim)
-    return u
-
-
-def _check_periodic(grid: Grid, flag: bool) -> None:
-    if not flag:
-        raise GridError(
-            expected="a uniform grid that is periodic where it is differentiated",
-            got=repr(grid),
-            remedy="between boundaries use probneural.functionals.derivative",
-        )
 
 
 def _broadcasts(thing: Any, shape: tuple[int, ...]) -> bool:
