@@ -219,8 +219,8 @@ class Predictor(ABC):
             start: States at lead 0, `(n, history * c, *grid)`, the earliest first; then any channels that stay constant.
             steps: How many.
             members: How many roll-outs s.
-            draws: `"trajectory"`: a member is one operator, `draw(seed)`, at all steps, so its errors add up. `"step"`: a member
-                is a fresh draw at every step, so errors of different steps are independent.
+            draws: `"trajectory"`: a member is one operator, `draw(seed)`, at all steps. `"step"`: a member is a fresh draw at
+                every step, so errors of different steps are independent.
             initial: Distribution of the states at lead 0: each member starts from its own draw.
             noise: Variance of the measurement noise, a number or `(c,)`, in physical units squared; True for the predictor's.
             parameters: Channels that stay constant, `(n, k, *grid)`.
@@ -277,6 +277,16 @@ class FunctionDraw(nn.Module):
         super().__init__()
         self.predictor = predictor
         self.seed = check_seed(seed)
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of its inputs."""
+        return self.predictor.in_channels
+
+    @property
+    def out_channels(self) -> int:
+        """Channels of its outputs."""
+        return self.predictor.out_channels
 
     def _apply(self, *_: object, **__: object) -> FunctionDraw:
         """Refuse `.to(...)` and its like, which would do nothing: a draw has no parameters of its own."""
