@@ -100,12 +100,12 @@ def compared_spectra(
         comparison,
         draws=check_integer(draws, "draws"),
         seed=seed,
-        purpose="spectrum draws",
-        noise_purpose="spectrum noise",
+        purposes=("spectrum draws", "spectrum noise"),
         takes_members=True,
+        width=comparison.truth[0].numel(),
     )
-    means = [torch.tensordot(weights, power_spectrum(drawn, comparison.grid).power, dims=1) for drawn, weights in observed]
-    return true, torch.stack(means)
+    means = [torch.tensordot(observed.weights, power_spectrum(drawn, comparison.grid).power, dims=1) for drawn, _ in observed]
+    return true, torch.cat(means)
 
 
 def spectrum_ratio(
