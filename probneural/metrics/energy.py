@@ -10,6 +10,7 @@ from probneural.checks import check_integer
 from probneural.metrics.comparison import Comparison
 from probneural.metrics.observed_draws import ObservedDraws
 from probneural.metrics.ranked_probability import fair_factor
+from probneural.randomness import stream, stream_seed
 
 _DRAWS = 128
 """Draws behind a Monte Carlo energy score."""
@@ -50,8 +51,8 @@ def energy_score(
     observed = ObservedDraws(
         comparison,
         draws=draws,
-        seed=seed,
-        purposes=("energy score draws", "energy score noise"),
+        seed=stream_seed(seed, "energy score draws"),
+        noise=stream(seed, "energy score noise"),
         takes_members=is_fair,
         width=comparison.truth[0].numel(),
     )

@@ -12,20 +12,19 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.metrics.comparison import Comparison, RepeatedDraws
-from probneural.randomness import stream, stream_seed
 
 _CHUNK_NUMBERS = 2**19
 """Numbers that a score makes of some functions' draws at once (4 MiB in float64)."""
 
 
 class ObservedDraws:
-    """Draws of the observation of each function: the members themselves where that will do, else new draws.
+    """Draws of the observation of each function: the members themselves where that will do, else new draws; for one pass.
 
     Args:
         comparison: Prediction and truth.
         draws: Number of new draws, where they are needed.
-        seed: Makes them repeatable.
-        purposes: The streams of the draws' seeds and of the noise.
+        seed: Random seed of the draws, from a stream of the score's own.
+        noise: Where noise is drawn, another one.
         takes_members: Whether members are taken once each even where there is noise, which is added to them.
         width: Numbers that the score makes of one draw of one function; decides how many functions come at once.
 
@@ -40,7 +39,7 @@ class ObservedDraws:
         *,
         draws: int,
         seed: int,
-        purposes: tuple[str, str],
+        noise: torch.Generator,
         takes_members: bool = False,
         width: int,
     ) -> None:
@@ -51,14 +50,12 @@ class ObservedDraws:
         else:
             self.weights = comparison.truth.new_full((draws,), 1.0 / draws)
         self._comparison, self._is_noisy = comparison, is_noisy
-        self._repeated = RepeatedDraws(stream_seed(seed, purposes[0]))
-        self._seed, self._noise_purpose = seed, purposes[1]
+        self._repeated, self._noise = RepeatedDraws(seed), noise
         self._functions = max(1, _CHUNK_NUMBERS // (len(self.weights) * width)) if self.are_members or _is_shared(u) else 1
 
     def __iter__(self) -> Iterator[tuple[Float64[Tensor, "s b c *grid"], Float64[Tensor, "b c *grid"]]]:
         """Yield the draws of some functions, all of them in order, and their truth."""
         u, truth = self._comparison.distribution, self._comparison.truth
-        generator = stream(self._seed, self._noise_purpose)
         white: Tensor | None = None
         for start in range(0, truth.shape[0], self._functions):
             rows = slice(start, min(start + self._functions, truth.shape[0]))
@@ -72,7 +69,7 @@ class ObservedDraws:
                 # a few members would not average out.
                 shape = drawn.shape if self.are_members else (len(drawn), 1, *drawn.shape[2:])
                 if white is None or self.are_members:
-                    white = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(drawn)
+                    white = torch.randn(shape, generator=self._noise, dtype=torch.float64, device="cpu").to(drawn)
                 drawn = drawn + self._comparison.noise[rows].sqrt() * white
             yield drawn, truth[rows]
 

@@ -12,7 +12,7 @@ from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison
 from probneural.metrics.observed_draws import ObservedDraws
 from probneural.metrics.ranked_probability import fair_factor
-from probneural.randomness import stream
+from probneural.randomness import stream, stream_seed
 
 _DRAWS = 128
 """Draws behind a score that members do not give."""
@@ -67,8 +67,8 @@ def variogram_score(
     observed = ObservedDraws(
         comparison,
         draws=draws,
-        seed=seed,
-        purposes=("variogram draws", "variogram noise"),
+        seed=stream_seed(seed, "variogram draws"),
+        noise=stream(seed, "variogram noise"),
         takes_members=is_fair,
         width=comparison.truth.shape[1] * len(weights),
     )
