@@ -26,6 +26,9 @@ before = predictor.rollout(scaling.at(0)[:], steps=20, members=MEMBERS, seed=0)
 scale = pn.calibration.LeadScale().fit(before, scaling)  # every lead
 
 forecast = scale(predictor.rollout(test.at(0)[:], steps=20, members=MEMBERS, seed=1))
-print(pn.metrics.score_by_lead(forecast, test, times=times[1:]))
+scores = pn.metrics.score_by_lead(forecast, test)  # print(scores) shows them all
+for lead in (1, 5, 10, 20):
+    parts = (f"{name} {scores[name].values[lead - 1]:.3f}" for name in ("relative_l2", "spread_skill", "coverage"))
+    print(f"lead {lead}:", *parts, sep="  ")
 probe = pn.functionals.sensors(forecast.grid, [[0.25, 0.75]]).named("value at (0.25, 0.75)")
 pn.plots.fan(forecast, probe, truth=test, times=times[1:]).savefig("forecast_your_own_arrays.png", dpi=120)
