@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,7 +25,7 @@ from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.gaussian import GaussianField, check_factors
 from probneural.distributions.latent import digest
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictor import JointDraws, Predictor, drawn_discrepancy
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.distributions.roots.weighted import weigh
@@ -42,6 +42,8 @@ FRACTIONS = (0.05, 0.95)
 """Smallest and largest fraction of the mean predictive variance that separate scales leave to the noise."""
 _CANDIDATES = 91
 """Shares tried between the two: steps of one per cent."""
+_DRAWN_POINTS = 2**18
+"""Grid points of inputs at which draws are evaluated together."""
 
 
 @dataclass(frozen=True)
@@ -252,18 +254,24 @@ class ScaledPredictor(Predictor):
         return self.noise.detach().to("cpu", torch.float64) + self.decomposition.variance
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        return self._calibrated(inputs, query)[0]
+
+    @undisturbed()
+    def _calibrated(self, inputs: Field, query: Grid | None) -> tuple[GaussianField, Float[Tensor, "n c *grid"] | None]:
+        """The calibrated field, and the root of the local scale."""
         inner = self.inner(inputs, query)
         u = gaussian_of(inner)
         ratio = self._local_factor(inputs, u)
         root = u.root.scale((self.scale * self.decomposition.root_fraction).sqrt())
         smooth, white = self._discrepancies(u, ratio)
-        return GaussianField(
+        field = GaussianField(
             u.mean,
             root if ratio is None else weigh(root, ratio.sqrt()),
             latent=replace(u.latent, id=self._latent_id(inner, u)),
             grid=u.grid,
             discrepancy=None if smooth is None or white is None else SideBySideRoot(smooth, white),
         )
+        return field, None if ratio is None else ratio.sqrt().to(u.mean).unflatten(-1, u.grid.shape)
 
     def _latent_id(self, inner: FieldDistribution, u: GaussianField) -> str:
         """A name of its own: what data say about xi depends on the root that it came through. Members are in every call."""
@@ -317,20 +325,46 @@ class ScaledPredictor(Predictor):
 
         What has no correlation is left out: it is another one on every grid.
         """
-        u = self(inputs, query)
-        assert isinstance(u, GaussianField)
+        u, local = self._calibrated(inputs, query)
         factor = (self.scale * self.decomposition.root_fraction).sqrt().to(u.mean).reshape(-1, *(1,) * len(u.grid.shape))
-        ratio = self._local_factor(inputs, gaussian_of(self.inner(inputs, query)))
-        if ratio is not None:
-            factor = factor * ratio.sqrt().to(u.mean).unflatten(-1, u.grid.shape)
+        factor = factor if local is None else factor * local
         drawn = u.mean + factor * (self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query) - u.mean)
         if not isinstance(u.discrepancy, SideBySideRoot):
             return drawn
         return drawn + self._draw_discrepancy(u.discrepancy.left, u, seed)
 
+    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
+        inner = self.inner._joint_draws(seeds)
+
+        def evaluated(values: Tensor, grid: Grid) -> Tensor:
+            step = max(1, _DRAWN_POINTS // (values.shape[1] * grid.size))
+            pieces = zip(values.split(step), inner(values, grid).split(step), _pieces(seeds, step), strict=True)
+            return torch.cat([self._scaled_draws(given, drawn, some, grid=grid) for given, drawn, some in pieces])
+
+        return evaluated
+
+    def _scaled_draws(self, values: Tensor, drawn: Tensor, seeds: Sequence[int], *, grid: Grid) -> Tensor:
+        """What `_draw` makes of the inner predictor's draws `(s, n, c', *grid)`, at inputs `(s, n, c, *grid)`."""
+        leading = values.shape[:2]
+        u, local = self._calibrated(Field(values.flatten(0, 1), grid), None)
+        mean = u.mean.unflatten(0, leading)
+        factor = (self.scale * self.decomposition.root_fraction).sqrt().to(mean).reshape(-1, *(1,) * len(grid.shape))
+        factor = factor if local is None else factor * local.unflatten(0, leading)
+        scaled = mean + factor * (drawn - mean)
+        if not isinstance(u.discrepancy, SideBySideRoot):
+            return scaled
+        smooth = u.discrepancy.left
+        latents = torch.cat([drawn_discrepancy(smooth.shape[3], seed) for seed in seeds])
+        each = smooth.product_each(latents.to(smooth.device).repeat_interleave(leading[1], 0))
+        return scaled + each.unflatten(-1, grid.shape).unflatten(0, leading).to(mean)
+
     def __repr__(self) -> str:
         """The scales and what they scale."""
         return f"ScaledPredictor({self.inner!r}, scale={self.scale.tolist()}, noise_scale={self.noise_scale.tolist()})"
+
+
+def _pieces(seeds: Sequence[int], step: int) -> list[Sequence[int]]:
+    return [seeds[start : start + step] for start in range(0, len(seeds), step)]
 
 
 def _profile(
