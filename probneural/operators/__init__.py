@@ -8,6 +8,7 @@ from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
 from probneural.operators.neuraloperator import from_neuraloperator, to_neuraloperator
 from probneural.operators.pod_deeponet import PODDeepONet
+from probneural.operators.recurrent import RecurrentLayers, RecurrentOperator, RecurrentState, SpectralEncoder
 
 __all__ = [
     "FNO",
@@ -17,7 +18,11 @@ __all__ = [
     "Operator",
     "PODDeepONet",
     "PointwiseLinear",
+    "RecurrentLayers",
+    "RecurrentOperator",
+    "RecurrentState",
     "SpectralConv",
+    "SpectralEncoder",
     "from_neuraloperator",
     "to_neuraloperator",
 ]

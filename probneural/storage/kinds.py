@@ -33,7 +33,17 @@ from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, Va
 from probneural.heads.last_layer.readout import Readout
 from probneural.heads.weight_posterior import Hyperparameters
 from probneural.heads.weight_samples import WeightSampledPredictor
-from probneural.operators import FNO, DeepONet, HiddenLayers, LinearRegression, Operator, PODDeepONet
+from probneural.operators import (
+    FNO,
+    DeepONet,
+    HiddenLayers,
+    LinearRegression,
+    Operator,
+    PODDeepONet,
+    RecurrentLayers,
+    RecurrentOperator,
+    SpectralEncoder,
+)
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,10 @@ def _by_name(*kinds: Kind) -> dict[str, Kind]:
 
 
 OPERATORS: dict[str, Kind] = _by_name(
-    *(Kind(cls, parts=methodcaller("configuration")) for cls in (DeepONet, FNO, LinearRegression, PODDeepONet))
+    *(
+        Kind(cls, parts=methodcaller("configuration"))
+        for cls in (DeepONet, FNO, LinearRegression, PODDeepONet, RecurrentOperator)
+    )
 )
 """Operators that are rebuilt from their configuration."""
 
@@ -165,5 +178,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(Grid, build=_grid, on_cpu=("_points", "_weights")),
     Kind(Axis),
     Kind(HiddenLayers),
+    Kind(RecurrentLayers),
+    Kind(SpectralEncoder),
 )
 """Predictors and what they are made of."""
