@@ -329,7 +329,7 @@ class RecurrentOperator(Operator):
     def reset_parameters(self) -> None:
         """Draw all weights anew; normalisers keep their units."""
         for module in (self.lift, *self.spectral, *self.pointwise, *self.blocks, self.projection, self.readout):
-            module.reset_parameters()  # type: ignore[operator]
+            module.reset_parameters()
 
     def fit_normalizers(self, *train: Dataset) -> None:
         """Take means and scales from training data; all states of a history have one unit."""

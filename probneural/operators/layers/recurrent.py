@@ -55,7 +55,7 @@ class RecurrentBlock(nn.Module):
         """Draw all weights anew."""
         for module in (self.attention, self.forwards, self.backwards, *self.norms, self.first, self.second):
             if module is not None:
-                module.reset_parameters()  # type: ignore[operator]
+                module.reset_parameters()
 
     def forward(
         self, values: Float[Tensor, "m t width"], *, state: BlockState | None = None, steps: int = 0
