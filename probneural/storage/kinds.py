@@ -38,6 +38,8 @@ from probneural.operators import (
     DeepONet,
     HiddenLayers,
     LinearRegression,
+    NeuralODEOperator,
+    ODESolver,
     Operator,
     PODDeepONet,
     RecurrentLayers,
@@ -145,7 +147,7 @@ def _by_name(*kinds: Kind) -> dict[str, Kind]:
 OPERATORS: dict[str, Kind] = _by_name(
     *(
         Kind(cls, parts=methodcaller("configuration"))
-        for cls in (DeepONet, FNO, LinearRegression, PODDeepONet, RecurrentOperator)
+        for cls in (DeepONet, FNO, LinearRegression, NeuralODEOperator, PODDeepONet, RecurrentOperator)
     )
 )
 """Operators that are rebuilt from their configuration."""
@@ -178,6 +180,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(Grid, build=_grid, on_cpu=("_points", "_weights")),
     Kind(Axis),
     Kind(HiddenLayers),
+    Kind(ODESolver),
     Kind(RecurrentLayers),
     Kind(SpectralEncoder),
 )
