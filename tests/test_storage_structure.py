@@ -28,7 +28,15 @@ from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.grids import Grid
 from probneural.heads import KernelOperator
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
-from probneural.operators import DeepONet, HiddenLayers, PODDeepONet
+from probneural.operators import (
+    DeepONet,
+    HiddenLayers,
+    NeuralODEOperator,
+    PODDeepONet,
+    RecurrentLayers,
+    RecurrentOperator,
+    SpectralEncoder,
+)
 from probneural.storage import load, save
 from probneural.storage.kinds import KINDS
 from probneural.training import files
@@ -107,6 +115,10 @@ THINGS: dict[str, Any] = {
         layers=HiddenLayers(width=4, depth=1),
         branching="product",
     ),
+    "recurrent": lambda: RecurrentOperator(
+        3, 1, encoder=SpectralEncoder(modes=(3,), depth=1, parameters=1), layers=RecurrentLayers(width=4, heads=1)
+    ),
+    "neural-ode": lambda: NeuralODEOperator(1, 1, modes=(2,), width=2, depth=1),
     "regression": lambda: cases.operator_case("regression").operator,
     "last-layer": lambda: cases.fitted("last-layer", "fno-outputs"),
     "sampled last layer": sampled_last_layer,
