@@ -67,8 +67,8 @@ class ODESolver:
         self,
         rate: Rate,
         start: Float[Tensor, "n w *grid"],
-        times: Float64[Tensor, " t"],
         *,
+        times: Float64[Tensor, " t"],
         parameters: tuple[Tensor, ...],
     ) -> list[Float[Tensor, "n w *grid"]]:
         """Return the states at times.

@@ -201,7 +201,7 @@ class NeuralODEOperator(Operator):
             change: Tensor = self.dynamics(state, endpoint=where.endpoint)
             return change
 
-        return self.solver.states(rate, start, times, parameters=tuple(self.dynamics.parameters()))
+        return self.solver.states(rate, start, times=times, parameters=tuple(self.dynamics.parameters()))
 
     def _read(self, state: Float[Tensor, "n w *grid"]) -> Float[Tensor, "n c *grid"]:
         features = nn.functional.gelu(self.projection(channels_innermost(state)))

@@ -99,7 +99,9 @@ class RecurrentState:
 
     def detached(self) -> RecurrentState:
         """Return the state without its graph: gradients of later steps end here."""
-        blocks = tuple(BlockState(one.hidden.detach(), one.cell.detach(), one.sums.detach()) for one in self.blocks)
+        blocks = tuple(
+            BlockState(hidden=one.hidden.detach(), cell=one.cell.detach(), sums=one.sums.detach()) for one in self.blocks
+        )
         return replace(self, blocks=blocks)
 
 

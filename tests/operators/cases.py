@@ -118,7 +118,7 @@ def recurrent(
 def neural_ode(
     *channels: int, modes: tuple[int, ...], periodic: tuple[bool, ...] | bool = True, **solver: Any
 ) -> Callable[[], Operator]:
-    chosen = ODESolver(**({"time": 0.7, "steps": 2} | solver))
+    chosen = ODESolver(**({"time": 0.7, "steps": 1} | solver))
     return lambda: NeuralODEOperator(*channels, modes=modes, width=4, periodic=periodic, solver=chosen)
 
 

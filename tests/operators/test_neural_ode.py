@@ -40,7 +40,7 @@ def turned(time: float) -> Tensor:
 
 def error_after(solver: ODESolver, times: list[float], rate: Rate = rotation) -> float:
     start = torch.tensor([[[1.0], [0.0]]], dtype=torch.float64)
-    states = solver.states(rate, start, torch.tensor(times, dtype=torch.float64), parameters=())
+    states = solver.states(rate, start, times=torch.tensor(times, dtype=torch.float64), parameters=())
     return max(
         float((state[0, :, 0] - turned(time / solver.time)).abs().max()) for state, time in zip(states, times, strict=True)
     )

@@ -15,7 +15,7 @@ _SOFTNESS = 1e-2
 """Added to variances of layer norms: with the usual 1e-5, fields whose channels nearly agree somewhere get sharp there."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockState:
     """What a block remembers of the steps it has seen.
 
@@ -80,4 +80,4 @@ class RecurrentBlock(nn.Module):
         read, sums = self.attention(second(values), values, sums=None if state is None else state.sums, steps=steps)
         values = values + read
         values = values + self.second(nn.functional.gelu(self.first(third(values))))
-        return values, BlockState(hidden, cell, sums)
+        return values, BlockState(hidden=hidden, cell=cell, sums=sums)
