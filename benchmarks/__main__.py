@@ -26,6 +26,7 @@ from benchmarks import (
     low_data,
     published,
     reading,
+    recurrent,
     speed,
     tables,
     training,
@@ -129,6 +130,11 @@ COMMANDS = {
         published.main, "settings that papers report, beside their figures; about 20 minutes", options=WORKERS
     ),
     "reading": Command(reading.main, "functions per second from files of each format, beside memory; a minute"),
+    "recurrent": Command(
+        recurrent.main,
+        "a recurrent operator on noisy tones, beside the exact posterior; about 15 minutes",
+        options=WORKERS,
+    ),
     "speed": Command(
         speed.main,
         "operators beside neuraloperator's and deepxde's; minutes",

@@ -28,7 +28,16 @@ from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.grids import Grid
 from probneural.heads import KernelOperator
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
-from probneural.operators import DeepONet, HiddenLayers, PODDeepONet, Rollout
+from probneural.operators import (
+    DeepONet,
+    HiddenLayers,
+    NeuralODEOperator,
+    PODDeepONet,
+    RecurrentLayers,
+    RecurrentOperator,
+    Rollout,
+    SpectralEncoder,
+)
 from probneural.storage import load, save
 from probneural.storage.kinds import KINDS
 from probneural.training import files
@@ -108,6 +117,10 @@ THINGS: dict[str, Any] = {
         layers=HiddenLayers(width=4, depth=1),
         branching="product",
     ),
+    "recurrent": lambda: RecurrentOperator(
+        3, 1, encoder=SpectralEncoder(modes=(3,), depth=1, parameters=1), layers=RecurrentLayers(width=4, heads=1)
+    ),
+    "neural-ode": lambda: NeuralODEOperator(1, 1, modes=(2,), width=2, depth=1),
     "regression": lambda: cases.operator_case("regression").operator,
     "last-layer": lambda: cases.fitted("last-layer", "fno-outputs"),
     "sampled last layer": sampled_last_layer,
@@ -252,7 +265,7 @@ def run(corpus: dict[str, change.Opened], folder: Path, *, each: int, seed: int)
 def test_changed_files_are_refused_or_are_what_they_say(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
     counts, wrong = run(corpus, tmp_path, each=7, seed=0)
     assert wrong == []
-    assert counts.total() == 105
+    assert counts.total() == 119
     assert counts["as it says"] >= 5
 
 
@@ -260,7 +273,7 @@ def test_changed_files_are_refused_or_are_what_they_say(corpus: dict[str, change
 def test_many_changed_files_are_refused_or_are_what_they_say(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
     counts, wrong = run(corpus, tmp_path, each=200, seed=1)
     assert wrong == []
-    assert counts.total() == 3000
+    assert counts.total() == 3400
     assert counts["as it says"] >= 200
 
 
@@ -268,7 +281,7 @@ SIZES = ["width", "depth", "in_channels", "out_channels", "projection", "basis",
 
 
 @pytest.mark.parametrize("number", [20_000, 10**7, 10**12, 2**63 - 1, 2**63, 10**30])
-@pytest.mark.parametrize("name", ["fno", "deeponet", "pod-deeponet", "regression"])
+@pytest.mark.parametrize("name", ["fno", "deeponet", "pod-deeponet", "recurrent", "neural-ode", "regression"])
 def test_operators_larger_than_their_file_are_refused_before_they_are_built(
     name: str, number: int, corpus: dict[str, change.Opened], tmp_path: Path
 ) -> None:

@@ -3,11 +3,14 @@
 from probneural.operators.base import Operator
 from probneural.operators.deeponet import DeepONet
 from probneural.operators.fno import FNO
+from probneural.operators.integration import ODESolver
 from probneural.operators.layers import PointwiseLinear, SpectralConv
 from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
+from probneural.operators.neural_ode import NeuralODEOperator, space_time
 from probneural.operators.neuraloperator import from_neuraloperator, to_neuraloperator
 from probneural.operators.pod_deeponet import PODDeepONet
+from probneural.operators.recurrent import RecurrentLayers, RecurrentOperator, RecurrentState, SpectralEncoder
 from probneural.operators.rollout import Rollout
 
 __all__ = [
@@ -15,11 +18,18 @@ __all__ = [
     "DeepONet",
     "HiddenLayers",
     "LinearRegression",
+    "NeuralODEOperator",
+    "ODESolver",
     "Operator",
     "PODDeepONet",
     "PointwiseLinear",
+    "RecurrentLayers",
+    "RecurrentOperator",
+    "RecurrentState",
     "Rollout",
     "SpectralConv",
+    "SpectralEncoder",
     "from_neuraloperator",
+    "space_time",
     "to_neuraloperator",
 ]

@@ -34,7 +34,20 @@ from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, Va
 from probneural.heads.last_layer.readout import Readout
 from probneural.heads.weight_posterior import Hyperparameters
 from probneural.heads.weight_samples import WeightSampledPredictor
-from probneural.operators import FNO, DeepONet, HiddenLayers, LinearRegression, Operator, PODDeepONet, Rollout
+from probneural.operators import (
+    FNO,
+    DeepONet,
+    HiddenLayers,
+    LinearRegression,
+    NeuralODEOperator,
+    ODESolver,
+    Operator,
+    PODDeepONet,
+    RecurrentLayers,
+    RecurrentOperator,
+    Rollout,
+    SpectralEncoder,
+)
 
 
 @dataclass(frozen=True)
@@ -134,7 +147,10 @@ def _by_name(*kinds: Kind) -> dict[str, Kind]:
 
 
 OPERATORS: dict[str, Kind] = _by_name(
-    *(Kind(cls, parts=methodcaller("configuration")) for cls in (DeepONet, FNO, LinearRegression, PODDeepONet))
+    *(
+        Kind(cls, parts=methodcaller("configuration"))
+        for cls in (DeepONet, FNO, LinearRegression, NeuralODEOperator, PODDeepONet, RecurrentOperator)
+    )
 )
 """Operators that are rebuilt from their configuration."""
 
@@ -168,5 +184,8 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(Grid, build=_grid, on_cpu=("_points", "_weights")),
     Kind(Axis),
     Kind(HiddenLayers),
+    Kind(ODESolver),
+    Kind(RecurrentLayers),
+    Kind(SpectralEncoder),
 )
 """Predictors and what they are made of."""

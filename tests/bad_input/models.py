@@ -112,6 +112,17 @@ OPERATORS = [
         ArgumentError,
         "basis|modes",
     ),
+    *refused("layers", lambda v: pn.operators.RecurrentOperator(1, 1, layers=v), (32, None, {}), ArgumentError, "layers"),
+    *refused(
+        "encoder", lambda v: pn.operators.RecurrentOperator(1, 1, encoder=v), (3, (16,), "spectral"), ArgumentError, "encoder"
+    ),
+    *refused("horizon", lambda v: pn.operators.RecurrentLayers(horizon=v), NO_COUNT, ArgumentError, "horizon"),
+    *refused("history", lambda v: pn.operators.SpectralEncoder(modes=(3,), history=v), NO_COUNT, ArgumentError, "history"),
+    *refused(
+        "solver", lambda v: pn.operators.NeuralODEOperator(1, 1, modes=(3,), solver=v), ("rk4", None), ArgumentError, "solver"
+    ),
+    *refused("solver time", lambda v: pn.operators.ODESolver(time=v), NOT_POSITIVE, ArgumentError, "time"),
+    *refused("solver steps", lambda v: pn.operators.ODESolver(steps=v), NO_COUNT, ArgumentError, "steps"),
     *refused(
         "components",
         lambda v: pn.operators.LinearRegression.fitted(pairs(), components=v),

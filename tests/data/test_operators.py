@@ -15,7 +15,17 @@ from probneural.data import StoredPairs
 from probneural.data.readers import SlicedReader
 from probneural.errors import DataError
 from probneural.grids import Grid
-from probneural.operators import FNO, DeepONet, LinearRegression, PODDeepONet, linear, pod_deeponet
+from probneural.operators import (
+    FNO,
+    DeepONet,
+    LinearRegression,
+    NeuralODEOperator,
+    PODDeepONet,
+    RecurrentLayers,
+    RecurrentOperator,
+    linear,
+    pod_deeponet,
+)
 from probneural.operators.base import Operator
 from probneural.pairs import Dataset, FieldPairs, check_dataset
 from tests.data.files import numbers, write_hdf5
@@ -38,6 +48,8 @@ MAKE: dict[str, Callable[[Dataset], nn.Module]] = {
     "FNO": normalised(lambda: FNO(1, 2, modes=(2,), width=4, depth=1, seed=0)),
     "DeepONet": normalised(lambda: DeepONet(1, 2, sensors=GRID, seed=0)),
     "PODDeepONet": normalised(lambda: PODDeepONet(1, 2, sensors=GRID, out_grid=GRID, basis=3, seed=0)),
+    "RecurrentOperator": normalised(lambda: RecurrentOperator(1, 2, layers=RecurrentLayers(width=4, heads=2), seed=0)),
+    "NeuralODEOperator": normalised(lambda: NeuralODEOperator(1, 2, modes=(2,), width=4, seed=0)),
     "LinearRegression": lambda data: LinearRegression.fitted(data, components=3),
 }
 

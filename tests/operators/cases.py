@@ -13,7 +13,19 @@ from torch import Tensor
 
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.operators import FNO, DeepONet, HiddenLayers, LinearRegression, Operator, PODDeepONet
+from probneural.operators import (
+    FNO,
+    DeepONet,
+    HiddenLayers,
+    LinearRegression,
+    NeuralODEOperator,
+    ODESolver,
+    Operator,
+    PODDeepONet,
+    RecurrentLayers,
+    RecurrentOperator,
+    SpectralEncoder,
+)
 from probneural.pairs import FieldPairs
 from tests.helpers import generator
 
@@ -95,6 +107,21 @@ def pod_deeponet(sensors: Grid, out_grid: Grid, *, channels: tuple[int, int], **
     return build
 
 
+def recurrent(
+    *channels: int, modes: tuple[int, ...] = (), is_bidirectional: bool = False, **encoder: Any
+) -> Callable[[], Operator]:
+    seen = SpectralEncoder(modes=modes, depth=1, **encoder) if modes else None
+    layers = RecurrentLayers(width=8, heads=2, horizon=16)
+    return lambda: RecurrentOperator(*channels, encoder=seen, layers=layers, is_bidirectional=is_bidirectional)
+
+
+def neural_ode(
+    *channels: int, modes: tuple[int, ...], periodic: tuple[bool, ...] | bool = True, **solver: Any
+) -> Callable[[], Operator]:
+    chosen = ODESolver(**({"time": 0.7, "steps": 1} | solver))
+    return lambda: NeuralODEOperator(*channels, modes=modes, width=4, periodic=periodic, solver=chosen)
+
+
 LINE, PLANE = Grid.uniform(9, lengths=2.0), Grid.uniform((6, 7), lengths=(1.0, 3.0), origin=(0.5, -1.0))
 ENDS = Grid.uniform(8, periodic=False)
 MIXED = Grid.uniform((6, 5), lengths=(2.0, 1.0), periodic=(True, False))
@@ -161,6 +188,25 @@ CASES = [
         PLANE,
         PLANE.resized((12, 11)),
         1e-12,
+    ),
+    # A signal is taken sample by sample, so samples at another rate are another problem.
+    Case("recurrent-signals", recurrent(2, 1), ENDS, ENDS, math.inf),
+    Case("recurrent-signals-bidirectional", recurrent(1, 2, is_bidirectional=True), ENDS, ENDS, math.inf),
+    Case("recurrent-1-D", recurrent(3, 1, modes=(3,), history=3), LINE, LINE.resized(128), 1e-4, equivariant=True),
+    Case(
+        "recurrent-2-D-mixed-parameters",
+        recurrent(5, 2, modes=(2, 2), parameters=1, periodic=(True, False)),
+        MIXED,
+        MIXED.resized((32, 65)),
+        1e-3,
+    ),
+    Case("neural-ODE-1-D", neural_ode(1, 2, modes=(3,)), LINE, Grid.uniform(64, lengths=2.0), 1e-7, equivariant=True),
+    Case(
+        "neural-ODE-2-D-mixed",
+        neural_ode(2, 1, modes=(2, 3), periodic=(True, False)),
+        MIXED,
+        MIXED.resized((32, 65)),
+        1e-3,
     ),
 ]
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vmap
 
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
@@ -74,8 +74,13 @@ def test_what_is_computed_in_place_is_seen_nowhere(case: Case) -> None:
             slope = forward_ad.unpack_dual(operator(forward_ad.make_dual(values, tangent), grid=case.grid)).tangent
         torch.testing.assert_close(slope, jvp(lambda given: operator(given, grid=case.grid), (values,), (tangent,))[1])
         seen: list[tuple[Tensor, Tensor]] = []
+
+        def keep(module: nn.Module, arguments: object, output: Tensor | tuple[object, ...]) -> None:
+            parts = output if isinstance(output, tuple) else (output,)  # layers with memory return it, too
+            seen.extend((part, part.clone()) for part in parts if isinstance(part, Tensor))
+
         for module in operator.modules():
-            module.register_forward_hook(lambda module, arguments, output: seen.append((output, output.clone())))
+            module.register_forward_hook(keep)
         torch.testing.assert_close(operator(values, grid=case.grid), expected)
     assert seen
     for output, copied in seen:

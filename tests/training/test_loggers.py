@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import re
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from probneural.training import Callback, EachEpoch, Progress, fit
 from probneural.training.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog
@@ -134,6 +136,21 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(entry.step, entry.value) for entry in found] == list(enumerate(history.train, start=1))
     assert log.client.get_run(log.run).data.params["seed"] == "0"
     assert log.client.get_run(log.run).info.status == "FINISHED"
+
+
+def test_the_program_of_the_page_on_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs as it stands, and the tracker has both losses of each epoch."""
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "training.md").read_text(encoding="utf-8")
+    (program,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "import lightning" in block]
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        exec(compile(program, "training.md", "exec"), {})
+    with (tmp_path / "runs" / "tones" / "version_0" / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len([row for row in rows if row["validation"]]) == 2
+    assert len([row for row in rows if row["train"]]) == 8
 
 
 def test_lightning(tmp_path: Path) -> None:

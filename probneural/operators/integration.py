@@ -1,0 +1,165 @@
+"""Latent dynamics: how the state of a neural ordinary differential equation is carried to given times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.checks import assign, check_choice, check_flag, check_integer, check_positive
+from probneural.errors import UnsupportedError
+
+Rate = Callable[[Tensor], Tensor]
+"""From a state to its change per unit of time."""
+
+_ADAPTIVE = ("dopri5", "bosh3", "dopri8", "adaptive_heun")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ODESolver:
+    """How a `NeuralODEOperator` moves in time.
+
+    Args:
+        time: The lead that a plain call returns, and the unit of the latent dynamics, in the unit of the data's times.
+        steps: Steps per `time` of `"rk4"`. They do not depend on the times that are asked for: between them stands the cubic
+            through states and slopes, of the method's own order, so a state is the same whichever others are asked for.
+        method: `"rk4"`, equal steps of fourth order; or, with steps that adapt to the tolerances, `"dopri5"`, `"bosh3"`,
+            `"dopri8"` or `"adaptive_heun"`.
+        rtol: Relative tolerance of the adaptive methods.
+        atol: Absolute one, in units of the latent state, which are of order one.
+        adjoint: Whether gradients integrate the adjoint equation backwards, in memory that does not grow with the steps. They
+            then differ from the derivative of what is computed by the method's error.
+
+    Raises:
+        ArgumentError: If a number is not positive, or the method is another one.
+
+    Reference:
+        Chen, Rubanova, Bettencourt & Duvenaud (2018), Neural ordinary differential equations; implementation: Chen (2018),
+        torchdiffeq.
+    """
+
+    time: float = 1.0
+    steps: int = 8
+    method: str = "rk4"
+    rtol: float = 1e-5
+    atol: float = 1e-6
+    adjoint: bool = False
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        assign(
+            self,
+            time=check_positive(self.time, "time"),
+            steps=check_integer(self.steps, "steps"),
+            method=check_choice(self.method, ("rk4", *_ADAPTIVE), "method"),
+            rtol=check_positive(self.rtol, "rtol"),
+            atol=check_positive(self.atol, "atol"),
+            adjoint=check_flag(self.adjoint, "adjoint"),
+        )
+
+    def states(
+        self,
+        rate: Rate,
+        start: Float[Tensor, "n w *grid"],
+        *,
+        times: Float64[Tensor, " t"],
+        parameters: tuple[Tensor, ...],
+    ) -> list[Float[Tensor, "n w *grid"]]:
+        """Return the states at times.
+
+        Args:
+            rate: From a state to its change per `time`.
+            start: State at time 0.
+            times: Ascending, each once, not negative.
+            parameters: What the rate depends on beside the state, for the adjoint's gradients.
+
+        Returns:
+            One state per time.
+
+        Raises:
+            UnsupportedError: If steps adapt where PyTorch transforms the function, which has no order of its own then.
+            ImportError: If torchdiffeq is needed and not installed.
+        """
+        turns = (times / self.time).tolist()
+        is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+        if self.method != "rk4" and is_transformed:
+            raise UnsupportedError(
+                expected='the method "rk4" under transforms of torch.func, by which posteriors over all weights are computed',
+                got=f"{self.method!r}, whose steps depend on the state",
+                remedy='build the operator with solver=ODESolver(method="rk4", steps=...)',
+            )
+        if self.method == "rk4" and (is_transformed or not self.adjoint):
+            return self._in_equal_steps(rate, start, turns)
+        return self._by_torchdiffeq(rate, start, turns, parameters)
+
+    def _in_equal_steps(self, rate: Rate, start: Tensor, turns: list[float]) -> list[Tensor]:
+        """Here, since torchdiffeq writes states into memory that a transform cannot see; the formula is its own."""
+        found: list[Tensor] = []
+        number, before = 0, start
+        after, slopes = start, (start, start)  # of the step from `number` - 1 to `number`, once there is one
+        for turn in turns:
+            position = self._position(turn)
+            while number < position:
+                before, slope = after, slopes[1] if number else rate(start)
+                after = _stepped(rate, before, slope, 1.0 / self.steps)
+                slopes = (slope, rate(after))
+                number += 1
+            is_between = position < number
+            found.append(_cubic(before, after, slopes, position - number + 1.0, 1.0 / self.steps) if is_between else after)
+        return found
+
+    def _by_torchdiffeq(self, rate: Rate, start: Tensor, turns: list[float], parameters: tuple[Tensor, ...]) -> list[Tensor]:
+        odeint, odeint_adjoint = _torchdiffeq()
+        ends = [0.0, *(turn for turn in turns if turn > 0.0)]
+        options: dict[str, Any] = {}
+        if self.method == "rk4":
+            options = {"step_size": 1.0 / self.steps, "interp": "cubic"}
+            ends.append(max(1, math.ceil(self._position(ends[-1]))) / self.steps)
+        elif len(ends) == 1:
+            return [start]
+        moments = torch.tensor(list(dict.fromkeys(ends)), dtype=torch.float64, device="cpu").to(start)
+        given = {"method": self.method, "rtol": self.rtol, "atol": self.atol, "options": options or None}
+
+        def slope(time: Tensor, state: Tensor) -> Tensor:
+            return rate(state)
+
+        if self.adjoint:
+            path = odeint_adjoint(slope, start, moments, adjoint_params=parameters, **given)
+        else:
+            path = odeint(slope, start, moments, **given)
+        first = 0 if turns[0] == 0.0 else 1
+        return list(path[first : first + len(turns)])
+
+    def _position(self, turn: float) -> float:
+        """Time in steps; what is a step but for rounding is one."""
+        position = turn * self.steps
+        return float(round(position)) if abs(position - round(position)) < 1e-9 * max(1.0, position) else position
+
+
+def _stepped(rate: Rate, state: Tensor, slope: Tensor, step: float) -> Tensor:
+    """One step of Kutta's 3/8 rule, from the slope at its beginning."""
+    second = rate(state + (step / 3.0) * slope)
+    third = rate(state + step * (second - slope / 3.0))
+    fourth = rate(state + step * (slope - second + third))
+    return state + (step / 8.0) * (slope + 3.0 * (second + third) + fourth)
+
+
+def _cubic(before: Tensor, after: Tensor, slopes: tuple[Tensor, Tensor], fraction: float, step: float) -> Tensor:
+    """The cubic with two states and slopes, at a fraction of the step between them."""
+    rest = 1.0 - fraction
+    bend = fraction * rest * step * (rest * slopes[0] - fraction * slopes[1])
+    return (1.0 + 2.0 * fraction) * rest**2 * before + fraction**2 * (3.0 - 2.0 * fraction) * after + bend
+
+
+def _torchdiffeq() -> tuple[Any, Any]:
+    try:
+        from torchdiffeq import odeint, odeint_adjoint
+    except ModuleNotFoundError as error:
+        raise ImportError(f"NeuralODEOperator needs {error.name}: pip install 'probneural[ode]'") from error
+    return odeint, odeint_adjoint
