@@ -108,11 +108,11 @@ def test_settings_come_from_the_file_and_the_command_line(place: Path) -> None:
     ("words", "code", "message"),
     [
         (["train"], 1, "expected a data file, or the folder of a run; got neither"),
-        (["train", "none.nc", *NAMED], 1, "nothing there"),
-        (["train", "waves.nc", "--inputs", "a", "--outputs", "u"], 1, "say --periodic true or --periodic false"),
+        (["train", "none.nc", *NAMED], 1, "No such file"),
+        (["train", "waves.nc", "--inputs", "a", "--outputs", "u"], 1, "expected periodic in [data] (--periodic), one entry"),
         (["train", "waves.nc", *NAMED, "--operator.options", "widht=3"], 1, "did you mean 'width'?"),
         (["train", "--config", "bad.toml"], 1, "got 'epoch' in line 2 of bad.toml; did you mean 'epochs'?"),
-        (["info", "waves.txt"], 1, "not there"),
+        (["info", "waves.txt"], 1, "No such file"),
         (["predict", "none", "waves.nc", "out.nc"], 1, "a run's folder at none; got none"),
     ],
 )

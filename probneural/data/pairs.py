@@ -12,12 +12,13 @@ from torch import Tensor
 
 from probneural.checks import check_integer
 from probneural.data.fields import Part, StoredFields, stored
-from probneural.data.variables import FUNCTION
+from probneural.data.readers import SlicedReader
+from probneural.data.variables import FUNCTION, Variable
 from probneural.errors import ArgumentError, ShapeError
-from probneural.fields import select_rows
+from probneural.fields import Field, select_rows
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs, Rows, evenly_spread_rows, split_order
+from probneural.pairs import Dataset, FieldPairs, Rows, evenly_spread_rows, split_order
 
 _SAMPLE = 64
 """Pairs whose contents make the fingerprint; of so few, it is that of the same pairs in memory."""
@@ -93,6 +94,21 @@ class StoredPairs:
             parts.append(((), torch.int64, (torch.tensor(len(self), device="cpu"),)))
         return fingerprint_of_parts(parts)
 
+    @property
+    def size_in_bytes(self) -> int:
+        """Bytes that all values take when they are read."""
+        return sum(
+            len(side) * side.channels * side.grid.size * torch.empty((), dtype=side.dtype).element_size()
+            for side in (self.inputs, self.outputs)
+        )
+
+    def in_memory(self) -> Dataset:
+        """Read all values at once: the same pairs, which know their trajectories as before."""
+        pairs = self[:]
+        if self.groups is None:
+            return pairs
+        return StoredPairs(_held(pairs.inputs, self.inputs), _held(pairs.outputs, self.outputs), groups=self.groups)
+
     def to(self, target: torch.device | torch.dtype | str) -> StoredPairs:
         """The same pairs, on another device or in another dtype when they are read."""
         return replace(self, inputs=self.inputs.to(target), outputs=self.outputs.to(target))
@@ -112,6 +128,22 @@ class StoredPairs:
     def __repr__(self) -> str:
         """A short description."""
         return f"StoredPairs({self.inputs!r} -> {self.outputs!r})"
+
+
+def _held(values: Field, side: StoredFields) -> StoredFields:
+    """What was read of a side, as a source of its own."""
+    reader = SlicedReader(values.values.cpu().numpy())
+    variable = Variable(
+        name=side.parts[0].variable.name,
+        reader=reader,
+        leading=(FUNCTION,),
+        channel_axes=(0,),
+        grid_shape=side.grid.shape,
+        labels=side.labels,
+    )
+    places = torch.zeros(len(values), 2, dtype=torch.int64, device="cpu")
+    places[:, FUNCTION] = torch.arange(len(values), device="cpu")
+    return replace(stored([Part(variable=variable)], places, grid=side.grid, dtype=side.dtype), device=side.device)
 
 
 def _pieces(side: StoredFields, rows: Tensor) -> Iterator[tuple[tuple[int, ...], torch.dtype, Iterable[Tensor]]]:
