@@ -147,6 +147,23 @@ def test_wrong_usage_exits_with_two(place: Path, words: list[str]) -> None:
     assert stopped.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--training.epochs", "0"], "expected --training.epochs: an integer of at least 1, or 'auto'; got 0; change it"),
+        (["--split.test", "1.5"], "expected --split.test: a finite number of above 0 and below 1; got 1.5; change it"),
+        (["--lengths", "-1"], "expected --lengths: a list, each entry a finite number of above 0; got (-1.0,); change it"),
+    ],
+)
+def test_values_out_of_range_name_the_option(
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "waves.nc", *NAMED, *words])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"probneural: {message}\n"
+
+
 def test_every_setting_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["report", "--help"])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from probneural.checks import check_path
 from probneural.data import StoredFields
+from probneural.data.named import open_xarray
 from probneural.data.variables import FUNCTION, TIME
 from probneural.data.writing import write_netcdf, write_zarr
 from probneural.errors import DataError, FileError, UnsupportedError
@@ -29,7 +30,6 @@ from probneural.training import atomic
 if TYPE_CHECKING:
     import xarray
 
-_UNDECODED: dict[str, Any] = {"decode_times": False, "decode_timedelta": False}
 _MEANINGS = {
     "mean": "mean of the prediction",
     "std": "standard deviation of what is observed, measurement noise included",
@@ -67,8 +67,6 @@ def predict(
         FileError: If the folder is none of a calibrated run, or a file cannot be read or written.
         DataError: If a variable is missing, or its values are not finite.
     """
-    import xarray
-
     run = RunFolder.finished(folder)
     if not run.file(CALIBRATION).exists():
         raise FileError(
@@ -96,7 +94,8 @@ def predict(
     else:
         with atomic.replacing(target) as stream:
             write_netcdf(stream, parts, along=layout.sample, count=len(given))
-    return xarray.open_dataset(target, engine="zarr" if target.suffix == ".zarr" else "h5netcdf", **_UNDECODED)
+    written: xarray.Dataset = open_xarray(target, "zarr" if target.suffix == ".zarr" else "h5netcdf")
+    return written
 
 
 def _check_target(target: Path, source: Path) -> None:

@@ -22,6 +22,7 @@ from probneural.runs import Config
 from probneural.runs.folder import RunFolder, split_rows
 from probneural.runs.recipes import resolved
 from probneural.runs.sources import open_pairs
+from probneural.training.resuming import Keeper
 from tests.runs.files import cheap, fields, written
 
 
@@ -186,8 +187,24 @@ class Killed(Keeper):
 
 import probneural.training.trainer
 probneural.training.trainer.Keeper = Killed
-runs.train(runs.read_config(sys.argv[1]), sys.argv[2])
+getattr(runs, sys.argv[4])(runs.read_config(sys.argv[1]), sys.argv[2])
 """
+
+
+def killed_run(config: Path, folder: Path, step: str, *, kill: signal.Signals) -> None:
+    """A step in a process of its own, which dies as it has written its fifth checkpoint."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(config), str(folder), str(int(kill)), step],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": os.getcwd()},
+    )
+    assert process.wait() != 0
+
+
+def equal(first: Path, second: Path) -> bool:
+    """Whether two saved files hold the same bits."""
+    one, other = load_file(first), load_file(second)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
@@ -196,18 +213,32 @@ def test_a_killed_training_goes_on_to_the_same_bits(tmp_path: Path, kill: signal
     runs.write_config(config, tmp_path / "run.toml")
     runs.train(config, tmp_path / "whole", show_progress=False)
     folder = tmp_path / "killed"
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "run.toml"), str(folder), str(int(kill))],
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": os.getcwd()},
-    )
-    assert process.wait() != 0
+    killed_run(tmp_path / "run.toml", folder, "train", kill=kill)
     assert not (folder / "operator.safetensors").exists()
     assert runs.info(folder / "checkpoint.safetensors")["epochs done"] == 5
     history = runs.train(None, folder, show_progress=False)
     assert history.epochs == 60
-    one, other = (load_file(place / "operator.safetensors") for place in (tmp_path / "whole", folder))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert equal(tmp_path / "whole" / "operator.safetensors", folder / "operator.safetensors")
+
+
+def test_a_killed_ensemble_goes_on_with_the_member_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three members of three epochs, the first of which is the operator: the process dies in the second epoch of the third."""
+    config = cheap(written(tmp_path), epochs=3)
+    config = dataclasses.replace(config, head=runs.Head(name="DeepEnsemble", options={"members": 3}))
+    runs.write_config(config, tmp_path / "run.toml")
+    runs.fit(config, tmp_path / "whole", show_progress=False)
+    folder = tmp_path / "killed"
+    runs.train(config, folder, show_progress=False)
+    killed_run(tmp_path / "run.toml", folder, "fit", kill=signal.SIGKILL)
+    kept = sorted(runs.info(path)["epochs done"] for path in folder.glob("member-*"))
+    assert kept == [2, 3]
+    written_files = []
+    keep = Keeper.write
+    monkeypatch.setattr(Keeper, "write", lambda keeper: (written_files.append(keeper.path.name), keep(keeper)))
+    runs.fit(None, folder, show_progress=False)
+    assert len(written_files) == 1  # the third epoch of the third member
+    assert equal(tmp_path / "whole" / "head.safetensors", folder / "head.safetensors")
+    assert not list(folder.glob("member-*"))
 
 
 @pytest.mark.parametrize(
