@@ -156,19 +156,20 @@ def _parsed(words: list[str], base: Config) -> Call:
 
 def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., Call]:
     """A command that does a step of a run; its options begin with these settings."""
+    begun = _begun(base)
 
     def step(
         file: DataFile = "",
         *,
         config: str = "",
         folder: str = "",
-        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = _begun("data", base),
-        split: Split = _begun("split", base),
-        operator: Operator = _begun("operator", base),
-        training: tyro.conf.FlagConversionOff[Training] = _begun("training", base),
-        head: Head = _begun("head", base),
-        calibration: tyro.conf.FlagConversionOff[Calibration] = _begun("calibration", base),
-        scores: Scores = _begun("scores", base),
+        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = begun["data"],
+        split: Split = begun["split"],
+        operator: Operator = begun["operator"],
+        training: tyro.conf.FlagConversionOff[Training] = begun["training"],
+        head: Head = begun["head"],
+        calibration: tyro.conf.FlagConversionOff[Calibration] = begun["calibration"],
+        scores: Scores = begun["scores"],
         quiet: Switch = False,
         debug: Switch = False,
     ) -> Call:
@@ -188,9 +189,10 @@ def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., C
     return step
 
 
-def _begun(section: str, base: Config) -> Any:
-    """What a section begins with."""
-    return globals()[hints_of(Config)[section].__name__](**vars(getattr(base, section)))
+def _begun(base: Config) -> dict[str, Any]:
+    """What sections begin with, unchecked."""
+    kinds = {section: globals()[kind.__name__] for section, kind in hints_of(Config).items()}
+    return {section: kind(**vars(getattr(base, section))) for section, kind in kinds.items()}
 
 
 def _checked(**sections: object) -> Config:
@@ -239,14 +241,16 @@ _STEPS = {"train": _train, "fit": _fit, "calibrate": _calibrate, "score": _score
 
 
 def _init(base: Config) -> Callable[..., Call]:
+    begun = _begun(base)
+
     def init(
         file: DataFile = "",
         *,
         output: str = "run.toml",
         overwrite: Switch = False,
-        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = _begun("data", base),
-        operator: Operator = _begun("operator", base),
-        head: Head = _begun("head", base),
+        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = begun["data"],
+        operator: Operator = begun["operator"],
+        head: Head = begun["head"],
         debug: Switch = False,
     ) -> Call:
         """Write a TOML file with every setting, its default and what it means; filled in from the data where they tell.

@@ -90,7 +90,10 @@ def open(
         channel=channel,
         dtype=dtype,
     )
-    return _contents(where, request).data(dtype)
+    data = _contents(where, request).data(dtype)
+    if periodic is not None or grid is not None:  # else the file itself says what is periodic
+        (data if isinstance(data, StoredPairs) else StoredPairs(data.at(0), data.at(-1))).looked_at()
+    return data
 
 
 def open_inputs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
@@ -14,11 +15,12 @@ from probneural.checks import check_integer
 from probneural.data.fields import Part, StoredFields, stored
 from probneural.data.readers import SlicedReader
 from probneural.data.variables import FUNCTION, Variable
-from probneural.errors import ArgumentError, ShapeError
+from probneural.errors import ArgumentError, ProbneuralError, ShapeError
 from probneural.fields import Field, select_rows
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, Rows, evenly_spread_rows, split_order
+from probneural.periodicity import looked_at, warn_of_jumps
 
 _SAMPLE = 64
 """Pairs whose contents make the fingerprint; of so few, it is that of the same pairs in memory."""
@@ -93,6 +95,21 @@ class StoredPairs:
         if len(self) > _SAMPLE:
             parts.append(((), torch.int64, (torch.tensor(len(self), device="cpu"),)))
         return fingerprint_of_parts(parts)
+
+    def looked_at(self, *, stacklevel: int = 3) -> StoredPairs:
+        """Itself, with a warning if the first functions do not look periodic where that is said.
+
+        Functions that cannot be read are left out: they are reported when they are read.
+        """
+        sides = {"inputs": self.inputs, "outputs": self.outputs}
+        read = {}
+        for name, side in sides.items():
+            rows = looked_at(len(self), side.channels, side.grid)
+            with contextlib.suppress(ProbneuralError):
+                if rows:
+                    read[name] = (side[:rows].values, side.grid)
+        warn_of_jumps(read, stacklevel=stacklevel + 1)
+        return self
 
     @property
     def size_in_bytes(self) -> int:

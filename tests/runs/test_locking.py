@@ -38,9 +38,7 @@ def test_another_process_is_named_and_a_dead_one_is_taken_over(tmp_path: Path) -
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"in\n"
-        with pytest.raises(
-            FileError, match=rf"at work in .*run; got process {holder.pid} on {socket.gethostname()}"
-        ):
+        with pytest.raises(FileError, match=rf"at work in .*run; got process {holder.pid} on {socket.gethostname()}"):
             runs.train(cheap(written(tmp_path)), folder, show_progress=False)
     finally:
         holder.send_signal(signal.SIGKILL)
