@@ -18,13 +18,20 @@ from probneural.errors import DataError, FileError, ShapeError
 from probneural.grids import Grid
 
 
+@dataclass(frozen=True)
+class NamedFile:
+    """A file or store whose axes have names, and xarray's name for what reads it."""
+
+    path: Path
+    engine: str
+
+
 @dataclass
 class XarrayReader:
     """A variable of a NetCDF file or zarr store, its axes in an order of our own; every process opens the file for itself.
 
     Args:
-        path: The file or store.
-        engine: xarray's name for what reads it.
+        file: The file or store.
         name: The variable.
         dims: Its dimensions, in the order in which axes are wanted.
         shape: Lengths of the axes.
@@ -33,8 +40,7 @@ class XarrayReader:
         descending: Dimensions of space whose coordinates descend in the file, as latitudes often do; they are turned round.
     """
 
-    path: Path
-    engine: str
+    file: NamedFile
     name: str
     dims: tuple[str, ...]
     shape: tuple[int, ...]
@@ -53,7 +59,7 @@ class XarrayReader:
 
     def _select(self, index: dict[str, Any]) -> NDArray[Any]:
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), open_xarray(self.path, self.engine)
+            self._opened = os.getpid(), open_xarray(self.file.path, self.file.engine)
         found = self._opened[1][self.name].isel(index).transpose(*self.dims)
         return np.asarray(found.isel(_backwards(self.descending)).to_numpy())
 
@@ -96,14 +102,16 @@ def named_contents(path: Path, engine: str, request: Request) -> Contents:
             source = opened[name]
             time = _time_dimension(source, request, sample)
             stated = (request.out_grid or request.grid) if name not in names.inputs else request.grid
-            variables[name], grids[name] = _variable(path, engine, source, request, sample=sample, time=time, grid=stated)
+            variables[name], grids[name] = _variable(
+                NamedFile(path, engine), source, request, sample=sample, time=time, grid=stated
+            )
             if time in source.dims and times is None:
                 times = _times(source, time, request)
     return Contents(names=names, variables=variables, grids=grids, times=times)
 
 
 def _variable(
-    path: Path, engine: str, source: Any, request: Request, *, sample: str, time: str, grid: Grid | None
+    file: NamedFile, source: Any, request: Request, *, sample: str, time: str, grid: Grid | None
 ) -> tuple[Variable, Grid]:
     """One variable, and the grid that it lives on."""
     channel = _channel_dimension(source, request)
@@ -115,8 +123,7 @@ def _variable(
     order = tuple(dim for dim in (sample, time, channel, *space) if dim in dims)
     chunks = source.encoding.get("chunksizes") or source.encoding.get("chunks") or (1,) * source.ndim
     reader = XarrayReader(
-        path=path,
-        engine=engine,
+        file=file,
         name=str(source.name),
         dims=order,
         shape=tuple(source.sizes[dim] for dim in order),

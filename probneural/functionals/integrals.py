@@ -93,11 +93,12 @@ def region(
         True
     """
     check_choice(reduction, ("mean", "integral"), "reduction")
-    if isinstance(where, float | int) and not isinstance(where, bool):
+    number: object = where
+    if isinstance(number, float | int) and not isinstance(number, bool):
         raise ArgumentError(
             expected="a mask or a function of points as where",
-            got=f"the number {where:g}",
-            remedy=f"name the corners of a box: lower={where:g}, upper=...; a list for each where there are several dimensions",
+            got=f"the number {number:g}",
+            remedy=f"name the corners of a box: lower={number:g}, upper=...; a list for each where there are several dimensions",
         )
     is_box = lower is not None or upper is not None
     if where is not None and is_box:

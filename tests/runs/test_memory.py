@@ -19,8 +19,8 @@ from tests.runs.files import cheap, written
 
 PAIRS, POINTS = 6000, 128
 """Of one channel on POINTS x POINTS points: two variables of 393 MB each."""
-LIMIT = 650
-"""Megabytes, PyTorch included; an idle process of it has some 300."""
+LIMIT = 900
+"""Megabytes, PyTorch included, which has some 300 when it is idle: with the file in memory it would be 1,100."""
 
 RUN = """
 import sys
@@ -30,7 +30,7 @@ from probneural import runs
 path, out = sys.argv[1:]
 config = runs.Config(
     data=runs.Data(path=path, inputs=("a",), outputs=("u",), periodic=(True, True)),
-    split=runs.Split(test=0.3, scaling=0.2, conformal=0.1),
+    split=runs.Split(test=0.2, scaling=0.02, conformal=0.02),
     operator=runs.Operator(options={"modes": [2, 2], "width": 2, "depth": 1, "projection": 4}),
     training=runs.Training(epochs=1),
     scores=runs.Scores(whole=2),
@@ -44,7 +44,7 @@ print(int(status["VmHWM"].split()[0]) // 1024)
 
 @pytest.mark.slow
 def test_peak_memory_does_not_follow_from_the_size_of_the_file(tmp_path: Path) -> None:
-    """Training reads 2400 pairs, scaling 1200, scores 1800; 6000 functions are predicted into a file of 2.4 GB."""
+    """Training reads 4560 pairs, scores 1200; 6000 functions are predicted into a file of 2.4 GB."""
     angle = 2 * np.pi * np.arange(POINTS) / POINTS
     wave = (np.sin(angle)[:, None] + np.cos(angle)).astype("f4")
     with h5py.File(tmp_path / "waves.h5", "w") as file:
@@ -56,7 +56,7 @@ def test_peak_memory_does_not_follow_from_the_size_of_the_file(tmp_path: Path) -
     command = [sys.executable, "-c", RUN, str(tmp_path / "waves.h5"), str(tmp_path / "run")]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr[-2000:]
-    assert int(finished.stdout) < LIMIT
+    assert int(finished.stdout) < LIMIT, finished.stdout
     assert (tmp_path / "run.nc").stat().st_size > 6 * 4 * PAIRS * POINTS**2
 
 
