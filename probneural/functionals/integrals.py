@@ -98,7 +98,7 @@ def region(
         raise ArgumentError(
             expected="a mask or a function of points as where",
             got=f"the number {number:g}",
-            remedy=f"name the corners of a box: lower={number:g}, upper=...; a list for each where there are several dimensions",
+            remedy=f"name the corners of a box: lower={number:g}, upper=...; lists of one per dimension",
         )
     is_box = lower is not None or upper is not None
     if where is not None and is_box:

@@ -67,7 +67,7 @@ def report(config: Config | None, folder: str | os.PathLike[str], *, show_progre
         found, history = calibrated_in(run), read_history(run)
         progress.say("writing the report")
         path = run.file(REPORT)
-        sentences = verdict(scores, history)
+        sentences = verdict(scores, history) + _dependence(run)
         figures = _figures(run, found, history, run.subset("test"))
         atomic.write(path, page(run, scores, sentences=sentences, figures=figures).encode())
     return Report(path=path, verdict=tuple(sentences), scores=scores)
@@ -101,6 +101,19 @@ def verdict(scores: TestScores, history: History) -> list[str]:
             f"{shown:g} % were promised{': the promise is kept, within chance' if kept else ', which is too few for chance'}."
         )
     return sentences + _advice(scores, history)
+
+
+def _dependence(run: RunFolder) -> list[str]:
+    """What windows of trajectories mean for the verdict."""
+    groups = None if run.data is None else run.data.groups
+    if groups is None:
+        return []
+    counts = {part: len(groups[run.record["split"][part]].unique()) for part in ("test", "conformal")}
+    fitted = f", and bands were fitted on those of {counts['conformal']}" if counts["conformal"] else ""
+    return [
+        f"The test functions are windows of {counts['test']} trajectories{fitted}: windows of one trajectory resemble each "
+        "other, so chance is wider than these numbers of functions say."
+    ]
 
 
 def _error(scores: TestScores, test: int) -> str:

@@ -95,7 +95,10 @@ def test_parts_share_no_trajectory(tmp_path: Path) -> None:
 def flow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run on trajectories."""
     folder = tmp_path_factory.mktemp("flow")
-    runs.report(moving(folder), folder / "out", show_progress=False)
+    found = runs.report(moving(folder), folder / "out", show_progress=False)
+    assert found.verdict[-1].startswith(
+        "The test functions are windows of 2 trajectories, and bands were fitted on those of 1:"
+    )
     return folder / "out"
 
 
