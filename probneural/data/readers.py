@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -253,7 +253,7 @@ def npz_readers(path: Path) -> dict[str, ArrayReader]:
     return found
 
 
-def _archived(path: Path, entry: zipfile.ZipInfo, member: IO[bytes]) -> ArrayReader:
+def _archived(path: Path, entry: zipfile.ZipInfo, member: Any) -> ArrayReader:
     """An array in an archive: by its position in the file if it is stored as it is, else a copy in memory."""
     if entry.compress_type != zipfile.ZIP_STORED:
         return SlicedReader(np.lib.format.read_array(member, allow_pickle=False))

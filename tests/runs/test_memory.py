@@ -17,10 +17,11 @@ from probneural.fields import Field
 from probneural.runs import folder
 from tests.runs.files import cheap, written
 
-PAIRS, POINTS = 6000, 128
-"""Of one channel on POINTS x POINTS points: two variables of 393 MB each."""
-LIMIT = 900
-"""Megabytes, PyTorch included, which has some 300 when it is idle: with the file in memory it would be 1,100."""
+PAIRS, POINTS = 4000, 128
+"""Of one channel on POINTS x POINTS points: two variables of 262 MB each."""
+LIMIT = 750
+"""Megabytes, PyTorch included, which has some 300 when it is idle: with the file in memory it would be 850, with all
+predictions 1,900."""
 
 RUN = """
 import sys
@@ -30,9 +31,10 @@ from probneural import runs
 path, out = sys.argv[1:]
 config = runs.Config(
     data=runs.Data(path=path, inputs=("a",), outputs=("u",), periodic=(True, True)),
-    split=runs.Split(test=0.2, scaling=0.02, conformal=0.02),
+    split=runs.Split(test=0.4),
+    calibration=runs.Calibration(scales=False, bands=False),  # whose own memory grows with the points of a function
     operator=runs.Operator(options={"modes": [2, 2], "width": 2, "depth": 1, "projection": 4}),
-    training=runs.Training(epochs=1),
+    training=runs.Training(epochs=1, batch_size=50),
     scores=runs.Scores(whole=2),
 )
 runs.report(config, out, show_progress=False)
@@ -44,7 +46,7 @@ print(int(status["VmHWM"].split()[0]) // 1024)
 
 @pytest.mark.slow
 def test_peak_memory_does_not_follow_from_the_size_of_the_file(tmp_path: Path) -> None:
-    """Training reads 4560 pairs, scores 1200; 6000 functions are predicted into a file of 2.4 GB."""
+    """Training reads 2400 pairs, scores 1600; 4000 functions are predicted into a file of 1 GB."""
     angle = 2 * np.pi * np.arange(POINTS) / POINTS
     wave = (np.sin(angle)[:, None] + np.cos(angle)).astype("f4")
     with h5py.File(tmp_path / "waves.h5", "w") as file:
@@ -57,7 +59,7 @@ def test_peak_memory_does_not_follow_from_the_size_of_the_file(tmp_path: Path) -
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr[-2000:]
     assert int(finished.stdout) < LIMIT, finished.stdout
-    assert (tmp_path / "run.nc").stat().st_size > 6 * 4 * PAIRS * POINTS**2
+    assert (tmp_path / "run.nc").stat().st_size > 4 * 4 * PAIRS * POINTS**2
 
 
 def test_pairs_on_disk_give_the_numbers_of_those_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

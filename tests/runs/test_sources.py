@@ -43,7 +43,8 @@ def written(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["nc", "cdf", "named zarr", "zarr", "h5", "npz", "npy"])
 def test_a_format_does_not_matter(kind: str, tmp_path: Path) -> None:
-    expected = open_pairs(cheap(written(tmp_path, "nc")).data)
+    (tmp_path / "first").mkdir()
+    expected = open_pairs(cheap(written(tmp_path / "first", "nc")).data)
     lengths = {} if kind in ("nc", "cdf", "named zarr") else {"lengths": (2.0,)}
     found = open_pairs(dataclasses.replace(cheap(written(tmp_path, kind)).data, **lengths))
     assert found.fingerprint == expected.fingerprint
