@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
@@ -21,13 +21,30 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from probneural import runs
 from probneural.errors import ArgumentError, FileError, ProbneuralError
-from probneural.runs.config import Calibration, Config, Data, Head, Operator, Scores, Split, Training
+from probneural.runs.config import Config
+from probneural.runs.values import convert, hints_of
+
+
+def _unchecked(section: str) -> type[Any]:
+    """A section of the settings that does not check itself: the parser would report its errors under names of its own."""
+    kind = hints_of(Config)[section]
+    return dataclasses.make_dataclass(
+        kind.__name__, list(hints_of(kind).items()), frozen=True, kw_only=True, namespace={"__doc__": kind.__doc__}
+    )
+
+
+if TYPE_CHECKING:
+    from probneural.runs.config import Calibration, Data, Head, Operator, Scores, Split, Training
+else:
+    Data, Split, Operator, Training, Head, Calibration, Scores = map(_unchecked, hints_of(Config))
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """An option that is there or not."""
 DataFile = Annotated[Positional[str], tyro.conf.arg(metavar="[DATA]")]
 _INTERRUPTED = 130
 """What shells expect after Ctrl-C."""
+_WRONG_USAGE = 2
+"""What the parser exits with."""
 _OPTIONS = """
 
 Args:
@@ -139,25 +156,25 @@ def _parsed(words: list[str], base: Config) -> Call:
 
 def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., Call]:
     """A command that does a step of a run; its options begin with these settings."""
+    begun = _begun(base)
 
     def step(
         file: DataFile = "",
         *,
         config: str = "",
         folder: str = "",
-        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = base.data,
-        split: Split = base.split,
-        operator: Operator = base.operator,
-        training: tyro.conf.FlagConversionOff[Training] = base.training,
-        head: Head = base.head,
-        calibration: tyro.conf.FlagConversionOff[Calibration] = base.calibration,
-        scores: Scores = base.scores,
+        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = begun["data"],
+        split: Split = begun["split"],
+        operator: Operator = begun["operator"],
+        training: tyro.conf.FlagConversionOff[Training] = begun["training"],
+        head: Head = begun["head"],
+        calibration: tyro.conf.FlagConversionOff[Calibration] = begun["calibration"],
+        scores: Scores = begun["scores"],
         quiet: Switch = False,
         debug: Switch = False,
     ) -> Call:
-        given = dataclasses.replace(data, path=file or data.path)
-        settings = Config(
-            data=given,
+        settings = _checked(
+            data=dataclasses.replace(data, path=file or data.path),
             split=split,
             operator=operator,
             training=training,
@@ -170,6 +187,27 @@ def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., C
     step.__doc__ = _summary(getattr(runs, name)) + _OPTIONS
     step.__name__ = name
     return step
+
+
+def _begun(base: Config) -> dict[str, Any]:
+    """What sections begin with, unchecked."""
+    kinds = {section: globals()[kind.__name__] for section, kind in hints_of(Config).items()}
+    return {section: kind(**vars(getattr(base, section))) for section, kind in kinds.items()}
+
+
+def _checked(**sections: object) -> Config:
+    """The settings on a command line; wrong ones end the program with what is wrong usage."""
+    found: dict[str, Any] = {}
+    for section, part in sections.items():
+        kind = hints_of(Config)[section]
+        prefix = "--" if section == "data" else f"--{section}."
+        try:
+            hints = hints_of(kind).items()
+            found[section] = kind(**{name: convert(getattr(part, name), hint, f"{prefix}{name}") for name, hint in hints})
+        except ArgumentError as error:
+            sys.stderr.write(f"probneural: {error}\n")
+            sys.exit(_WRONG_USAGE)
+    return Config(**found)
 
 
 def _train(config: Config, folder: Path, *, quiet: bool) -> None:
@@ -203,14 +241,16 @@ _STEPS = {"train": _train, "fit": _fit, "calibrate": _calibrate, "score": _score
 
 
 def _init(base: Config) -> Callable[..., Call]:
+    begun = _begun(base)
+
     def init(
         file: DataFile = "",
         *,
         output: str = "run.toml",
         overwrite: Switch = False,
-        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = base.data,
-        operator: Operator = base.operator,
-        head: Head = base.head,
+        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = begun["data"],
+        operator: Operator = begun["operator"],
+        head: Head = begun["head"],
         debug: Switch = False,
     ) -> Call:
         """Write a TOML file with every setting, its default and what it means; filled in from the data where they tell.
@@ -224,7 +264,7 @@ def _init(base: Config) -> Callable[..., Call]:
             head: What turns the trained operator into a distribution over operators.
             debug: Show where an error comes from.
         """
-        given = Config(data=dataclasses.replace(data, path=file or data.path), operator=operator, head=head)
+        given = _checked(data=dataclasses.replace(data, path=file or data.path), operator=operator, head=head)
         return Call(run=partial(_write_initial, given, Path(output), overwrite=overwrite), debug=debug)
 
     return init

@@ -134,3 +134,7 @@ class SimulationError(ProbneuralError, RuntimeError):
 
 class ConvergenceWarning(UserWarning):
     """What was fitted may not be what it should be: an optimiser or a sampler has not converged."""
+
+
+class DataWarning(UserWarning):
+    """Data may not be what is said of them: they are used as said."""

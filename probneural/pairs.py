@@ -19,6 +19,7 @@ from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
+from probneural.periodicity import looked_at, warn_of_jumps
 from probneural.randomness import stream
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ class FieldPairs:
                 check_grid(where, name)
         first = read_numpy(inputs, "inputs", grid=grid, option="grid", **options, dtype=kind)
         second = read_numpy(outputs, "outputs", grid=out_grid or grid, option="out_grid", **options, dtype=kind)
-        return cls(Field(*first), Field(*second))
+        return cls(Field(*first), Field(*second))._looked_at()
 
     @classmethod
     def from_xarray(
@@ -269,7 +270,15 @@ class FieldPairs:
         kind = common_dtype(first, second) if dtype is None else dtype
         return cls(
             Field(to_tensor(first, "inputs", dtype=kind), grid), Field(to_tensor(second, "outputs", dtype=kind), out_grid)
-        )
+        )._looked_at()
+
+    def _looked_at(self) -> FieldPairs:
+        """Itself, with a warning to who has made it if it does not look periodic where that is said."""
+        sides = {"inputs": self.inputs, "outputs": self.outputs}
+        rows = {name: looked_at(len(self), side.channels, side.grid) for name, side in sides.items()}
+        some = {name: (side.values[: rows[name]], side.grid) for name, side in sides.items() if rows[name]}
+        warn_of_jumps(some, stacklevel=4)
+        return self
 
     def to_xarray(self) -> xarray.Dataset:
         """Return a Dataset of the variables "inputs" and "outputs", which `from_xarray` reads back equal.

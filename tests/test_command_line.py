@@ -108,11 +108,11 @@ def test_settings_come_from_the_file_and_the_command_line(place: Path) -> None:
     ("words", "code", "message"),
     [
         (["train"], 1, "expected a data file, or the folder of a run; got neither"),
-        (["train", "none.nc", *NAMED], 1, "nothing there"),
-        (["train", "waves.nc", "--inputs", "a", "--outputs", "u"], 1, "say --periodic true or --periodic false"),
+        (["train", "none.nc", *NAMED], 1, "No such file"),
+        (["train", "waves.nc", "--inputs", "a", "--outputs", "u"], 1, "expected periodic in [data] (--periodic), one entry"),
         (["train", "waves.nc", *NAMED, "--operator.options", "widht=3"], 1, "did you mean 'width'?"),
         (["train", "--config", "bad.toml"], 1, "got 'epoch' in line 2 of bad.toml; did you mean 'epochs'?"),
-        (["info", "waves.txt"], 1, "not there"),
+        (["info", "waves.txt"], 1, "No such file"),
         (["predict", "none", "waves.nc", "out.nc"], 1, "a run's folder at none; got none"),
     ],
 )
@@ -145,6 +145,23 @@ def test_wrong_usage_exits_with_two(place: Path, words: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(words)
     assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--training.epochs", "0"], "expected --training.epochs: an integer of at least 1, or 'auto'; got 0; change it"),
+        (["--split.test", "1.5"], "expected --split.test: a finite number of above 0 and below 1; got 1.5; change it"),
+        (["--lengths", "-1"], "expected --lengths: a list, each entry a finite number of above 0; got (-1.0,); change it"),
+    ],
+)
+def test_values_out_of_range_name_the_option(
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "waves.nc", *NAMED, *words])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"probneural: {message}\n"
 
 
 def test_every_setting_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,8 +31,6 @@ EXCEPTIONS = {
     "probneural.curvature.products.functions.hessian_vector_product": PRODUCT,
     "probneural.curvature.products.functions.jacobian_vector_product": PRODUCT,
     "probneural.curvature.products.functions.vector_jacobian_product": PRODUCT,
-    "probneural.training.losses.CRPS.__call__": LOSS,
-    "probneural.training.losses.EnergyScore.__call__": LOSS,
     "probneural.training.losses.PDEResidual.__call__": LOSS,
     "probneural.training.losses.RelativeH1.__call__": LOSS,
     "probneural.training.losses.RelativeL2.__call__": LOSS,
@@ -49,6 +47,8 @@ LARGE_CONSTRUCTORS = {
     "probneural.metrics.scores.Scores": "a record with one field per score, which only `score` builds",
     "probneural.operators.deeponet.DeepONet": "what the network is: its channels, grids, products, layers and couplings",
     "probneural.operators.fno.FNO": "the seven sizes of the architecture as the field names them, the embedding and the seed",
+    "probneural.runs.config.Data": "a section of the configuration file: one field per setting",
+    "probneural.runs.config.Training": "likewise",
 }
 """Classes of the package, internal ones too, whose constructors take more than eight arguments; the reason for each."""
 

@@ -75,7 +75,7 @@ def from_arrays(
             expected="as many outputs as inputs", got=f"{counts[0]} and {counts[1]}", remedy="pair them one to one"
         )
     parts = [Part(variable=first)], [Part(variable=second)]
-    return stored_pairs(*parts, counts[0], grid=in_grid, out_grid=to_grid, dtype=dtype)
+    return stored_pairs(*parts, counts[0], grid=in_grid, out_grid=to_grid, dtype=dtype).looked_at()
 
 
 def positional(reader: ArrayReader, grid: Grid, name: str, *, has_time: bool = False) -> Variable:

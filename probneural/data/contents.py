@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from probneural.checks import check_flag, check_positive
-from probneural.data.fields import Part
+from probneural.data.fields import Part, StoredFields
 from probneural.data.pairs import StoredPairs, stored_pairs
 from probneural.data.trajectories import Trajectories, trajectories_of
 from probneural.data.variables import FUNCTION, TIME, Variable
-from probneural.errors import DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, per_axis
 
 
@@ -23,12 +24,12 @@ class AxisNames:
     """What a user calls the axes of a file's variables.
 
     Args:
-        sample: Name of the dimension of functions.
+        sample: Name of the dimension of functions; None for "sample", or the only one without coordinates.
         time: Name of the dimension of time, or the times; None if they are not stated.
         channel: Name of the dimension of channels; None for the format's own choice.
     """
 
-    sample: str
+    sample: str | None
     time: Any
     channel: str | None
 
@@ -63,26 +64,35 @@ class Request:
         """Extent of each of so many axes, None where it is not stated."""
         return (None,) * count if self.lengths is None else per_axis(self.lengths, count, "lengths", check_positive)
 
-    def names(self, found: Sequence[str], path: Path, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Names:
+    def names(self, found: Mapping[str, object], path: Path, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Names:
         """The variables asked for, or the format's own choice, if the file has them.
+
+        Args:
+            found: What the file has, by name, with what messages say of it: dimensions or a shape.
+            path: Of the file.
+            inputs: The format's own choice.
+            outputs: Likewise.
 
         Raises:
             DataError: If it has not, or none is asked for and the format has no choice.
         """
         chosen = Names(tuple(self.inputs or inputs), tuple(self.outputs or outputs))
+        held = "; ".join(f"{name} {axes}" for name, axes in found.items()) or "no variables"
         if not (chosen.inputs and chosen.outputs):
+            missing = " and ".join(f"{side}=" for side in ("inputs", "outputs") if not getattr(chosen, side))
             raise DataError(
-                expected=f"inputs= and outputs=, lists of variables of {path}",
-                got=f"inputs={self.inputs}, outputs={self.outputs}",
-                remedy=f"choose among {', '.join(found)}",
+                expected=f"{missing}, a list of variables of {path}",
+                got=f"none, and it holds {held}",
+                remedy=f"choose among {', '.join(found) or 'those of another file'}",
             )
-        missing = [name for name in (*chosen.inputs, *chosen.outputs) if name not in found]
-        if missing:
-            raise DataError(
-                expected=f"variables of {path}",
-                got=f"{', '.join(missing)}, not among them",
-                remedy=f"choose among {', '.join(found)}",
-            )
+        for name in (*chosen.inputs, *chosen.outputs):
+            if name not in found:
+                close = difflib.get_close_matches(name, found, n=1)
+                raise DataError(
+                    expected=f"a variable {name!r} of {path}",
+                    got=held,
+                    remedy=f"did you mean {close[0]!r}?" if close else f"choose among {', '.join(found)}",
+                )
         return chosen
 
 
@@ -132,6 +142,26 @@ class Contents:
             )
         parts = [Part(variable=one) for one in inputs], [Part(variable=one) for one in outputs]
         return stored_pairs(*parts, known.pop(), grid=grid, out_grid=out_grid, dtype=dtype)
+
+    def fields(self, dtype: torch.dtype | None, *, history: int) -> StoredFields:
+        """The inputs alone; of trajectories, all windows of so many steps.
+
+        Raises:
+            ArgumentError: If there are fewer times than that, or `history` is given for variables without times.
+            GridError: If the variables have different grids.
+            ShapeError: If they have different numbers of functions.
+        """
+        same = replace(self, names=Names(self.names.inputs, self.names.inputs))
+        if all(self.variables[name].count(TIME) is None for name in self.names.inputs):
+            if history != 1:
+                raise ArgumentError(expected="history=1 without times", got=str(history), remedy="say which axis is time=")
+            pairs = same.data(dtype)
+            assert isinstance(pairs, StoredPairs)
+            return pairs.inputs
+        moving = tuple(name for name in self.names.inputs if self.variables[name].count(TIME) is not None)
+        trajectories = replace(same, names=Names(self.names.inputs, moving)).data(dtype)
+        assert isinstance(trajectories, Trajectories)
+        return trajectories.histories(history)
 
     def _grid(self, names: Sequence[str]) -> Grid:
         grids = [self.grids[name] for name in names]

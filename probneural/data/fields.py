@@ -13,7 +13,7 @@ from torch import Tensor
 
 from probneural.arrays import to_tensor
 from probneural.checks import check_device
-from probneural.data.variables import FUNCTION, Variable
+from probneural.data.variables import FUNCTION, AxisLabels, Variable
 from probneural.errors import DataError, FileError
 from probneural.fields import Field, select_rows
 from probneural.grids import Grid
@@ -65,6 +65,11 @@ class StoredFields:
     def channels(self) -> int:
         """Number of channels c."""
         return sum(part.channels for part in self.parts)
+
+    @property
+    def labels(self) -> AxisLabels:
+        """What the file calls the axes of the first variable."""
+        return self.parts[0].variable.labels
 
     def to(self, target: torch.device | torch.dtype | str) -> StoredFields:
         """The same functions, on another device or in another dtype when they are read.

@@ -58,7 +58,7 @@ def positional_contents(path: Path, arrays: Mapping[str, ArrayReader], request: 
         ArgumentError: If neither `grid` nor `periodic` is given.
         ShapeError: If an array does not fit.
     """
-    names = request.names(list(arrays), path)
+    names = request.names({name: array.shape for name, array in arrays.items()}, path)
     times, has_time = request.axes.time, request.axes.time is not None
     if isinstance(times, str):
         if times not in arrays or len(arrays[times].shape) != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
@@ -11,12 +12,14 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from probneural.data.fields import Part, StoredFields, stored
-from probneural.data.variables import FUNCTION
-from probneural.errors import ShapeError
-from probneural.fields import select_rows
+from probneural.data.readers import SlicedReader
+from probneural.data.variables import FUNCTION, Variable
+from probneural.errors import ProbneuralError, ShapeError
+from probneural.fields import Field, select_rows
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs, Rows, evenly_spread_rows, split_rows
+from probneural.pairs import Dataset, FieldPairs, Rows, evenly_spread_rows, split_rows
+from probneural.periodicity import looked_at, warn_of_jumps
 
 _SAMPLE = 64
 """Pairs whose contents make the fingerprint; of so few, it is that of the same pairs in memory."""
@@ -79,6 +82,36 @@ class StoredPairs:
             parts.append(((), torch.int64, (torch.tensor(len(self), device="cpu"),)))
         return fingerprint_of_parts(parts)
 
+    def looked_at(self, *, stacklevel: int = 3) -> StoredPairs:
+        """Itself, with a warning if the first functions do not look periodic where that is said.
+
+        Functions that cannot be read are left out: they are reported when they are read.
+        """
+        sides = {"inputs": self.inputs, "outputs": self.outputs}
+        read = {}
+        for name, side in sides.items():
+            rows = looked_at(len(self), side.channels, side.grid)
+            with contextlib.suppress(ProbneuralError):
+                if rows:
+                    read[name] = (side[:rows].values, side.grid)
+        warn_of_jumps(read, stacklevel=stacklevel + 1)
+        return self
+
+    @property
+    def size_in_bytes(self) -> int:
+        """Bytes that all values take when they are read."""
+        return sum(
+            len(side) * side.channels * side.grid.size * torch.empty((), dtype=side.dtype).element_size()
+            for side in (self.inputs, self.outputs)
+        )
+
+    def in_memory(self) -> Dataset:
+        """Read all values at once: the same pairs, which know their trajectories as before."""
+        pairs = self[:]
+        if self.groups is None:
+            return pairs
+        return StoredPairs(_held(pairs.inputs, self.inputs), _held(pairs.outputs, self.outputs), groups=self.groups)
+
     def to(self, target: torch.device | torch.dtype | str) -> StoredPairs:
         """The same pairs, on another device or in another dtype when they are read."""
         return replace(self, inputs=self.inputs.to(target), outputs=self.outputs.to(target))
@@ -99,6 +132,22 @@ class StoredPairs:
     def __repr__(self) -> str:
         """A short description."""
         return f"StoredPairs({self.inputs!r} -> {self.outputs!r})"
+
+
+def _held(values: Field, side: StoredFields) -> StoredFields:
+    """What was read of a side, as a source of its own."""
+    reader = SlicedReader(values.values.cpu().numpy())
+    variable = Variable(
+        name=side.parts[0].variable.name,
+        reader=reader,
+        leading=(FUNCTION,),
+        channel_axes=(0,),
+        grid_shape=side.grid.shape,
+        labels=side.labels,
+    )
+    places = torch.zeros(len(values), 2, dtype=torch.int64, device="cpu")
+    places[:, FUNCTION] = torch.arange(len(values), device="cpu")
+    return replace(stored([Part(variable=variable)], places, grid=side.grid, dtype=side.dtype), device=side.device)
 
 
 def _pieces(side: StoredFields, rows: Tensor) -> Iterator[tuple[tuple[int, ...], torch.dtype, Iterable[Tensor]]]:

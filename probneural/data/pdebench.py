@@ -61,7 +61,7 @@ def pdebench_contents(file: Any, request: Request) -> Contents:
     axes = {"nu": (), "tensor": (0,)} if is_darcy else {key: () for key in ("tensor", *_FLOW) if key in file}
     leading = (FUNCTION,) if is_darcy else (FUNCTION, TIME)
     sides = (["nu"], ["tensor"]) if is_darcy else (list(axes), list(axes))
-    names = request.names(list(axes), Path(file.filename), *sides)
+    names = request.names({key: file[key].shape for key in axes}, Path(file.filename), *sides)
     variables = {
         key: _variable(file, key, array_of(file, key), leading, channel_axes=channels, grid=grid)
         for key, channels in axes.items()
@@ -87,7 +87,8 @@ def _of_incompressible_flow(file: Any, request: Request) -> Contents:
         leading = (FUNCTION,) if key == "force" else (FUNCTION, TIME)
         variables[key] = _variable(file, key, array_of(file, key), leading, channel_axes=(dimension,), grid=grid)
     moving = ["velocity", "particles"]
-    names = request.names(list(variables), Path(file.filename), [*moving, "force"], moving)
+    shapes = {key: variable.reader.shape for key, variable in variables.items()}
+    names = request.names(shapes, Path(file.filename), [*moving, "force"], moving)
     times = _times(file, file["t"][...], variables, request)
     return Contents(names=names, variables=variables, grids=dict.fromkeys(variables, grid), times=times)
 
@@ -104,7 +105,7 @@ def _of_seeds(file: Any, request: Request) -> Contents:
     axes = (len(grid.shape),)
     variables = {"data": _variable(file, "data", reader, (FUNCTION, TIME), channel_axes=axes, grid=grid)}
     times = _times(file, first["grid/t"][...] if "grid/t" in first else None, variables, request)
-    names = request.names(["data"], Path(file.filename), ["data"], ["data"])
+    names = request.names({"data": reader.shape}, Path(file.filename), ["data"], ["data"])
     return Contents(names=names, variables=variables, grids={"data": grid}, times=times)
 
 

@@ -6,6 +6,7 @@ import importlib
 import math
 import mmap
 import os
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import FileIO
@@ -21,6 +22,9 @@ from probneural.errors import DataError, FileError, UnsupportedError
 
 _LARGEST_BOX = 2**25
 """Bytes that a chunk may hold beside what is asked of it (32 MiB); of a larger one, runs of neighbours are read."""
+
+_ZIP_HEADER, _ZIP_NAME_LENGTH = 30, 26
+"""Bytes of an entry's own header in a zip archive, and where the lengths of its name and its extra field begin."""
 
 
 @runtime_checkable
@@ -226,6 +230,43 @@ def npy_reader(path: Path) -> RawReader:
             remedy="write it with np.save(path, np.ascontiguousarray(array))",
         )
     return RawReader(path, array.shape, array.dtype, int(array.offset))
+
+
+def npz_readers(path: Path) -> dict[str, ArrayReader]:
+    """The arrays of an .npz archive; those that are compressed, as by `np.savez_compressed`, are read into memory.
+
+    Raises:
+        FileError: If it is none, or an array is not in C order.
+    """
+    found: dict[str, ArrayReader] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                if not entry.filename.endswith(".npy"):
+                    raise ValueError(f"a zip archive that holds {entry.filename}")
+                with archive.open(entry) as member:
+                    found[entry.filename.removesuffix(".npy")] = _archived(path, entry, member)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise FileError(
+            expected=f"an archive of arrays in {path}", got=str(error), remedy="write it with np.savez(path, a=..., u=...)"
+        ) from error
+    return found
+
+
+def _archived(path: Path, entry: zipfile.ZipInfo, member: Any) -> ArrayReader:
+    """An array in an archive: by its position in the file if it is stored as it is, else a copy in memory."""
+    if entry.compress_type != zipfile.ZIP_STORED:
+        return SlicedReader(np.lib.format.read_array(member, allow_pickle=False))
+    version = np.lib.format.read_magic(member)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(member)
+    if is_fortran and len(shape) > 1:
+        raise ValueError(f"{entry.filename} in Fortran order, whose functions do not lie together")
+    with path.open("rb") as file:  # the archive's own header of the entry has a length of its own
+        file.seek(entry.header_offset + _ZIP_NAME_LENGTH)
+        name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
+    start = entry.header_offset + _ZIP_HEADER + name + extra + member.tell()
+    return RawReader(path, shape, dtype, start)
 
 
 def reader_of(array: Any, name: str) -> ArrayReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 from probneural.arrays import grid_of_coordinates
 from probneural.data.contents import Contents, Request
 from probneural.data.hdf5 import array_of, described_file, texts
-from probneural.data.variables import FUNCTION, TIME, Variable
+from probneural.data.variables import FUNCTION, TIME, AxisLabels, Variable
 from probneural.errors import DataError
 from probneural.grids import Grid
 
-_ORDERS = {"t0_fields": 0, "t1_fields": 1, "t2_fields": 2}
+ORDERS = {"t0_fields": 0, "t1_fields": 1, "t2_fields": 2}
 """Groups of fields, and how many axes of components each has."""
 
 
@@ -42,15 +43,16 @@ def the_well_contents(file: Any, request: Request) -> Contents:
         raise _unlike(file, "a cartesian grid, as the attribute grid_type says", repr(kind))
     dims = texts(_attribute(file, file["dimensions"], "spatial_dims"))
     grid = request.grid or _grid(file, dims, request)
+    labels = _labels(file, dims)
     found: dict[str, Variable] = {}
-    for group, order in _ORDERS.items():
+    for group, order in ORDERS.items():
         for name in texts(_attribute(file, file[group], "field_names")) if group in file else ():
-            found[name] = _field(file, f"{group}/{name}", grid, order=order)
+            found[name] = _field(file, f"{group}/{name}", grid, order=order, labels=labels)
     defaults = list(found)
     for name in texts(_attribute(file, file["scalars"], "field_names")) if "scalars" in file else ():
-        found.setdefault(name, _scalar(file, f"scalars/{name}", grid))
+        found.setdefault(name, replace(_scalar(file, f"scalars/{name}", grid), labels=labels))
     moving = [name for name in defaults if found[name].count(TIME) is not None]
-    names = request.names(list(found), path, defaults, moving)
+    names = request.names({name: one.reader.shape for name, one in found.items()}, path, defaults, moving)
     times = _member(file, "dimensions/time")[...] if request.axes.time is None else request.axes.time
     return Contents(names=names, variables=found, grids=dict.fromkeys(found, grid), times=times)
 
@@ -71,7 +73,13 @@ def _grid(file: Any, dims: tuple[str, ...], request: Request) -> Grid:
     return grid_of_coordinates(coordinates, periodic=periodic, lengths=request.spans(len(dims)))
 
 
-def _field(file: Any, key: str, grid: Grid, *, order: int) -> Variable:
+def _labels(file: Any, dims: tuple[str, ...]) -> AxisLabels:
+    """Names and coordinates of space, as the file has them."""
+    coordinates = {dim: file[f"dimensions/{dim}"][...] for dim in dims if f"dimensions/{dim}" in file}
+    return AxisLabels(sample="trajectory", space=dims, coordinates=coordinates)
+
+
+def _field(file: Any, key: str, grid: Grid, *, order: int, labels: AxisLabels) -> Variable:
     """A field, whose axes the attributes say: trajectories, times, space, an axis of components per order of the tensor."""
     array = _member(file, key)
     leading = _leading(file, array)
@@ -89,6 +97,7 @@ def _field(file: Any, key: str, grid: Grid, *, order: int) -> Variable:
         channel_axes=axes,
         grid_shape=grid.shape,
         varies=varies,
+        labels=labels,
     )
 
 

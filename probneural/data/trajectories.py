@@ -134,19 +134,32 @@ class Trajectories:
         Raises:
             ArgumentError: If a number is not a positive integer, or no window fits into the times.
         """
-        starts = window_starts(self.steps, history=history, lead=lead, stride=stride)
-        groups = self.rows.repeat_interleave(len(starts))
-        places = torch.stack([groups, starts.repeat(len(self.rows))], dim=1)
-        taken = [
+        places = self._places(window_starts(self.steps, history=history, lead=lead, stride=stride))
+        given = [Part(variable=variable, steps=(history - 1 + lead,)) for variable in self.outputs]
+        return StoredPairs(
+            self._taken(places, history), stored(given, places, grid=self.grid, dtype=self.dtype), groups=places[:, FUNCTION]
+        )
+
+    def histories(self, count: int = 1) -> StoredFields:
+        """The inputs alone of all windows of `count` neighbouring steps, up to the last step: what forecasts start from.
+
+        Raises:
+            ArgumentError: If there are fewer times.
+        """
+        count = check_integer(count, "count", most=self.steps)
+        return self._taken(self._places(torch.arange(self.steps - count + 1, device="cpu")), count)
+
+    def _places(self, starts: Int64[Tensor, " w"]) -> Int64[Tensor, "n_w 2"]:
+        """Trajectory and first step of each window."""
+        return torch.stack([self.rows.repeat_interleave(len(starts)), starts.repeat(len(self.rows))], dim=1)
+
+    def _taken(self, places: Int64[Tensor, "n_w 2"], history: int) -> StoredFields:
+        """The inputs of windows."""
+        parts = [
             Part(variable=variable, steps=tuple(range(history)) if variable.count(TIME) is not None else (0,))
             for variable in self.inputs
         ]
-        given = [Part(variable=variable, steps=(history - 1 + lead,)) for variable in self.outputs]
-        return StoredPairs(
-            stored(taken, places, grid=self.grid, dtype=self.dtype),
-            stored(given, places, grid=self.grid, dtype=self.dtype),
-            groups=groups,
-        )
+        return stored(parts, places, grid=self.grid, dtype=self.dtype)
 
     def at(self, step: int) -> StoredFields:
         """The outputs' variables of all trajectories at one step, `(n, c, *grid)`; negative numbers count from the end.

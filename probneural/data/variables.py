@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +19,23 @@ FUNCTION, TIME = 0, 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class AxisLabels:
+    """What a file calls the axes of a variable, and its coordinates along them.
+
+    Args:
+        sample: The dimension of functions or trajectories.
+        space: The dimensions of space; none where they have no names.
+        coordinates: Those of the file, by dimension; as they are in it, but ascending.
+        attributes: What the file says of them, units for example.
+    """
+
+    sample: str = "sample"
+    space: tuple[str, ...] = ()
+    coordinates: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Variable:
     """Functions in an array whose first axes are functions and times, as far as it varies with them.
 
@@ -27,6 +46,7 @@ class Variable:
         channel_axes: Which axes hold channels, counted after the leading ones; the others are space.
         grid_shape: Points per axis of space.
         varies: Along which axes of space it varies; it has no axis for the others. By default all.
+        labels: What the file calls its axes.
     """
 
     name: str
@@ -35,6 +55,7 @@ class Variable:
     channel_axes: tuple[int, ...]
     grid_shape: tuple[int, ...]
     varies: tuple[bool, ...] | None = None
+    labels: AxisLabels = field(default_factory=AxisLabels)
 
     def __post_init__(self) -> None:
         """Check that the axes fit the grid and the numbers are real."""

@@ -248,7 +248,11 @@ def check_functional(functional: object, name: str = "functional", *, grid: Grid
     """
     is_map = callable(functional) and not isinstance(functional, Functional | type)
     remedy = "build one: pn.functionals.sensors(grid, [[0.5]])"
-    nonlinear = "push a nonlinear one forward by draws: u.apply_by_draws(function)"
+    nonlinear = (
+        "push a nonlinear one forward by draws: u.apply_by_draws(function); where draws are not taken, as in an OperatorModel, "
+        "give a linear one that it is a function of, sensors(grid, points) for a maximum, and form the rest in the objective: "
+        "GenericMCObjective(lambda samples, X=None: samples.amax(-1))"
+    )
     checked = check_instance(functional, Functional, name, remedy=nonlinear if is_map else remedy)
     if grid is not None and checked.grid != grid:
         raise GridError(

@@ -81,7 +81,7 @@ def region(
 
     Raises:
         ArgumentError: If both `where` and corners are given, a corner does not have one finite number per dimension, the
-            corners are not in order, or the reduction is another one.
+            corners are not in order, a number is given as `where`, or the reduction is another one.
         GridError: If a box leaves the domain, or nothing of the domain is inside.
         ShapeError: If the mask does not have the grid's shape, or the function does not return `(q,)`.
         DataError: If the mask or what the function returns is not from 0 to 1.
@@ -93,6 +93,13 @@ def region(
         True
     """
     check_choice(reduction, ("mean", "integral"), "reduction")
+    number: object = where
+    if isinstance(number, float | int) and not isinstance(number, bool):
+        raise ArgumentError(
+            expected="a mask or a function of points as where",
+            got=f"the number {number:g}",
+            remedy=f"name the corners of a box: lower={number:g}, upper=...; lists of one per dimension",
+        )
     is_box = lower is not None or upper is not None
     if where is not None and is_box:
         raise ArgumentError(expected="where, or the corners of a box", got="both", remedy="drop one")

@@ -76,7 +76,9 @@ def check_corner(corner: object, grid: Grid) -> Tensor:
     bound = bound.reshape(1) if bound.ndim == 0 and grid.dimension == 1 else bound
     if bound.shape != (grid.dimension,) or not bool(torch.isfinite(bound).all()):
         raise ArgumentError(
-            expected=f"a corner of {grid.dimension} finite numbers", got=repr(corner), remedy="one per dimension"
+            expected=f"a corner of {grid.dimension} finite numbers",
+            got=repr(corner),
+            remedy=f"give a list of one per dimension: {[0.5] * grid.dimension}",
         )
     return bound
 

@@ -27,13 +27,19 @@ class Data:
     """Which functions are learned from.
 
     Attributes:
-        path: A NetCDF file (.nc), Zarr folder (.zarr) or NumPy archive (.npz); in a configuration file, relative to that file.
-        inputs: Names of the input variables; several are channels.
+        path: A file of NetCDF, zarr, HDF5, NumPy (.npz, .npy, a folder of them), The Well or PDEBench; in a configuration
+            file, relative to that file.
+        inputs: Names of the input variables; several are channels. The Well and PDEBench have a choice of their own.
         outputs: Names of the output variables; several are channels.
         periodic: Whether each dimension of space is periodic, or one answer for all; coordinates cannot tell.
         lengths: Extent of each dimension of space in the coordinates' units; by default what the coordinates say.
-        sample: The dimension that counts the functions; "auto" takes "sample", or else the only one without coordinates.
+        sample: The dimension that counts functions or trajectories; "auto" takes "sample", or else the only one without
+            coordinates.
+        time: The dimension of time, or the array of the times where axes have no names; "auto" takes what says so.
         channel: The dimension of channels inside a variable, if there is one.
+        history: Of trajectories: neighbouring steps in an input.
+        lead: Of trajectories: steps from the last one of the input to the output.
+        stride: Of trajectories: steps between the windows of one of them.
         dtype: Precision of values and weights.
     """
 
@@ -43,7 +49,11 @@ class Data:
     periodic: tuple[bool, ...] = ()
     lengths: tuple[Annotated[float, Range(above=0.0)], ...] = ()
     sample: str = "auto"
+    time: str = "auto"
     channel: str = "channel"
+    history: Count = 1
+    lead: Count = 1
+    stride: Count = 1
     dtype: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:
@@ -54,6 +64,8 @@ class Data:
 @dataclass(frozen=True, kw_only=True)
 class Split:
     """Who sees which pairs: drawn once, recorded, and disjoint. What is left is trained on.
+
+    Windows of one trajectory stay together: of trajectories, fractions count those.
 
     Attributes:
         test: Fraction that only scores and the report see.
@@ -104,6 +116,7 @@ class Training:
         validation: Fraction of the training pairs that is only watched; 0 trains on all.
         seed: Random seed of the order of batches.
         device: Where to train and predict: "auto" (CUDA, MPS or CPU), "cpu", "cuda:0".
+        workers: Processes that read batches of data too large for memory; 0 reads in a thread.
         keeps_checkpoint: Whether the checkpoint stays in the folder when training is done.
     """
 
@@ -114,6 +127,7 @@ class Training:
     validation: Annotated[float, Range(least=0.0, below=1.0)] = 0.1
     seed: Seed = 0
     device: str = "auto"
+    workers: Annotated[int, Range(least=0)] = 0
     keeps_checkpoint: bool = False
 
     def __post_init__(self) -> None:

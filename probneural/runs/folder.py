@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,25 +15,30 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from probneural.checks import check_instance, check_path
+from probneural.data import StoredPairs
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.grids import Grid
-from probneural.pairs import Dataset, FieldPairs
+from probneural.pairs import Dataset
 from probneural.randomness import stream
 from probneural.runs.config import Config
+from probneural.runs.locking import locked
 from probneural.runs.recipes import resolved
-from probneural.runs.sources import open_pairs
+from probneural.runs.sources import axis_names, open_pairs, with_names
 from probneural.runs.toml import read_config, write_config
 from probneural.training import atomic, schema
 
 FORMAT = "probneural-run-1"
 PARTS = ("train", "scaling", "conformal", "test")
 _OWN = ("config.toml", "run.json")
-_FREE = ("data.path ", "training.device ", "training.keeps_checkpoint ")
+_FREE = ("data.path ", "training.device ", "training.workers ", "training.keeps_checkpoint ")
 """Settings that may change from call to call: results do not belong to them."""
 _LEAST_TRAINING = 4
 """Pairs that are trained on, at least."""
+IN_MEMORY = 2**27
+"""Bytes of a part up to which it is read at once (128 MiB): what is computed is the same, bit for bit."""
 
 
 class _Record(TypedDict):
@@ -64,54 +69,44 @@ class RunFolder:
         path: The folder.
         config: The settings, resolved.
         record: What `run.json` says.
-        data: All pairs; None where the data were not opened.
+        data: All pairs, on disk; None where the data were not opened.
     """
 
     path: Path
     config: Config
     record: Mapping[str, Any]
-    data: Dataset | None = None
+    data: StoredPairs | None = None
 
     @classmethod
-    def open(cls, config: Config | None, folder: str | os.PathLike[str]) -> RunFolder:
-        """Make a folder for a configuration, or go on in one that belongs to it.
+    @contextlib.contextmanager
+    def open(cls, config: Config | None, folder: str | os.PathLike[str]) -> Iterator[RunFolder]:
+        """Make a folder for a configuration, or go on in one that belongs to it; no other process may until the context ends.
 
         Args:
             config: The settings; None for those of the folder.
             folder: Where to.
 
         Raises:
-            FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
+            FileError: If the folder belongs to other settings or data, holds other files, cannot be written to, or another
+                process works in it.
             ProbneuralError: If the settings or the data are unusable.
         """
         path = check_path(folder, "folder")
-        known = read_record(path) if (path / "run.json").exists() else None
         if config is None:
             config = _own_config(path)
         check_instance(config, Config, "config", remedy="read one with pn.runs.read_config(path)", error=ArgumentError)
         config = replace(config, data=replace(config.data, path=os.path.abspath(config.data.path) if config.data.path else ""))
-        data, axes = open_pairs(config.data)
-        split = split_rows(len(data), config)
+        if (path / "run.json").exists():
+            read_record(path)  # which says what is wrong with it, before data are
+        data = open_pairs(config.data)
+        split = split_rows(len(data), config, groups=data.groups)
+        config = replace(config, data=with_names(config.data, data))
         config = resolved(config, data, train=len(split["train"]))
-        if known is not None and _has_results(path):
-            _check_same(path, known, config, data)
-            return cls(path, config, known, data)
-        record = {
-            "format": FORMAT,
-            "config": config.to_dict(),
-            "fingerprint": data.fingerprint,
-            "split": split,
-            "outputs": {
-                "names": list(config.data.outputs),
-                "axes": list(axes.names),
-                "grid": None if data.outputs.grid == data.inputs.grid else [asdict(axis) for axis in data.outputs.grid.axes],
-            },
-            "versions": versions(),
-        }
-        _make(path)
-        write_config(config, path / "config.toml")
-        atomic.write(path / "run.json", json.dumps(record, indent=1).encode())
-        return cls(path, config, record, data)
+        data.fingerprint  # noqa: B018 (values that cannot be used should be known before there is a folder)
+        if not (path / "run.json").exists():
+            _make(path)
+        with locked(path):
+            yield cls(path, config, _record(path, config, data, split), data)
 
     @classmethod
     def finished(cls, folder: str | os.PathLike[str]) -> RunFolder:
@@ -128,11 +123,12 @@ class RunFolder:
         """A file of the folder."""
         return self.path / name
 
-    def part(self, name: str) -> FieldPairs:
-        """The training, scaling, conformal or test pairs, read into memory: the one place to keep them on disk."""
+    def subset(self, name: str) -> Dataset:
+        """The training, scaling, conformal or test pairs; in memory if they are few enough, else read when they are needed."""
         if self.data is None:
             raise FileError(expected="a folder opened with its data", got="none", remedy="use RunFolder.open")
-        return self.data[self.record["split"][name]]
+        chosen = self.data.subset(self.record["split"][name])
+        return chosen.in_memory() if chosen.size_in_bytes <= IN_MEMORY else chosen
 
     @cached_property
     def output_grid(self) -> Grid | None:
@@ -162,8 +158,13 @@ class RunFolder:
                 self.file(name).unlink()
 
 
-def split_rows(count: int, config: Config) -> dict[str, list[int]]:
+def split_rows(count: int, config: Config, *, groups: Tensor | None = None) -> dict[str, list[int]]:
     """Rows of each part, ascending, from the seed: the same for the same number of pairs.
+
+    Args:
+        count: Number of pairs.
+        config: Whose fractions and seed count.
+        groups: The trajectory of each pair, `(count,)`, which no part shares with another one.
 
     Raises:
         DataError: If there are too few pairs for all parts.
@@ -172,24 +173,56 @@ def split_rows(count: int, config: Config) -> dict[str, list[int]]:
         >>> {name: len(rows) for name, rows in split_rows(100, Config()).items()}
         {'train': 60, 'scaling': 10, 'conformal': 10, 'test': 20}
     """
+    names = torch.arange(count, device="cpu") if groups is None else groups.unique()
+    units = len(names)
+    each = count // units  # windows of every trajectory are equally many
     level = config.calibration.level
-    least_conformal = int(np.ceil(level / (1.0 - level) - 1e-9)) if config.calibration.bands else 0
+    band_pairs = int(np.ceil(level / (1.0 - level) - 1e-9)) if config.calibration.bands else 0
     sizes = {
-        "test": max(1, round(config.split.test * count)),
-        "conformal": max(least_conformal, round(config.split.conformal * count)) if config.calibration.bands else 0,
-        "scaling": max(2, round(config.split.scaling * count)) if config.calibration.scales else 0,
+        "test": max(1, round(config.split.test * units)),
+        "conformal": max(-(-band_pairs // each), round(config.split.conformal * units)) if config.calibration.bands else 0,
+        "scaling": max(-(-2 // each), round(config.split.scaling * units)) if config.calibration.scales else 0,
     }
-    train = count - sum(sizes.values())
-    if train < _LEAST_TRAINING:
+    train = units - sum(sizes.values())
+    least = -(-_LEAST_TRAINING // each)
+    if train < least:
         parts = ", ".join(f"{size} {name}" for name, size in sizes.items() if size)
+        what = "pairs" if groups is None else "trajectories"
         raise DataError(
-            expected=f"{_LEAST_TRAINING} or more pairs to train on",
-            got=f"{count} pairs, of which {parts} ones leave {max(train, 0)}",
+            expected=f"{least} or more {what} to train on",
+            got=f"{units} {what}, of which {parts} ones leave {max(train, 0)}",
             remedy="give more data, lower the fractions in [split], or leave out bands: --calibration.bands false",
         )
-    order = torch.randperm(count, generator=stream(config.split.seed, "run split"), device="cpu")
+    order = torch.randperm(units, generator=stream(config.split.seed, "run split"), device="cpu")
     pieces = order.split([train, sizes["scaling"], sizes["conformal"], sizes["test"]])
-    return {name: sorted(piece.tolist()) for name, piece in zip(PARTS, pieces, strict=True)}
+    if groups is None:
+        return {name: sorted(piece.tolist()) for name, piece in zip(PARTS, pieces, strict=True)}
+    rows = (torch.isin(groups, names[piece]).nonzero()[:, 0] for piece in pieces)
+    return {name: piece.tolist() for name, piece in zip(PARTS, rows, strict=True)}
+
+
+def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list[int]]) -> Mapping[str, Any]:
+    """What the folder says of its run, which must be this one; written if it holds nothing yet."""
+    if (path / "run.json").exists() and _has_results(path):
+        known = read_record(path)
+        _check_same(path, known, config, data)
+        return known
+    outputs, inputs = data.outputs, data.inputs
+    record = {
+        "format": FORMAT,
+        "config": config.to_dict(),
+        "fingerprint": data.fingerprint,
+        "split": split,
+        "outputs": {
+            "names": list(config.data.outputs),
+            "axes": list(axis_names(outputs)),
+            "grid": None if outputs.grid == inputs.grid else [asdict(axis) for axis in outputs.grid.axes],
+        },
+        "versions": versions(),
+    }
+    write_config(config, path / "config.toml")
+    atomic.write(path / "run.json", json.dumps(record, indent=1).encode())
+    return record
 
 
 def versions() -> dict[str, str]:
@@ -243,7 +276,7 @@ def _own_config(path: Path) -> Config:
     return read_config(path / "config.toml")
 
 
-def _check_same(path: Path, known: Mapping[str, Any], config: Config, data: Dataset) -> None:
+def _check_same(path: Path, known: Mapping[str, Any], config: Config, data: StoredPairs) -> None:
     """Raise a FileError that says in what a folder's settings or data differ."""
     theirs = Config.from_dict(known["config"])
     apart = [line for line in config.differences(theirs) if not line.startswith(_FREE)]

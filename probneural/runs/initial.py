@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from probneural.checks import check_instance
-from probneural.errors import ArgumentError
+from probneural.data import list_variables
+from probneural.errors import ArgumentError, ProbneuralError
 from probneural.runs.config import Config
 from probneural.runs.folder import split_rows
 from probneural.runs.recipes import resolved
-from probneural.runs.sources import open_pairs, variables_of
+from probneural.runs.sources import open_pairs, with_names
 
 
 def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
@@ -31,7 +32,7 @@ def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
     check_instance(config, Config, "config", remedy="begin with Config()", error=ArgumentError)
     if not config.data.path:
         return config, {}
-    found = variables_of(config.data.path)
+    found = list_variables(config.data.path)
     notes = {
         "data.inputs": f"The file holds {'; '.join(map(str, found)) or 'no variables'}.",
         "data.periodic": "To be stated: [true] or [false], or one entry for each dimension of space.",
@@ -41,9 +42,13 @@ def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
     if {"inputs", "outputs"} <= names and not data.inputs and not data.outputs:
         data = dataclasses.replace(data, inputs=("inputs",), outputs=("outputs",))
         config = dataclasses.replace(config, data=data)
-    if not (data.inputs and data.outputs and data.periodic):
+    try:
+        pairs = open_pairs(data)
+    except ProbneuralError:
+        if data.inputs and data.outputs and data.periodic:
+            raise
         return config, notes
-    pairs, _ = open_pairs(data)
-    rows = split_rows(len(pairs), config)
+    rows = split_rows(len(pairs), config, groups=pairs.groups)
     del notes["data.periodic"]
+    config = dataclasses.replace(config, data=with_names(data, pairs))
     return resolved(config, pairs, train=len(rows["train"])), notes

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from probneural.checks import check_path
+from probneural.data import list_variables
 from probneural.errors import FileError
 from probneural.runs.folder import PARTS, read_json, read_record
-from probneural.runs.sources import SUFFIXES, variables_of
 from probneural.runs.steps import CALIBRATION, CHECKPOINT, HEAD, HISTORY, OPERATOR, REPORT, SCORES
 from probneural.storage.kinds import OPERATORS
 from probneural.storage.modules import CONFIGURATION, FOREIGN
@@ -40,17 +40,16 @@ def info(path: str | os.PathLike[str]) -> dict[str, Any]:
         FileError: If it is none of these, or is damaged.
     """
     place = check_path(path, "path")
-    if place.suffix in SUFFIXES and place.exists():
-        return {"what": "data", "variables": [str(variable) for variable in variables_of(place)]}
     if place.suffix == ".safetensors":
         return _saved(place)
-    if place.is_dir():
+    if (place / "run.json").exists():
         return _run(place)
-    raise FileError(
-        expected="a run's folder, a .safetensors file or a data file",
-        got=f"{place}, which is {'another file' if place.exists() else 'not there'}",
-        remedy=f"data files end in {', '.join(SUFFIXES)}",
-    )
+    try:
+        return {"what": "data", "variables": [str(variable) for variable in list_variables(place)]}
+    except FileError as error:
+        raise FileError(
+            expected=f"a run's folder, a .safetensors file or data at {place}", got=error.got, remedy=error.remedy
+        ) from error
 
 
 def _saved(path: Path) -> dict[str, Any]:

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.checks import check_path
+from probneural.data import StoredFields
+from probneural.data.named import open_xarray
+from probneural.data.variables import FUNCTION, TIME
+from probneural.data.writing import write_netcdf, write_zarr
 from probneural.errors import DataError, FileError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.runs.folder import RunFolder, versions
 from probneural.runs.progress import Progress
-from probneural.runs.sources import Axes, open_inputs
+from probneural.runs.scoring import batch_size
+from probneural.runs.sources import axis_names, is_window, open_inputs
 from probneural.runs.steps import CALIBRATION, Calibrated, calibrated_in
 from probneural.training import atomic
 
 if TYPE_CHECKING:
     import xarray
 
-_BATCH = 64
-"""Functions that are predicted at once."""
 _MEANINGS = {
     "mean": "mean of the prediction",
     "std": "standard deviation of what is observed, measurement noise included",
@@ -43,20 +47,21 @@ def predict(
     output: str | os.PathLike[str],
     show_progress: bool = True,
 ) -> xarray.Dataset:
-    """Predict fields with error bars for the inputs of a file, and write them to a NetCDF file.
+    """Predict fields with error bars for the inputs of a file, and write them to a NetCDF file or zarr store.
 
     The file holds `mean`, `std`, and `lower` and `upper`, the ends of each value's own interval; `band_lower` and `band_upper`
     hold whole functions, if the run has bands. Levels are attributes. Coordinates are those of the inputs; where the outputs
-    that the run was trained on live on another grid, space has theirs.
+    that the run was trained on live on another grid, space has theirs. Of trajectories, all windows are predicted, up to the
+    last step. A few functions at a time are read, predicted and written.
 
     Args:
         folder: Of a run that is calibrated.
         inputs: A file with the input variables of the run, on its grid or another one of the same domain.
-        output: The NetCDF file to write; an existing one is replaced in one step.
+        output: The file to write, .nc or .zarr; an existing one is replaced when all is written.
         show_progress: Whether to say on the standard error stream how far it is.
 
     Returns:
-        What was written.
+        What was written, read when it is used.
 
     Raises:
         FileError: If the folder is none of a calibrated run, or a file cannot be read or written.
@@ -70,12 +75,9 @@ def predict(
             remedy=f"first: probneural calibrate --folder {run.path}",
         )
     target, source = check_path(output, "output"), check_path(inputs, "inputs")
-    if target.suffix not in (".nc", ".nc4"):
-        raise UnsupportedError(expected="a NetCDF file to write, .nc", got=target.name, remedy="name it so")
-    if target.resolve() == source.resolve():
-        raise FileError(expected="an output beside the inputs", got="the same file", remedy="name another")
+    _check_target(target, source)
     progress = Progress(show_progress)
-    given, axes = open_inputs(source, run.config.data)
+    given = open_inputs(source, run.config.data)
     found = calibrated_in(run)
     if given.channels != found.predictor.in_channels:
         raise DataError(
@@ -84,40 +86,95 @@ def predict(
             remedy="as in the training data",
         )
     progress.say(f"predicting {len(given)} functions")
-    dataset = _dataset(run, found, given, axes)
-    atomic.write(target, bytes(dataset.to_netcdf(None, engine="h5netcdf")))
-    return dataset
+    layout = _Layout.of(run, given, found.predictor.out_channels)
+    parts = (_dataset(run, found, given, layout, rows) for rows in _rows(given))
+    if target.suffix == ".zarr":
+        with atomic.replacing_folder(target) as folder:
+            write_zarr(folder, parts, along=layout.sample)
+    else:
+        with atomic.replacing(target) as stream:
+            write_netcdf(stream, parts, along=layout.sample, count=len(given))
+    written: xarray.Dataset = open_xarray(target, "zarr" if target.suffix == ".zarr" else "h5netcdf")
+    return written
 
 
-def _dataset(run: RunFolder, found: Calibrated, given: Field, axes: Axes) -> xarray.Dataset:
+def _check_target(target: Path, source: Path) -> None:
+    """Raise unless predictions can be written there."""
+    if target.suffix not in (".nc", ".nc4", ".zarr"):
+        raise UnsupportedError(
+            expected="a NetCDF file or zarr store to write, .nc or .zarr", got=target.name, remedy="name it so"
+        )
+    if target.resolve() == source.resolve():
+        raise FileError(expected="an output beside the inputs", got="the same file", remedy="name another")
+    if target.suffix == ".zarr" and target.exists() and not any((target / name).exists() for name in ("zarr.json", ".zgroup")):
+        raise FileError(expected=f"a zarr store to replace at {target}", got="something else", remedy="name another")
+
+
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """Dimensions and coordinates of the output.
+
+    Attributes:
+        sample: The dimension of functions, or of windows of trajectories.
+        channel: The dimension of channels; "" where there is one.
+        space: The dimensions of space.
+        fixed: Coordinates of channels and space: dimension, values, attributes.
+        varying: Coordinates along the first dimension by name: values and attributes.
+    """
+
+    sample: str
+    channel: str
+    space: tuple[str, ...]
+    fixed: dict[str, tuple[str, Any, Mapping[str, Any]]]
+    varying: dict[str, tuple[Any, Mapping[str, Any]]]
+
+    @classmethod
+    def of(cls, run: RunFolder, given: StoredFields, channels: int) -> _Layout:
+        """Coordinates are those of the inputs, of space too where outputs live on the same grid."""
+        labels, query = given.labels, run.output_grid
+        names = axis_names(given) if query is None else tuple(run.record["outputs"]["axes"])
+        fixed = {}
+        for name, axis in zip(names, (given.grid if query is None else query).axes, strict=True):
+            own = labels.coordinates.get(name) if query is None else None
+            fixed[name] = (name, axis.coordinates.numpy() if own is None else own, labels.attributes.get(name, {}))
+        channel = run.config.data.channel if channels > 1 else ""
+        if channel and len(run.record["outputs"]["names"]) == channels:
+            fixed[channel] = (channel, np.array(run.record["outputs"]["names"], dtype=object), {})
+        if is_window(given):
+            places = given.places.numpy()
+            last = places[:, TIME] + run.config.data.history - 1
+            told = {"long_name": "step of the last state of the input", "lead": run.config.data.lead}
+            numbered: dict[str, tuple[Any, Mapping[str, Any]]] = {"trajectory": (places[:, FUNCTION], {}), "step": (last, told)}
+            return cls("window", channel, names, fixed, numbered)
+        own = labels.coordinates.get(labels.sample)
+        varying = {} if own is None else {labels.sample: (own, labels.attributes.get(labels.sample, {}))}
+        return cls(labels.sample, channel, names, fixed, varying)
+
+
+def _rows(given: StoredFields) -> Iterator[slice]:
+    size = batch_size(given)
+    return (slice(start, min(start + size, len(given))) for start in range(0, len(given), size))
+
+
+def _dataset(run: RunFolder, found: Calibrated, given: StoredFields, layout: _Layout, rows: slice) -> xarray.Dataset:
+    """Predictions for some of the functions."""
     import xarray
 
-    query = run.output_grid
-    parts: dict[str, list[NDArray[Any]]] = {}
-    for batch in _batches(given):
-        for name, values in _predicted(found, batch, query, run.config.calibration.level):
-            parts.setdefault(name, []).append(values.detach().cpu().numpy())
-    names = list(axes.names) if query is None else list(run.record["outputs"]["axes"])
-    channels = run.record["outputs"]["names"]
-    count = found.predictor.out_channels
-    dims = [axes.sample, run.config.data.channel, *names] if count > 1 else [axes.sample, *names]
-    coordinates: dict[str, Any] = _coordinates(given.grid if query is None else query, names)
-    coordinates |= {name: values for name, values in axes.coordinates.items() if name == axes.sample or query is None}
-    if count > 1 and len(channels) == count:
-        coordinates[run.config.data.channel] = channels
     level = run.config.calibration.level
+    dims = [name for name in (layout.sample, layout.channel, *layout.space) if name]
     variables = {}
-    for name, batches in parts.items():
-        whole = np.concatenate(batches)
+    for name, values in _predicted(found, given[rows], run.output_grid, level):
         attributes = {"long_name": _MEANINGS[name]} | ({} if name in ("mean", "std") else {"level": level})
-        variables[name] = (dims, whole if count > 1 else whole[:, 0], attributes)
-    attributes = {"predicted": ", ".join(channels), "level": level, "probneural_version": versions()["probneural"]}
+        array = values.detach().cpu().numpy()
+        variables[name] = (dims, array if layout.channel else array[:, 0], attributes)
+    coordinates: dict[str, Any] = {**layout.fixed}
+    coordinates |= {name: (layout.sample, values[rows], told) for name, (values, told) in layout.varying.items()}
+    attributes = {
+        "predicted": ", ".join(run.record["outputs"]["names"]),
+        "level": level,
+        "probneural_version": versions()["probneural"],
+    }
     return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
-
-
-def _batches(given: Field) -> Iterator[Field]:
-    for start in range(0, len(given), _BATCH):
-        yield given[start : start + _BATCH]
 
 
 @torch.no_grad()
@@ -133,7 +190,3 @@ def _predicted(found: Calibrated, inputs: Field, query: Grid | None, level: floa
         band = found.band(inputs, query)
         yield "band_lower", band.lower.to(u.mean)
         yield "band_upper", band.upper.to(u.mean)
-
-
-def _coordinates(grid: Grid, names: list[str]) -> dict[str, Any]:
-    return {name: axis.coordinates.numpy() for name, axis in zip(names, grid.axes, strict=True)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,17 @@ from torch import nn
 from probneural import heads, operators
 from probneural.errors import ArgumentError, ConfigurationError
 from probneural.grids import Grid
-from probneural.pairs import Dataset, FieldPairs
+from probneural.pairs import Dataset
 from probneural.runs.config import Config, Head, Operator, Training
 from probneural.runs.toml import nearest
-from probneural.training import EachEpoch, History, Optimization, fit
+from probneural.training import EachEpoch, History, Loading, Optimization, fit
 
 _MODES = {1: 16, 2: 12, 3: 8}
 """The most modes of an FNO per axis, by dimension."""
 _WHOLE = {1: 200, 2: 20, 3: 10}
 """Functions that scores of whole functions are computed on, by dimension: points cost."""
+MEMBER = "member-"
+"""What names of checkpoints of an ensemble's members begin with."""
 _GIVEN = {
     "FNO": ("in_channels", "out_channels", "periodic", "seed"),
     "DeepONet": ("in_channels", "out_channels", "sensors", "domain", "layers", "seed"),
@@ -88,7 +90,7 @@ def build_operator(settings: Operator, data: Dataset) -> nn.Module:
 
 def train_operator(
     operator: nn.Module,
-    data: FieldPairs,
+    data: Dataset,
     *,
     training: Training,
     checkpoint: Path | None = None,
@@ -102,15 +104,36 @@ def train_operator(
     )
 
 
-def build_head(settings: Head, *, training: Training, show_progress: bool) -> Any:
-    """The head that settings name.
+@dataclass(frozen=True)
+class MemberTraining:
+    """Trains a member of an ensemble, and goes on where a process that was killed had stopped.
+
+    A member that was trained to its end is read from its checkpoint, so that only what is left is trained, to the same bits.
+
+    Attributes:
+        training: The settings.
+        folder: Where checkpoints are; each is named after the member's seed.
+    """
+
+    training: Training
+    folder: Path
+
+    def __call__(self, operator: nn.Module, data: Dataset, *, seed: int, show_progress: bool = True) -> History:
+        """Train in place."""
+        checkpoint = self.folder / f"{MEMBER}{seed}.safetensors"
+        settings = _fit_settings(self.training) | {"seed": seed, "show_progress": show_progress}
+        return fit(operator, data, **settings, checkpoint=checkpoint)
+
+
+def build_head(settings: Head, *, training: Training, folder: Path, show_progress: bool) -> Any:
+    """The head that settings name; what it trains has its checkpoints in the folder.
 
     Raises:
         ArgumentError: If an option is out of range.
     """
     given: dict[str, Any] = {}
     if settings.name == "DeepEnsemble":
-        given = {"train": partial(fit, **_fit_settings(training)), "show_progress": show_progress}
+        given = {"train": MemberTraining(training, folder), "show_progress": show_progress}
     elif settings.name == "Laplace":
         given = {"show_progress": show_progress}
     return _called(partial(getattr(heads, settings.name), **given), settings.options, settings.name)
@@ -119,7 +142,8 @@ def build_head(settings: Head, *, training: Training, show_progress: bool) -> An
 def _fit_settings(training: Training) -> dict[str, Any]:
     names = ("epochs", "batch_size", "learning_rate", "validation", "seed", "device")
     settings: dict[str, Any] = {name: getattr(training, name) for name in names}
-    return settings | {"optimization": Optimization(weight_decay=training.weight_decay)}
+    optimization = Optimization(weight_decay=training.weight_decay)
+    return settings | {"optimization": optimization, "loading": Loading(workers=training.workers)}
 
 
 def _called(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> Any:

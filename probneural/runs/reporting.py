@@ -7,15 +7,21 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from probneural.pairs import FieldPairs
+import torch
+from torch import Tensor
+
+from probneural.distributions import Predictor
+from probneural.pairs import Dataset, FieldPairs, batches, evenly_spread_rows
 from probneural.runs.config import Config
 from probneural.runs.folder import RunFolder
 from probneural.runs.page import Figure, page
 from probneural.runs.progress import Progress
-from probneural.runs.scoring import TestScores, predicted
+from probneural.runs.scoring import TestScores, batch_size, predicted
 from probneural.runs.steps import REPORT, Calibrated, calibrated_in, read_history, score_in
 from probneural.training import History, atomic
 
+_DRAWN_VALUES = 2**18
+"""Values whose calibration is drawn, about."""
 _CLEAR = 2.0
 """Standard errors beyond which a coverage is not what was stated."""
 
@@ -55,14 +61,15 @@ def report(config: Config | None, folder: str | os.PathLike[str], *, show_progre
         import probneural.plots  # noqa: F401 (that it is there should be known before anything is trained)
     except ModuleNotFoundError as error:
         raise ImportError(f"a report needs {error.name}: pip install 'probneural[cli]'") from error
-    run, progress = RunFolder.open(config, folder), Progress(show_progress)
-    scores = score_in(run, progress)
-    found, history = calibrated_in(run), read_history(run)
-    progress.say("writing the report")
-    pairs = run.part("test")[:]
-    path = run.file(REPORT)
-    sentences = verdict(scores, history)
-    atomic.write(path, page(run, scores, sentences=sentences, figures=_figures(run, found, history, pairs)).encode())
+    progress = Progress(show_progress)
+    with RunFolder.open(config, folder) as run:
+        scores = score_in(run, progress)
+        found, history = calibrated_in(run), read_history(run)
+        progress.say("writing the report")
+        path = run.file(REPORT)
+        sentences = verdict(scores, history) + _dependence(run)
+        figures = _figures(run, found, history, run.subset("test"))
+        atomic.write(path, page(run, scores, sentences=sentences, figures=figures).encode())
     return Report(path=path, verdict=tuple(sentences), scores=scores)
 
 
@@ -96,6 +103,19 @@ def verdict(scores: TestScores, history: History) -> list[str]:
     return sentences + _advice(scores, history)
 
 
+def _dependence(run: RunFolder) -> list[str]:
+    """What windows of trajectories mean for the verdict."""
+    groups = None if run.data is None else run.data.groups
+    if groups is None:
+        return []
+    counts = {part: len(groups[run.record["split"][part]].unique()) for part in ("test", "conformal")}
+    fitted = f", and bands were fitted on those of {counts['conformal']}" if counts["conformal"] else ""
+    return [
+        f"The test functions are windows of {counts['test']} trajectories{fitted}: windows of one trajectory resemble each "
+        "other, so chance is wider than these numbers of functions say."
+    ]
+
+
 def _error(scores: TestScores, test: int) -> str:
     found, baseline = scores.scores, scores.baseline
     if found.relative_l2 is None or baseline is None:
@@ -119,32 +139,48 @@ def _advice(scores: TestScores, history: History) -> list[str]:
     return advice
 
 
-def _figures(run: RunFolder, found: Calibrated, history: History, pairs: FieldPairs) -> list[Figure]:
+def _figures(run: RunFolder, found: Calibrated, history: History, data: Dataset) -> list[Figure]:
     from probneural import plots
 
     figures = [Figure("Training", "Losses by epoch.", plots.png(plots.training(history)))]
-    u, noise = predicted(found.predictor, pairs), found.predictor.noise
-    drawn = plots.calibration(u, pairs.outputs, noise=noise)
-    figures.append(
-        Figure("Calibration", "Coverage of intervals against their level; a flat histogram is right.", plots.png(drawn))
-    )
-    if pairs.outputs.grid.dimension > 2:
+    size = max(batch_size(data.outputs), _DRAWN_VALUES // (data.outputs.channels * data.outputs.grid.size))
+    some = data[evenly_spread_rows(len(data), size)]
+    words = "Coverage of intervals against their level; a flat histogram is right."
+    if len(some) < len(data):
+        words += f" On {len(some)} of {len(data)} test functions."
+    drawn = plots.calibration(predicted(found.predictor, some), some.outputs, noise=found.predictor.noise)
+    figures.append(Figure("Calibration", words, plots.png(drawn)))
+    if data.outputs.grid.dimension > 2:
         return figures
-    error = (u.mean - pairs.outputs.values.to(u.mean)).flatten(1).square().mean(1)
-    order = error.argsort().tolist()
-    query = None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid
+    order = _mean_squares(found.predictor, data).argsort().tolist()
+    return figures + [_drawn(run, found, data[[row]], title) for title, row in _chosen(order)]
+
+
+@torch.no_grad()
+def _mean_squares(predictor: Predictor, data: Dataset) -> Tensor:
+    """Of the mean's error, for each function."""
+    errors = []
+    for part in batches(data, batch_size(data.outputs)):
+        mean = predicted(predictor, part).mean
+        errors.append((mean - part.outputs.values.to(mean)).flatten(1).square().mean(1).cpu())
+    return torch.cat(errors)
+
+
+def _drawn(run: RunFolder, found: Calibrated, pair: FieldPairs, title: str) -> Figure:
+    """One test function beside its prediction."""
+    from probneural import plots
+
     names, axes = run.config.data.outputs, list(run.record["outputs"]["axes"])
-    for title, row in _chosen(order):
-        label = names[0] if len(names) == u.mean.shape[1] else "value"
-        one, truth = u[row], pairs.outputs[row]
-        if found.band is not None:
-            image = plots.band(found.band(pairs.inputs[row], query), truth, label=label, axes=axes)
-            words = f"with the {100 * found.band.level:g} % band of whole functions"
-        else:
-            image = plots.field(one, truth, noise=noise, level=run.config.calibration.level, label=label, axes=axes)
-            words = "with its pointwise interval"
-        figures.append(Figure(title, f"Truth and mean, {words}.", plots.png(image)))
-    return figures
+    label = names[0] if len(names) == pair.outputs.channels else "value"
+    if found.band is not None:
+        query = None if pair.outputs.grid == pair.inputs.grid else pair.outputs.grid
+        image = plots.band(found.band(pair.inputs, query), pair.outputs, label=label, axes=axes)
+        words = f"with the {100 * found.band.level:g} % band of whole functions"
+    else:
+        u, noise = predicted(found.predictor, pair), found.predictor.noise
+        image = plots.field(u, pair.outputs, noise=noise, level=run.config.calibration.level, label=label, axes=axes)
+        words = "with its pointwise interval"
+    return Figure(title, f"Truth and mean, {words}.", plots.png(image))
 
 
 def _chosen(order: list[int]) -> list[tuple[str, int]]:

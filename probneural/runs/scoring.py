@@ -12,11 +12,11 @@ from probneural.calibration import Band
 from probneural.distributions import FieldDistribution, Predictor
 from probneural.errors import DataError, FileError
 from probneural.fields import Field
-from probneural.metrics import Scores, compare, coverage, relative_l2, score
-from probneural.pairs import Dataset, FieldPairs, batches
+from probneural.metrics import Scores, compare, coverage, relative_l2, score_pairs
+from probneural.pairs import Dataset, FieldPairs, FieldSource, batches
 
-_BATCH = 256
-"""Pairs that are read at once where their sum is formed."""
+_BATCH_VALUES = 2**16
+"""Output values that are read or predicted at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class TestScores:
         uncalibrated: Coverage of the pointwise intervals before calibration, dimensionless.
         band_coverage: Fraction of test functions wholly inside the band that was fitted for them; None without bands.
         band_pairs: Number of conformal pairs behind the band, 0 without one: its own coverage varies with them.
-    baseline: Relative L2 error of the mean training output as the prediction; None if a true function is zero everywhere.
+        baseline: Relative L2 error of the mean training output as the prediction; None if a true function is zero everywhere.
     """
 
     __test__ = False  # pytest takes it for a test
@@ -72,6 +72,11 @@ def predicted(predictor: Predictor, pairs: FieldPairs) -> FieldDistribution:
     return predictor(pairs.inputs, None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid)
 
 
+def batch_size(side: FieldSource) -> int:
+    """How many functions are predicted at once: heads keep up to some hundred numbers for each value."""
+    return max(1, _BATCH_VALUES // (side.channels * side.grid.size))
+
+
 def scores_of(
     predictor: Predictor,
     data: Dataset,
@@ -83,29 +88,35 @@ def scores_of(
     level: float,
     whole: int,
 ) -> TestScores:
-    """Score a calibrated predictor on test pairs."""
-    pairs = data[:]
-    u = predicted(predictor, pairs)
-    comparison = compare(predicted(raw, pairs), pairs.outputs, noise=raw.noise)
+    """Score a calibrated predictor on test pairs, a few at a time."""
     return TestScores(
-        scores=score(u, pairs.outputs, noise=predictor.noise, level=level, whole=whole),
-        uncalibrated=float(coverage(comparison, level=level).mean()),
-        band_coverage=None if band is None else _band_coverage(band, pairs),
+        scores=score_pairs(predictor, data, level=level, whole=whole),
+        uncalibrated=_coverage(raw, data, level),
+        band_coverage=None if band is None else band.coverage(data),
         band_pairs=0 if band is None else band_pairs,
-        baseline=_baseline(train, pairs.outputs),
+        baseline=_baseline(train, data),
     )
 
 
-def _band_coverage(band: Band, pairs: FieldPairs) -> float:
-    query = None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid
-    return float(band(pairs.inputs, query).contains(pairs.outputs).double().mean())
+@torch.no_grad()
+def _coverage(predictor: Predictor, data: Dataset, level: float) -> float:
+    """Of pointwise intervals, averaged over functions and channels."""
+    total = 0.0
+    for part in batches(data, batch_size(data.outputs)):
+        comparison = compare(predicted(predictor, part), part.outputs, noise=predictor.noise)
+        total += float(coverage(comparison, level=level).mean(1).sum())
+    return total / len(data)
 
 
-def _baseline(train: Dataset, truth: Field) -> float | None:
+def _baseline(train: Dataset, data: Dataset) -> float | None:
     """The error of one function for all inputs: the mean training output."""
-    total = sum((batch.outputs.values.double().sum(0) for batch in batches(train, _BATCH)), torch.zeros(()).double())
-    mean = (total / len(train)).expand(truth.values.shape)
+    sums = (part.outputs.values.double().sum(0) for part in batches(train, batch_size(train.outputs)))
+    mean = sum(sums, torch.zeros(()).double()) / len(train)
+    total, grid = 0.0, data.outputs.grid
     try:
-        return float(relative_l2(Field(mean, truth.grid), Field(truth.values.double(), truth.grid)).mean())
+        for part in batches(data, batch_size(data.outputs)):
+            truth = part.outputs.values.double()
+            total += float(relative_l2(Field(mean.expand(truth.shape), grid), Field(truth, grid)).mean(1).sum())
     except DataError:
         return None
+    return total / len(data)

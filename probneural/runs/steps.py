@@ -12,7 +12,7 @@ from probneural.errors import FileError
 from probneural.runs.config import Config
 from probneural.runs.folder import RunFolder
 from probneural.runs.progress import Progress
-from probneural.runs.recipes import build_head, build_operator, train_operator
+from probneural.runs.recipes import MEMBER, build_head, build_operator, train_operator
 from probneural.runs.scoring import TestScores, scores_of
 from probneural.storage import load, save
 from probneural.training import History, atomic
@@ -49,10 +49,12 @@ def train(config: Config | None, folder: str | os.PathLike[str], *, show_progres
         The losses by epoch. The folder holds `operator.safetensors` and `history.json`.
 
     Raises:
-        FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
+        FileError: If the folder belongs to other settings or data, holds other files, cannot be written to, or another
+            process works in it.
         ProbneuralError: If the settings or the data are unusable.
     """
-    return train_in(RunFolder.open(config, folder), Progress(show_progress))
+    with RunFolder.open(config, folder) as run:
+        return train_in(run, Progress(show_progress))
 
 
 def fit(config: Config | None, folder: str | os.PathLike[str], *, show_progress: bool = True) -> Predictor:
@@ -67,10 +69,12 @@ def fit(config: Config | None, folder: str | os.PathLike[str], *, show_progress:
         The predictor, not calibrated. The folder holds it as `head.safetensors`.
 
     Raises:
-        FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
+        FileError: If the folder belongs to other settings or data, holds other files, cannot be written to, or another
+            process works in it.
         ProbneuralError: If the settings or the data are unusable.
     """
-    return fit_in(RunFolder.open(config, folder), Progress(show_progress))
+    with RunFolder.open(config, folder) as run:
+        return fit_in(run, Progress(show_progress))
 
 
 def calibrate(config: Config | None, folder: str | os.PathLike[str], *, show_progress: bool = True) -> Calibrated:
@@ -85,11 +89,13 @@ def calibrate(config: Config | None, folder: str | os.PathLike[str], *, show_pro
         Predictor and band. The folder holds `predictor.safetensors` and `calibration.json`.
 
     Raises:
-        FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
+        FileError: If the folder belongs to other settings or data, holds other files, cannot be written to, or another
+            process works in it.
         CalibrationError: If the held-out pairs cannot support the calibration.
         ProbneuralError: If the settings or the data are unusable.
     """
-    return calibrate_in(RunFolder.open(config, folder), Progress(show_progress))
+    with RunFolder.open(config, folder) as run:
+        return calibrate_in(run, Progress(show_progress))
 
 
 def score(config: Config | None, folder: str | os.PathLike[str], *, show_progress: bool = True) -> TestScores:
@@ -104,10 +110,12 @@ def score(config: Config | None, folder: str | os.PathLike[str], *, show_progres
         The scores; printing gives a table. The folder holds them as `scores.json`.
 
     Raises:
-        FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
+        FileError: If the folder belongs to other settings or data, holds other files, cannot be written to, or another
+            process works in it.
         ProbneuralError: If the settings or the data are unusable.
     """
-    return score_in(RunFolder.open(config, folder), Progress(show_progress))
+    with RunFolder.open(config, folder) as run:
+        return score_in(run, Progress(show_progress))
 
 
 def train_in(run: RunFolder, progress: Progress) -> History:
@@ -115,7 +123,7 @@ def train_in(run: RunFolder, progress: Progress) -> History:
     if run.file(OPERATOR).exists():
         return read_history(run)
     begin(run, OPERATOR)
-    pairs = run.part("train")
+    pairs = run.subset("train")
     operator = build_operator(run.config.operator, pairs)
     progress.say(
         f"training {run.config.operator.name} of {sum(p.numel() for p in operator.parameters()):,} parameters "
@@ -144,11 +152,13 @@ def fit_in(run: RunFolder, progress: Progress) -> Predictor:
         return _predictor(run, HEAD)
     begin(run, HEAD)
     operator = load(run.file(OPERATOR), device=run.config.training.device)
-    pairs = run.part("train")
+    pairs = run.subset("train")
     progress.say(f"fitting {run.config.head.name} to {len(pairs)} pairs")
-    head = build_head(run.config.head, training=run.config.training, show_progress=progress.has_bars)
+    head = build_head(run.config.head, training=run.config.training, folder=run.path, show_progress=progress.has_bars)
     predictor: Predictor = head.fit(operator, pairs)
     save(predictor, run.file(HEAD))
+    if not run.config.training.keeps_checkpoint:
+        _remove_members(run)
     return predictor
 
 
@@ -161,11 +171,11 @@ def calibrate_in(run: RunFolder, progress: Progress) -> Calibrated:
     settings, predictor, band = run.config.calibration, raw, None
     record: dict[str, Any] = {"noise": raw.noise.tolist(), "band": None}
     if settings.scales:
-        pairs = run.part("scaling")
+        pairs = run.subset("scaling")
         progress.say(f"scaling variances on {len(pairs)} pairs")
         predictor = VarianceScale(separate=settings.separate, noise=settings.noise).fit(raw, pairs)
     if settings.bands:
-        pairs = run.part("conformal")
+        pairs = run.subset("conformal")
         progress.say(f"fitting bands of whole functions on {len(pairs)} pairs")
         method = _method(run)
         band = method.fit(predictor, pairs)
@@ -181,14 +191,14 @@ def score_in(run: RunFolder, progress: Progress) -> TestScores:
     if run.file(SCORES).exists():
         return TestScores.from_dict(run.read(SCORES))
     begin(run, SCORES)
-    pairs = run.part("test")
+    pairs = run.subset("test")
     progress.say(f"scoring {len(pairs)} test functions")
     scores = scores_of(
         found.predictor,
         pairs,
         raw=_predictor(run, HEAD),
         band=found.band,
-        train=run.part("train"),
+        train=run.subset("train"),
         band_pairs=len(run.record["split"]["conformal"]),
         level=run.config.calibration.level,
         whole=int(run.config.scores.whole),
@@ -231,7 +241,13 @@ def _predictor(run: RunFolder, name: str) -> Predictor:
     return loaded
 
 
+def _remove_members(run: RunFolder) -> None:
+    run.remove(*(file.name for file in run.path.glob(f"{MEMBER}*.safetensors")))
+
+
 def begin(run: RunFolder, done: str) -> None:
     """Remove what later steps have left: it does not belong to what this one writes."""
     run.remove(*_ORDER[_ORDER.index(done) :])
+    if done == OPERATOR:
+        _remove_members(run)
     atomic.remove_abandoned(run.path)

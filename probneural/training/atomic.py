@@ -6,11 +6,12 @@ import contextlib
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from probneural.errors import FileError
 
@@ -42,25 +43,86 @@ def write(path: str | os.PathLike[str], payload: bytes) -> None:
     Raises:
         FileError: If the folder cannot be written to, or the path is that of a folder, pipe, socket or device.
     """
+    with replacing(path) as stream:
+        stream.write(payload)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Write a file piece by piece, as [`write`][probneural.training.atomic.write] does it whole.
+
+    Args:
+        path: Where to; an existing file is replaced in one step when the context ends without an error.
+
+    Yields:
+        A stream that can be read and written anywhere.
+
+    Raises:
+        FileError: If the folder cannot be written to, or the path is that of a folder, pipe, socket or device.
+    """
     target = Path(os.path.realpath(path))
     try:
         mode = _mode(target)
         with _temporary(target, 0o666 if mode is None else mode | 0o600) as (temporary, descriptor):
-            with open(descriptor, "wb", closefd=False) as stream:
-                stream.write(payload)
+            with open(descriptor, "r+b", closefd=False) as stream:
+                yield stream
             if mode is not None:
                 os.chmod(temporary, mode)  # all of it, whatever the umask
             os.fsync(descriptor)
             os.replace(temporary, target)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the rename itself must survive a power cut
-        finally:
-            os.close(folder)
+        _sync_folder(target.parent)
+    except FileError:
+        raise
     except OSError as error:
         raise FileError(
             expected=f"a folder to write {target.name} into", got=str(error), remedy="check path and space"
         ) from error
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Write a folder that takes its name when it is whole.
+
+    An existing one is moved away first, so for an instant there is none; and a process that is killed leaves `.NAME.` and 16
+    hexadecimal digits behind.
+
+    Args:
+        path: Where to.
+
+    Yields:
+        The folder to write into, which is there and empty.
+
+    Raises:
+        FileError: If the folder above cannot be written to.
+    """
+    target = Path(os.path.realpath(path))
+    temporary, old = (target.with_name(f".{target.name[:_PREFIX]}.{secrets.token_hex(8)}") for _ in range(2))
+    try:
+        temporary.mkdir()
+        try:
+            yield temporary
+            if target.exists():
+                os.replace(target, old)
+            os.replace(temporary, target)
+        finally:
+            for left in (temporary, old):
+                shutil.rmtree(left, ignore_errors=True)
+        _sync_folder(target.parent)
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(
+            expected=f"a folder to write {target.name} into", got=str(error), remedy="check path and space"
+        ) from error
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a rename survive a power cut."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def remove_abandoned(folder: str | os.PathLike[str], *, name: str | None = None) -> None:
@@ -103,7 +165,7 @@ def _temporary(target: Path, mode: int) -> Iterator[tuple[Path, int]]:
     """A new file beside the target, locked while it is in use and removed afterwards if it still has its name."""
     while True:
         path = target.with_name(f".{target.name[:_PREFIX]}.{secrets.token_hex(8)}")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
         try:
             if _claimed(descriptor, path):
                 yield path, descriptor

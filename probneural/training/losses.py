@@ -6,6 +6,7 @@ A loss is called as `loss(predicted, target, grid)`. Those here are objects; fun
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -189,7 +190,32 @@ class SpectralBands:
 
 
 @dataclass(frozen=True)
-class CRPS:
+class _SampleScore(ABC):
+    """A score of operators that draw samples."""
+
+    samples: int
+
+    def __post_init__(self) -> None:
+        """Check the number of samples."""
+        assign(self, samples=check_integer(self.samples, "samples", least=2))
+
+    def __call__(
+        self, predicted: Float[Tensor, "n sc *grid"], target: Float[Tensor, "n c *grid"], grid: Grid
+    ) -> Float[Tensor, ""]:
+        """The loss, in the targets' units.
+
+        Raises:
+            ShapeError: If predictions are not so many samples of the targets' shape.
+        """
+        return self._scored(_samples(predicted, target, self.samples), target, grid)
+
+    @abstractmethod
+    def _scored(self, drawn: Float[Tensor, "n s c *grid"], target: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, ""]:
+        """The score of samples that are apart."""
+
+
+@dataclass(frozen=True)
+class CRPS(_SampleScore):
     """The continuous ranked probability score of an operator that draws samples, pointwise, by quadrature.
 
     E|X - y| - E|X - X'| / 2 without bias from the number of samples, averaged over the domain, channels and functions. The
@@ -210,21 +236,7 @@ class CRPS:
         0.0
     """
 
-    samples: int
-
-    def __post_init__(self) -> None:
-        """Check the number of samples."""
-        assign(self, samples=check_integer(self.samples, "samples", least=2))
-
-    def __call__(
-        self, predicted: Float[Tensor, "n sc *grid"], target: Float[Tensor, "n c *grid"], grid: Grid
-    ) -> Float[Tensor, ""]:
-        """The loss, in the targets' units.
-
-        Raises:
-            ShapeError: If predictions are not so many samples of the targets' shape.
-        """
-        drawn = _samples(predicted, target, self.samples)
+    def _scored(self, drawn: Tensor, target: Tensor, grid: Grid) -> Tensor:
         error = (drawn - target[:, None]).abs().mean(1)
         ranks = 2.0 * torch.arange(self.samples, device=drawn.device, dtype=drawn.dtype) - (self.samples - 1)
         ordered = drawn.sort(1).values.movedim(1, -1)
@@ -233,7 +245,7 @@ class CRPS:
 
 
 @dataclass(frozen=True)
-class EnergyScore:
+class EnergyScore(_SampleScore):
     """The energy score of an operator that draws samples, of whole functions: E||X - y|| - E||X - X'|| / 2 in the L2 norm.
 
     Unlike the CRPS it sees how samples vary together. The norm is the root of the mean square over the domain and channels;
@@ -249,25 +261,12 @@ class EnergyScore:
         Gneiting and Raftery (2007), Strictly proper scoring rules, prediction, and estimation, equation 22.
     """
 
-    samples: int
-
-    def __post_init__(self) -> None:
-        """Check the number of samples."""
-        assign(self, samples=check_integer(self.samples, "samples", least=2))
-
-    def __call__(
-        self, predicted: Float[Tensor, "n sc *grid"], target: Float[Tensor, "n c *grid"], grid: Grid
-    ) -> Float[Tensor, ""]:
-        """The loss, in the targets' units.
-
-        Raises:
-            ShapeError: If predictions are not so many samples of the targets' shape.
-        """
+    def _scored(self, drawn: Tensor, target: Tensor, grid: Grid) -> Tensor:
         scale = (grid.mean_weights.to(target) / target.shape[1]).sqrt()
-        drawn = (_samples(predicted, target, self.samples).flatten(3) * scale).flatten(2)
+        flat = (drawn.flatten(3) * scale).flatten(2)
         truth = (target.flatten(2) * scale).flatten(1)
-        error = (drawn - truth[:, None]).norm(dim=2).mean(1)
-        gaps = torch.cdist(drawn, drawn, compute_mode="donot_use_mm_for_euclid_dist").sum((1, 2))
+        error = (flat - truth[:, None]).norm(dim=2).mean(1)
+        gaps = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum((1, 2))
         return (error - gaps / (2 * self.samples * (self.samples - 1))).mean()
 
 

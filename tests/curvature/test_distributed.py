@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from probneural.curvature.distributed import check_group
 from probneural.errors import ArgumentError, UnsupportedError
+from tests.distributed import needs_distributed, run_in_ranks
 
 SCRIPT = """
-import sys
 from dataclasses import replace
-import torch
-import torch.distributed as dist
 from probneural.curvature import Minibatches
 from probneural.curvature.products.functions import fisher_vector_product, gauss_newton_vector_product
 from probneural.curvature.products.functions import hessian_vector_product, vector_jacobian_product
@@ -25,9 +19,7 @@ from probneural.curvature.products.functions import jacobian_vector_product
 from probneural.curvature.products.linear_operators import GaussNewton
 from tests.curvature.cases import product_case
 
-torch.set_num_threads(1)
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[2]}", rank=rank, world_size=2)
+
 case = product_case("conv")
 whole = case.problem
 own = [0, 1, 2] if rank == 0 else [3, 4]
@@ -66,35 +58,13 @@ compare("matrix", GaussNewton(theta, shard) @ vectors.mT, GaussNewton(theta, who
 unaware = gauss_newton_vector_product(replace(shard, batches=Minibatches()), theta, vectors)
 summed = gauss_newton_vector_product(shard, theta, vectors)
 assert (unaware - summed).abs().max() > 1e-3, "an initialised group alone changed a sum"
-dist.destroy_process_group()
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
+@needs_distributed
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = tmp_path / "rank.py"
-    script.write_text(SCRIPT)
-    root = str(Path(__file__).parents[2])
-    command = [
-        sys.executable,
-        "-c",
-        f"import sys, runpy; sys.path.insert(0, {root!r}); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])",
-        str(script),
-    ]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(port)], stderr=subprocess.PIPE, text=True, cwd=root) for rank in range(2)
-    ]
-    try:
-        messages = [process.communicate(timeout=300)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    for process, message in zip(ranks, messages, strict=True):
-        assert process.returncode == 0, message
+    run_in_ranks(SCRIPT, tmp_path)
 
 
 @pytest.mark.bad_input

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import xarray
 
 from probneural import data as pn_data
 from probneural.data import StoredPairs, Trajectories
+from probneural.data.readers import RawReader
 from probneural.errors import ArgumentError, DataError, FileError, GridError, ShapeError, UnsupportedError
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -85,7 +88,9 @@ class TestTheWell:
 
     def test_unknown_names_are_refused(self, path: Path) -> None:
         write_the_well(path)
-        with pytest.raises(DataError, match="got speed, not among them; choose among density, mask"):
+        with pytest.raises(
+            DataError, match=r"a variable 'speed' of .*; got density \(3, 5, 8, 6\); mask .*; choose among density, mask"
+        ):
             pn_data.open(path, inputs=["speed"])
 
 
@@ -199,6 +204,33 @@ class TestNames:
         assert np.array_equal(read.inputs.values[:, 1], np.repeat(depth.T, 3, axis=0))
         assert np.array_equal(read.outputs.values[:, 0], by_hand[:, 1:].reshape(9, 8) + 1)
 
+    def test_functions_are_the_only_dimension_without_coordinates(self, tmp_path: Path) -> None:
+        made = xarray.Dataset({"u": (("x", "member"), numbers(8, 3))}, coords={"x": range(8)})
+        made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+        data = pn_data.open(tmp_path / "f.nc", inputs=["u"], outputs=["u"], periodic=True)
+        assert np.array_equal(data[:].inputs.values[:, 0], made["u"].T)
+        assert data.inputs.labels.sample == "member"
+        made.assign_coords(member=range(3)).to_netcdf(tmp_path / "g.nc", engine="h5netcdf")
+        with pytest.raises(ShapeError, match="counts the functions, one of x, member; got none that is called so"):
+            pn_data.open(tmp_path / "g.nc", inputs=["u"], outputs=["u"], periodic=True)
+
+    def test_functions_may_be_counted_by_time(self, tmp_path: Path) -> None:
+        made = xarray.Dataset({"u": (("time", "x"), numbers(5, 8))}, coords={"time": range(5), "x": range(8)})
+        made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+        data = pn_data.open(tmp_path / "f.nc", inputs=["u"], outputs=["u"], periodic=True, sample="time")
+        assert isinstance(data, StoredPairs)
+        assert (len(data), data.inputs.labels.coordinates["time"].tolist()) == (5, [0, 1, 2, 3, 4])
+
+    def test_descending_coordinates_are_turned_round(self, tmp_path: Path) -> None:
+        values = numbers(3, 6, 8)
+        coordinates = {"lat": np.linspace(75.0, -75.0, 6), "lon": range(8)}
+        made = xarray.Dataset({"u": (("sample", "lat", "lon"), values)}, coords=coordinates)
+        made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+        data = pn_data.open(tmp_path / "f.nc", inputs=["u"], outputs=["u"], periodic=(False, True))
+        assert np.array_equal(data[[2, 0]].inputs.values[:, 0], values[[2, 0], ::-1])
+        assert data.inputs.labels.coordinates["lat"][0] == -75.0
+        assert data.inputs.grid.axes[0].origin == -75.0
+
     def test_a_dimension_of_another_name_is_space(self, tmp_path: Path) -> None:
         """However many dimensions there are: nothing is guessed from their number."""
         made = xarray.Dataset({"u": (("sample", "step", "x"), numbers(3, 4, 8))}, coords={"step": range(4), "x": range(8)})
@@ -233,8 +265,8 @@ class TestNames:
         ("options", "error", "message"),
         [
             ({}, ArgumentError, "periodic="),
-            ({"periodic": True, "inputs": ["b"]}, DataError, "got b, not among them; choose among a, u"),
-            ({"periodic": True, "inputs": None}, DataError, "expected inputs= and outputs="),
+            ({"periodic": True, "inputs": ["b"]}, DataError, r"a variable 'b' of .*got a \(sample 4, .*choose among a, u"),
+            ({"periodic": True, "inputs": None}, DataError, r"expected inputs=, a list .*got none, and it holds a \(sample 4"),
             ({"periodic": True, "sample": "run"}, (GridError, ShapeError), "sample|coordinate"),
             ({"periodic": True, "lengths": 5.0}, GridError, "lengths=1"),
             ({"grid": Grid.uniform((8, 7))}, ShapeError, "a of shape"),
@@ -268,6 +300,25 @@ class TestPositions:
         assert isinstance(data, StoredPairs)
         assert data.inputs.channels == 5
 
+    @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+    def test_archives(self, save: Any, tmp_path: Path) -> None:
+        """Arrays that are stored as they are are read from the file; compressed ones from memory."""
+        arrays = {"a": numbers(5, 1, 8), "long name": numbers(5, 2, 8, seed=1, dtype="f8")}
+        save(tmp_path / "f.npz", **arrays)
+        data = pn_data.open(tmp_path / "f.npz", inputs=["a"], outputs=["long name"], periodic=True)
+        data = pickle.loads(pickle.dumps(data))  # noqa: S301
+        assert isinstance(data.inputs.parts[0].variable.reader, RawReader) == (save is np.savez)
+        assert np.array_equal(data[[3, 1]].outputs.values, arrays["long name"][[3, 1]])
+        assert np.array_equal(data[:].inputs.values, arrays["a"])
+
+    def test_archives_that_are_refused(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "f.npz", a=np.asfortranarray(numbers(5, 4, 8)))
+        with pytest.raises(FileError, match="a.npy in Fortran order"):
+            pn_data.open(tmp_path / "f.npz", inputs=["a"], outputs=["a"], periodic=True)
+        np.savez_compressed(tmp_path / "g.npz", a=np.array([{}], dtype=object))
+        with pytest.raises(FileError, match="archive of arrays"):
+            pn_data.open(tmp_path / "g.npz", inputs=["a"], outputs=["a"], periodic=True)
+
     @pytest.mark.parametrize("kind", ["hdf5", "zarr", "npy"])
     def test_refuses(self, kind: str, tmp_path: Path) -> None:
         arrays = {"a": numbers(4, 1, 8), "u": numbers(5, 1, 8), "z": numbers(4, 1, 8).astype("c8")}
@@ -288,6 +339,56 @@ class TestPositions:
         ):
             with pytest.raises(error, match=message):
                 pn_data.open(path, inputs=["a"], **options)
+
+
+class TestInputs:
+    """Input functions alone, to predict from."""
+
+    def test_they_are_those_of_the_pairs(self, tmp_path: Path) -> None:
+        path = write_hdf5(tmp_path / "f.h5", a=numbers(4, 2, 8), u=numbers(4, 1, 8))
+        fields = pn_data.open_inputs(path, inputs=["a"], periodic=True)
+        assert torch.equal(fields[:].values, pn_data.open(path, inputs=["a"], outputs=["u"], periodic=True)[:].inputs.values)
+        with pytest.raises(ArgumentError, match="history=1 without times"):
+            pn_data.open_inputs(path, inputs=["a"], periodic=True, history=2)
+
+    def test_windows_go_up_to_the_last_step(self, tmp_path: Path) -> None:
+        """Also of states beside what does not vary in time, which nobody could give as an output."""
+        made = write_the_well(tmp_path / "small.hdf5")
+        fields = pn_data.open_inputs(tmp_path / "small.hdf5", inputs=["density", "mask"], history=2)
+        assert (len(fields), fields.channels) == (3 * 4, 3)
+        assert np.array_equal(fields[3].values[0], [made["density"][0, 3], made["density"][0, 4], made["mask"]])
+        assert fields.labels.space == ("x", "y")
+        with pytest.raises(ArgumentError, match="count"):
+            pn_data.open_inputs(tmp_path / "small.hdf5", inputs=["density"], history=6)
+
+
+class TestListing:
+    @pytest.mark.parametrize("kind", ["nc", "zarr", "h5", "the well", "darcy", "npz", "npy"])
+    def test_what_a_file_holds(self, kind: str, tmp_path: Path) -> None:
+        path, arrays = tmp_path / f"file.{kind}", {"a": numbers(4, 1, 8), "u": numbers(4, 2, 8)}
+        expected = ["a (4, 1, 8)", "u (4, 2, 8)"]
+        if kind in ("nc", "zarr"):
+            made = labelled(**arrays)
+            made.to_netcdf(path, engine="h5netcdf") if kind == "nc" else made.to_zarr(path, consolidated=False)
+            expected = ["a (sample 4, channel_a 1, x0 8)", "u (sample 4, channel_u 2, x0 8)"]
+        elif kind == "the well":
+            write_the_well(path)
+            expected = ["density (3, 5, 8, 6)", "mask (8, 6)", "velocity (3, 5, 8, 6, 2)", "gravity (1,)"]
+        elif kind == "darcy":
+            write_pdebench(path, kind)
+            expected = ["nu (4, 8, 6)", "tensor (4, 1, 8, 6)"]
+        elif kind == "npy":
+            np.save(path, arrays["a"])
+            expected = ["values (4, 1, 8)"]
+        else:
+            write_hdf5(path, **arrays) if kind == "h5" else np.savez(path, **arrays)
+        found = [str(variable) for variable in pn_data.list_variables(path)]
+        assert set(expected) <= set(found)
+        assert kind in ("the well", "darcy") or found == expected
+
+    def test_what_is_none(self, tmp_path: Path) -> None:
+        with pytest.raises(FileError, match="zarr store or .npy files"):
+            pn_data.list_variables(tmp_path)
 
 
 class TestFiles:
@@ -327,8 +428,8 @@ class TestFiles:
         if kind == "empty folder":
             path.mkdir()
         elif kind == "zip":
-            np.savez(tmp_path / "file.npz", a=numbers(2, 1, 4))
-            path = tmp_path / "file.npz"
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("letter.txt", "no numbers")
         elif kind != "missing":
             path.write_bytes({"text": b"x,y\n", "damaged hdf5": b"\x89HDF\r\n\x1a\nxx", "damaged netcdf": b"CDF\x01xx"}[kind])
         with pytest.raises(FileError, match=str(path)):

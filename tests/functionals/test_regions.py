@@ -406,3 +406,11 @@ class TestBadInput:
     def test_names(self, labels: object) -> None:
         with pytest.raises(ArgumentError, match="labels"):
             sensors(self.LINE, [[0.2], [0.4]]).named(labels)  # type: ignore[arg-type]
+
+
+@pytest.mark.bad_input
+def test_numbers_are_taken_for_corners_that_need_names() -> None:
+    with pytest.raises(ArgumentError, match=r"got the number 0.2; name the corners of a box: lower=0.2, upper="):
+        region(Grid.uniform(16), 0.2)
+    with pytest.raises(ArgumentError, match=r"a corner of 2 finite numbers; got 0.2; give a list of one per dimension: .0.5"):
+        region(Grid.uniform((16, 16)), lower=0.2, upper=0.5)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
+
+from tests.distributed import needs_distributed, run_in_ranks
 
 SCRIPT = """
-import sys
 from functools import partial
-import torch
-import torch.distributed as dist
 from probneural import processes
 from probneural.heads import AnchoredEnsemble, DeepEnsemble, Laplace, LastLayerLaplace, Kronecker, LowRank
 from probneural.training import fit
@@ -22,9 +17,7 @@ from tests.heads.test_streaming import halve, operator_and_pairs
 from tests.heads.cases import fields
 from tests.helpers import LazyPairs
 
-torch.set_num_threads(1)
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[2]}", rank=rank, world_size=2)
+
 operator, pairs = operator_and_pairs(41)
 fresh = fields(pairs.inputs.grid, 3, 1, seed=9)
 named = {"parameters": ["readout"], "show_progress": False}
@@ -70,28 +63,10 @@ for name, head in heads.items():
     own_bits = found(fresh).variance.contiguous()
     others = processes.gathered(own_bits)
     assert torch.equal(others[0], others[1]), f"{name}: processes disagree"
-dist.destroy_process_group()
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
+@needs_distributed
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = tmp_path / "rank.py"
-    script.write_text(SCRIPT)
-    root = str(Path(__file__).parents[2])
-    start = f"import sys, runpy; sys.path.insert(0, {root!r}); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
-    command = [sys.executable, "-c", start, str(script)]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(port)], stderr=subprocess.PIPE, text=True, cwd=root) for rank in range(2)
-    ]
-    try:
-        messages = [process.communicate(timeout=300)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    for process, message in zip(ranks, messages, strict=True):
-        assert process.returncode == 0, message
+    run_in_ranks(SCRIPT, tmp_path)

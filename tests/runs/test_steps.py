@@ -22,6 +22,7 @@ from probneural.runs import Config
 from probneural.runs.folder import RunFolder, split_rows
 from probneural.runs.recipes import resolved
 from probneural.runs.sources import open_pairs
+from probneural.training.resuming import Keeper
 from tests.runs.files import cheap, fields, written
 
 
@@ -108,8 +109,12 @@ def test_other_data_are_refused_and_moved_ones_are_not(run: Path, tmp_path: Path
 
 def test_a_device_belongs_to_no_results(run: Path) -> None:
     config = runs.read_config(run / "config.toml")
-    other = dataclasses.replace(config.training, device="cpu", keeps_checkpoint=True)
-    runs.score(dataclasses.replace(config, training=other), run, show_progress=False)
+    other = dataclasses.replace(config.training, device="cpu", workers=1, keeps_checkpoint=True)
+    assert config.training.device == "auto"
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    scores = runs.score(dataclasses.replace(config, training=other), run, show_progress=False)
+    assert scores.to_dict() == json.loads(before["scores.json"])
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
 def test_a_folder_without_results_takes_other_settings(tmp_path: Path) -> None:
@@ -125,9 +130,9 @@ def test_a_folder_without_results_takes_other_settings(tmp_path: Path) -> None:
 def test_descending_coordinates_are_turned_round(tmp_path: Path) -> None:
     fields().isel(lon=slice(None, None, -1)).to_netcdf(tmp_path / "down.nc", engine="h5netcdf")
     data = cheap(written(tmp_path)).data
-    down, axes = open_pairs(dataclasses.replace(data, path=str(tmp_path / "down.nc")))
-    assert down.fingerprint == open_pairs(data)[0].fingerprint
-    assert axes.coordinates["lon"][0] == 0.0
+    down = open_pairs(dataclasses.replace(data, path=str(tmp_path / "down.nc")))
+    assert down.fingerprint == open_pairs(data).fingerprint
+    assert down.outputs.labels.coordinates["lon"][0] == 0.0
 
 
 def test_folders_that_hold_something_else_are_left_alone(tmp_path: Path) -> None:
@@ -182,8 +187,24 @@ class Killed(Keeper):
 
 import probneural.training.trainer
 probneural.training.trainer.Keeper = Killed
-runs.train(runs.read_config(sys.argv[1]), sys.argv[2])
+getattr(runs, sys.argv[4])(runs.read_config(sys.argv[1]), sys.argv[2])
 """
+
+
+def killed_run(config: Path, folder: Path, step: str, *, kill: signal.Signals) -> None:
+    """A step in a process of its own, which dies as it has written its fifth checkpoint."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(config), str(folder), str(int(kill)), step],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": os.getcwd()},
+    )
+    assert process.wait() != 0
+
+
+def equal(first: Path, second: Path) -> bool:
+    """Whether two saved files hold the same bits."""
+    one, other = load_file(first), load_file(second)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
@@ -192,28 +213,46 @@ def test_a_killed_training_goes_on_to_the_same_bits(tmp_path: Path, kill: signal
     runs.write_config(config, tmp_path / "run.toml")
     runs.train(config, tmp_path / "whole", show_progress=False)
     folder = tmp_path / "killed"
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "run.toml"), str(folder), str(int(kill))],
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": os.getcwd()},
-    )
-    assert process.wait() != 0
+    killed_run(tmp_path / "run.toml", folder, "train", kill=kill)
     assert not (folder / "operator.safetensors").exists()
     assert runs.info(folder / "checkpoint.safetensors")["epochs done"] == 5
     history = runs.train(None, folder, show_progress=False)
     assert history.epochs == 60
-    one, other = (load_file(place / "operator.safetensors") for place in (tmp_path / "whole", folder))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert equal(tmp_path / "whole" / "operator.safetensors", folder / "operator.safetensors")
+
+
+def test_a_killed_ensemble_goes_on_with_the_member_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three members of three epochs, the first of which is the operator: the process dies in the second epoch of the third."""
+    config = cheap(written(tmp_path), epochs=3)
+    config = dataclasses.replace(config, head=runs.Head(name="DeepEnsemble", options={"members": 3}))
+    runs.write_config(config, tmp_path / "run.toml")
+    runs.fit(config, tmp_path / "whole", show_progress=False)
+    folder = tmp_path / "killed"
+    runs.train(config, folder, show_progress=False)
+    killed_run(tmp_path / "run.toml", folder, "fit", kill=signal.SIGKILL)
+    kept = sorted(runs.info(path)["epochs done"] for path in folder.glob("member-*"))
+    assert kept == [2, 3]
+    written_files = []
+    keep = Keeper.write
+    monkeypatch.setattr(Keeper, "write", lambda keeper: (written_files.append(keeper.path.name), keep(keeper)))
+    runs.fit(None, folder, show_progress=False)
+    assert len(written_files) == 1  # the third epoch of the third member
+    assert equal(tmp_path / "whole" / "head.safetensors", folder / "head.safetensors")
+    assert not list(folder.glob("member-*"))
 
 
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
         ({"path": ""}, ArgumentError, "a data file; got none"),
-        ({"path": "none.nc"}, FileError, "nothing there"),
-        ({"inputs": ()}, ArgumentError, r"names of the inputs; got none, and waves.nc holds a \(member 40, lon 16\); u"),
+        ({"path": "none.nc"}, FileError, "No such file"),
+        (
+            {"inputs": ()},
+            DataError,
+            r"inputs in .data. \(--inputs\), a list .*got none, and it holds a \(member 40, lon 16\); u",
+        ),
         ({"inputs": ("slop",)}, DataError, "did you mean 'slope'"),
-        ({"periodic": ()}, ArgumentError, r"whether the axes \(lon\) are periodic"),
+        ({"periodic": ()}, ArgumentError, r"periodic in .data. \(--periodic\), .*whether lon are periodic"),
         ({"periodic": (True, False)}, ArgumentError, "one entry per space dimension"),
         ({"sample": "lat"}, ShapeError, "counts the functions, one of member, lon; got 'lat'"),
     ],
@@ -234,7 +273,7 @@ def test_data_that_are_unusable(tmp_path: Path) -> None:
     broken = fields()
     broken["u"][3, 2] = float("nan")
     broken.to_netcdf(tmp_path / "nan.nc", engine="h5netcdf")
-    with pytest.raises(DataError, match="finite outputs.*first at index"):
+    with pytest.raises(DataError, match="finite u in torch.float32; got values that are NaN or infinite in function 3"):
         runs.train(cheap(tmp_path / "nan.nc"), tmp_path / "run")
 
 
@@ -242,11 +281,11 @@ def test_the_dimension_of_samples_is_found_where_it_is_alone(tmp_path: Path) -> 
     dataset = fields().assign_coords(member=range(40))
     dataset.to_netcdf(tmp_path / "numbered.nc", engine="h5netcdf")
     config = cheap(tmp_path / "numbered.nc")
-    with pytest.raises(ShapeError, match="got none that is called so.*--sample NAME"):
+    with pytest.raises(ShapeError, match=r"got none that is called so.*name it: sample in .data. \(--sample\)"):
         open_pairs(config.data)
-    pairs, axes = open_pairs(dataclasses.replace(config.data, sample="member"))
+    pairs = open_pairs(dataclasses.replace(config.data, sample="member"))
     assert len(pairs) == 40
-    assert axes.names == ("lon",)
+    assert pairs.outputs.labels.space == ("lon",)
 
 
 def test_archives_of_arrays_are_data_too(tmp_path: Path) -> None:
@@ -255,13 +294,13 @@ def test_archives_of_arrays_are_data_too(tmp_path: Path) -> None:
     dataset = fields()
     np.savez(tmp_path / "waves.npz", a=dataset["a"], u=dataset["u"])
     data = dataclasses.replace(cheap(tmp_path / "waves.npz").data, lengths=(2.0,))
-    first, _ = open_pairs(data)
-    second, _ = open_pairs(dataclasses.replace(data, path=str(written(tmp_path)), lengths=()))
+    first = open_pairs(data)
+    second = open_pairs(dataclasses.replace(data, path=str(written(tmp_path)), lengths=()))
     assert first.fingerprint == second.fingerprint
 
 
 def test_what_follows_from_the_data_is_resolved_once(tmp_path: Path) -> None:
-    pairs, _ = open_pairs(cheap(written(tmp_path)).data)
+    pairs = open_pairs(cheap(written(tmp_path)).data)
     config = resolved(Config(), pairs, train=600)
     assert config.operator.options["modes"] == [8]
     assert "embeds_position" not in config.operator.options
@@ -288,7 +327,7 @@ def test_every_operator_and_head_runs(tmp_path: Path, operator: runs.Operator | 
     config = dataclasses.replace(config, operator=operator or config.operator, head=head)
     scores = runs.score(config, tmp_path / "run", show_progress=False)
     assert 0.0 <= scores.scores.coverage <= 1.0
-    assert RunFolder.finished(tmp_path / "run").config.head == resolved(config, open_pairs(config.data)[0], train=19).head
+    assert RunFolder.finished(tmp_path / "run").config.head == resolved(config, open_pairs(config.data), train=19).head
 
 
 def test_calibration_can_be_left_out(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,22 +14,17 @@ import torch
 
 from probneural.errors import ArgumentError
 from probneural.training import files, fit, parallel
+from tests.distributed import needs_distributed, run_by_torchrun
 from tests.training.cases import built, data, same
 from tests.training.ranks import SETTINGS
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
-ROOT = Path(__file__).parents[2]
+pytestmark = needs_distributed
 
 
 def started(folder: Path, name: str, *, processes: int) -> subprocess.CompletedProcess[str]:
     """Run the program in so many processes."""
     folder.mkdir(exist_ok=True)
-    runner = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *runner, "-m", "tests.training.ranks", str(folder), name]
-    if processes > 1:
-        command = [sys.executable, *runner, "--module", "tests.training.ranks", str(folder), name]
-    return subprocess.run(command, check=False, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return run_by_torchrun("tests.training.ranks", str(folder), name, processes=processes)
 
 
 def facts(folder: Path, rank: int) -> dict[str, Any]:

@@ -1,0 +1,108 @@
+"""Which format a file has: from its contents, never from its name."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from probneural.data.pdebench import is_pdebench
+from probneural.data.readers import npz_readers, require
+from probneural.data.the_well import is_the_well
+from probneural.errors import FileError
+
+KNOWN = "NumPy (.npy, .npz, or a folder of .npy files), HDF5, NetCDF, zarr, The Well, PDEBench"
+
+
+class Format(Enum):
+    """What a file is; the value is xarray's name for what reads it, where xarray does."""
+
+    NPY = "a .npy file"
+    NPZ = "an .npz archive"
+    NPY_FOLDER = "a folder of .npy files"
+    HDF5 = "HDF5 without names of axes"
+    THE_WELL = "a file of The Well"
+    PDEBENCH = "a file of PDEBench"
+    ZARR = "zarr without names of axes"
+    NETCDF3 = "scipy"
+    NETCDF4 = "h5netcdf"
+    NAMED_ZARR = "zarr"
+
+    @property
+    def has_names(self) -> bool:
+        """Whether axes have names."""
+        return self in (Format.NETCDF3, Format.NETCDF4, Format.NAMED_ZARR)
+
+
+def format_of(path: Path) -> Format:
+    """The format of a file or folder.
+
+    Raises:
+        FileError: If there is none, or it is of another format.
+        UnsupportedError: If what reads HDF5 or zarr is not installed.
+    """
+    if path.is_dir():
+        return _format_of_folder(path)
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+    except OSError as error:
+        raise FileError(expected=f"a file at {path}", got=str(error), remedy="check the path") from error
+    if head.startswith(b"\x93NUMPY"):
+        return Format.NPY
+    if head.startswith(b"CDF"):
+        return Format.NETCDF3
+    if head.startswith(b"\x89HDF"):
+        return _format_of_hdf5(path)
+    if head.startswith(b"PK"):
+        npz_readers(path)  # which says what else it is
+        return Format.NPZ
+    raise FileError(
+        expected=f"a file of a known format, {KNOWN}",
+        got=f"a file that begins with {head!r}, {path}",
+        remedy="convert it to one of them",
+    )
+
+
+def open_hdf5(path: Path) -> Any:
+    """Open a file of HDF5.
+
+    Raises:
+        FileError: If it is damaged or in use.
+        UnsupportedError: If h5py is not installed.
+    """
+    h5py = require("h5py", "HDF5 files")
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise FileError(expected=f"an HDF5 file at {path}", got=str(error), remedy="it is damaged or open elsewhere") from error
+
+
+def _format_of_hdf5(path: Path) -> Format:
+    with open_hdf5(path) as file:
+        if "_NCProperties" in file.attrs:
+            return Format.NETCDF4
+        if is_the_well(file):
+            return Format.THE_WELL
+        return Format.PDEBENCH if is_pdebench(file) else Format.HDF5
+
+
+def _format_of_folder(path: Path) -> Format:
+    if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray", ".zmetadata")):
+        arrays = zarr_arrays(path)
+        return Format.NAMED_ZARR if arrays and all(map(_has_names, arrays.values())) else Format.ZARR
+    if any(path.glob("*.npy")):
+        return Format.NPY_FOLDER
+    raise FileError(
+        expected=f"a zarr store or .npy files in the folder {path}", got="neither", remedy=f"known formats are {KNOWN}"
+    )
+
+
+def zarr_arrays(path: Path) -> dict[str, Any]:
+    """The arrays of a zarr store by name; one array alone is called "values"."""
+    group = require("zarr", "zarr stores").open(path, mode="r")
+    return dict(sorted(group.arrays())) if hasattr(group, "arrays") else {"values": group}
+
+
+def _has_names(array: Any) -> bool:
+    return bool(getattr(array.metadata, "dimension_names", None)) or "_ARRAY_DIMENSIONS" in array.attrs
