@@ -105,7 +105,7 @@ class Members:
 
     def step(self, window: Float[Tensor, "s n hc *grid"], lead: int) -> Float[Tensor, "s n c *grid"]:
         """The states at a lead, from those before it."""
-        extras = self._extras(lead - 1)
+        extras = self.extras(lead - 1)
         return torch.stack(
             [
                 operator(torch.cat([states, extras], dim=1), grid=self.grid)
@@ -113,7 +113,7 @@ class Members:
             ]
         )
 
-    def _extras(self, lead: int) -> Float[Tensor, "n k *grid"]:
+    def extras(self, lead: int) -> Float[Tensor, "n k *grid"]:
         """Extra channels beside the state at a lead."""
         constant = self._constant
         if self.forcing is None:

@@ -1,0 +1,233 @@
+"""Linearised propagation: mean and root of a forecast in closed form, exact where the operator is linear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from probneural.checks import check_choice, check_integer, check_real
+from probneural.contexts import undisturbed
+from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor
+from probneural.distributions.latent import digest
+from probneural.distributions.members import Forcing, members_of
+from probneural.distributions.roots.base import Root
+from probneural.errors import ArgumentError, UnsupportedError
+from probneural.fields import Field
+from probneural.forecasts.columns import Columns
+from probneural.forecasts.roots import PropagatedRoot
+from probneural.forecasts.stepping import Stepper
+from probneural.forecasts.trajectories import GaussianTrajectory
+
+_DRAWS = ("trajectory", "step")
+_DISCREPANCY = ("trajectory", "step", "none")
+
+
+@undisturbed()
+@torch.no_grad()
+def propagate(
+    predictor: Predictor,
+    start: Field,
+    *,
+    steps: int,
+    initial: FieldDistribution | None = None,
+    draws: str = "trajectory",
+    discrepancy: str | None = None,
+    tolerance: float = 0.0,
+    parameters: Field | None = None,
+    forcing: Forcing | None = None,
+    history: int = 1,
+) -> GaussianTrajectory:
+    """Repeat the step that a predictor predicts, in closed form: mean and root of the states at leads 1 to `steps`.
+
+    The step is linearised about the mean trajectory,
+
+        mean_k+1 = m(mean_k),    d_k+1 = J(mean_k) d_k + R(mean_k) xi + D_i(mean_k) zeta_i,
+
+    with m the predictor's mean, J its derivative in the state, R its root, and D_i each function's own discrepancy, where the
+    predictor has one. So errors of a step are carried on by the following steps. It is exact where m is affine and R does
+    not depend on the state. Elsewhere it is right to first order in the deviations; compare with `predictor.rollout`, which
+    draws.
+
+    All leads share one latent: an observation at lead 5 moves leads 1 to 20, by
+    [`condition`][probneural.forecasts.GaussianTrajectory.condition]. With `draws="trajectory"` and neither an initial
+    distribution nor a discrepancy it is the predictor's own latent, so that such an observation moves its predictions too.
+
+    Cost: a forward-mode derivative of the mean per step and column. Columns are as many as latent dimensions, and as values
+    of the states at most: what exceeds these is left out exactly, by a singular value decomposition.
+
+    Args:
+        predictor: Any Gaussian head's or calibrator's; an ensemble counts as the Gaussian of its members' mean and covariance.
+        start: States at lead 0, `(n, history * c, *grid)`, the earliest first; then any channels that stay constant.
+        steps: How many.
+        initial: Distribution of the states at lead 0, `(n, history * c, *grid)`, whose mean takes the place of those in `start`.
+            If its latent is the predictor's, or was conditioned from it, it is the same operator that made the start.
+        draws: `"trajectory"`: one operator at all steps, so that its errors add up. `"step"`: a fresh one at every step, so that
+            errors of different steps are independent.
+        discrepancy: The same for what is each function's own: `"trajectory"`, kept over all steps, a misfit that does not
+            change along the trajectory; `"step"`, fresh at every step; `"none"` leaves it out. By default as `draws`.
+        tolerance: Fraction of the standard deviation of each step that may be left out for fewer columns, dimensionless.
+        parameters: Channels that stay constant, `(n, k, *grid)`.
+        forcing: A function of the lead that returns the channels beside the state at that lead, from 0 to `steps` - 1.
+        history: States in an input.
+
+    Returns:
+        The forecast, without gradients.
+
+    Raises:
+        ArgumentError: If a number or a choice is none of those allowed.
+        ShapeError: If channels or numbers of functions do not fit.
+        GridError: If parts live on different grids, or a prediction on another one than its input.
+        DataError: If a part is no field, or not finite.
+        UnsupportedError: If predictions are neither Gaussian nor empirical, or the columns do not fit into memory.
+
+    Reference:
+        Särkkä (2013), Bayesian filtering and smoothing, section 5.2 (the extended Kalman filter's prediction). Deviations:
+        roots instead of covariances, jointly over all steps, errors of one operator at all of them.
+    """
+    steps = check_integer(steps, "steps")
+    draws = check_choice(draws, _DRAWS, "draws")
+    discrepancy = draws if discrepancy is None else check_choice(discrepancy, _DISCREPANCY, "discrepancy")
+    tolerance = check_real(tolerance, "tolerance", least=0.0, below=1.0)
+    ensemble = members_of(
+        predictor,
+        start,
+        members=1,
+        draws=draws,
+        initial=initial,
+        noise=False,
+        parameters=parameters,
+        forcing=forcing,
+        history=history,
+        seed=0,
+    )
+    begin = _gaussian(initial)
+    states = history * predictor.out_channels
+    window = ensemble.start.values[:, :states] if begin is None else begin.mean.to(ensemble.start.values)
+    stepper = Stepper(ensemble)
+    stepper = stepper if begin is None else stepper.given(begin.latent)
+    predicted = _Predicted.of(stepper, window, steps=steps, keeps_operator=draws == "trajectory")
+    plan = _Plan.of(predicted, begin, draws=draws, discrepancy=discrepancy)
+    return _assemble(stepper, predicted, plan, begin, start=ensemble.start, tolerance=tolerance)
+
+
+@dataclass(frozen=True, eq=False)
+class _Predicted:
+    """The mean trajectory, and the predictions along it, of one latent where the operator is kept."""
+
+    window: Tensor
+    inputs: tuple[Field, ...]
+    fields: tuple[GaussianField, ...]
+
+    @classmethod
+    def of(cls, stepper: Stepper, window: Tensor, *, steps: int, keeps_operator: bool) -> _Predicted:
+        inputs, fields, last = [], [], window
+        for lead in range(1, steps + 1):
+            inputs.append(stepper.inputs(last, lead))
+            fields.append(stepper.predict(inputs[-1]))
+            last = torch.cat([last, fields[-1].mean.to(last)], dim=1)[:, fields[-1].mean.shape[1] :]
+        if keeps_operator and steps > 1:  # one call for all steps: some heads have a latent for each call
+            together = stepper.predict(Field.cat(inputs))
+            count = len(window)
+            fields = [together[slice(step * count, (step + 1) * count)] for step in range(steps)]
+        return cls(window, tuple(inputs), tuple(fields))
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """Where in the latent which step's randomness is: ranks of the initial distribution, and offsets of each step."""
+
+    shared_rank: int
+    own_rank: int
+    shared_offsets: tuple[int, ...]
+    own_offsets: tuple[int, ...]
+    is_fresh: bool
+    is_own_fresh: bool
+    has_discrepancy: bool
+    latent: Latent | None
+
+    @classmethod
+    def of(cls, predicted: _Predicted, begin: GaussianField | None, *, draws: str, discrepancy: str) -> _Plan:
+        fields, is_fresh, is_own_fresh = predicted.fields, draws == "step", discrepancy == "step"
+        latent = fields[0].latent
+        is_same = begin is not None and not is_fresh and (begin.latent.id, begin.latent.rank) == (latent.id, latent.rank)
+        has_discrepancy = discrepancy != "none" and fields[0].discrepancy is not None
+        first = 0 if begin is None or is_same else begin.latent.rank
+        own_first = 0 if begin is None or begin.discrepancy is None else begin.discrepancy.shape[3]
+        ranks = [field.latent.rank for field in fields]
+        own_ranks = [_own(field).shape[3] if has_discrepancy else 0 for field in fields]
+        offsets, own_offsets = _offsets(first, ranks, is_fresh=is_fresh), _offsets(own_first, own_ranks, is_fresh=is_own_fresh)
+        own_rank = own_offsets[-1] + own_ranks[-1]
+        rank = offsets[-1] + ranks[-1]
+        is_predictors = latent.is_shared_across_calls and rank == latent.rank and not is_fresh and own_rank == 0
+        return cls(
+            rank, own_rank, offsets, own_offsets, is_fresh, is_own_fresh, has_discrepancy, latent if is_predictors else None
+        )
+
+
+def _offsets(first: int, ranks: list[int], *, is_fresh: bool) -> tuple[int, ...]:
+    """The first latent dimension of each step's randomness."""
+    return tuple(first + (sum(ranks[:step]) if is_fresh else 0) for step in range(len(ranks)))
+
+
+def _own(field: GaussianField) -> Root:
+    if field.discrepancy is None:
+        raise UnsupportedError(
+            expected="a discrepancy at every step, or at none", got="a mixture", remedy='leave it out: discrepancy="none"'
+        )
+    return field.discrepancy
+
+
+def _assemble(
+    stepper: Stepper,
+    predicted: _Predicted,
+    plan: _Plan,
+    begin: GaussianField | None,
+    *,
+    start: Field,
+    tolerance: float,
+) -> GaussianTrajectory:
+    """Push the columns through all steps, and make fields of them."""
+    window, channels = predicted.window, stepper.ensemble.channels
+    shared = Columns.none(window, rank=plan.shared_rank, is_shared=True)
+    own = Columns.none(window, rank=plan.own_rank, is_shared=False)
+    if begin is not None:
+        shared = Columns.of(begin.root.dense().to(window), rank=plan.shared_rank, is_shared=True)
+        if begin.discrepancy is not None:
+            own = Columns.of(begin.discrepancy.dense().to(window), rank=plan.own_rank, is_shared=False)
+    means, pairs = [window[:, window.shape[1] - channels :]], [(shared, own)]
+    for step, (inputs, u) in enumerate(zip(predicted.inputs, predicted.fields, strict=True)):
+        narrow, own_narrow = shared.truncated(tolerance), own.truncated(tolerance)
+        both = torch.cat([narrow.columns, own_narrow.columns], dim=3)
+        pushed, own_pushed = stepper.tangents(inputs, both).split([narrow.count, own_narrow.count], dim=3)
+        shared = narrow.step(pushed, u.root.dense(), offset=plan.shared_offsets[step], is_fresh=plan.is_fresh)
+        matrix = _own(u).dense() if plan.has_discrepancy else own_pushed[..., :0]
+        own = own_narrow.step(own_pushed, matrix, offset=plan.own_offsets[step], is_fresh=plan.is_own_fresh)
+        means.append(u.mean)
+        pairs.append((shared, own))
+    rank = plan.shared_rank + len(window) * plan.own_rank
+    latent = plan.latent
+    if latent is None:
+        name = digest(*means, *(one.state(channels) for one in pairs[-1]), pairs[-1][0].rows)
+        latent = Latent(id=f"trajectory-{name}", rank=rank, is_shared_across_calls=False)
+    positions = torch.arange(len(window), device=window.device)
+    fields = []
+    for mean, (left, right) in zip(means, pairs, strict=True):
+        root = PropagatedRoot(
+            left.state(channels), left.rows[0], right.state(channels), right.rows, positions, functions=len(window)
+        )
+        fields.append(GaussianField(mean, root, latent=latent, grid=start.grid))
+    dropped = torch.tensor([max(left.dropped, right.dropped) for left, right in pairs], dtype=torch.float64)
+    return GaussianTrajectory(fields, start, dropped=dropped)
+
+
+def _gaussian(initial: FieldDistribution | None) -> GaussianField | None:
+    """The initial distribution as a Gaussian field."""
+    if isinstance(initial, EmpiricalField):
+        return initial.moment_matched()
+    if initial is not None and not isinstance(initial, GaussianField):
+        raise ArgumentError(
+            expected="a Gaussian or an empirical field as initial", got=type(initial).__name__, remedy="state its covariance"
+        )
+    return initial
