@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from probneural.distributions.members import Forcing, members_of
 from probneural.distributions.roots.base import Root
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.fields import Field
-from probneural.forecasts.columns import Columns
+from probneural.forecasts.columns import Columns, narrowed
 from probneural.forecasts.roots import PropagatedRoot
 from probneural.forecasts.stepping import Stepper
 from probneural.forecasts.trajectories import GaussianTrajectory
@@ -61,10 +62,10 @@ def propagate(
         predictor: Any Gaussian head's or calibrator's; an ensemble counts as the Gaussian of its members' mean and covariance.
         start: States at lead 0, `(n, history * c, *grid)`, the earliest first; then any channels that stay constant.
         steps: How many.
-        initial: Distribution of the states at lead 0, `(n, history * c, *grid)`, whose mean takes the place of those in `start`.
-            If its latent is the predictor's, or was conditioned from it, it is the same operator that made the start.
-        draws: `"trajectory"`: one operator at all steps, so that its errors add up. `"step"`: a fresh one at every step, so that
-            errors of different steps are independent.
+        initial: Distribution of the states at lead 0, `(n, history * c, *grid)`, whose mean takes the place of those in
+            `start`. If its latent is the predictor's, or was conditioned from it, it is the same operator that made the start.
+        draws: `"trajectory"`: one operator at all steps, so that its errors add up. `"step"`: a fresh one at every step, so
+            that errors of different steps are independent.
         discrepancy: The same for what is each function's own: `"trajectory"`, kept over all steps, a misfit that does not
             change along the trajectory; `"step"`, fresh at every step; `"none"` leaves it out. By default as `draws`.
         tolerance: Fraction of the standard deviation of each step that may be left out for fewer columns, dimensionless.
@@ -108,8 +109,8 @@ def propagate(
     stepper = Stepper(ensemble)
     stepper = stepper if begin is None else stepper.given(begin.latent)
     predicted = _Predicted.of(stepper, window, steps=steps, keeps_operator=draws == "trajectory")
-    plan = _Plan.of(predicted, begin, draws=draws, discrepancy=discrepancy)
-    return _assemble(stepper, predicted, plan, begin, start=ensemble.start, tolerance=tolerance)
+    plans = _plans(predicted, begin, draws=draws, discrepancy=discrepancy)
+    return _assemble(stepper, predicted, plans, discrepancy=discrepancy, tolerance=tolerance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,93 +134,108 @@ class _Predicted:
             fields = [together[slice(step * count, (step + 1) * count)] for step in range(steps)]
         return cls(window, tuple(inputs), tuple(fields))
 
+    def discrepancies(self, kind: str) -> list[Root | None]:
+        """What is each function's own, at every step; nothing if it is left out.
 
-@dataclass(frozen=True, eq=False)
+        Raises:
+            UnsupportedError: If only some predictions have a discrepancy.
+        """
+        if kind == "none":
+            return [None] * len(self.fields)
+        roots = [field.discrepancy for field in self.fields]
+        if len({root is None for root in roots}) > 1:
+            raise UnsupportedError(
+                expected="a discrepancy at every step, or at none", got="a mixture", remedy='leave it out: discrepancy="none"'
+            )
+        return roots
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _Plan:
-    """Where in the latent which step's randomness is: ranks of the initial distribution, and offsets of each step."""
+    """Where in a latent, the shared one or each function's own, the randomness of each step is.
 
-    shared_rank: int
-    own_rank: int
-    shared_offsets: tuple[int, ...]
-    own_offsets: tuple[int, ...]
+    Args:
+        start: Columns of the initial distribution.
+        rank: Dimensions of the latent.
+        offsets: The first dimension of each step's randomness.
+        is_fresh: Whether steps have dimensions of their own.
+        is_shared: Whether functions share the latent.
+    """
+
+    start: Columns
+    rank: int
+    offsets: tuple[int, ...]
     is_fresh: bool
-    is_own_fresh: bool
-    has_discrepancy: bool
-    latent: Latent | None
+    is_shared: bool
 
     @classmethod
-    def of(cls, predicted: _Predicted, begin: GaussianField | None, *, draws: str, discrepancy: str) -> _Plan:
-        fields, is_fresh, is_own_fresh = predicted.fields, draws == "step", discrepancy == "step"
-        latent = fields[0].latent
-        is_same = begin is not None and not is_fresh and (begin.latent.id, begin.latent.rank) == (latent.id, latent.rank)
-        has_discrepancy = discrepancy != "none" and fields[0].discrepancy is not None
-        first = 0 if begin is None or is_same else begin.latent.rank
-        own_first = 0 if begin is None or begin.discrepancy is None else begin.discrepancy.shape[3]
-        ranks = [field.latent.rank for field in fields]
-        own_ranks = [_own(field).shape[3] if has_discrepancy else 0 for field in fields]
-        offsets, own_offsets = _offsets(first, ranks, is_fresh=is_fresh), _offsets(own_first, own_ranks, is_fresh=is_own_fresh)
-        own_rank = own_offsets[-1] + own_ranks[-1]
+    def of(
+        cls, window: Tensor, begin: Root | None, ranks: Sequence[int], *, kind: str, is_same: bool, is_shared: bool
+    ) -> _Plan:
+        flat, is_fresh = window.flatten(2), kind == "step"
+        matrix = flat.new_zeros(*flat.shape, 0) if begin is None else begin.dense().to(flat)
+        matrix = matrix if is_same else narrowed(matrix, is_shared=is_shared)
+        functions, channels, points, first = matrix.shape
+        values = channels * points * (functions if is_shared else 1)
+        ranks = [min(rank, values) for rank in ranks] if is_fresh else list(ranks)
+        first = 0 if is_same else first
+        offsets = tuple(first + (sum(ranks[:step]) if is_fresh else 0) for step in range(len(ranks)))
         rank = offsets[-1] + ranks[-1]
-        is_predictors = latent.is_shared_across_calls and rank == latent.rank and not is_fresh and own_rank == 0
-        return cls(
-            rank, own_rank, offsets, own_offsets, is_fresh, is_own_fresh, has_discrepancy, latent if is_predictors else None
-        )
+        start = Columns.of(matrix, rank=rank, is_shared=is_shared)
+        return cls(start=start, rank=rank, offsets=offsets, is_fresh=is_fresh, is_shared=is_shared)
+
+    def step(self, columns: Columns, pushed: Tensor, root: Root | None, *, number: int) -> Columns:
+        """The columns after a step that adds a root."""
+        matrix = pushed[..., :0] if root is None else root.dense()
+        if self.is_fresh:  # the directions have no meaning beyond this step
+            matrix = narrowed(matrix, is_shared=self.is_shared)
+        return columns.step(pushed, matrix, offset=self.offsets[number], is_fresh=self.is_fresh)
 
 
-def _offsets(first: int, ranks: list[int], *, is_fresh: bool) -> tuple[int, ...]:
-    """The first latent dimension of each step's randomness."""
-    return tuple(first + (sum(ranks[:step]) if is_fresh else 0) for step in range(len(ranks)))
-
-
-def _own(field: GaussianField) -> Root:
-    if field.discrepancy is None:
-        raise UnsupportedError(
-            expected="a discrepancy at every step, or at none", got="a mixture", remedy='leave it out: discrepancy="none"'
-        )
-    return field.discrepancy
+def _plans(predicted: _Predicted, begin: GaussianField | None, *, draws: str, discrepancy: str) -> tuple[_Plan, _Plan]:
+    """Plans of what functions share and of what is each one's own."""
+    latent, window = predicted.fields[0].latent, predicted.window
+    is_same = begin is not None and draws != "step" and (begin.latent.id, begin.latent.rank) == (latent.id, latent.rank)
+    ranks = [field.latent.rank for field in predicted.fields]
+    own = [0 if root is None else root.shape[3] for root in predicted.discrepancies(discrepancy)]
+    first, own_first = (None, None) if begin is None else (begin.root, begin.discrepancy)
+    return (
+        _Plan.of(window, first, ranks, kind=draws, is_same=is_same, is_shared=True),
+        _Plan.of(window, own_first, own, kind=discrepancy, is_same=False, is_shared=False),
+    )
 
 
 def _assemble(
-    stepper: Stepper,
-    predicted: _Predicted,
-    plan: _Plan,
-    begin: GaussianField | None,
-    *,
-    start: Field,
-    tolerance: float,
+    stepper: Stepper, predicted: _Predicted, plans: tuple[_Plan, _Plan], *, discrepancy: str, tolerance: float
 ) -> GaussianTrajectory:
     """Push the columns through all steps, and make fields of them."""
-    window, channels = predicted.window, stepper.ensemble.channels
-    shared = Columns.none(window, rank=plan.shared_rank, is_shared=True)
-    own = Columns.none(window, rank=plan.own_rank, is_shared=False)
-    if begin is not None:
-        shared = Columns.of(begin.root.dense().to(window), rank=plan.shared_rank, is_shared=True)
-        if begin.discrepancy is not None:
-            own = Columns.of(begin.discrepancy.dense().to(window), rank=plan.own_rank, is_shared=False)
+    (plan, own_plan), window, channels = plans, predicted.window, stepper.ensemble.channels
+    shared, own = plan.start, own_plan.start
     means, pairs = [window[:, window.shape[1] - channels :]], [(shared, own)]
-    for step, (inputs, u) in enumerate(zip(predicted.inputs, predicted.fields, strict=True)):
+    roots = predicted.discrepancies(discrepancy)
+    for number, (inputs, u) in enumerate(zip(predicted.inputs, predicted.fields, strict=True)):
         narrow, own_narrow = shared.truncated(tolerance), own.truncated(tolerance)
         both = torch.cat([narrow.columns, own_narrow.columns], dim=3)
         pushed, own_pushed = stepper.tangents(inputs, both).split([narrow.count, own_narrow.count], dim=3)
-        shared = narrow.step(pushed, u.root.dense(), offset=plan.shared_offsets[step], is_fresh=plan.is_fresh)
-        matrix = _own(u).dense() if plan.has_discrepancy else own_pushed[..., :0]
-        own = own_narrow.step(own_pushed, matrix, offset=plan.own_offsets[step], is_fresh=plan.is_own_fresh)
+        shared = plan.step(narrow, pushed, u.root, number=number)
+        own = own_plan.step(own_narrow, own_pushed, roots[number], number=number)
         means.append(u.mean)
         pairs.append((shared, own))
-    rank = plan.shared_rank + len(window) * plan.own_rank
-    latent = plan.latent
-    if latent is None:
-        name = digest(*means, *(one.state(channels) for one in pairs[-1]), pairs[-1][0].rows)
+    latent = predicted.fields[0].latent
+    rank = plan.rank + len(window) * own_plan.rank
+    is_predictors = latent.is_shared_across_calls and not plan.is_fresh and rank == latent.rank
+    if not is_predictors:
+        last = pairs[-1]
+        name = digest(*means, *(one.state(channels) for one in last))
         latent = Latent(id=f"trajectory-{name}", rank=rank, is_shared_across_calls=False)
     positions = torch.arange(len(window), device=window.device)
     fields = []
     for mean, (left, right) in zip(means, pairs, strict=True):
-        root = PropagatedRoot(
-            left.state(channels), left.rows[0], right.state(channels), right.rows, positions, functions=len(window)
-        )
-        fields.append(GaussianField(mean, root, latent=latent, grid=start.grid))
+        rows = None if left.rows is None else left.rows[0]
+        root = PropagatedRoot(left.state(channels), rows, right.state(channels), right.rows, positions, functions=len(window))
+        fields.append(GaussianField(mean, root, latent=latent, grid=stepper.ensemble.grid))
     dropped = torch.tensor([max(left.dropped, right.dropped) for left, right in pairs], dtype=torch.float64)
-    return GaussianTrajectory(fields, start, dropped=dropped)
+    return GaussianTrajectory(fields, stepper.ensemble.start, dropped=dropped)
 
 
 def _gaussian(initial: FieldDistribution | None) -> GaussianField | None:

@@ -89,8 +89,17 @@ class Stepper:
         return torch.cat(pieces).movedim(0, -1)
 
     def _pushed(self, inputs: Field, tangent: Tensor) -> Tensor:
-        """The derivative of the mean at each function in one direction."""
-        with AUTOGRAD_STATE, forward_ad.dual_level():
-            mean = self.predict(Field(forward_ad.make_dual(inputs.values, tangent), inputs.grid)).mean
-            primal, pushed = forward_ad.unpack_dual(mean)
-            return torch.zeros_like(primal) if pushed is None else pushed.clone()
+        """The derivative of the mean at each function in one direction; by two passes back where a pass forward is missing."""
+        try:
+            with AUTOGRAD_STATE, forward_ad.dual_level():
+                mean = self.predict(Field(forward_ad.make_dual(inputs.values, tangent), inputs.grid)).mean
+                primal, pushed = forward_ad.unpack_dual(mean)
+                return torch.zeros_like(primal) if pushed is None else pushed.clone()
+        except NotImplementedError:  # some of PyTorch's operations have no forward mode
+            with torch.enable_grad():
+                values = inputs.values.detach().requires_grad_()
+                mean = self.predict(Field(values, inputs.grid)).mean
+                cotangent = torch.zeros_like(mean, requires_grad=True)
+                (pulled,) = torch.autograd.grad(mean, values, cotangent, create_graph=True)
+                (pushed,) = torch.autograd.grad(pulled, cotangent, tangent)
+            return pushed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from probneural.checks import check_integer, check_sequence
 from probneural.distributions import GaussianField, Latent
-from probneural.errors import ArgumentError, GridError
+from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.forecasts.roots import PropagatedRoot
 from probneural.functionals import Functional
@@ -92,7 +93,7 @@ class GaussianTrajectory:
         return self.under(self.at(lead).condition(functional, values, noise=noise).latent)
 
     def joint(self, leads: Sequence[int] | None = None) -> GaussianField:
-        """The states of several leads as functions of time and space, of which functionals, densities and constraints are taken.
+        """The states of several leads as functions of time and space, to take functionals, densities and constraints of.
 
         Its grid has an axis of time in front, in steps: the state at lead 5 is at coordinate 5. So
         `pn.functionals.sensors(field.grid, [[5.0, 0.25]])` observes lead 5 at x = 0.25, and an integral is over space and time.
@@ -115,12 +116,7 @@ class GaussianTrajectory:
         first = fields[0].root
         assert isinstance(first, PropagatedRoot)
         columns, own_columns = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
-
-        def unit(size: int) -> Tensor:
-            return torch.eye(size, dtype=torch.float64, device=mean.device)
-
-        own_rows = unit(own_columns.shape[3]).expand(len(self), -1, -1)
-        root = PropagatedRoot(columns, unit(columns.shape[3]), own_columns, own_rows, first.positions, first.functions)
+        root = PropagatedRoot(columns, None, own_columns, None, first.positions, functions=first.functions)
         return GaussianField(mean, root, latent=fields[0].latent, grid=grid).under(self.latent)
 
     def _chosen(self, leads: Sequence[int] | None) -> tuple[int, ...]:
@@ -128,7 +124,7 @@ class GaussianTrajectory:
             return tuple(range(1, self.steps + 1))
         given = check_sequence(leads, "leads", remedy="give a list of numbers")
         chosen = tuple(check_integer(lead, "lead", least=0, most=self.steps) for lead in given)
-        if not chosen or any(later <= earlier for earlier, later in zip(chosen, chosen[1:], strict=False)):
+        if not chosen or any(later <= earlier for earlier, later in itertools.pairwise(chosen)):
             raise ArgumentError(expected="rising leads, one at least", got=repr(leads), remedy="for example [1, 5, 10]")
         return chosen
 
@@ -144,7 +140,7 @@ class GaussianTrajectory:
 
 def space_time(grid: Grid, leads: Sequence[int]) -> Grid:
     """The grid of some leads, an axis of time in front, in steps."""
-    gaps = {later - earlier for earlier, later in zip(leads, leads[1:], strict=False)}
+    gaps = {later - earlier for earlier, later in itertools.pairwise(leads)}
     if grid.is_uniform and len(gaps) <= 1:
         length = float(leads[-1] - leads[0]) or 1.0
         origins = tuple(axis.origin for axis in grid.axes)
@@ -158,9 +154,3 @@ def space_time(grid: Grid, leads: Sequence[int]) -> Grid:
     times = torch.tensor(leads, dtype=torch.float64, device="cpu").repeat_interleave(grid.size)
     points = torch.cat([times[:, None], grid.points.repeat(len(leads), 1)], dim=1)
     return Grid.scattered(points, grid.weights.repeat(len(leads)))
-
-
-def check_same_grid(field: Field, grid: Grid, name: str) -> None:
-    """Raise a GridError unless a field lives on this grid."""
-    if field.grid != grid:
-        raise GridError(expected=f"{name} on {grid!r}", got=repr(field.grid), remedy="resample it to that grid")
