@@ -44,7 +44,7 @@ class Stepper:
 
     def inputs(self, window: Float[Tensor, "n hc *grid"], lead: int) -> Field:
         """The inputs of the step that leads to a lead."""
-        return Field(torch.cat([window, self.ensemble.extras(lead - 1)], dim=1), self.ensemble.grid)
+        return Field(torch.cat([window, self.ensemble._extras(lead - 1)], dim=1), self.ensemble.grid)
 
     def predict(self, inputs: Field) -> GaussianField:
         """The distribution of the next states.
