@@ -1,6 +1,19 @@
 """Forecasts that go beyond draws: closed forms of uncertainty in time, and what observations in time say about the states."""
 
+from probneural.forecasts.analysis import EnsembleAnalysis
+from probneural.forecasts.ensembles import EnsembleKalmanFilter, EnsembleKalmanMethod, EnsembleKalmanSmoother
+from probneural.forecasts.localisation import gaspari_cohn
+from probneural.forecasts.observations import Observation
 from probneural.forecasts.propagation import propagate
 from probneural.forecasts.trajectories import GaussianTrajectory
 
-__all__ = ["GaussianTrajectory", "propagate"]
+__all__ = [
+    "EnsembleAnalysis",
+    "EnsembleKalmanFilter",
+    "EnsembleKalmanMethod",
+    "EnsembleKalmanSmoother",
+    "GaussianTrajectory",
+    "Observation",
+    "gaspari_cohn",
+    "propagate",
+]

@@ -1,4 +1,4 @@
-"""What observations do to an ensemble: Kalman's update with the members' covariance, by perturbed observations or square roots."""
+"""What observations do to an ensemble: Kalman's update by the members' covariance, with perturbed observations or roots."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _stochastic(
 def _square_root(
     members: Tensor, observed: ObservedNumbers, values: Tensor, noise: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """One number after the other: the mean by Kalman's gain, the deviations by less of it, so that their covariance is right."""
+    """One number after the other: the mean by Kalman's gain, deviations by less of it, so that their covariance is right."""
     channels, numbers = values.shape
     mean, deviations, chi2 = members.mean(0), members - members.mean(0), values.new_zeros(())
     for number in range(channels * numbers):
@@ -102,7 +102,7 @@ def _square_root(
 
 
 def _covariance(deviations: Tensor, observed: ObservedNumbers, seen: Tensor) -> Tensor:
-    """Covariance of all values with observed numbers, `(a, p, c, m)`, of what each point adds to each number, `(s, c, m, p)`."""
+    """Covariance of all values with numbers, `(a, p, c, m)`, from what each point adds to each number, `(s, c, m, p)`."""
     count = len(deviations) - 1.0
     if observed.taper is None:
         return torch.einsum("sap,scm->apcm", deviations, seen.sum(-1)) / count
