@@ -6,14 +6,17 @@ from probneural.forecasts.localisation import gaspari_cohn
 from probneural.forecasts.observations import Observation
 from probneural.forecasts.propagation import propagate
 from probneural.forecasts.trajectories import GaussianTrajectory
+from probneural.forecasts.variational import FourDVarAnalysis, four_d_var
 
 __all__ = [
     "EnsembleAnalysis",
     "EnsembleKalmanFilter",
     "EnsembleKalmanMethod",
     "EnsembleKalmanSmoother",
+    "FourDVarAnalysis",
     "GaussianTrajectory",
     "Observation",
+    "four_d_var",
     "gaspari_cohn",
     "propagate",
 ]

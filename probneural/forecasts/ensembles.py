@@ -139,7 +139,8 @@ class EnsembleKalmanFilter(EnsembleKalmanMethod):
     Args:
         members: How many s, at least 2.
         kind: `"square_root"`: numbers are taken in one after the other, and the deviations are contracted so that the
-            covariance is exactly Kalman's, given P. `"stochastic"`: all at once, each member with observations of errors of its own.
+            covariance is exactly Kalman's, given P. `"stochastic"`: all at once, each member with observations of errors of
+            its own.
         inflation: Factor of the members' deviations before each update, at least 1; dimensionless.
         localisation: Distance from which on covariances count as zero, in the grid's units; None for none. Covariances are
             multiplied by Gaspari and Cohn's correlation, so functionals of any shape are localised as sensors are.
@@ -151,8 +152,8 @@ class EnsembleKalmanFilter(EnsembleKalmanMethod):
     References:
         Evensen (1994), Sequential data assimilation with a nonlinear quasi-geostrophic model; Burgers, van Leeuwen and Evensen
         (1998), Analysis scheme in the ensemble Kalman filter (perturbed observations); Whitaker and Hamill (2002), Ensemble
-        data assimilation without perturbed observations (square root); Houtekamer and Mitchell (2001), A sequential ensemble Kalman
-        filter for atmospheric data assimilation (localisation).
+        data assimilation without perturbed observations (square root); Houtekamer and Mitchell (2001), A sequential ensemble
+        Kalman filter for atmospheric data assimilation (localisation).
     """
 
     @property
