@@ -4,6 +4,7 @@ from probneural.forecasts.analysis import EnsembleAnalysis
 from probneural.forecasts.ensembles import EnsembleKalmanFilter, EnsembleKalmanMethod, EnsembleKalmanSmoother
 from probneural.forecasts.localisation import gaspari_cohn
 from probneural.forecasts.observations import Observation
+from probneural.forecasts.priors import climatology
 from probneural.forecasts.propagation import propagate
 from probneural.forecasts.trajectories import GaussianTrajectory
 from probneural.forecasts.variational import FourDVarAnalysis, four_d_var
@@ -16,6 +17,7 @@ __all__ = [
     "FourDVarAnalysis",
     "GaussianTrajectory",
     "Observation",
+    "climatology",
     "four_d_var",
     "gaspari_cohn",
     "propagate",

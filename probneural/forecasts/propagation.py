@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from probneural.checks import check_choice, check_integer, check_real
+from probneural.checks import check_choice, check_finite, check_integer, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor
+from probneural.distributions.base import check_values
 from probneural.distributions.latent import digest
 from probneural.distributions.members import Forcing, members_of
 from probneural.distributions.roots.base import Root
-from probneural.errors import ArgumentError, UnsupportedError
-from probneural.fields import Field
+from probneural.errors import ArgumentError, GridError, UnsupportedError
+from probneural.fields import Field, check_field
 from probneural.forecasts.columns import Columns, narrowed
 from probneural.forecasts.roots import PropagatedRoot
 from probneural.forecasts.stepping import Stepper
@@ -33,6 +34,7 @@ def propagate(
     *,
     steps: int,
     initial: FieldDistribution | None = None,
+    about: Field | None = None,
     draws: str = "trajectory",
     discrepancy: str | None = None,
     tolerance: float = 0.0,
@@ -49,7 +51,8 @@ def propagate(
     with m the predictor's mean, J its derivative in the state, R its root, and D_i each function's own discrepancy, where the
     predictor has one. So errors of a step are carried on by the following steps. It is exact where m is affine and R does
     not depend on the state. Elsewhere it is right to first order in the deviations; compare with `predictor.rollout`, which
-    draws.
+    draws. Where the start is hardly known but well observed later, linearise `about` the start that
+    [`four_d_var`][probneural.forecasts.four_d_var] finds.
 
     All leads share one latent: an observation at lead 5 moves leads 1 to 20, by
     [`condition`][probneural.forecasts.GaussianTrajectory.condition]. With `draws="trajectory"` and neither an initial
@@ -64,6 +67,8 @@ def propagate(
         steps: How many.
         initial: Distribution of the states at lead 0, `(n, history * c, *grid)`, whose mean takes the place of those in
             `start`. If its latent is the predictor's, or was conditioned from it, it is the same operator that made the start.
+        about: States at lead 0, `(n, history * c, *grid)`, from which the trajectory starts that steps are linearised about;
+            by default the mean of `initial`.
         draws: `"trajectory"`: one operator at all steps, so that its errors add up. `"step"`: a fresh one at every step, so
             that errors of different steps are independent.
         discrepancy: The same for what is each function's own: `"trajectory"`, kept over all steps, a misfit that does not
@@ -105,12 +110,13 @@ def propagate(
     )
     begin = _gaussian(initial)
     states = history * predictor.out_channels
-    window = ensemble.start.values[:, :states] if begin is None else begin.mean.to(ensemble.start.values)
+    mean = ensemble.start.values[:, :states] if begin is None else begin.mean.to(ensemble.start.values)
+    window = mean if about is None else _checked_about(about, begin).values.to(mean)
     stepper = Stepper(ensemble)
     stepper = stepper if begin is None else stepper.given(begin.latent)
     predicted = _Predicted.of(stepper, window, steps=steps, keeps_operator=draws == "trajectory")
     plans = _plans(predicted, begin, draws=draws, discrepancy=discrepancy)
-    return _assemble(stepper, predicted, plans, discrepancy=discrepancy, tolerance=tolerance)
+    return _assemble(stepper, predicted, plans, offset=window - mean, discrepancy=discrepancy, tolerance=tolerance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,20 +212,31 @@ def _plans(predicted: _Predicted, begin: GaussianField | None, *, draws: str, di
 
 
 def _assemble(
-    stepper: Stepper, predicted: _Predicted, plans: tuple[_Plan, _Plan], *, discrepancy: str, tolerance: float
+    stepper: Stepper,
+    predicted: _Predicted,
+    plans: tuple[_Plan, _Plan],
+    *,
+    offset: Tensor,
+    discrepancy: str,
+    tolerance: float,
 ) -> GaussianTrajectory:
-    """Push the columns through all steps, and make fields of them."""
+    """Push the columns through all steps, and make fields of them.
+
+    The offset of the trajectory's start from its mean, `(n, h * c, *grid)`, goes the same way, and is taken off again.
+    """
     (plan, own_plan), window, channels = plans, predicted.window, stepper.ensemble.channels
     shared, own = plan.start, own_plan.start
-    means, pairs = [window[:, window.shape[1] - channels :]], [(shared, own)]
+    means, pairs = [(window - offset)[:, window.shape[1] - channels :]], [(shared, own)]
+    apart = offset.flatten(2)[..., None]
     roots = predicted.discrepancies(discrepancy)
     for number, (inputs, u) in enumerate(zip(predicted.inputs, predicted.fields, strict=True)):
         narrow, own_narrow = shared.truncated(tolerance), own.truncated(tolerance)
-        both = torch.cat([narrow.columns, own_narrow.columns], dim=3)
-        pushed, own_pushed = stepper.tangents(inputs, both).split([narrow.count, own_narrow.count], dim=3)
+        together = torch.cat([narrow.columns, own_narrow.columns, apart], dim=3)
+        pushed, own_pushed, ahead = stepper.tangents(inputs, together).split([narrow.count, own_narrow.count, 1], dim=3)
+        apart = torch.cat([apart, ahead], dim=1)[:, channels:]
         shared = plan.step(narrow, pushed, u.root, number=number)
         own = own_plan.step(own_narrow, own_pushed, roots[number], number=number)
-        means.append(u.mean)
+        means.append(u.mean - ahead.reshape(u.mean.shape))
         pairs.append((shared, own))
     latent = predicted.fields[0].latent
     rank = plan.rank + len(window) * own_plan.rank
@@ -236,6 +253,20 @@ def _assemble(
         fields.append(GaussianField(mean, root, latent=latent, grid=stepper.ensemble.grid))
     dropped = torch.tensor([max(left.dropped, right.dropped) for left, right in pairs], dtype=torch.float64)
     return GaussianTrajectory(fields, stepper.ensemble.start, dropped=dropped)
+
+
+def _checked_about(about: Field, initial: GaussianField | None) -> Field:
+    """Return states of the initial distribution's functions, channels and grid."""
+    check_field(about, "about")
+    if initial is None:
+        raise ArgumentError(
+            expected="an initial distribution with about", got="none", remedy="without one, give the states as start"
+        )
+    if about.grid != initial.grid:
+        raise GridError(expected=f"about on {initial.grid!r}", got=repr(about.grid), remedy="resample it")
+    check_values(about.values, tuple(initial.mean.shape), "about")
+    check_finite(about.values, "about")
+    return about
 
 
 def _gaussian(initial: FieldDistribution | None) -> GaussianField | None:

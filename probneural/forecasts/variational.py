@@ -14,6 +14,8 @@ from probneural.contexts import undisturbed
 from probneural.distributions import GaussianField, Predictor
 from probneural.distributions.base import check_values
 from probneural.distributions.members import Forcing, Members, members_of
+from probneural.distributions.roots.base import Root
+from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.forecasts.analysis import Step
@@ -32,7 +34,8 @@ class FourDVarAnalysis:
     Attributes:
         start: The states at lead 0 (and before), `(n, h * c, *grid)`, in physical units.
         states: The states at leads 0 to the last observation's, `(leads, n, c, *grid)`, in physical units.
-        latents: The prior's latent vector of each function at the start, `(n, k)`, dimensionless.
+        latents: The prior's latent vector of each function at the start, `(n, k)`, dimensionless: what functions share in the
+            prior first, then each one's own.
         cost: |xi|² / 2 plus half the squared standardised residuals, `(n,)`.
         has_converged: Whether the gradient of each function's cost is small enough, `(n,)`.
         iterations: Gauss-Newton steps taken.
@@ -58,7 +61,7 @@ def four_d_var(
     observations: Sequence[Observation],
     *,
     iterations: int = 20,
-    tolerance: float = 1e-8,
+    tolerance: float = 1e-4,
     parameters: Field | None = None,
     forcing: Forcing | None = None,
     history: int = 1,
@@ -74,7 +77,8 @@ def four_d_var(
     steps are affine the first one is exact, and the trajectory is the smoother's mean. A step that is uncertain itself wants
     [`propagate`][probneural.forecasts.propagate] and `condition`, which move the operator too.
 
-    Functions are apart: each has a latent vector of its own. Where the cost has several minima, one of them is found.
+    Functions are apart: each has a latent vector of its own, whatever they share in the prior. Where the cost has several
+    minima, one of them is found.
 
     Args:
         step: A predictor, of which the mean is taken; or any differentiable function from states `(n, c, *grid)` to the next.
@@ -90,7 +94,7 @@ def four_d_var(
         The start and its trajectory, and whether the steps converged.
 
     Raises:
-        ArgumentError: If a number is out of range, or the prior has a discrepancy.
+        ArgumentError: If a number is out of range.
         ShapeError: If channels or numbers of functions do not fit.
         GridError: If parts live on different grids.
         DataError: If a part is of a wrong kind, or states are not finite.
@@ -100,12 +104,6 @@ def four_d_var(
         Courtier, Thépaut and Hollingsworth (1994), A strategy for operational implementation of 4D-Var (Gauss-Newton steps).
     """
     check_instance(initial, GaussianField, "initial", remedy="give the Gaussian prior of the states at lead 0")
-    if initial.discrepancy is not None:
-        raise ArgumentError(
-            expected="a prior whose deviations are all in its root",
-            got="one with a discrepancy",
-            remedy="leave it out: GaussianField(u.mean, u.root, latent=u.latent, grid=u.grid)",
-        )
     iterations = check_integer(iterations, "iterations")
     tolerance = check_real(tolerance, "tolerance", above=0.0, below=1.0)
     sorted_ = by_lead(observations, max((one.lead for one in observations if isinstance(one, Observation)), default=0))
@@ -116,8 +114,8 @@ def four_d_var(
             lead: [one.numbers(initial.grid, shape=shape, taper=None, device=initial.mean.device) for one in given]
             for lead, given in sorted_.items()
         }
-    window = _Window(initial, advance, channels, numbers)
-    return window.minimised(iterations, tolerance)
+    root = initial.root if initial.discrepancy is None else SideBySideRoot(initial.root, initial.discrepancy)
+    return _Window(initial, root, advance, channels, numbers).minimised(iterations, tolerance)
 
 
 def _advance(
@@ -164,6 +162,7 @@ class _Window:
     """The cost of starts of all functions, and its Gauss-Newton steps."""
 
     initial: GaussianField
+    root: Root
     advance: Callable[[Tensor, int], Tensor]
     channels: int
     numbers: Mapping[int, Sequence[ObservedNumbers]]
@@ -171,7 +170,7 @@ class _Window:
     def trajectory(self, latents: Float64[Tensor, "n k"]) -> tuple[Tensor, list[Tensor]]:
         """The start, and the states at leads 0 to the last observation's."""
         mean = self.initial.mean.detach()
-        start = mean + self.initial.root.product_each(latents).unflatten(-1, self.initial.grid.shape).to(mean)
+        start = mean + self.root.product_each(latents).unflatten(-1, self.initial.grid.shape).to(mean)
         window, states = start, [start[:, start.shape[1] - self.channels :]]
         for lead in range(1, max(self.numbers) + 1):
             states.append(self.advance(window, lead))
@@ -194,7 +193,7 @@ class _Window:
 
     def minimised(self, iterations: int, tolerance: float) -> FourDVarAnalysis:
         """Take Gauss-Newton steps until all gradients are small."""
-        count, rank = len(self.initial), self.initial.latent.rank
+        count, rank = len(self.initial), self.root.shape[3]
         latents = torch.zeros(count, rank, dtype=torch.float64, device=self.initial.mean.device)
         cost, scale, taken = self.cost(latents), None, 0
         while True:

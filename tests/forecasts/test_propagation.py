@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, Forecast, GaussianField, Latent, Predictor
 from probneural.distributions.latent import digest
-from probneural.errors import ArgumentError, GridError, UnsupportedError
+from probneural.errors import ArgumentError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.forecasts import GaussianTrajectory, columns, propagate
 from probneural.forecasts.roots import PropagatedRoot
@@ -206,3 +206,32 @@ def test_columns_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(columns, "_LARGEST", 60)
     with pytest.raises(UnsupportedError, match="a tolerance > 0"):
         propagate(affine(), start_of(affine()), steps=9, draws="step")
+
+
+def test_where_steps_are_linearised() -> None:
+    """Of affine steps it does not matter; elsewhere the mean is that of the tangents at the trajectory given."""
+    predictor = affine(own=2)
+    start, initial = start_of(predictor), initial_of(predictor)
+    about = Field(normal(2, 1, GRID.size, seed="about"), GRID)
+    one = propagate(predictor, start, steps=3, initial=initial)
+    other = propagate(predictor, start, steps=3, initial=initial, about=about)
+    for lead in range(4):
+        assert gap(one.at(lead).mean, other.at(lead).mean) <= 1e-13
+        assert gap(one.at(lead).variance, other.at(lead).variance) <= 1e-13
+
+    class Square(Predictor):
+        def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+            root = DenseRoot(torch.zeros_like(inputs.values)[..., None])
+            return GaussianField(inputs.values**2, root, latent="square", grid=GRID)
+
+    square = propagate(Square(affine().traits), start, steps=2, initial=initial, about=about)
+    x, deviation = about.values, about.values - initial.mean
+    assert gap(square.at(1).mean, x**2 - 2 * x * deviation) <= 1e-13
+    assert gap(square.at(2).mean, x**4 - 4 * x**3 * deviation) <= 1e-12
+    assert gap(square.at(2).variance, (4 * x**3) ** 2 * initial.variance) <= 1e-12
+    with pytest.raises(ArgumentError, match="initial distribution"):
+        propagate(predictor, start, steps=1, about=about)
+    with pytest.raises(GridError):
+        propagate(predictor, start, steps=1, initial=initial, about=Field(torch.zeros(2, 1, 7), Grid.uniform(7)))
+    with pytest.raises(ShapeError):
+        propagate(predictor, start, steps=1, initial=initial, about=about[:1])
