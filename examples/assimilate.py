@@ -73,5 +73,5 @@ for name, fields in (("closed form", analysis), ("ensemble", ensemble)):
 
 u = analysis.joint()  # a field over time and space
 exact = torch.stack([state.values for state in truth[1:]], dim=2)
-figure = pn.plots.field(u, pn.Field(exact, u.grid), index=0)
+figure = pn.plots.field(u, pn.Field(exact, u.grid), index=0, axes=("lead", "x"))
 figure.savefig("assimilate.png", dpi=120)
