@@ -16,10 +16,11 @@ from probneural.data.fields import Part, StoredFields, stored
 from probneural.data.pairs import StoredPairs
 from probneural.data.readers import reader_of
 from probneural.data.variables import FUNCTION, TIME, Variable
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import DataError, ShapeError, UnsupportedError
 from probneural.fields import select_rows
 from probneural.grids import Grid, check_grid
-from probneural.pairs import Rows, split_order
+from probneural.pairs import Rows, split_rows
+from probneural.trajectories import FieldTrajectories, window_starts
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -133,16 +134,7 @@ class Trajectories:
         Raises:
             ArgumentError: If a number is not a positive integer, or no window fits into the times.
         """
-        history, lead = check_integer(history, "history"), check_integer(lead, "lead")
-        stride = check_integer(stride, "stride")
-        last = self.steps - history - lead
-        if last < 0:
-            raise ArgumentError(
-                expected=f"history + lead of at most {self.steps}, the number of times",
-                got=f"{history} + {lead}",
-                remedy="take shorter windows",
-            )
-        starts = torch.arange(0, last + 1, stride, device="cpu")
+        starts = window_starts(self.steps, history=history, lead=lead, stride=stride)
         groups = self.rows.repeat_interleave(len(starts))
         places = torch.stack([groups, starts.repeat(len(self.rows))], dim=1)
         taken = [
@@ -176,9 +168,38 @@ class Trajectories:
         Raises:
             ArgumentError: If either part would be empty.
         """
-        count = check_integer(count, "count", most=len(self) - 1)
-        order = split_order(len(self), seed=seed)
-        return self.subset(order[:count]), self.subset(order[count:])
+        first, second = split_rows(len(self), count, seed=seed)
+        return self.subset(first), self.subset(second)
+
+    def __getitem__(self, index: Rows) -> FieldTrajectories:
+        """Read some trajectories into memory, in the order of the index; times count from the first state on.
+
+        Inputs that do not vary in time become channels of the start behind the states, as parameters.
+
+        Raises:
+            UnsupportedError: If there is but one time, the inputs that vary in time are not the outputs' variables, or come
+                behind one that does not, or trajectories that are read have times of their own.
+            DataError: If a value that is read is not finite.
+        """
+        chosen = self.subset(index)
+        fixed = tuple(variable for variable in self.inputs if variable.count(TIME) is None)
+        if self.steps < 2 or self.inputs != self.outputs + fixed:
+            raise UnsupportedError(
+                expected="two times or more, and inputs that are the outputs' variables, then any that do not vary in time",
+                got=f"{self.steps} times, inputs {[variable.name for variable in self.inputs]}, "
+                f"outputs {[variable.name for variable in self.outputs]}",
+                remedy="name the same variables as inputs and outputs, those that vary in time first",
+            )
+        times = self.times if self.times.ndim == 1 else self.times[chosen.rows]
+        if times.ndim == 2 and not bool((times == times[:1]).all()):
+            raise UnsupportedError(
+                expected="trajectories at the same times", got="times of their own", remedy="read those of equal times together"
+            )
+        times = times.reshape(-1, self.steps)[0]
+        states = torch.stack([chosen.at(step)[:].values for step in range(1, self.steps)], dim=1)
+        places = torch.stack([chosen.rows, torch.zeros_like(chosen.rows)], dim=1)
+        start = stored([Part(variable=variable) for variable in self.inputs], places, grid=self.grid, dtype=self.dtype)
+        return FieldTrajectories(start[:], states, times=times[1:] - times[0])
 
     @property
     def channels(self) -> int:
