@@ -45,7 +45,7 @@ for lead in range(EVERY, STEPS + 1, EVERY):
     measured = exact + NOISE * torch.randn(exact.shape, generator=generator)
     observations.append(pn.forecasts.Observation(probe, measured, lead=lead, noise=NOISE**2))
 
-variational = pn.forecasts.four_d_var(predictor, prior, observations)
+variational = pn.forecasts.four_d_var(predictor, prior, observations=observations)
 print(f"4D-Var converged for {int(variational.has_converged.sum())} of {TESTS} starts in {variational.iterations} iterations")
 
 # The closed form, linearised about that trajectory: each observation moves all times, and the operator.
@@ -55,7 +55,7 @@ for one in observations:
     analysis = analysis.condition(one.functional, one.values, lead=one.lead, noise=one.noise)
 
 smoother = pn.forecasts.EnsembleKalmanSmoother(MEMBERS, localisation=0.5)
-ensemble = smoother.assimilate(predictor, start, observations, steps=STEPS, initial=prior)
+ensemble = smoother.assimilate(predictor, start, observations=observations, steps=STEPS, initial=prior)
 
 
 def error(mean, lead):

@@ -15,7 +15,7 @@ from probneural.distributions import EmpiricalField, FieldDistribution
 from probneural.distributions.base import check_values
 from probneural.errors import ArgumentError
 from probneural.fields import Field, check_field
-from probneural.forecasts.observations import Observation
+from probneural.forecasts.observations import Observation, observed_numbers
 from probneural.forecasts.updates import ObservedNumbers, update
 from probneural.grids import Grid
 from probneural.randomness import check_seed, stream, stream_seed
@@ -112,7 +112,7 @@ class FunctionMembers:
         initial = self.initial
         if isinstance(initial, EmpiricalField) and len(initial.weights) == self.count and initial.has_equal_weights:
             return initial.samples.to(self.start.values)
-        seeds = [stream_seed(self.seed, "roll-out starts", member) for member in range(self.count)]
+        seeds = [stream_seed(self.seed, "filter starts", member) for member in range(self.count)]
         return torch.stack([initial.rsample(seed=seed) for seed in seeds]).to(self.start.values)
 
     def step(self, window: Float[Tensor, "s n c *grid"], lead: int) -> Float[Tensor, "s n c *grid"]:
@@ -182,8 +182,8 @@ class Assimilation:
         return total / count
 
     def _numbers(self, observation: Observation, last: Tensor) -> ObservedNumbers:
-        return observation.numbers(
-            self.source.start.grid, shape=(last.shape[1], last.shape[2]), taper=self.taper, device=last.device
+        return observed_numbers(observation, self.source.start.grid, shape=(last.shape[1], last.shape[2]), taper=self.taper).to(
+            last.device
         )
 
 

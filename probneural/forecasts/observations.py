@@ -53,20 +53,20 @@ class Observation:
         check_variances(self.noise, "noise", positive=True)
         assign(self, values=values, lead=check_integer(self.lead, "lead", least=0))
 
-    def numbers(self, grid: Grid, *, shape: tuple[int, int], taper: Tensor | None, device: torch.device) -> ObservedNumbers:
-        """The observation for states of n functions and c channels on a grid.
 
-        Raises:
-            GridError: If the functional lives on another grid.
-            ShapeError: If there are other functions or channels.
-            ArgumentError: If the noise does not fit the values.
-        """
-        check_functional(self.functional, grid=grid)
-        values = self.values.to(device)
-        check_values(values, (*shape, self.functional.size), "values of an observation")
-        rows = self.functional.adjoint(torch.eye(self.functional.size, dtype=torch.float64, device=device)).flatten(1)
-        noise = noise_variance(self.noise, tuple(values.shape), values)
-        return ObservedNumbers(rows=rows, values=values, noise=noise, taper=None if taper is None else taper.to(device))
+def observed_numbers(observation: Observation, grid: Grid, *, shape: tuple[int, int], taper: Tensor | None) -> ObservedNumbers:
+    """An observation as numbers, for states of n functions and c channels on a grid.
+
+    Raises:
+        GridError: If the functional lives on another grid.
+        ShapeError: If there are other functions or channels.
+        ArgumentError: If the noise does not fit the values.
+    """
+    functional, values = check_functional(observation.functional, grid=grid), observation.values.cpu()
+    check_values(values, (*shape, functional.size), "values of an observation")
+    rows = functional.adjoint(torch.eye(functional.size, dtype=torch.float64, device="cpu")).flatten(1)
+    noise = noise_variance(observation.noise, tuple(values.shape), values)
+    return ObservedNumbers(rows=rows, values=values, noise=noise, taper=taper)
 
 
 def by_lead(observations: Sequence[Observation], steps: int) -> dict[int, list[Observation]]:

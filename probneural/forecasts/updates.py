@@ -27,10 +27,11 @@ class ObservedNumbers:
     noise: Float64[Tensor, "n c m"]
     taper: Float64[Tensor, "p p"] | None
 
-    @property
-    def channels(self) -> int:
-        """Channels c of a state."""
-        return self.values.shape[1]
+    def to(self, device: torch.device) -> ObservedNumbers:
+        """The same on a device."""
+        taper = None if self.taper is None else self.taper.to(device)
+        rows, values, noise = self.rows.to(device), self.values.to(device), self.noise.to(device)
+        return ObservedNumbers(rows=rows, values=values, noise=noise, taper=taper)
 
 
 def update(

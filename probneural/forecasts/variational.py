@@ -19,7 +19,7 @@ from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.forecasts.analysis import Step
-from probneural.forecasts.observations import Observation, by_lead
+from probneural.forecasts.observations import Observation, by_lead, observed_numbers
 from probneural.forecasts.updates import ObservedNumbers
 from probneural.linear_algebra.conjugate_gradients import solve_truncated
 
@@ -58,8 +58,8 @@ class FourDVarAnalysis:
 def four_d_var(
     step: Predictor | Step,
     initial: GaussianField,
-    observations: Sequence[Observation],
     *,
+    observations: Sequence[Observation],
     iterations: int = 20,
     tolerance: float = 1e-4,
     parameters: Field | None = None,
@@ -109,9 +109,9 @@ def four_d_var(
     sorted_ = by_lead(observations, max((one.lead for one in observations if isinstance(one, Observation)), default=0))
     with torch.no_grad():
         advance, channels = _advance(step, initial, parameters=parameters, forcing=forcing, history=history)
-        shape = (len(initial), channels)
+        shape, device = (len(initial), channels), initial.mean.device
         numbers = {
-            lead: [one.numbers(initial.grid, shape=shape, taper=None, device=initial.mean.device) for one in given]
+            lead: [observed_numbers(one, initial.grid, shape=shape, taper=None).to(device) for one in given]
             for lead, given in sorted_.items()
         }
     root = initial.root if initial.discrepancy is None else SideBySideRoot(initial.root, initial.discrepancy)

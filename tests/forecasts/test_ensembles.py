@@ -66,7 +66,9 @@ def test_the_square_root_filter_is_kalmans_where_members_span_the_state(count: i
     def step(values: Tensor) -> Tensor:
         return values @ predictor.M.mT + predictor.b
 
-    analysis = EnsembleKalmanFilter(count).assimilate(step, START, OBSERVATIONS, steps=STEPS, initial=spanning(count))
+    analysis = EnsembleKalmanFilter(count).assimilate(
+        step, START, observations=OBSERVATIONS, steps=STEPS, initial=spanning(count)
+    )
     before, after = reference(predictor, has_errors=False).filter(MEAN, ROOT @ ROOT.mT, VALUES, STEPS)
     for lead in range(STEPS + 1):
         mean, covariance = moments(analysis, lead)
@@ -85,7 +87,9 @@ def test_the_square_root_smoother_is_that_of_rauch_tung_and_striebel() -> None:
     def step(values: Tensor) -> Tensor:
         return values @ predictor.M.mT + predictor.b
 
-    analysis = EnsembleKalmanSmoother(count).assimilate(step, START, OBSERVATIONS, steps=STEPS, initial=spanning(count))
+    analysis = EnsembleKalmanSmoother(count).assimilate(
+        step, START, observations=OBSERVATIONS, steps=STEPS, initial=spanning(count)
+    )
     wanted = reference(predictor, has_errors=False).smooth(MEAN, ROOT @ ROOT.mT, VALUES, STEPS)
     exact = AffinePredictor(GRID, predictor.M, predictor.R * 0.0, b=predictor.b)
     prior = GaussianField(MEAN[None, None], DenseRoot(ROOT[None, None]), latent="prior", grid=GRID)
@@ -131,7 +135,7 @@ def repeated(method: type[EnsembleKalmanMethod], kind: str, members: int) -> tup
         Observation(FUNCTIONAL, one.values.expand(REPETITIONS, -1, -1), lead=one.lead, noise=NOISE) for one in OBSERVATIONS
     ]
     start = Field(MEAN.expand(REPETITIONS, 1, -1), GRID)
-    analysis = method(members, kind=kind).assimilate(step, start, observations, steps=STEPS, initial=prior)
+    analysis = method(members, kind=kind).assimilate(step, start, observations=observations, steps=STEPS, initial=prior)
     samples = torch.stack([analysis.at(lead).samples[:, :, 0] for lead in (2, STEPS)], dim=2)
     return samples.mean(0), samples.var(0)
 
@@ -163,14 +167,18 @@ def test_a_predictors_draws_are_the_members_operators() -> None:
     prior = GaussianField(MEAN[None, None], DenseRoot(ROOT[None, None]), latent="prior", grid=GRID)
     late = [Observation(FUNCTIONAL, VALUES[4][None, None], lead=3, noise=NOISE)]
     for draws in ("trajectory", "step"):
-        analysis = EnsembleKalmanFilter(6, draws=draws).assimilate(predictor, START, late, steps=3, initial=prior, seed=5)
+        analysis = EnsembleKalmanFilter(6, draws=draws).assimilate(
+            predictor, START, observations=late, steps=3, initial=prior, seed=5
+        )
         forecast = predictor.rollout(START, steps=3, members=6, draws=draws, initial=prior, seed=5)
         assert isinstance(analysis, Forecast)
         assert (len(analysis), analysis.members, [lead for lead, _ in analysis.leads()]) == (1, 6, [1, 2, 3])
         assert gap(analysis.at(2).samples, forecast.at(2).samples) == 0.0
         assert gap(analysis.forecast_at(3).samples, forecast.at(3).samples) == 0.0
         assert gap(analysis.at(3).samples, forecast.at(3).samples) >= 1e-3
-        again = EnsembleKalmanFilter(6, draws=draws).assimilate(predictor, START, late, steps=3, initial=prior, seed=5)
+        again = EnsembleKalmanFilter(6, draws=draws).assimilate(
+            predictor, START, observations=late, steps=3, initial=prior, seed=5
+        )
         assert gap(analysis.at(3).samples, again.at(3).samples) == 0.0
 
 
@@ -186,7 +194,7 @@ def test_several_states_in_an_input_are_updated_together() -> None:
     pad = torch.nn.functional.pad
 
     observations = [Observation(FUNCTIONAL, VALUES[2][None, None], lead=2, noise=NOISE)]
-    found = EnsembleKalmanFilter(8).assimilate(exact, start, observations, steps=4, initial=members, history=2)
+    found = EnsembleKalmanFilter(8).assimilate(exact, start, observations=observations, steps=4, initial=members, history=2)
     covariance = torch.cov(members.samples.flatten(1).mT)
     H_last = pad(H, (size, 0))
     system = KalmanReference(companion, pad(predictor.b, (size, 0)), torch.zeros_like(companion), H_last, NOISE)
@@ -212,7 +220,7 @@ def localised(kind: str, localisation: float | None, *, repetitions: int, method
     observations = [Observation(probe, probe(truth) + noise, lead=1, noise=0.09)]
     start = Field(torch.zeros_like(truth), LONG)
     chosen = method(members, kind=kind, localisation=localisation)
-    analysis = chosen.assimilate(lambda values: values, start, observations, steps=1, initial=prior)
+    analysis = chosen.assimilate(lambda values: values, start, observations=observations, steps=1, initial=prior)
     error = (analysis.at(1).mean - truth).square().mean((1, 2)).sqrt()
     return error / (prior.mean - truth).square().mean((1, 2)).sqrt()
 
@@ -238,7 +246,7 @@ def test_the_lag_ends_what_an_observation_moves() -> None:
     observations = OBSERVATIONS[2:]  # at lead 4
     runs = {
         lag: EnsembleKalmanSmoother(8, lag=lag).assimilate(
-            lambda values: values @ predictor.M.mT, START, observations, steps=STEPS, initial=spanning(8)
+            lambda values: values @ predictor.M.mT, START, observations=observations, steps=STEPS, initial=spanning(8)
         )
         for lag in (0, 2, None)
     }
@@ -253,7 +261,7 @@ def test_the_lag_ends_what_an_observation_moves() -> None:
 def test_inflation_widens_the_members_before_the_update() -> None:
     """With deviations times f the update is Kalman's of f² P."""
     analysis = EnsembleKalmanFilter(10, inflation=1.5).assimilate(
-        lambda values: values, START, OBSERVATIONS[:1], steps=1, initial=spanning(10)
+        lambda values: values, START, observations=OBSERVATIONS[:1], steps=1, initial=spanning(10)
     )
     system = KalmanReference(torch.eye(D, dtype=torch.float64), 0.0 * MEAN, torch.zeros(D, D, dtype=torch.float64), H, NOISE)
     _, after = system.filter(MEAN, 2.25 * ROOT @ ROOT.mT, {1: VALUES[1]}, 1)
@@ -270,7 +278,7 @@ def test_several_observations_at_one_lead() -> None:
     ]
 
     def run(observations: list[Observation]) -> EnsembleAnalysis:
-        return EnsembleKalmanFilter(10).assimilate(lambda v: v, START, observations, steps=1, initial=spanning(10))
+        return EnsembleKalmanFilter(10).assimilate(lambda v: v, START, observations=observations, steps=1, initial=spanning(10))
 
     assert gap(run(both).at(1).samples.mean(0), run(OBSERVATIONS[:1]).at(1).samples.mean(0)) <= 1e-10
     first = run([Observation(FUNCTIONAL, VALUES[1][None, None], lead=0, noise=NOISE)])
@@ -295,27 +303,29 @@ def test_bad_settings_and_observations_are_refused() -> None:
         Observation(FUNCTIONAL, values * math.nan, lead=1, noise=1.0)
     run = EnsembleKalmanFilter(4).assimilate
     with pytest.raises(ArgumentError, match="an initial distribution"):
-        run(lambda v: v, START, OBSERVATIONS, steps=4)
+        run(lambda v: v, START, observations=OBSERVATIONS, steps=4)
     with pytest.raises(ArgumentError, match="roll out further"):
-        run(lambda v: v, START, OBSERVATIONS, steps=3, initial=spanning(6))
+        run(lambda v: v, START, observations=OBSERVATIONS, steps=3, initial=spanning(6))
     with pytest.raises(ArgumentError, match="one observation or more"):
-        run(lambda v: v, START, [], steps=3, initial=spanning(6))
+        run(lambda v: v, START, observations=[], steps=3, initial=spanning(6))
     with pytest.raises(ArgumentError, match="with a predictor only"):
-        run(lambda v: v, START, OBSERVATIONS, steps=4, initial=spanning(6), history=2)
+        run(lambda v: v, START, observations=OBSERVATIONS, steps=4, initial=spanning(6), history=2)
     with pytest.raises(ArgumentError, match="half of the shortest periodic axis"):
-        EnsembleKalmanFilter(6, localisation=0.6).assimilate(lambda v: v, START, OBSERVATIONS, steps=4, initial=spanning(6))
+        EnsembleKalmanFilter(6, localisation=0.6).assimilate(
+            lambda v: v, START, observations=OBSERVATIONS, steps=4, initial=spanning(6)
+        )
     with pytest.raises(GridError):
         run(
             lambda v: v,
             START,
-            [Observation(sensors(LONG, [[0.1]]), [[[0.0]]], lead=1, noise=1.0)],
+            observations=[Observation(sensors(LONG, [[0.1]]), [[[0.0]]], lead=1, noise=1.0)],
             steps=1,
             initial=spanning(6),
         )
     with pytest.raises(ShapeError):
-        run(lambda v: v[..., :3], START, OBSERVATIONS, steps=4, initial=spanning(6))
+        run(lambda v: v[..., :3], START, observations=OBSERVATIONS, steps=4, initial=spanning(6))
     with pytest.raises(DataError, match="not stable"):
-        run(lambda v: v / 0.0, START, OBSERVATIONS, steps=4, initial=spanning(6))
+        run(lambda v: v / 0.0, START, observations=OBSERVATIONS, steps=4, initial=spanning(6))
     two = Observation(FUNCTIONAL, torch.zeros(2, 1, 2), lead=1, noise=1.0)
     with pytest.raises(ShapeError):
-        run(lambda v: v, START, [two], steps=1, initial=spanning(6))
+        run(lambda v: v, START, observations=[two], steps=1, initial=spanning(6))

@@ -38,7 +38,7 @@ def test_affine_steps_give_the_smoothers_mean_in_one_iteration() -> None:
     """The functions of the prior share a latent, and are apart here: the smoother takes them one at a time."""
     predictor = affine()
     exact = AffinePredictor(GRID, predictor.M, 0.0 * predictor.R, b=predictor.b)
-    found = four_d_var(predictor, prior(), observations())
+    found = four_d_var(predictor, prior(), observations=observations())
     assert found.converged
     assert found.iterations == 1
     for index in range(2):
@@ -54,7 +54,7 @@ def test_states_before_the_start_are_found_too() -> None:
     predictor = affine(history=2)
     exact = AffinePredictor(GRID, predictor.M, 0.0 * predictor.R, b=predictor.b)
     begin = prior(channels=2)
-    found = four_d_var(predictor, begin, observations(), history=2)
+    found = four_d_var(predictor, begin, observations=observations(), history=2)
     assert found.start.channels == 2
     smoothed = propagate(exact, found.start[:1], steps=3, initial=begin[0], history=2)
     for one in observations():
@@ -68,7 +68,10 @@ def test_deviations_that_are_each_functions_own() -> None:
     left, right = begin.root.dense().split([1, 3], dim=3)
     split = GaussianField(begin.mean, DenseRoot(left), latent="left", grid=GRID, discrepancy=DenseRoot(right))
     predictor = affine()
-    one, other = four_d_var(predictor, begin, observations()), four_d_var(predictor, split, observations())
+    one, other = (
+        four_d_var(predictor, begin, observations=observations()),
+        four_d_var(predictor, split, observations=observations()),
+    )
     assert gap(one.start.values, other.start.values) <= 1e-10
 
 
@@ -89,7 +92,7 @@ def observed(begin: GaussianField) -> list[Observation]:
 
 def test_nonlinear_steps_give_what_a_general_minimiser_finds() -> None:
     begin = prior()
-    found = four_d_var(step, begin, observed(begin), iterations=50, tolerance=1e-9)
+    found = four_d_var(step, begin, observations=observed(begin), iterations=50, tolerance=1e-9)
     assert found.converged
     assert 1 < found.iterations < 50
     for index in range(2):
@@ -113,7 +116,9 @@ def test_nonlinear_steps_give_what_a_general_minimiser_finds() -> None:
 
 
 def test_steps_that_did_not_suffice_are_reported() -> None:
-    first, whole = (four_d_var(step, prior(), observed(prior()), iterations=count, tolerance=1e-9) for count in (1, 50))
+    first, whole = (
+        four_d_var(step, prior(), observations=observed(prior()), iterations=count, tolerance=1e-9) for count in (1, 50)
+    )
     assert first.iterations == 1
     assert not first.converged
     assert bool((whole.cost < first.cost).all())
@@ -121,16 +126,16 @@ def test_steps_that_did_not_suffice_are_reported() -> None:
 
 def test_bad_input_is_refused() -> None:
     with pytest.raises(ArgumentError, match="one observation or more"):
-        four_d_var(step, prior(), [])
+        four_d_var(step, prior(), observations=[])
     with pytest.raises(ArgumentError, match="with a predictor only"):
-        four_d_var(step, prior(), observations(), history=2)
+        four_d_var(step, prior(), observations=observations(), history=2)
     with pytest.raises(ArgumentError):
-        four_d_var(step, prior(), observations(), tolerance=0.0)
+        four_d_var(step, prior(), observations=observations(), tolerance=0.0)
     with pytest.raises(ShapeError):
-        four_d_var(lambda values: values[..., 1:], prior(), observations())
+        four_d_var(lambda values: values[..., 1:], prior(), observations=observations())
 
 
 @pytest.mark.bad_input
 def test_other_priors_are_refused() -> None:
     with pytest.raises(DataError):
-        four_d_var(step, "prior", observations())  # type: ignore[arg-type]
+        four_d_var(step, "prior", observations=observations())  # type: ignore[arg-type]
