@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64
@@ -24,6 +24,7 @@ Step = Callable[[Tensor], Tensor]
 """Leads from states `(n, c, *grid)` to the next ones: an operator, a solver, or any other function."""
 
 
+@runtime_checkable
 class Source(Protocol):
     """Members of a roll-out: of a predictor, or of a function."""
 

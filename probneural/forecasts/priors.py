@@ -24,6 +24,7 @@ def climatology(states: Field, *, functions: int = 1) -> GaussianField:
         ArgumentError: If n is not positive.
 
     Examples:
+        >>> import torch
         >>> from probneural.grids import Grid
         >>> u = climatology(Field(torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]]]), Grid.uniform(2)), functions=3)
         >>> u.mean[0].tolist(), u.variance[2].tolist()
