@@ -162,7 +162,7 @@ class Assimilation:
                 chi2[lead] = self._take_in(states, lead)
             filtered.append(states[lead])
         analyses = filtered if self.is_filter else [states[lead] for lead in range(steps + 1)]
-        return EnsembleAnalysis(analyses, forecasts, source.start, chi2=chi2)
+        return EnsembleAnalysis(analyses, forecasts, start=source.start, chi2=chi2)
 
     def _take_in(self, states: dict[int, Tensor], lead: int) -> Float64[Tensor, " n"]:
         """Update the states at a lead, and those before it that are within reach or in the next input."""
@@ -206,7 +206,7 @@ class EnsembleAnalysis:
     """
 
     def __init__(
-        self, analyses: Sequence[Tensor], forecasts: Sequence[Tensor], start: Field, *, chi2: Mapping[int, Tensor]
+        self, analyses: Sequence[Tensor], forecasts: Sequence[Tensor], *, start: Field, chi2: Mapping[int, Tensor]
     ) -> None:
         self._analyses, self._forecasts = tuple(analyses), tuple(forecasts)
         self.start = start

@@ -27,7 +27,7 @@ _HALVINGS = 12
 """Times that a step is halved before it is given up."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class FourDVarAnalysis:
     """The most probable start, and the trajectory from it.
 
@@ -210,7 +210,14 @@ class _Window:
             latents, cost = moved, lower
         with torch.no_grad():
             start, states = self.trajectory(latents)
-        return FourDVarAnalysis(Field(start, self.initial.grid), torch.stack(states), latents, cost, done, taken)
+        return FourDVarAnalysis(
+            start=Field(start, self.initial.grid),
+            states=torch.stack(states),
+            latents=latents,
+            cost=cost,
+            has_converged=done,
+            iterations=taken,
+        )
 
     @torch.enable_grad()
     def _direction(self, latents: Tensor) -> tuple[Tensor, Tensor]:

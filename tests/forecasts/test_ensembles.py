@@ -274,7 +274,7 @@ def test_several_observations_at_one_lead() -> None:
     """Those of two instruments at a lead, and at the start, are all taken in, with the noise of each."""
     both = [
         Observation(MatrixFunctional(GRID, H[:1]), VALUES[1][None, None, :1], lead=1, noise=NOISE),
-        Observation(MatrixFunctional(GRID, H[1:]), VALUES[1][None, None, 1:], lead=1, noise=[NOISE]),
+        Observation(MatrixFunctional(GRID, H[1:]), VALUES[1][None, None, 1:], lead=1, noise=torch.tensor([NOISE])),
     ]
 
     def run(observations: list[Observation]) -> EnsembleAnalysis:
@@ -286,6 +286,7 @@ def test_several_observations_at_one_lead() -> None:
     assert list(first.chi2) == [0]
 
 
+@pytest.mark.bad_input
 def test_bad_settings_and_observations_are_refused() -> None:
     for wrong in ({"members": 1}, {"kind": "exact"}, {"inflation": 0.9}, {"localisation": 0.0}, {"draws": "fresh"}):
         with pytest.raises(ArgumentError):
