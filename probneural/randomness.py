@@ -50,6 +50,8 @@ PURPOSES: Final = MappingProxyType(
         "discrepancy draws": "what a function draw of a calibrated predictor adds to its operator's",
         "roll-out draws": "seeds of the operators of a roll-out, per member, and per lead where they are fresh at every step",
         "roll-out starts": "seeds of the states that members of a roll-out start from, per member",
+        "filter starts": "seeds of the states that members of a filter start from, where the step is a function, per member",
+        "perturbed observations": "errors of the observations that members of an ensemble filter take in, per lead and number",
         "likelihood points": "points at which the correlation of residuals is judged",
         "local scale points": "points whose residuals say how large variances are along a function",
         # training

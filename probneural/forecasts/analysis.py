@@ -1,0 +1,256 @@
+"""An ensemble that takes observations in while it is rolled out, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.checks import check_callable, check_finite, check_instance, check_integer
+from probneural.distributions import EmpiricalField, FieldDistribution
+from probneural.distributions.base import check_values
+from probneural.errors import ArgumentError
+from probneural.fields import Field, check_field
+from probneural.forecasts.observations import Observation, observed_numbers
+from probneural.forecasts.updates import ObservedNumbers, update
+from probneural.grids import Grid
+from probneural.randomness import check_seed, stream, stream_seed
+
+Step = Callable[[Tensor], Tensor]
+"""Leads from states `(n, c, *grid)` to the next ones: an operator, a solver, or any other function."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Members of a roll-out: of a predictor, or of a function."""
+
+    @property
+    def start(self) -> Field:
+        """What it started from."""
+
+    @property
+    def history(self) -> int:
+        """States in an input."""
+
+    @property
+    def channels(self) -> int:
+        """Channels c of a state."""
+
+    def starts(self) -> Float[Tensor, "s n hc *grid"]:
+        """The states at leads 1 - history to 0, as channels."""
+
+    def step(self, window: Float[Tensor, "s n hc *grid"], lead: int) -> Float[Tensor, "s n c *grid"]:
+        """The states at a lead, from those before it."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FunctionMembers:
+    """Members whose step is a function.
+
+    Args:
+        function: From states `(n, c, *grid)` to the next ones.
+        start: States at lead 0.
+        initial: Their distribution.
+        count: How many members s.
+        seed: Of starts.
+        history: One state makes the next.
+    """
+
+    function: Step
+    start: Field
+    initial: FieldDistribution
+    count: int
+    seed: int
+    history: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        step: object,
+        start: Field,
+        initial: FieldDistribution | None,
+        *,
+        members: int,
+        seed: int,
+        beside: tuple[object, ...],
+    ) -> FunctionMembers:
+        """Check what the members start from.
+
+        Raises:
+            ArgumentError: If the step cannot be called, there is no initial distribution, or something beside the states.
+            ShapeError: If the initial distribution is of other states.
+            DataError: If start or initial distribution are none.
+        """
+        function = check_callable(step, "step", remedy="give a predictor, or a function of states (n, c, *grid)")
+        check_field(start, "start")
+        if initial is None:
+            raise ArgumentError(
+                expected="an initial distribution, where the step is a function",
+                got="none, so that all members would be equal",
+                remedy="give initial=, a distribution of the states at lead 0",
+            )
+        if beside != (None, None, 1):
+            raise ArgumentError(
+                expected="parameters, forcing and history with a predictor only",
+                got="one of them with a function",
+                remedy="let the function hold them",
+            )
+        check_instance(initial, FieldDistribution, "initial", remedy="give a distribution over the states at lead 0")
+        check_values(initial.mean, tuple(start.values.shape), "the mean of initial")
+        return cls(function=function, start=start.detached(), initial=initial, count=members, seed=check_seed(seed))
+
+    @property
+    def channels(self) -> int:
+        """Channels c of a state."""
+        return self.start.channels
+
+    def starts(self) -> Float[Tensor, "s n c *grid"]:
+        """The states at lead 0."""
+        initial = self.initial
+        if isinstance(initial, EmpiricalField) and len(initial.weights) == self.count and initial.has_equal_weights:
+            return initial.samples.to(self.start.values)
+        seeds = [stream_seed(self.seed, "filter starts", member) for member in range(self.count)]
+        return torch.stack([initial.rsample(seed=seed) for seed in seeds]).to(self.start.values)
+
+    def step(self, window: Float[Tensor, "s n c *grid"], lead: int) -> Float[Tensor, "s n c *grid"]:
+        """The states at a lead, from those before it."""
+        moved = self.function(window.flatten(0, 1))
+        check_values(moved, tuple(window.flatten(0, 1).shape), f"states at lead {lead}")
+        check_finite(moved, f"states at lead {lead}", remedy="the step is not stable from there")
+        return moved.unflatten(0, window.shape[:2])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Assimilation:
+    """A roll-out that takes observations in.
+
+    Args:
+        source: The members.
+        observations: By lead.
+        kind: Of the update.
+        inflation: Factor of deviations before an update.
+        taper: Correlations that multiply covariances, `(p, p)`, or None.
+        reach: How many leads back an observation acts; None for all.
+        is_filter: Whether the analysis of a lead is what was known then.
+        seed: Of perturbations.
+    """
+
+    source: Source
+    observations: Mapping[int, Sequence[Observation]]
+    kind: str
+    inflation: float
+    taper: Float64[Tensor, "p p"] | None
+    reach: int | None
+    is_filter: bool
+    seed: int
+
+    def run(self, steps: int) -> EnsembleAnalysis:
+        """Roll out and analyse."""
+        source, history = self.source, self.source.history
+        states = dict(enumerate(source.starts().split(source.channels, dim=2), start=1 - history))
+        forecasts, filtered, chi2 = [], [], {}
+        for lead in range(steps + 1):
+            if lead > 0:
+                window = [states[earlier] for earlier in range(lead - history, lead)]
+                states[lead] = source.step(window[0] if history == 1 else torch.cat(window, dim=2), lead)
+            forecasts.append(states[lead])
+            if lead in self.observations:
+                chi2[lead] = self._take_in(states, lead)
+            filtered.append(states[lead])
+        analyses = filtered if self.is_filter else [states[lead] for lead in range(steps + 1)]
+        return EnsembleAnalysis(analyses, forecasts, start=source.start, chi2=chi2)
+
+    def _take_in(self, states: dict[int, Tensor], lead: int) -> Float64[Tensor, " n"]:
+        """Update the states at a lead, and those before it that are within reach or in the next input."""
+        last = states[lead]
+        mean = last.mean(0)
+        states[lead] = mean + self.inflation * (last - mean)
+        behind = lead + self.source.history - 1 if self.reach is None else max(self.reach, self.source.history - 1)
+        moved = [earlier for earlier in sorted(states) if earlier >= lead - behind]
+        total, count = torch.zeros(last.shape[1], dtype=torch.float64, device=last.device), 0
+        for number, observation in enumerate(self.observations[lead]):
+            ensemble = torch.cat([states[earlier].flatten(3) for earlier in moved], dim=2)
+            observed = self._numbers(observation, last)
+            generator = stream(self.seed, "perturbed observations", lead, number)
+            ensemble, chi2 = update(ensemble, observed, kind=self.kind, generator=generator)
+            for earlier, values in zip(moved, ensemble.split(self.source.channels, dim=2), strict=True):
+                states[earlier] = values.unflatten(3, last.shape[3:])
+            total, count = total + chi2 * observed.rows.shape[0], count + observed.rows.shape[0]
+        return total / count
+
+    def _numbers(self, observation: Observation, last: Tensor) -> ObservedNumbers:
+        return observed_numbers(observation, self.source.start.grid, shape=(last.shape[1], last.shape[2]), taper=self.taper).to(
+            last.device
+        )
+
+
+class EnsembleAnalysis:
+    """An ensemble at all leads, before and after the observations of each: what filters and smoothers return.
+
+    It is a forecast: scores, calibrators and figures take it. All leads are held in memory.
+
+    Args:
+        analyses: Members at leads 0 to `steps`, `(s, n, c, *grid)` each, given the observations.
+        forecasts: The same before the observations of that lead.
+        start: What the ensemble was started from.
+        chi2: Per lead with observations, the squared standardised residual per number of each function, `(n,)`: near 1 where
+            the ensemble's covariance and the noise agree with the observations.
+
+    Attributes:
+        start: The same.
+        chi2: The same.
+    """
+
+    def __init__(
+        self, analyses: Sequence[Tensor], forecasts: Sequence[Tensor], *, start: Field, chi2: Mapping[int, Tensor]
+    ) -> None:
+        self._analyses, self._forecasts = tuple(analyses), tuple(forecasts)
+        self.start = start
+        self.chi2 = dict(chi2)
+
+    @property
+    def steps(self) -> int:
+        """The largest lead."""
+        return len(self._analyses) - 1
+
+    @property
+    def grid(self) -> Grid:
+        """Where all states live."""
+        return self.start.grid
+
+    @property
+    def members(self) -> int:
+        """Number of members s."""
+        return len(self._analyses[0])
+
+    def at(self, lead: int) -> EmpiricalField:
+        """The members' states at a lead, given the observations: of a filter up to that lead, of a smoother all of them.
+
+        Raises:
+            ArgumentError: If there is no such lead.
+        """
+        return EmpiricalField(self._analyses[check_integer(lead, "lead", least=0, most=self.steps)], grid=self.grid)
+
+    def forecast_at(self, lead: int) -> EmpiricalField:
+        """The members' states at a lead, given the observations of the leads before it.
+
+        Raises:
+            ArgumentError: If there is no such lead.
+        """
+        return EmpiricalField(self._forecasts[check_integer(lead, "lead", least=0, most=self.steps)], grid=self.grid)
+
+    def leads(self) -> Iterator[tuple[int, EmpiricalField]]:
+        """Leads 1 to `steps` in order, each with the members' states."""
+        return ((lead, self.at(lead)) for lead in range(1, self.steps + 1))
+
+    def __len__(self) -> int:
+        """Number of functions n."""
+        return self._analyses[0].shape[1]
+
+    def __repr__(self) -> str:
+        """A short description."""
+        return f"EnsembleAnalysis({len(self)} on {self.grid!r}, {self.steps} steps, {self.members} members)"

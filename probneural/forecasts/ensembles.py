@@ -1,0 +1,201 @@
+"""Ensemble Kalman filters and smoothers: observations in time, taken in by the members of a roll-out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+
+from probneural.checks import assign, check_choice, check_integer, check_positive, check_real
+from probneural.contexts import undisturbed
+from probneural.distributions import FieldDistribution, Predictor
+from probneural.distributions.members import Forcing, members_of
+from probneural.fields import Field
+from probneural.forecasts.analysis import Assimilation, EnsembleAnalysis, FunctionMembers, Source, Step
+from probneural.forecasts.localisation import taper
+from probneural.forecasts.observations import Observation, by_lead
+from probneural.forecasts.updates import KINDS
+from probneural.randomness import check_seed
+
+
+@dataclass(frozen=True)
+class EnsembleKalmanMethod(ABC):
+    """Settings of ensemble Kalman methods; abstract."""
+
+    members: int = 64
+    _: KW_ONLY
+    kind: str = "square_root"
+    inflation: float = 1.0
+    localisation: float | None = None
+    draws: str = "trajectory"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        assign(
+            self,
+            members=check_integer(self.members, "members", least=2),
+            kind=check_choice(self.kind, KINDS, "kind"),
+            inflation=check_real(self.inflation, "inflation", least=1.0),
+            localisation=None if self.localisation is None else check_positive(self.localisation, "localisation"),
+            draws=check_choice(self.draws, ("trajectory", "step"), "draws"),
+        )
+
+    @property
+    @abstractmethod
+    def _is_filter(self) -> bool:
+        """Whether what is returned for a lead is what was known then."""
+
+    @abstractmethod
+    def _reach(self) -> int | None:
+        """How many leads back observations act on what is returned; None for all."""
+
+    @undisturbed()
+    @torch.no_grad()
+    def assimilate(
+        self,
+        step: Predictor | Step,
+        start: Field,
+        *,
+        observations: Sequence[Observation],
+        steps: int,
+        initial: FieldDistribution | None = None,
+        parameters: Field | None = None,
+        forcing: Forcing | None = None,
+        history: int = 1,
+        seed: int = 0,
+    ) -> EnsembleAnalysis:
+        """Roll an ensemble out, and take the observations in where they were made.
+
+        Functions are apart: observations of one say nothing about another.
+
+        Args:
+            step: A predictor, whose draws are the members' operators; or any function from states `(n, c, *grid)` to the next
+                ones, to which all members go together, as s * n functions.
+            start: States at lead 0, `(n, history * c, *grid)`, the earliest first; then any channels that stay constant.
+            observations: In any order.
+            steps: The largest lead of the analysis.
+            initial: Distribution of the states at lead 0: each member starts from its own draw.
+            parameters: Channels that stay constant, `(n, k, *grid)`; of a predictor.
+            forcing: A function of the lead that returns the channels beside the state at that lead; of a predictor.
+            history: States in an input; of a predictor.
+            seed: Of draws, starts and perturbations.
+
+        Returns:
+            The members at all leads, a `Forecast`.
+
+        Raises:
+            ArgumentError: If a setting or an observation's lead is out of range, or all members would be equal.
+            ShapeError: If channels or numbers of functions do not fit.
+            GridError: If parts live on different grids.
+            DataError: If a part is of a wrong kind, or states are not finite.
+            ForecastError: If a predictor's states are not finite.
+        """
+        steps = check_integer(steps, "steps")
+        source: Source = (
+            members_of(
+                step,
+                start,
+                members=self.members,
+                draws=self.draws,
+                initial=initial,
+                noise=False,
+                parameters=parameters,
+                forcing=forcing,
+                history=history,
+                seed=seed,
+            )
+            if isinstance(step, Predictor)
+            else FunctionMembers.of(
+                step, start, initial, members=self.members, seed=seed, beside=(parameters, forcing, history)
+            )
+        )
+        return Assimilation(
+            source=source,
+            observations=by_lead(observations, steps),
+            kind=self.kind,
+            inflation=self.inflation,
+            taper=None if self.localisation is None else taper(start.grid, self.localisation),
+            reach=self._reach(),
+            is_filter=self._is_filter,
+            seed=check_seed(seed),
+        ).run(steps)
+
+
+@dataclass(frozen=True)
+class EnsembleKalmanFilter(EnsembleKalmanMethod):
+    """Ensemble Kalman filter: the state at each lead, given the observations up to that lead.
+
+    Members are rolled out; where there are observations, each member moves by Kalman's gain with the members' covariance P,
+
+        u <- u + P A^T (A P A^T + R)^-1 (y - A u).
+
+    Where steps are linear, errors Gaussian and members many, it is Kalman's filter. Few members know the covariance badly:
+    between distant points it is mostly chance, which `localisation` removes, and it is too small, which `inflation` mends.
+    The update moves states; a member's operator stays the one that was drawn. The closed form,
+    [`propagate`][probneural.forecasts.propagate] and `condition`, moves operators too.
+
+    Args:
+        members: How many s, at least 2.
+        kind: `"square_root"`: numbers are taken in one after the other, and the deviations are contracted so that the
+            covariance is exactly Kalman's, given P. `"stochastic"`: all at once, each member with observations of errors of
+            its own.
+        inflation: Factor of the members' deviations before each update, at least 1; dimensionless.
+        localisation: Distance from which on covariances count as zero, in the grid's units; None for none. Covariances are
+            multiplied by Gaspari and Cohn's correlation, so functionals of any shape are localised as sensors are.
+        draws: `"trajectory"`: a member of a predictor is one operator at all steps. `"step"`: a fresh one at every step.
+
+    Raises:
+        ArgumentError: If a setting is out of range.
+
+    References:
+        Evensen (1994), Sequential data assimilation with a nonlinear quasi-geostrophic model; Burgers, van Leeuwen and Evensen
+        (1998), Analysis scheme in the ensemble Kalman filter (perturbed observations); Whitaker and Hamill (2002), Ensemble
+        data assimilation without perturbed observations (square root); Houtekamer and Mitchell (2001), A sequential ensemble
+        Kalman filter for atmospheric data assimilation (localisation).
+    """
+
+    @property
+    def _is_filter(self) -> bool:
+        return True
+
+    def _reach(self) -> int | None:
+        return 0
+
+
+@dataclass(frozen=True)
+class EnsembleKalmanSmoother(EnsembleKalmanMethod):
+    """Ensemble Kalman smoother: the states at all leads, given all observations.
+
+    The filter, whose update moves the members' states at earlier leads too, by their covariance with what is observed.
+
+    Args:
+        members: How many s, at least 2.
+        kind: As of [`EnsembleKalmanFilter`][probneural.forecasts.EnsembleKalmanFilter].
+        inflation: Factor of the deviations of the state at the lead of an observation before each update.
+        localisation: Distance from which on covariances count as zero, in the grid's units, at all leads alike; None for none.
+        draws: As of the filter.
+        lag: How many leads back an observation acts; None for all. With few members a short lag leaves out what is chance.
+
+    Raises:
+        ArgumentError: If a setting is out of range.
+
+    Reference:
+        Evensen and van Leeuwen (2000), An ensemble Kalman smoother for nonlinear dynamics.
+    """
+
+    _: KW_ONLY
+    lag: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        assign(self, lag=None if self.lag is None else check_integer(self.lag, "lag", least=0))
+
+    @property
+    def _is_filter(self) -> bool:
+        return False
+
+    def _reach(self) -> int | None:
+        return self.lag

@@ -1,0 +1,280 @@
+"""Linearised propagation: mean and root of a forecast in closed form, exact where the operator is linear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from probneural.checks import check_choice, check_finite, check_integer, check_real
+from probneural.contexts import undisturbed
+from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor
+from probneural.distributions.base import check_values
+from probneural.distributions.latent import digest
+from probneural.distributions.members import Forcing, members_of
+from probneural.distributions.roots.base import Root
+from probneural.errors import ArgumentError, GridError, UnsupportedError
+from probneural.fields import Field, check_field
+from probneural.forecasts.columns import Columns, narrowed
+from probneural.forecasts.roots import PropagatedRoot
+from probneural.forecasts.stepping import Stepper
+from probneural.forecasts.trajectories import GaussianTrajectory
+
+_DRAWS = ("trajectory", "step")
+_DISCREPANCY = ("trajectory", "step", "none")
+
+
+@undisturbed()
+@torch.no_grad()
+def propagate(
+    predictor: Predictor,
+    start: Field,
+    *,
+    steps: int,
+    initial: FieldDistribution | None = None,
+    about: Field | None = None,
+    draws: str = "trajectory",
+    discrepancy: str | None = None,
+    tolerance: float = 0.0,
+    parameters: Field | None = None,
+    forcing: Forcing | None = None,
+    history: int = 1,
+) -> GaussianTrajectory:
+    """Repeat the step that a predictor predicts, in closed form: mean and root of the states at leads 1 to `steps`.
+
+    The step is linearised about the mean trajectory,
+
+        mean_k+1 = m(mean_k),    d_k+1 = J(mean_k) d_k + R(mean_k) xi + D_i(mean_k) zeta_i,
+
+    with m the predictor's mean, J its derivative in the state, R its root, and D_i each function's own discrepancy, where the
+    predictor has one. So errors of a step are carried on by the following steps. It is exact where m is affine and R does
+    not depend on the state. Elsewhere it is right to first order in the deviations; compare with `predictor.rollout`, which
+    draws. Where the start is hardly known but well observed later, linearise `about` the start that
+    [`four_d_var`][probneural.forecasts.four_d_var] finds.
+
+    All leads share one latent: an observation at lead 5 moves leads 1 to 20, by
+    [`condition`][probneural.forecasts.GaussianTrajectory.condition]. With `draws="trajectory"` and neither an initial
+    distribution nor a discrepancy it is the predictor's own latent, so that such an observation moves its predictions too.
+
+    Cost: a forward-mode derivative of the mean per step and column. Columns are as many as latent dimensions, and as values
+    of the states at most: what exceeds these is left out exactly, by a singular value decomposition.
+
+    Args:
+        predictor: Any Gaussian head's or calibrator's; an ensemble counts as the Gaussian of its members' mean and covariance.
+        start: States at lead 0, `(n, history * c, *grid)`, the earliest first; then any channels that stay constant.
+        steps: How many.
+        initial: Distribution of the states at lead 0, `(n, history * c, *grid)`, whose mean takes the place of those in
+            `start`. If its latent is the predictor's, or was conditioned from it, it is the same operator that made the start.
+        about: States at lead 0, `(n, history * c, *grid)`, from which the trajectory starts that steps are linearised about;
+            by default the mean of `initial`.
+        draws: `"trajectory"`: one operator at all steps, so that its errors add up. `"step"`: a fresh one at every step, so
+            that errors of different steps are independent.
+        discrepancy: The same for what is each function's own: `"trajectory"`, kept over all steps, a misfit that does not
+            change along the trajectory; `"step"`, fresh at every step; `"none"` leaves it out. By default as `draws`.
+        tolerance: Fraction of the standard deviation of each step that may be left out for fewer columns, dimensionless.
+        parameters: Channels that stay constant, `(n, k, *grid)`.
+        forcing: A function of the lead that returns the channels beside the state at that lead, from 0 to `steps` - 1.
+        history: States in an input.
+
+    Returns:
+        The forecast, without gradients.
+
+    Raises:
+        ArgumentError: If a number or a choice is none of those allowed.
+        ShapeError: If channels or numbers of functions do not fit.
+        GridError: If parts live on different grids, or a prediction on another one than its input.
+        DataError: If a part is no field, or not finite.
+        UnsupportedError: If predictions are neither Gaussian nor empirical, or the columns do not fit into memory.
+
+    Reference:
+        Särkkä (2013), Bayesian filtering and smoothing, section 5.2 (the extended Kalman filter's prediction). Deviations:
+        roots instead of covariances, jointly over all steps, errors of one operator at all of them.
+    """
+    steps = check_integer(steps, "steps")
+    draws = check_choice(draws, _DRAWS, "draws")
+    discrepancy = draws if discrepancy is None else check_choice(discrepancy, _DISCREPANCY, "discrepancy")
+    tolerance = check_real(tolerance, "tolerance", least=0.0, below=1.0)
+    ensemble = members_of(
+        predictor,
+        start,
+        members=1,
+        draws=draws,
+        initial=initial,
+        noise=False,
+        parameters=parameters,
+        forcing=forcing,
+        history=history,
+        seed=0,
+    )
+    begin = _gaussian(initial)
+    states = history * predictor.out_channels
+    mean = ensemble.start.values[:, :states] if begin is None else begin.mean.to(ensemble.start.values)
+    window = mean if about is None else _checked_about(about, begin).values.to(mean)
+    stepper = Stepper(ensemble)
+    stepper = stepper if begin is None else stepper.given(begin.latent)
+    predicted = _Predicted.of(stepper, window, steps=steps, keeps_operator=draws == "trajectory")
+    plans = _plans(predicted, begin, draws=draws, discrepancy=discrepancy)
+    return _assemble(stepper, predicted, plans, offset=window - mean, discrepancy=discrepancy, tolerance=tolerance)
+
+
+@dataclass(frozen=True, eq=False)
+class _Predicted:
+    """The mean trajectory, and the predictions along it, of one latent where the operator is kept."""
+
+    window: Tensor
+    inputs: tuple[Field, ...]
+    fields: tuple[GaussianField, ...]
+
+    @classmethod
+    def of(cls, stepper: Stepper, window: Tensor, *, steps: int, keeps_operator: bool) -> _Predicted:
+        inputs, fields, last = [], [], window
+        for lead in range(1, steps + 1):
+            inputs.append(stepper.inputs(last, lead))
+            fields.append(stepper.predict(inputs[-1]))
+            last = torch.cat([last, fields[-1].mean.to(last)], dim=1)[:, fields[-1].mean.shape[1] :]
+        if keeps_operator and steps > 1:  # one call for all steps: some heads have a latent for each call
+            together = stepper.predict(Field.cat(inputs))
+            count = len(window)
+            fields = [together[slice(step * count, (step + 1) * count)] for step in range(steps)]
+        return cls(window, tuple(inputs), tuple(fields))
+
+    def discrepancies(self, kind: str) -> list[Root | None]:
+        """What is each function's own, at every step; nothing if it is left out.
+
+        Raises:
+            UnsupportedError: If only some predictions have a discrepancy.
+        """
+        if kind == "none":
+            return [None] * len(self.fields)
+        roots = [field.discrepancy for field in self.fields]
+        if len({root is None for root in roots}) > 1:
+            raise UnsupportedError(
+                expected="a discrepancy at every step, or at none", got="a mixture", remedy='leave it out: discrepancy="none"'
+            )
+        return roots
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Plan:
+    """Where in a latent, the shared one or each function's own, the randomness of each step is.
+
+    Args:
+        start: Columns of the initial distribution.
+        rank: Dimensions of the latent.
+        offsets: The first dimension of each step's randomness.
+        is_fresh: Whether steps have dimensions of their own.
+        is_shared: Whether functions share the latent.
+    """
+
+    start: Columns
+    rank: int
+    offsets: tuple[int, ...]
+    is_fresh: bool
+    is_shared: bool
+
+    @classmethod
+    def of(
+        cls, window: Tensor, begin: Root | None, ranks: Sequence[int], *, kind: str, is_same: bool, is_shared: bool
+    ) -> _Plan:
+        flat, is_fresh = window.flatten(2), kind == "step"
+        matrix = flat.new_zeros(*flat.shape, 0) if begin is None else begin.dense().to(flat)
+        matrix = matrix if is_same else narrowed(matrix, is_shared=is_shared)
+        functions, channels, points, first = matrix.shape
+        values = channels * points * (functions if is_shared else 1)
+        ranks = [min(rank, values) for rank in ranks] if is_fresh else list(ranks)
+        first = 0 if is_same else first
+        offsets = tuple(first + (sum(ranks[:step]) if is_fresh else 0) for step in range(len(ranks)))
+        rank = offsets[-1] + ranks[-1]
+        start = Columns.of(matrix, rank=rank, is_shared=is_shared)
+        return cls(start=start, rank=rank, offsets=offsets, is_fresh=is_fresh, is_shared=is_shared)
+
+    def step(self, columns: Columns, pushed: Tensor, root: Root | None, *, number: int) -> Columns:
+        """The columns after a step that adds a root."""
+        matrix = pushed[..., :0] if root is None else root.dense()
+        if self.is_fresh:  # the directions have no meaning beyond this step
+            matrix = narrowed(matrix, is_shared=self.is_shared)
+        return columns.step(pushed, matrix, offset=self.offsets[number], is_fresh=self.is_fresh)
+
+
+def _plans(predicted: _Predicted, begin: GaussianField | None, *, draws: str, discrepancy: str) -> tuple[_Plan, _Plan]:
+    """Plans of what functions share and of what is each one's own."""
+    latent, window = predicted.fields[0].latent, predicted.window
+    is_same = begin is not None and draws != "step" and (begin.latent.id, begin.latent.rank) == (latent.id, latent.rank)
+    ranks = [field.latent.rank for field in predicted.fields]
+    own = [0 if root is None else root.shape[3] for root in predicted.discrepancies(discrepancy)]
+    first, own_first = (None, None) if begin is None else (begin.root, begin.discrepancy)
+    return (
+        _Plan.of(window, first, ranks, kind=draws, is_same=is_same, is_shared=True),
+        _Plan.of(window, own_first, own, kind=discrepancy, is_same=False, is_shared=False),
+    )
+
+
+def _assemble(
+    stepper: Stepper,
+    predicted: _Predicted,
+    plans: tuple[_Plan, _Plan],
+    *,
+    offset: Tensor,
+    discrepancy: str,
+    tolerance: float,
+) -> GaussianTrajectory:
+    """Push the columns through all steps, and make fields of them.
+
+    The offset of the trajectory's start from its mean, `(n, h * c, *grid)`, goes the same way, and is taken off again.
+    """
+    (plan, own_plan), window, channels = plans, predicted.window, stepper.ensemble.channels
+    shared, own = plan.start, own_plan.start
+    means, pairs = [(window - offset)[:, window.shape[1] - channels :]], [(shared, own)]
+    apart = offset.flatten(2)[..., None]
+    roots = predicted.discrepancies(discrepancy)
+    for number, (inputs, u) in enumerate(zip(predicted.inputs, predicted.fields, strict=True)):
+        narrow, own_narrow = shared.truncated(tolerance), own.truncated(tolerance)
+        together = torch.cat([narrow.columns, own_narrow.columns, apart], dim=3)
+        pushed, own_pushed, ahead = stepper.tangents(inputs, together).split([narrow.count, own_narrow.count, 1], dim=3)
+        apart = torch.cat([apart, ahead], dim=1)[:, channels:]
+        shared = plan.step(narrow, pushed, u.root, number=number)
+        own = own_plan.step(own_narrow, own_pushed, roots[number], number=number)
+        means.append(u.mean - ahead.reshape(u.mean.shape))
+        pairs.append((shared, own))
+    latent = predicted.fields[0].latent
+    rank = plan.rank + len(window) * own_plan.rank
+    is_predictors = latent.is_shared_across_calls and not plan.is_fresh and rank == latent.rank
+    if not is_predictors:
+        last = pairs[-1]
+        name = digest(*means, *(one.state(channels) for one in last))
+        latent = Latent(id=f"trajectory-{name}", rank=rank, is_shared_across_calls=False)
+    positions = torch.arange(len(window), device=window.device)
+    fields = []
+    for mean, (left, right) in zip(means, pairs, strict=True):
+        rows = None if left.rows is None else left.rows[0]
+        root = PropagatedRoot(left.state(channels), rows, right.state(channels), right.rows, positions, functions=len(window))
+        fields.append(GaussianField(mean, root, latent=latent, grid=stepper.ensemble.grid))
+    dropped = torch.tensor([max(left.dropped, right.dropped) for left, right in pairs], dtype=torch.float64)
+    return GaussianTrajectory(fields, stepper.ensemble.start, dropped=dropped)
+
+
+def _checked_about(about: Field, initial: GaussianField | None) -> Field:
+    """Return states of the initial distribution's functions, channels and grid."""
+    check_field(about, "about")
+    if initial is None:
+        raise ArgumentError(
+            expected="an initial distribution with about", got="none", remedy="without one, give the states as start"
+        )
+    if about.grid != initial.grid:
+        raise GridError(expected=f"about on {initial.grid!r}", got=repr(about.grid), remedy="resample it")
+    check_values(about.values, tuple(initial.mean.shape), "about")
+    check_finite(about.values, "about")
+    return about
+
+
+def _gaussian(initial: FieldDistribution | None) -> GaussianField | None:
+    """The initial distribution as a Gaussian field."""
+    if isinstance(initial, EmpiricalField):
+        return initial.moment_matched()
+    if initial is not None and not isinstance(initial, GaussianField):
+        raise ArgumentError(
+            expected="a Gaussian or an empirical field as initial", got=type(initial).__name__, remedy="state its covariance"
+        )
+    return initial

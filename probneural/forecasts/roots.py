@@ -1,0 +1,184 @@
+"""The root of a forecast: what all functions share, and what is each function's own, in few columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from probneural.distributions.roots.base import DenseRoot, Root
+from probneural.distributions.roots.sums import CorrectedRoot
+from probneural.errors import ShapeError
+from probneural.functionals import Functional
+from probneural.linear_algebra.conditioning import LowRankUpdate
+
+
+@dataclass(frozen=True, eq=False)
+class PropagatedRoot(Root):
+    """d_i = B_i V xi + C_i W_i zeta_i: columns that were pushed through steps, and the latent directions that they stand for.
+
+    All functions share xi; each of the N functions of a forecast has a vector zeta_i of its own. Both are part of one latent
+    vector (xi, zeta_1, ..., zeta_N), so that an observation of function i at one time informs zeta_i, hence the same function
+    at all other times, as well as xi. Nothing of the size of the latent is kept for every point.
+
+    Args:
+        columns: B, `(n, c, p, r)`, in physical units.
+        rows: V, `(r, k)`, orthonormal, dimensionless; None for the identity.
+        own_columns: C, `(n, c, p, q)`, in physical units.
+        own_rows: W, `(n, q, l)`, orthonormal for each function, dimensionless; None for the identity.
+        positions: Which of the N functions these n are, `(n,)`.
+        functions: N.
+
+    Raises:
+        ShapeError: If they do not fit together.
+    """
+
+    columns: Float[Tensor, "..."]
+    rows: Float[Tensor, "r k"] | None
+    own_columns: Float[Tensor, "..."]
+    own_rows: Float[Tensor, "..."] | None
+    positions: Int64[Tensor, " n"]
+    functions: int
+
+    def __post_init__(self) -> None:
+        """Check that they fit together."""
+        left, right = tuple(self.columns.shape), tuple(self.own_columns.shape)
+        rows = left[3:] if self.rows is None else tuple(self.rows.shape[:1])
+        own_rows = (left[0], *right[3:]) if self.own_rows is None else tuple(self.own_rows.shape[:2])
+        fits = len(left) == 4 and left[:3] == right[:3] and rows == left[3:] and own_rows == (left[0], *right[3:])
+        if not fits or len(self.positions) != left[0]:
+            raise ShapeError(
+                expected="columns (n, c, p, r) with r rows, own columns (n, c, p, q) with (n, q) rows, and n positions",
+                got=f"{left} with {rows}, {right} with {own_rows}, {len(self.positions)}",
+                remedy="one row per column",
+            )
+
+    @property
+    def rank(self) -> int:
+        """Latent dimensions k that the functions share."""
+        return self.columns.shape[3] if self.rows is None else self.rows.shape[1]
+
+    @property
+    def own_rank(self) -> int:
+        """Latent dimensions l of each function's own."""
+        return self.own_columns.shape[3] if self.own_rows is None else self.own_rows.shape[2]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(n, c, p, k + N l)`."""
+        inputs, channels, points, _ = self.columns.shape
+        return inputs, channels, points, self.rank + self.functions * self.own_rank
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and on the device of products."""
+        return self.columns
+
+    def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
+        """Map s latent vectors to s coherent draws."""
+        shared, own = self._split(latents)
+        return self._image(shared, own[:, self.positions])
+
+    def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
+        """Map one latent vector per input."""
+        shared, own = self._split(latents)
+        along = self._along(shared).to(self.columns)
+        each = self._own_along(own[torch.arange(len(own), device=own.device), self.positions][None])[0].to(self.columns)
+        moved = torch.einsum("ncpr,nr->ncp", self.columns, along)
+        return moved + torch.einsum("ncpq,nq->ncp", self.own_columns, each)
+
+    def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
+        """Apply the transpose of the joint map."""
+        values = values.to(self.columns)
+        shared = self._back(torch.einsum("ncpr,sncp->sr", self.columns, values))
+        each = self._own_back(torch.einsum("ncpq,sncp->nsq", self.own_columns, values)).movedim(0, 1)
+        own = each.new_zeros(len(values), self.functions, self.own_rank).index_add(1, self.positions, each)
+        return torch.cat([shared, own.flatten(1)], dim=1)
+
+    def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
+        """Apply each input's own transpose."""
+        cotangents = cotangents.to(self.columns)
+        shared = self._back(torch.einsum("ncpr,nmcp->nmr", self.columns, cotangents))
+        each = self._own_back(torch.einsum("ncpq,nmcp->nmq", self.own_columns, cotangents))
+        return torch.cat([shared, self._placed(each).flatten(2)], dim=2)
+
+    def row_squares(self) -> Float[Tensor, "n c p"]:
+        """Row sums of squares: those of the columns, since rows are orthonormal."""
+        return self.columns.square().sum(-1) + self.own_columns.square().sum(-1)
+
+    def push(self, functional: Functional) -> Root:
+        """Apply the functional to each column."""
+        pushed = [DenseRoot(columns).push(functional).dense() for columns in (self.columns, self.own_columns)]
+        return self._with(pushed[0], pushed[1])
+
+    def compose(self, transform: LowRankUpdate) -> CorrectedRoot:
+        """Keep the map as thin matrices."""
+        return CorrectedRoot.composed(self, transform)
+
+    def scale(self, factors: Float[Tensor, " c"]) -> PropagatedRoot:
+        """Multiply each channel's rows."""
+        factors = factors.to(self.columns)[:, None, None]
+        return self._with(self.columns * factors, self.own_columns * factors)
+
+    def select(self, index: slice | Tensor) -> PropagatedRoot:
+        """Select functions; the latent stays that of all."""
+        own_rows = None if self.own_rows is None else self.own_rows[index]
+        columns, own_columns = self.columns[index], self.own_columns[index]
+        return replace(self, columns=columns, own_columns=own_columns, own_rows=own_rows, positions=self.positions[index])
+
+    def marginal(self, index: int) -> DenseRoot:
+        """One function by itself: its columns, each a latent dimension of its own."""
+        return DenseRoot(torch.cat([self.columns[[index]], self.own_columns[[index]]], dim=-1))
+
+    def dense(self) -> Float[Tensor, "n c p k"]:
+        """Form the root."""
+        shared, each = self.formed()
+        placed = self._placed(each.flatten(1, 2)).unflatten(1, each.shape[1:3])
+        return torch.cat([shared, placed.flatten(3)], dim=3)
+
+    def formed(self) -> tuple[Float[Tensor, "n c p k"], Float[Tensor, "n c p l"]]:
+        """What the functions share, and what is each one's own, with a column for each latent dimension."""
+        shared = self.columns if self.rows is None else self.columns @ self.rows.to(self.columns)
+        if self.own_rows is None:
+            return shared, self.own_columns
+        return shared, self.own_columns @ self.own_rows.to(self.own_columns)[:, None]
+
+    def _with(self, columns: Tensor, own_columns: Tensor) -> PropagatedRoot:
+        return replace(self, columns=columns, own_columns=own_columns)
+
+    def _split(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Latent vectors as `(s, k)` and `(s, N, l)`, in float64."""
+        latents = latents.to(self.device, torch.float64)
+        shared, own = latents[:, : self.rank], latents[:, self.rank :]
+        return shared, own.reshape(len(own), self.functions, self.own_rank)
+
+    def _along(self, shared: Tensor) -> Tensor:
+        """V xi of vectors `(..., k)`."""
+        return shared if self.rows is None else shared @ self.rows.mT
+
+    def _own_along(self, own: Tensor) -> Tensor:
+        """W_i zeta_i of vectors `(s, n, l)`."""
+        return own if self.own_rows is None else torch.einsum("nql,snl->snq", self.own_rows, own)
+
+    def _back(self, shared: Tensor) -> Tensor:
+        """V^T of numbers `(..., r)`, in float64."""
+        shared = shared.to(torch.float64)
+        return shared if self.rows is None else shared @ self.rows
+
+    def _own_back(self, own: Tensor) -> Tensor:
+        """W_i^T of numbers `(n, m, q)`, in float64."""
+        own = own.to(torch.float64)
+        return own if self.own_rows is None else own @ self.own_rows
+
+    def _image(self, shared: Tensor, own: Tensor) -> Tensor:
+        """The draws of `(s, k)` shared numbers and `(s, n, l)` own ones."""
+        moved = torch.einsum("ncpr,sr->sncp", self.columns, self._along(shared).to(self.columns))
+        return moved + torch.einsum("ncpq,snq->sncp", self.own_columns, self._own_along(own).to(self.columns))
+
+    def _placed(self, each: Tensor) -> Tensor:
+        """`(n, m, l)` of each function's own latent numbers, among those of all, `(n, m, N, l)`."""
+        placed = each.new_zeros(len(each), each.shape[1], self.functions, each.shape[2])
+        placed[torch.arange(len(each), device=each.device), :, self.positions] = each
+        return placed

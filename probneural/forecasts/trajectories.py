@@ -1,0 +1,156 @@
+"""Gaussian trajectories: forecasts in closed form, whose leads share one latent."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.checks import check_integer, check_sequence
+from probneural.distributions import GaussianField, Latent
+from probneural.errors import ArgumentError
+from probneural.fields import Field
+from probneural.forecasts.roots import PropagatedRoot
+from probneural.functionals import Functional
+from probneural.grids import Grid
+
+
+class GaussianTrajectory:
+    """States u_1, u_2, ... as one Gaussian distribution over space and time: every lead is a field of the same latent.
+
+    What [`propagate`][probneural.forecasts.propagate] returns. So an observation at one lead moves all others, those before
+    as well as those after: smoothing. Draws of one seed are one trajectory, whatever lead they are taken at.
+
+    Args:
+        fields: The states at leads 0 (the start), 1, 2, ..., driven by one latent.
+        start: What the forecast was started from: the last states, `(n, h * c, *grid)`.
+        dropped: Per lead, the fraction of the standard deviation that truncation left out, `(steps + 1,)`.
+        latent: What has been learned; by default the fields' own latent.
+
+    Attributes:
+        start: The same.
+        dropped: The same.
+        latent: What drives all leads.
+        grid: Where the states are evaluated.
+    """
+
+    def __init__(
+        self, fields: Sequence[GaussianField], start: Field, *, dropped: Float[Tensor, " leads"], latent: Latent | None = None
+    ) -> None:
+        self._fields = tuple(fields)
+        self.start = start
+        self.dropped = dropped
+        self.latent = fields[0].latent if latent is None else latent
+        self.grid = fields[0].grid
+
+    @property
+    def steps(self) -> int:
+        """The last lead."""
+        return len(self._fields) - 1
+
+    def at(self, lead: int) -> GaussianField:
+        """The distribution of the states at a lead, given all that was learned; lead 0 is the start.
+
+        Raises:
+            ArgumentError: If the forecast does not reach so far.
+        """
+        return self._fields[check_integer(lead, "lead", least=0, most=self.steps)].under(self.latent)
+
+    def leads(self) -> Iterator[tuple[int, GaussianField]]:
+        """All leads from 1 on, in order, with their fields."""
+        return ((lead, self.at(lead)) for lead in range(1, self.steps + 1))
+
+    def under(self, latent: Latent) -> GaussianTrajectory:
+        """The forecast given what a latent has learned that was conditioned from this one's.
+
+        Raises:
+            LatentError: If it was not.
+        """
+        latent.relative_to(self.latent)
+        return GaussianTrajectory(self._fields, self.start, dropped=self.dropped, latent=latent)
+
+    def condition(
+        self, functional: Functional, values: Float[Tensor, "n c m"], *, lead: int, noise: float | Tensor = 0.0
+    ) -> GaussianTrajectory:
+        """Bayes' rule for observations at one lead: the forecast that they leave, at all leads.
+
+        Several observations, at one lead or at different ones, are taken in one after the other, in any order.
+
+        Args:
+            functional: A, of size m, on the forecast's grid.
+            values: The observations of A u at that lead, `(n, c, m)`.
+            lead: When they were made; 0 is the start.
+            noise: Their variance, in the values' units squared: a number, one per channel, or one per value; 0 is exact.
+
+        Raises:
+            ConstraintError: If there are more exact observations than the rank of the latent, or they contradict.
+            ArgumentError: If the forecast does not reach so far, or noise is negative, or zero for some values only.
+            DataError: If a value is not finite.
+        """
+        return self.under(self.at(lead).condition(functional, values, noise=noise).latent)
+
+    def joint(self, leads: Sequence[int] | None = None) -> GaussianField:
+        """The states of several leads as functions of time and space, to take functionals, densities and constraints of.
+
+        Its grid has an axis of time in front, in steps: the state at lead 5 is at coordinate 5. So
+        `pn.functionals.sensors(field.grid, [[5.0, 0.25]])` observes lead 5 at x = 0.25, and an integral is over space and time.
+
+        Args:
+            leads: Which, rising; by default all from 1 on.
+
+        Returns:
+            A field on a grid of shape `(leads, *grid.shape)`; scattered, `(leads * p,)`, if the states' grid is. If the leads
+            are not equally spaced, it is scattered too.
+
+        Raises:
+            ArgumentError: If leads are no rising numbers, or the forecast does not reach so far.
+        """
+        chosen = self._chosen(leads)
+        grid = space_time(self.grid, chosen)
+        fields = [self._fields[lead] for lead in chosen]
+        mean = torch.stack([field.mean for field in fields], dim=2).reshape(len(self), -1, *grid.shape)
+        parts = [root.formed() for field in fields if isinstance(root := field.root, PropagatedRoot)]
+        first = fields[0].root
+        assert isinstance(first, PropagatedRoot)
+        columns, own_columns = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
+        root = PropagatedRoot(columns, None, own_columns, None, first.positions, functions=first.functions)
+        return GaussianField(mean, root, latent=fields[0].latent, grid=grid).under(self.latent)
+
+    def _chosen(self, leads: Sequence[int] | None) -> tuple[int, ...]:
+        if leads is None:
+            return tuple(range(1, self.steps + 1))
+        given = check_sequence(leads, "leads", remedy="give a list of numbers")
+        chosen = tuple(check_integer(lead, "lead", least=0, most=self.steps) for lead in given)
+        if not chosen or any(later <= earlier for earlier, later in itertools.pairwise(chosen)):
+            raise ArgumentError(expected="rising leads, one at least", got=repr(leads), remedy="for example [1, 5, 10]")
+        return chosen
+
+    def __len__(self) -> int:
+        """Number of functions n."""
+        return len(self._fields[0])
+
+    def __repr__(self) -> str:
+        """A short description."""
+        count, channels = self._fields[0].mean.shape[:2]
+        return f"GaussianTrajectory({count} x {channels} on {self.grid!r}, steps={self.steps}, rank={self.latent.rank})"
+
+
+def space_time(grid: Grid, leads: Sequence[int]) -> Grid:
+    """The grid of some leads, an axis of time in front, in steps."""
+    gaps = {later - earlier for earlier, later in itertools.pairwise(leads)}
+    if grid.is_uniform and len(gaps) <= 1:
+        length = float(leads[-1] - leads[0]) or 1.0
+        origins = tuple(axis.origin for axis in grid.axes)
+        return Grid.uniform(
+            (len(leads), *grid.shape),
+            lengths=(length, *grid.lengths),
+            periodic=(False, *grid.periodic),
+            endpoint=(len(leads) > 1, *grid.endpoint),
+            origin=(float(leads[0]), *origins),
+        )
+    times = torch.tensor(leads, dtype=torch.float64, device="cpu").repeat_interleave(grid.size)
+    points = torch.cat([times[:, None], grid.points.repeat(len(leads), 1)], dim=1)
+    return Grid.scattered(points, grid.weights.repeat(len(leads)))
