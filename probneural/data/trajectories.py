@@ -116,45 +116,77 @@ class Trajectories:
         """Number of times."""
         return self.times.shape[-1]
 
-    def windows(self, *, history: int = 1, lead: int = 1, stride: int = 1) -> StoredPairs:
-        """Make pairs: `history` neighbouring steps to the step that is `lead` steps after the last of them.
+    def windows(self, *, history: int = 1, lead: int = 1, stride: int = 1, steps: int = 1) -> StoredPairs:
+        """Make pairs: `history` neighbouring states to the state that is `lead` steps after the last of them.
 
-        Window k of a trajectory maps steps k s ... k s + h - 1 to step k s + h - 1 + l, for stride s, history h, lead l. The
-        pairs of the first trajectory come first.
+        Window k of a trajectory maps states k s ... k s + h - 1 to state k s + h - 1 + l, for stride s, history h, lead l; with
+        `steps=K` to the states that are l, 2 l, ..., K l after the last of them, for training through K steps by
+        [`Unroll`][probneural.training.Unroll]. The pairs of the first trajectory come first.
+
+        Channels of the input are its states, the earliest first, each with the variables of the outputs in their order, and after
+        them the variables that are in the inputs alone.
 
         Args:
-            history: Steps of an input, stacked as channels, the earliest first.
-            lead: Steps from the last of the input to the output.
-            stride: Steps between the first steps of neighbouring windows.
+            history: States of an input, stacked as channels.
+            lead: Steps of time from the last state of the input to the output.
+            stride: Steps of time between the first states of neighbouring windows.
+            steps: Following states that an output holds, stacked as channels, the earliest first.
 
         Returns:
             The pairs, which know their trajectory: `split` never divides one.
 
         Raises:
-            ArgumentError: If a number is not a positive integer, or no window fits into the times.
+            ArgumentError: If a number is not a positive integer, no window fits into the times, or several steps do not follow
+                each other: with a history, a lead of more than 1 skips states that the next input needs; and an input that
+                varies in time and is no output is not known at the steps that follow.
         """
         history, lead = check_integer(history, "history"), check_integer(lead, "lead")
-        stride = check_integer(stride, "stride")
-        last = self.steps - history - lead
+        stride, steps = check_integer(stride, "stride"), check_integer(steps, "steps")
+        self._check_steps(history, lead, steps)
+        last = self.steps - history - lead * steps
         if last < 0:
             raise ArgumentError(
-                expected=f"history + lead of at most {self.steps}, the number of times",
-                got=f"{history} + {lead}",
+                expected=f"history + lead of at most {self.steps}, the number of times"
+                if steps == 1
+                else f"history + steps * lead of at most {self.steps}, the number of times",
+                got=f"{history} + {lead}" if steps == 1 else f"{history} + {steps} * {lead}",
                 remedy="take shorter windows",
             )
         starts = torch.arange(0, last + 1, stride, device="cpu")
         groups = self.rows.repeat_interleave(len(starts))
         places = torch.stack([groups, starts.repeat(len(self.rows))], dim=1)
-        taken = [
-            Part(variable=variable, steps=tuple(range(history)) if variable.count(TIME) is not None else (0,))
-            for variable in self.inputs
+        before, after = range(history), range(history - 1 + lead, history + lead * steps, lead)
+        names = {variable.name: variable for variable in self.inputs}
+        states = [names[variable.name] for variable in self.outputs if variable.name in names]
+        others = [variable for variable in self.inputs if variable not in states]
+        taken = _parts(states, before) + [
+            Part(variable=variable, steps=tuple(before) if variable.count(TIME) is not None else (0,)) for variable in others
         ]
-        given = [Part(variable=variable, steps=(history - 1 + lead,)) for variable in self.outputs]
         return StoredPairs(
             stored(taken, places, grid=self.grid, dtype=self.dtype),
-            stored(given, places, grid=self.grid, dtype=self.dtype),
+            stored(_parts(self.outputs, after), places, grid=self.grid, dtype=self.dtype),
             groups=groups,
         )
+
+    def _check_steps(self, history: int, lead: int, steps: int) -> None:
+        """Raise an ArgumentError unless the output of a step can be the input of the next."""
+        if steps == 1:
+            return
+        if history > 1 and lead > 1:
+            raise ArgumentError(
+                expected="lead=1 with a history and several steps",
+                got=f"history={history}, lead={lead}, steps={steps}",
+                remedy="thin out the times first, for states that follow each other",
+            )
+        known = {variable.name for variable in self.outputs}
+        forcing = [one.name for one in self.inputs if one.count(TIME) is not None and one.name not in known]
+        missing = sorted(known - {variable.name for variable in self.inputs})
+        if forcing or missing:
+            raise ArgumentError(
+                expected="several steps of inputs that vary in time as outputs do",
+                got=f"{', '.join(forcing)} among the inputs alone" if forcing else f"{', '.join(missing)} among the outputs alone",
+                remedy="train on one step: steps=1",
+            )
 
     def at(self, step: int) -> StoredFields:
         """The outputs' variables of all trajectories at one step, `(n, c, *grid)`; negative numbers count from the end.
@@ -198,6 +230,13 @@ class Trajectories:
     def __repr__(self) -> str:
         """A short description."""
         return f"Trajectories({len(self)} x {self.steps} times x {self.channels} on {self.grid!r}, {self.dtype})"
+
+
+def _parts(variables: Sequence[Variable], steps: range) -> list[Part]:
+    """Variables at some steps, state by state; the states of one variable are read in one go."""
+    if len(variables) == 1:
+        return [Part(variable=variables[0], steps=tuple(steps))]
+    return [Part(variable=variable, steps=(step,)) for step in steps for variable in variables]
 
 
 def trajectories_of(
