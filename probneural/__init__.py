@@ -31,12 +31,14 @@ from probneural import (
     statistics,
     storage,
     training,
+    trajectories,
 )
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
 from probneural.training import fit
+from probneural.trajectories import FieldTrajectories
 
 if TYPE_CHECKING:
     from probneural import active as active
@@ -47,6 +49,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Field",
     "FieldPairs",
+    "FieldTrajectories",
     "Grid",
     "calibration",
     "curvature",
@@ -71,6 +74,7 @@ __all__ = [
     "statistics",
     "storage",
     "training",
+    "trajectories",
 ]
 
 _LAZY = ("active", "plots")

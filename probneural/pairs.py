@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
+from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.arrays import check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
 from probneural.checks import check_finite, check_instance, check_integer, described
-from probneural.errors import DataError, ShapeError
-from probneural.fields import Field, check_field, check_parts
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
 from probneural.randomness import stream
@@ -106,10 +107,11 @@ class FieldPairs:
     Args:
         inputs: Input functions.
         outputs: Output functions; their grid may differ from the inputs'.
+        groups: Which trajectory each pair is of, `(n,)`, where pairs are windows of trajectories; `split` never divides one.
 
     Raises:
-        ShapeError: If the numbers of fields differ.
-        DataError: If a side is not a `Field`.
+        ShapeError: If the numbers of fields differ, or there is not one group per pair.
+        DataError: If a side is not a `Field`, or groups are no integers.
 
     Examples:
         >>> field = Field(torch.zeros(10, 1, 8), Grid.uniform((8,)))
@@ -120,6 +122,8 @@ class FieldPairs:
 
     inputs: Field
     outputs: Field
+    _: KW_ONLY
+    groups: Int64[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
         """Check that the two sides are fields, equally many."""
@@ -131,6 +135,8 @@ class FieldPairs:
                 got=f"{len(self.inputs)} inputs and {len(self.outputs)} outputs",
                 remedy="pair them one to one",
             )
+        if self.groups is not None:
+            _check_groups(self.groups, len(self.inputs))
 
     @classmethod
     def cat(cls, parts: Sequence[FieldPairs]) -> FieldPairs:
@@ -140,7 +146,7 @@ class FieldPairs:
             parts: Pairs whose inputs, and whose outputs, have one grid, channels, dtype and device; at least one.
 
         Returns:
-            All their pairs, in order.
+            All their pairs, in order; trajectories of two data sets are different ones.
 
         Raises:
             DataError: If there is none, one is not a `FieldPairs`, or dtypes or devices differ.
@@ -154,7 +160,8 @@ class FieldPairs:
             5
         """
         pairs = check_parts(parts, cls)
-        return cls(Field.cat([part.inputs for part in pairs]), Field.cat([part.outputs for part in pairs]))
+        inputs, outputs = Field.cat([part.inputs for part in pairs]), Field.cat([part.outputs for part in pairs])
+        return cls(inputs, outputs, groups=_joined_groups(pairs))
 
     @classmethod
     def from_numpy(
@@ -288,12 +295,14 @@ class FieldPairs:
     def split(self, count: int, *, seed: int) -> tuple[FieldPairs, FieldPairs]:
         """Split at random into `count` pairs and the rest.
 
+        Pairs of one group stay together, so with groups the first part may have more than `count`, see
+        [`split_rows`][probneural.pairs.split_rows].
+
         Raises:
             ArgumentError: If either part would be empty.
         """
-        count = check_integer(count, "count", most=len(self) - 1)
-        order = split_order(len(self), seed=seed)
-        return self[order[:count]], self[order[count:]]
+        first, second = split_rows(len(self), count, seed=seed, groups=self.groups)
+        return self[first], self[second]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -308,11 +317,11 @@ class FieldPairs:
 
     def detached(self) -> FieldPairs:
         """Return the pairs without their graph, as tensors that autograd takes."""
-        return FieldPairs(self.inputs.detached(), self.outputs.detached())
+        return replace(self, inputs=self.inputs.detached(), outputs=self.outputs.detached())
 
     def to(self, target: torch.device | torch.dtype | str) -> FieldPairs:
         """Return the pairs on another device or in another dtype."""
-        return FieldPairs(self.inputs.to(target), self.outputs.to(target))
+        return replace(self, inputs=self.inputs.to(target), outputs=self.outputs.to(target))
 
     def __len__(self) -> int:
         """Number of pairs n."""
@@ -320,7 +329,8 @@ class FieldPairs:
 
     def __getitem__(self, index: Rows) -> FieldPairs:
         """Select pairs, as in `Field`."""
-        return FieldPairs(self.inputs[index], self.outputs[index])
+        groups = None if self.groups is None else self.groups[select_rows(index, len(self))]
+        return FieldPairs(self.inputs[index], self.outputs[index], groups=groups)
 
     def __repr__(self) -> str:
         """A short description."""
@@ -379,6 +389,67 @@ def split_order(count: int, *, seed: int) -> Tensor:
         [0, 1, 2, 3]
     """
     return torch.randperm(count, generator=stream(seed, "split"), device="cpu")
+
+
+def split_rows(
+    total: int, count: int, *, seed: int, groups: Int64[Tensor, " n"] | None = None
+) -> tuple[Int64[Tensor, " _"], Int64[Tensor, " _"]]:
+    """Which of so many things go to the first part of a random split, and which to the second.
+
+    Windows of one trajectory resemble each other, so with groups all of one go to one side: the first part then has as many
+    whole groups as it takes to hold `count` things, and so more than `count` where a group has several, in their own order.
+
+    Args:
+        total: Number of things.
+        count: Number of them in the first part.
+        seed: Names the split.
+        groups: Which group each is of; None if they are independent.
+
+    Raises:
+        ArgumentError: If either part would be empty.
+
+    Examples:
+        >>> first, second = split_rows(6, 1, seed=0, groups=torch.tensor([0, 0, 0, 1, 1, 1]))
+        >>> len(first), len(second)
+        (3, 3)
+    """
+    count = check_integer(count, "count", most=total - 1)
+    if groups is None:
+        order = split_order(total, seed=seed)
+        return order[:count], order[count:]
+    _, group, sizes = groups.unique(return_inverse=True, return_counts=True)
+    order = split_order(len(sizes), seed=seed)
+    taken = int((sizes[order].cumsum(0) < count).sum()) + 1
+    if taken == len(sizes):
+        raise ArgumentError(
+            expected=f"a count that leaves a trajectory of {len(sizes)} to the second part",
+            got=str(count),
+            remedy="windows of a trajectory stay together: choose fewer, or give more trajectories",
+        )
+    is_first = torch.isin(group, order[:taken])
+    return is_first.nonzero()[:, 0], (~is_first).nonzero()[:, 0]
+
+
+def _check_groups(groups: object, count: int) -> None:
+    """Raise unless groups are integers on the CPU, one per pair."""
+    remedy = "give a tensor of int64 on the CPU, the number of the trajectory of each pair"
+    given = check_instance(groups, Tensor, "groups", remedy=remedy)
+    if given.dtype != torch.int64 or given.device.type != "cpu":
+        raise DataError(expected="groups of int64 on the CPU", got=f"{given.dtype} on {given.device}", remedy=remedy)
+    if tuple(given.shape) != (count,):
+        raise ShapeError(expected=f"groups of shape ({count},)", got=str(tuple(given.shape)), remedy=remedy)
+
+
+def _joined_groups(parts: Sequence[FieldPairs]) -> Int64[Tensor, " n"] | None:
+    """Groups of data sets that come one after the other; a pair without one is a group of its own."""
+    if all(part.groups is None for part in parts):
+        return None
+    found, known = [], 0
+    for part in parts:
+        own = torch.arange(len(part), device="cpu") if part.groups is None else part.groups.unique(return_inverse=True)[1]
+        found.append(own + known)
+        known += int(own.max()) + 1 if len(own) else 0
+    return torch.cat(found)
 
 
 def evenly_spread_rows(count: int, most: int) -> slice | Tensor:

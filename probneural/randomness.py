@@ -41,6 +41,8 @@ PURPOSES: Final = MappingProxyType(
         "rank correlation noise": "observation noise behind attainable rank correlations, per draw",
         "nonlinear functional draws": "seeds of the draws behind nonlinear functionals of fields, per batch of draws",
         "discrepancy draws": "what a function draw of a calibrated predictor adds to its operator's",
+        "roll-out draws": "seeds of the operators of a roll-out, per member, and per lead where they are fresh at every step",
+        "roll-out starts": "seeds of the states that members of a roll-out start from, per member",
         "likelihood points": "points at which the correlation of residuals is judged",
         # training
         "validation": "seed of the split into what is trained on and what is watched",

@@ -10,14 +10,13 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from probneural.checks import check_integer
 from probneural.data.fields import Part, StoredFields, stored
 from probneural.data.variables import FUNCTION
-from probneural.errors import ArgumentError, ShapeError
+from probneural.errors import ShapeError
 from probneural.fields import select_rows
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs, Rows, evenly_spread_rows, split_order
+from probneural.pairs import FieldPairs, Rows, evenly_spread_rows, split_rows
 
 _SAMPLE = 64
 """Pairs whose contents make the fingerprint; of so few, it is that of the same pairs in memory."""
@@ -62,27 +61,14 @@ class StoredPairs:
     def split(self, count: int, *, seed: int) -> tuple[StoredPairs, StoredPairs]:
         """Split at random into `count` pairs and the rest, without reading them.
 
-        Windows of one trajectory resemble each other, so all of them go to one side: the first part then has as many whole
-        trajectories as it takes to hold `count` pairs, and so more than `count` where a trajectory has several.
+        Windows of one trajectory stay together, so the first part may have more than `count`, see
+        [`split_rows`][probneural.pairs.split_rows].
 
         Raises:
             ArgumentError: If either part would be empty.
         """
-        count = check_integer(count, "count", most=len(self) - 1)
-        if self.groups is None:
-            order = split_order(len(self), seed=seed)
-            return self.subset(order[:count]), self.subset(order[count:])
-        _, group, sizes = self.groups.unique(return_inverse=True, return_counts=True)
-        order = split_order(len(sizes), seed=seed)
-        taken = int((sizes[order].cumsum(0) < count).sum()) + 1
-        if taken == len(sizes):
-            raise ArgumentError(
-                expected=f"a count that leaves a trajectory of {len(sizes)} to the second part",
-                got=str(count),
-                remedy="windows of a trajectory stay together: choose fewer, or give more trajectories",
-            )
-        is_first = torch.isin(group, order[:taken])
-        return self.subset(is_first), self.subset(~is_first)
+        first, second = split_rows(len(self), count, seed=seed, groups=self.groups)
+        return self.subset(first), self.subset(second)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -107,7 +93,8 @@ class StoredPairs:
 
     def __getitem__(self, index: Rows) -> FieldPairs:
         """Read some pairs into memory, in the order of the index."""
-        return FieldPairs(self.inputs[index], self.outputs[index])
+        groups = None if self.groups is None else self.groups[select_rows(index, len(self))]
+        return FieldPairs(self.inputs[index], self.outputs[index], groups=groups)
 
     def __repr__(self) -> str:
         """A short description."""

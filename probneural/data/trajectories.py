@@ -19,7 +19,8 @@ from probneural.data.variables import FUNCTION, TIME, Variable
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
 from probneural.grids import Grid, check_grid
-from probneural.pairs import Rows, split_order
+from probneural.pairs import Rows, split_rows
+from probneural.trajectories import FieldTrajectories, window_starts
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -123,8 +124,8 @@ class Trajectories:
         `steps=K` to the states that are l, 2 l, ..., K l after the last of them, for training through K steps by
         [`Unroll`][probneural.training.Unroll]. The pairs of the first trajectory come first.
 
-        Channels of the input are its states, the earliest first, each with the variables of the outputs in their order, and after
-        them the variables that are in the inputs alone.
+        Channels of the input are its states, the earliest first, each with the variables of the outputs in their order. The
+        variables that are in the inputs alone come after them.
 
         Args:
             history: States of an input, stacked as channels.
@@ -140,19 +141,9 @@ class Trajectories:
                 each other: with a history, a lead of more than 1 skips states that the next input needs; and an input that
                 varies in time and is no output is not known at the steps that follow.
         """
-        history, lead = check_integer(history, "history"), check_integer(lead, "lead")
-        stride, steps = check_integer(stride, "stride"), check_integer(steps, "steps")
-        self._check_steps(history, lead, steps)
-        last = self.steps - history - lead * steps
-        if last < 0:
-            raise ArgumentError(
-                expected=f"history + lead of at most {self.steps}, the number of times"
-                if steps == 1
-                else f"history + steps * lead of at most {self.steps}, the number of times",
-                got=f"{history} + {lead}" if steps == 1 else f"{history} + {steps} * {lead}",
-                remedy="take shorter windows",
-            )
-        starts = torch.arange(0, last + 1, stride, device="cpu")
+        starts = window_starts(self.steps, history=history, lead=lead, stride=stride, steps=steps)
+        if steps > 1:
+            self._check_states()
         groups = self.rows.repeat_interleave(len(starts))
         places = torch.stack([groups, starts.repeat(len(self.rows))], dim=1)
         before, after = range(history), range(history - 1 + lead, history + lead * steps, lead)
@@ -168,24 +159,17 @@ class Trajectories:
             groups=groups,
         )
 
-    def _check_steps(self, history: int, lead: int, steps: int) -> None:
+    def _check_states(self) -> None:
         """Raise an ArgumentError unless the output of a step can be the input of the next."""
-        if steps == 1:
-            return
-        if history > 1 and lead > 1:
-            raise ArgumentError(
-                expected="lead=1 with a history and several steps",
-                got=f"history={history}, lead={lead}, steps={steps}",
-                remedy="thin out the times first, for states that follow each other",
-            )
         known = {variable.name for variable in self.outputs}
         forcing = [one.name for one in self.inputs if one.count(TIME) is not None and one.name not in known]
         missing = sorted(known - {variable.name for variable in self.inputs})
         if forcing or missing:
+            where = "inputs" if forcing else "outputs"
             raise ArgumentError(
                 expected="several steps of inputs that vary in time as outputs do",
-                got=f"{', '.join(forcing)} among the inputs alone" if forcing else f"{', '.join(missing)} among the outputs alone",
-                remedy="train on one step: steps=1",
+                got=f"{', '.join(forcing or missing)} among the {where} alone",
+                remedy="make windows of one step: steps=1",
             )
 
     def at(self, step: int) -> StoredFields:
@@ -208,9 +192,38 @@ class Trajectories:
         Raises:
             ArgumentError: If either part would be empty.
         """
-        count = check_integer(count, "count", most=len(self) - 1)
-        order = split_order(len(self), seed=seed)
-        return self.subset(order[:count]), self.subset(order[count:])
+        first, second = split_rows(len(self), count, seed=seed)
+        return self.subset(first), self.subset(second)
+
+    def __getitem__(self, index: Rows) -> FieldTrajectories:
+        """Read some trajectories into memory, in the order of the index; times count from the first state on.
+
+        Inputs that do not vary in time become channels of the start behind the states, as parameters.
+
+        Raises:
+            UnsupportedError: If there is but one time, the inputs that vary in time are not the outputs' variables, or come
+                behind one that does not, or trajectories that are read have times of their own.
+            DataError: If a value that is read is not finite.
+        """
+        chosen = self.subset(index)
+        fixed = tuple(variable for variable in self.inputs if variable.count(TIME) is None)
+        if self.steps < 2 or self.inputs != self.outputs + fixed:
+            raise UnsupportedError(
+                expected="two times or more, and inputs that are the outputs' variables, then any that do not vary in time",
+                got=f"{self.steps} times, inputs {[variable.name for variable in self.inputs]}, "
+                f"outputs {[variable.name for variable in self.outputs]}",
+                remedy="name the same variables as inputs and outputs, those that vary in time first",
+            )
+        times = self.times if self.times.ndim == 1 else self.times[chosen.rows]
+        if times.ndim == 2 and not bool((times == times[:1]).all()):
+            raise UnsupportedError(
+                expected="trajectories at the same times", got="times of their own", remedy="read those of equal times together"
+            )
+        times = times.reshape(-1, self.steps)[0]
+        states = torch.stack([chosen.at(step)[:].values for step in range(1, self.steps)], dim=1)
+        places = torch.stack([chosen.rows, torch.zeros_like(chosen.rows)], dim=1)
+        start = stored([Part(variable=variable) for variable in self.inputs], places, grid=self.grid, dtype=self.dtype)
+        return FieldTrajectories(start[:], states, times=times[1:] - times[0])
 
     @property
     def channels(self) -> int:

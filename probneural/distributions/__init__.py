@@ -8,6 +8,7 @@ from probneural.distributions.latent import Latent
 from probneural.distributions.predictor import FunctionDraw, Predictor, PredictorTraits
 from probneural.distributions.roots.base import DenseRoot, FeatureRoot, Root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
+from probneural.distributions.trajectory import Forecast, Trajectory
 
 __all__ = [
     "DenseRoot",
@@ -15,6 +16,7 @@ __all__ = [
     "EmpiricalField",
     "FeatureRoot",
     "FieldDistribution",
+    "Forecast",
     "FunctionDraw",
     "GaussianField",
     "Interval",
@@ -23,4 +25,5 @@ __all__ = [
     "Predictor",
     "PredictorTraits",
     "Root",
+    "Trajectory",
 ]

@@ -73,6 +73,11 @@ class EmpiricalField(FieldDistribution):
         self.grid = grid
 
     @property
+    def has_equal_weights(self) -> bool:
+        """Whether all members are equally likely, to rounding."""
+        return bool((self.weights - 1.0 / len(self.weights)).abs().max() <= 1e-12)
+
+    @property
     @undisturbed()
     def mean(self) -> Float[Tensor, "n c *grid"]:
         """The weighted mean, `(n, c, *grid.shape)`, in physical units."""

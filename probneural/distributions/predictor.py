@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int64
@@ -19,6 +20,10 @@ from probneural.errors import GridError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed, stream
+
+if TYPE_CHECKING:
+    from probneural.distributions.members import Forcing
+    from probneural.distributions.trajectory import Trajectory
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -194,6 +199,62 @@ class Predictor(ABC):
         """
         return FunctionDraw(self, seed=seed)
 
+    def rollout(
+        self,
+        start: Field,
+        *,
+        steps: int,
+        members: int = 32,
+        draws: str = "trajectory",
+        initial: FieldDistribution | None = None,
+        noise: bool | float | Float[Tensor, " c"] = False,
+        parameters: Field | None = None,
+        forcing: Forcing | None = None,
+        history: int = 1,
+        seed: int = 0,
+    ) -> Trajectory:
+        """Repeat the step that this predictor predicts, as an ensemble: a forecast of the states at leads 1 to `steps`.
+
+        Args:
+            start: States at lead 0, `(n, history * c, *grid)`, the earliest first; then any channels that stay constant.
+            steps: How many.
+            members: How many roll-outs s.
+            draws: `"trajectory"`: a member is one operator, `draw(seed)`, at all steps. `"step"`: a member is a fresh draw at
+                every step, so errors of different steps are independent.
+            initial: Distribution of the states at lead 0: each member starts from its own draw.
+            noise: Variance of the measurement noise, a number or `(c,)`, in physical units squared; True for the predictor's.
+            parameters: Channels that stay constant, `(n, k, *grid)`.
+            forcing: A function of the lead that returns the channels beside the state at that lead, from 0 to `steps` - 1.
+            history: States in an input.
+            seed: Of draws and starts.
+
+        Returns:
+            The forecast; nothing is computed yet.
+
+        Raises:
+            ArgumentError: If a number, the kind of draws, or the seed is none of those allowed.
+            ShapeError: If channels or numbers of functions do not fit.
+            GridError: If parts live on different grids, or on another domain than the training inputs.
+            DataError: If a part is no field, or not finite.
+        """
+        from probneural.distributions.members import members_of  # they know predictors
+        from probneural.distributions.trajectory import Trajectory
+
+        ensemble = members_of(
+            self,
+            start,
+            members=members,
+            draws=draws,
+            initial=initial,
+            noise=noise,
+            parameters=parameters,
+            forcing=forcing,
+            history=history,
+            seed=seed,
+        )
+        self._check_domain(start.grid)
+        return Trajectory(ensemble, steps=steps)
+
 
 def _image(root: Root, generator: torch.Generator) -> Float[Tensor, "n c p"]:
     """The image of one latent vector, the same for all functions."""
@@ -216,6 +277,16 @@ class FunctionDraw(nn.Module):
         super().__init__()
         self.predictor = predictor
         self.seed = check_seed(seed)
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of its inputs."""
+        return self.predictor.in_channels
+
+    @property
+    def out_channels(self) -> int:
+        """Channels of its outputs."""
+        return self.predictor.out_channels
 
     def _apply(self, *_: object, **__: object) -> FunctionDraw:
         """Refuse `.to(...)` and its like, which would do nothing: a draw has no parameters of its own."""

@@ -121,7 +121,7 @@ def training_data(data: object, operator: nn.Module | None, *, is_shared: bool =
 def _converted(pairs: Dataset, dtype: torch.dtype, device: torch.device) -> Dataset:
     """The same pairs on a device, inputs in a dtype: at once if they are in memory, when they are read otherwise."""
     if isinstance(pairs, FieldPairs):
-        return FieldPairs(pairs.inputs.to(dtype).to(device), pairs.outputs.to(device))
+        return replace(pairs, inputs=pairs.inputs.to(dtype).to(device), outputs=pairs.outputs.to(device))
     return _ConvertedData(pairs.data if isinstance(pairs, _ConvertedData) else pairs, dtype, device)
 
 

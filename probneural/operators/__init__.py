@@ -8,6 +8,7 @@ from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
 from probneural.operators.neuraloperator import from_neuraloperator, to_neuraloperator
 from probneural.operators.pod_deeponet import PODDeepONet
+from probneural.operators.rollout import Rollout
 
 __all__ = [
     "FNO",
@@ -17,6 +18,7 @@ __all__ = [
     "Operator",
     "PODDeepONet",
     "PointwiseLinear",
+    "Rollout",
     "SpectralConv",
     "from_neuraloperator",
     "to_neuraloperator",

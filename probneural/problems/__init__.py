@@ -8,6 +8,7 @@ from probneural.problems.black_scholes import BlackScholes
 from probneural.problems.burgers import Burgers
 from probneural.problems.darcy import Darcy1D
 from probneural.problems.darcy2d import Darcy2D
+from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.heat import Heat
 from probneural.problems.helmholtz import Helmholtz
@@ -37,6 +38,7 @@ __all__ = [
     "Burgers",
     "Darcy1D",
     "Darcy2D",
+    "Evolution",
     "GaussianInputProblem",
     "GaussianRandomField",
     "Heat",

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from probneural.checks import assign, check_choice, check_flag, check_interval, check_positive
-from probneural.errors import ArgumentError
+from probneural.errors import ArgumentError, UnsupportedError
 from probneural.grids import Grid
 from probneural.problems.base import Problem
+from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.input_distributions import InputDistribution, UniformParameters
 
@@ -26,7 +27,7 @@ _PUBLISHED_WIDTHS = {"square": (0.3, 0.6), "square_and_bump": (0.1, 0.2)}
 
 
 @dataclass(frozen=True)
-class Advection(GaussianInputProblem):
+class Advection(Evolution, GaussianInputProblem):
     """Initial state to state at time t of ∂u/∂t + c ∂u/∂x = 0, periodic on [0, 1): u(x, t) = u₀(x − ct).
 
     The distribution of u₀ is one of four:
@@ -148,6 +149,14 @@ class Advection(GaussianInputProblem):
         if self.initial == "sign":
             del shifts["amplitude"]  # a sign has none
         return shifts
+
+    def _check_evolves(self) -> None:
+        if self.space_time:
+            raise UnsupportedError(
+                expected="an output that is the state at one time",
+                got="space_time=True, whose output has an axis of time already",
+                remedy="drop space_time",
+            )
 
     def _uniform(self, sizes: tuple[int, ...]) -> Grid:
         return Grid.uniform(sizes, lengths=(1.0, self.time)[: self.dimension], periodic=self.periodic)

@@ -13,12 +13,13 @@ from torch import Tensor
 from probneural.checks import check_integer, check_positive, check_real
 from probneural.grids import Grid, per_axis
 from probneural.problems.base import Problem
+from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.random_fields import GaussianRandomField
 
 
 @dataclass(frozen=True)
-class AdvectionDiffusion(GaussianInputProblem):
+class AdvectionDiffusion(Evolution, GaussianInputProblem):
     """Initial state to state at time t of ∂u/∂t + c · ∇u = ν Δu − r u, periodic on the unit cube [0, 1)^d.
 
     Modes decouple: û(κ, t) = û(κ, 0) e^((−ν|κ|² − i c·κ − r) t) with angular wavenumbers κ = 2πk. The factor is a product over

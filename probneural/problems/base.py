@@ -156,11 +156,11 @@ class Problem(ABC):
             ArgumentError: If n is less than 1.
             ResolutionError: If an axis has fewer points than the distribution needs.
         """
-        _check_dtype(dtype)
+        check_sample_dtype(dtype)
         grid = self.grid(resolution)
         coefficients = self.input_distribution.draw(n, seed)
         inputs, outputs = [], []
-        for part in coefficients.split(max(1, _CHUNK_ELEMENTS // grid.size)):
+        for part in self._chunks(coefficients, grid):
             inputs.append(self._inputs(part, grid).to(dtype))
             outputs.append(self._solve_coefficients(part, grid).to(dtype))
         return FieldPairs(Field(torch.cat(inputs), grid), Field(torch.cat(outputs), grid))
@@ -182,9 +182,9 @@ class Problem(ABC):
             ArgumentError: If n is less than 1.
             ResolutionError: If an axis has fewer points than the distribution needs.
         """
-        _check_dtype(dtype)
+        check_sample_dtype(dtype)
         grid = self.grid(resolution)
-        parts = self.input_distribution.draw(n, seed).split(max(1, _CHUNK_ELEMENTS // grid.size))
+        parts = self._chunks(self.input_distribution.draw(n, seed), grid)
         return Field(torch.cat([self._inputs(part, grid).to(dtype) for part in parts]), grid)
 
     @undisturbed()
@@ -291,6 +291,10 @@ class Problem(ABC):
         """The grid of the problem's box with this many points per axis; override where axes differ in length."""
         return Grid.uniform(sizes, lengths=self.lengths, origin=self.origin, periodic=self.periodic)
 
+    def _chunks(self, coefficients: Tensor, grid: Grid) -> tuple[Tensor, ...]:
+        """Coefficients of as many functions at a time as are solved at once when sampling."""
+        return coefficients.split(max(1, _CHUNK_ELEMENTS // grid.size))
+
     def _check_resolution(self, sizes: Sequence[int]) -> None:
         """Raise a ResolutionError unless every axis has the points that the distribution needs."""
         least = self.minimum_resolution
@@ -335,7 +339,8 @@ class Problem(ABC):
         check_finite(field.values, name)
 
 
-def _check_dtype(dtype: torch.dtype) -> None:
+def check_sample_dtype(dtype: torch.dtype) -> None:
+    """Raise an ArgumentError unless a dtype is one of those that samples may have."""
     if dtype not in (torch.float32, torch.float64):
         raise ArgumentError(expected="dtype torch.float32 or torch.float64", got=repr(dtype), remedy="the default is float32")
 

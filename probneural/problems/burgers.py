@@ -13,6 +13,7 @@ from probneural.checks import check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.problems import _fourier
+from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
 
 _CHUNK_ELEMENTS = 2**21
@@ -29,7 +30,7 @@ _MOST_POINTS = 2**16
 
 
 @dataclass(frozen=True)
-class Burgers(GaussianInputProblem):
+class Burgers(Evolution, GaussianInputProblem):
     """Initial state to state at time t of the viscous Burgers equation ∂u/∂t + u ∂u/∂x = ν ∂²u/∂x², periodic on [0, 1).
 
     With the mean m split off, u(x, t) = m + w(x − mt, t), the solution is an average of the initial state w₀ = u₀ − m,

@@ -12,12 +12,13 @@ from torch import Tensor
 from probneural.checks import check_choice, check_integer, check_positive
 from probneural.grids import Axis, Grid, along_axis
 from probneural.problems._modes import modes
+from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.random_fields import GaussianRandomField
 
 
 @dataclass(frozen=True)
-class Heat(GaussianInputProblem):
+class Heat(Evolution, GaussianInputProblem):
     """Initial state to state at time t of the heat equation ∂u/∂t = ν Δu on the unit cube [0, 1]^d.
 
     Modes decouple and the solution operator is a product over the axes: a sine or cosine of angular wavenumber κ is

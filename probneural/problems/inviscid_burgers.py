@@ -12,6 +12,7 @@ from probneural.checks import check_positive
 from probneural.errors import UnsupportedError
 from probneural.grids import Grid
 from probneural.problems import _fourier
+from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
 
 _CHUNK_ELEMENTS = 2**21
@@ -34,7 +35,7 @@ _TIE = 1e-14
 
 
 @dataclass(frozen=True)
-class InviscidBurgers(GaussianInputProblem):
+class InviscidBurgers(Evolution, GaussianInputProblem):
     """Initial state to the entropy solution at time t of ∂u/∂t + ∂(u²/2)/∂x = 0, periodic on [0, 1).
 
     With the mean m split off, u(x, t) = m + w(x − mt, t), the Lax-Oleinik formula gives

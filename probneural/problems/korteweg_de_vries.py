@@ -13,6 +13,7 @@ from probneural.checks import check_instance, check_integer, check_positive
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
 from probneural.problems.base import Problem
+from probneural.problems.evolution import Evolution
 from probneural.problems.input_distributions import UniformParameters
 from probneural.problems.method_of_lines import MethodOfLines, spectral_derivative
 from probneural.problems.time_integration import TimeIntegrator
@@ -25,7 +26,7 @@ _INTEGRATOR = TimeIntegrator()
 
 
 @dataclass(frozen=True)
-class KortewegDeVries(Problem):
+class KortewegDeVries(Evolution):
     """Two solitons at time 0 to the same at time t, for ∂u/∂t + 6 u ∂u/∂x + ∂³u/∂x³ = 0 on a window of the line.
 
     A soliton of wavenumber κ is a hump of height 2κ² that travels at 4κ². A tall one overtakes a short one, and both come out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from probneural.checks import check_callable, check_instance, check_integer, che
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, check_grid
 from probneural.problems.base import Problem, shifted_fields
+from probneural.problems.evolution import Evolution
 from probneural.problems.input_distributions import (
     IndependentDistributions,
     InputDistribution,
@@ -36,7 +37,7 @@ _SEE = "see MethodOfLines for its arguments"
 
 
 @dataclass(frozen=True)
-class MethodOfLines(Problem):
+class MethodOfLines(Evolution):
     """Initial state to state at time t of an equation of your own, ∂u/∂t = L u + F(t, u), on a grid.
 
     You say what F is on any grid; the distribution, the sampling, the derivative and the design space are those of every
@@ -199,15 +200,19 @@ class MethodOfLines(Problem):
         return torch.stack([field.evaluate_on_axes(part, places) for field, part in pairs], dim=1)
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
-        rows = max(1, _CHUNK_ELEMENTS // (self.in_channels * grid.size))
+        rows = self._rows(grid)
         # Forward mode cannot see into torchdiffeq; a function with a derivative of its own can be seen from outside.
         moves = forward_ad.unpack_dual(values).tangent is not None
         return torch.cat([_Flow.apply(part, self, grid) if moves else self._advance(part, grid) for part in values.split(rows)])
 
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
-        rows = max(1, _CHUNK_ELEMENTS // (self.in_channels * grid.size))
+        rows = self._rows(grid)
         pairs = zip(values.split(rows), direction.split(rows), strict=True)
         return torch.cat([self._push(start, change, grid) for start, change in pairs])
+
+    def _rows(self, grid: Grid) -> int:
+        """Fields that are integrated together."""
+        return max(1, _CHUNK_ELEMENTS // (self.in_channels * grid.size))
 
     def _push(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
         """The derivative along a direction, which is scaled to one because the tolerances apply to it too.
@@ -221,16 +226,29 @@ class MethodOfLines(Problem):
     def _advance(self, values: Tensor, grid: Grid, *, direction: Tensor | None = None) -> Tensor:
         """The state at the final time, or its derivative along a direction, of fields that share their steps."""
         states = values[None] if direction is None else torch.stack([values, direction])
-        symbol = None if self.linear_symbol is None else self._symbol(self.linear_symbol, grid).to(values.device)
+        (end,) = self._path(states, grid, (self.time,))
+        return end[-1]
+
+    def _path(self, states: Tensor, grid: Grid, times: Sequence[float]) -> Iterator[Tensor]:
+        """States `(1, n, c, *grid)`, or states and directions `(2, n, c, *grid)`, at each of ascending times."""
+        symbol = None if self.linear_symbol is None else self._symbol(self.linear_symbol, grid).to(states.device)
         try:
-            return self.integrator.advance(states, functools.partial(self._rate, grid=grid), time=self.time, symbol=symbol)[-1]
+            yield from self.integrator.advance(states, functools.partial(self._rate, grid=grid), times=times, symbol=symbol)
         except IntegrationError as error:
             raise DataError(
-                expected=f"a solution of {self.name!r} that exists until time {self.time:g}",
+                expected=f"a solution of {self.name!r} that exists until time {times[-1]:g}",
                 got=f"{self.integrator.method}: {str(error).splitlines()[0]:.200}",
                 remedy="check the sign of each term and the size of the inputs; if the equation is stiff give its "
                 "linear_symbol or use method='BDF', and if it only takes many steps raise max_steps",
             ) from error
+
+    def _solve_coefficients_at(self, coefficients: Tensor, grid: Grid, times: Tensor) -> Iterator[Tensor]:
+        paths = [
+            (states[0] for states in self._path(part[None], grid, times.tolist()))
+            for part in self._inputs(coefficients, grid).split(self._rows(grid))
+        ]
+        for parts in zip(*paths, strict=True):
+            yield torch.cat(parts)
 
     def _rate(self, time: Tensor, states: Tensor, *, grid: Grid) -> Tensor:
         """F of states `(1, n, c, *grid)`, or F and its derivative of states and directions `(2, n, c, *grid)`."""

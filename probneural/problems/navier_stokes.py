@@ -13,6 +13,7 @@ from probneural.checks import check_integer, check_positive
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
 from probneural.problems.base import Problem
+from probneural.problems.evolution import Evolution
 from probneural.problems.input_distributions import InputDistribution
 from probneural.problems.random_fields import CORNER_TAIL
 
@@ -96,7 +97,7 @@ class GaussianShell(InputDistribution):
 
 
 @dataclass(frozen=True)
-class NavierStokesShell(Problem):
+class NavierStokesShell(Evolution):
     """Vorticity at time 0 to vorticity at time t of ∂ω/∂t + (U + u)·∇ω = ν Δω, periodic on [0, 1)², on one shell.
 
     u is the velocity of zero mean that ω induces, u = (∂ψ/∂y, −∂ψ/∂x) with −Δψ = ω, and U a constant drift. If all wave

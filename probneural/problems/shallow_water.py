@@ -12,13 +12,14 @@ from torch import Tensor
 from probneural.checks import check_positive
 from probneural.grids import Grid
 from probneural.problems.base import Problem
+from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField
 
 
 @dataclass(frozen=True)
-class ShallowWater(GaussianInputProblem):
+class ShallowWater(Evolution, GaussianInputProblem):
     """Initial state to state at time t of the linear rotating shallow water equations, periodic on [0, 1)².
 
     Surface height h (about a mean depth H) and velocities u and v obey

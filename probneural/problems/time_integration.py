@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ class TimeIntegrator:
         method: Explicit Runge-Kutta pairs of order 5, 8 or 3, or implicit methods of SciPy.
         rtol: Tolerance relative to the state.
         atol: Absolute tolerance, in units of the state.
-        max_steps: Largest number of steps, those that are tried again included; implicit methods do not count.
+        max_steps: Largest number of steps to an output, those that are tried again included; implicit methods do not count.
 
     Raises:
         ArgumentError: If an argument is out of range.
@@ -58,39 +58,50 @@ class TimeIntegrator:
         """Whether the method is one of SciPy's, which autograd cannot see."""
         return self.method in _IMPLICIT
 
-    def advance(self, states: Tensor, rate: Rate, *, time: float, symbol: Tensor | None) -> Tensor:
+    def advance(self, states: Tensor, rate: Rate, *, times: Sequence[float], symbol: Tensor | None) -> Iterator[Tensor]:
         """Integrate from time 0.
 
         Args:
             states: `(k, n, c, *grid)`: states, or states and their tangents; they share their steps.
             rate: Their rate of change.
-            time: When to end.
+            times: When to yield the states, positive and ascending; a step ends at each.
             symbol: Rates of a further linear part, `(c or 1, *spectrum)` on the half spectrum of the grid, or None.
 
-        Returns:
-            The states at the end.
+        Yields:
+            The states at each of the times.
 
         Raises:
             IntegrationError: If there is no solution until then, or it takes too many steps.
             UnsupportedError: If the method is implicit where autograd is on.
         """
         if self.is_implicit:
-            return self._advance_implicitly(states, rate, time)
-        odeint = _torchdiffeq()
+            yield from self._advance_implicitly(states, rate, times)
+            return
         flow: _Plain | _Rotating
         if symbol is None:
-            flow, spans = _Plain(rate, rtol=self.rtol, atol=self.atol), 1
+            flow = _Plain(rate, rtol=self.rtol, atol=self.atol)
         else:
             flow = _Rotating(rate, symbol, states.shape[3:], rtol=self.rtol, atol=self.atol)
-            spans = max(1, math.ceil(time * flow.stiffness / _MOST_GROWTH))
         # Steps are numbers without a gradient: their choice does not belong to the solution.
         with torch.no_grad():
             pace = rate(states.new_zeros(()), states[:1]).square().mean().sqrt()
             size = states[0].square().mean().sqrt()
             step = float(torch.nan_to_num(0.01 * (size + self.atol) / (pace + self.atol), nan=0.0).clamp(1e-9, 1e-2))
-        step = min(step * max(1.0, time), time)
+        step = min(step * max(1.0, times[0]), times[0])
+        for begin, end in zip((0.0, *times), times, strict=False):
+            states, step = self._advance_explicitly(states, flow, begin=begin, end=end, step=step)
+            if not bool(torch.isfinite(states).all()):
+                raise IntegrationError(f"values that are not finite at time {end:g}")
+            yield states
+
+    def _advance_explicitly(
+        self, states: Tensor, flow: _Plain | _Rotating, *, begin: float, end: float, step: float
+    ) -> tuple[Tensor, float]:
+        """Torchdiffeq's methods, from one time to another; returns the states and a step to go on with."""
+        odeint = _torchdiffeq()
+        spans = max(1, math.ceil((end - begin) * flow.stiffness / _MOST_GROWTH))
         for span in range(spans):
-            ends = torch.tensor([span, span + 1], dtype=states.dtype, device=states.device) * (time / spans)
+            ends = torch.tensor([span, span + 1], dtype=states.dtype, device=states.device) * ((end - begin) / spans) + begin
             flow.begin(float(ends[0]))
             options = {"first_step": step, "step_t": ends[1:], "max_num_steps": self.max_steps, "norm": flow.norm}
             try:
@@ -101,11 +112,9 @@ class TimeIntegrator:
                 raise IntegrationError(str(error)) from error
             states = flow.leave(path[-1], float(ends[1]))
             step = max(flow.longest_step, 1e-3 * step)
-        if not bool(torch.isfinite(states).all()):
-            raise IntegrationError("values that are not finite at the end")
-        return states
+        return states, step
 
-    def _advance_implicitly(self, states: Tensor, rate: Rate, time: float) -> Tensor:
+    def _advance_implicitly(self, states: Tensor, rate: Rate, times: Sequence[float]) -> Iterator[Tensor]:
         """SciPy's methods, one field at a time: a Jacobian of all of them would be mostly zeros."""
         from scipy.integrate import solve_ivp
 
@@ -115,27 +124,29 @@ class TimeIntegrator:
                 got=f"method={self.method!r}, which SciPy computes out of autograd's sight",
                 remedy="use problem.derivative or forward mode, or linear_symbol with dopri5",
             )
-        ends = []
-        for start in states.detach().split(1, dim=1):
+        for begin, end in zip((0.0, *times), times, strict=False):
+            ends = []
+            for start in states.detach().split(1, dim=1):
 
-            def slope(now: float, flat: Any, like: Tensor = start) -> Any:
-                state = torch.from_numpy(flat).to(like).reshape(like.shape)
-                with torch.no_grad():
-                    return rate(torch.tensor(now).to(like), state).cpu().flatten().numpy()
+                def slope(now: float, flat: Any, like: Tensor = start) -> Any:
+                    state = torch.from_numpy(flat).to(like).reshape(like.shape)
+                    with torch.no_grad():
+                        return rate(torch.tensor(now).to(like), state).cpu().flatten().numpy()
 
-            path = solve_ivp(
-                slope,
-                (0.0, time),
-                start.cpu().flatten().numpy(),
-                method=self.method,
-                t_eval=[time],
-                rtol=max(self.rtol, 3e-14),
-                atol=self.atol,
-            )
-            if not path.success:
-                raise IntegrationError(path.message)
-            ends.append(torch.from_numpy(path.y[:, -1]).to(start).reshape(start.shape))
-        return torch.cat(ends, dim=1)
+                path = solve_ivp(
+                    slope,
+                    (begin, end),
+                    start.cpu().flatten().numpy(),
+                    method=self.method,
+                    t_eval=[end],
+                    rtol=max(self.rtol, 3e-14),
+                    atol=self.atol,
+                )
+                if not path.success:
+                    raise IntegrationError(path.message)
+                ends.append(torch.from_numpy(path.y[:, -1]).to(start).reshape(start.shape))
+            states = torch.cat(ends, dim=1)
+            yield states
 
 
 class _Plain:

@@ -13,6 +13,7 @@ from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.problems import _fourier
 from probneural.problems.base import Problem, shifted_fields
+from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem, check_random_field
 from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField
@@ -30,7 +31,7 @@ _CHECKS = 4
 
 
 @dataclass(frozen=True)
-class VariableSpeedAdvection(GaussianInputProblem):
+class VariableSpeedAdvection(Evolution, GaussianInputProblem):
     """Slowness b and initial state u₀ to the state at time t of ∂u/∂t + a(x) ∂u/∂x = 0 with a = 1/b, periodic on [0, 1).
 
     A characteristic takes the time X(x) = ∫₀ˣ b from 0 to x, and X(x + 1) = X(x) + X(1), so
@@ -43,6 +44,7 @@ class VariableSpeedAdvection(GaussianInputProblem):
     Inputs have two channels: the slowness b and the state u₀. It is the slowness, not the speed, because b is a trigonometric
     polynomial under the distribution, which its nodal values determine exactly; 1/b is not. The distribution is b = 0.1 + 0.9
     (1 + g)² with g a Gaussian random field: positive whatever g is, with twice its modes. u₀ is another, independent, field.
+    In a `trajectory` the state is u alone and the slowness a parameter, which follows it in the start: (u₀, b).
 
     Good values: the default g has a standard deviation of 0.19, so speeds mostly lie between 0.5 and 2; states travel half
     the circle. At time X(1), one round trip, the solution is u₀ again.
@@ -75,6 +77,7 @@ class VariableSpeedAdvection(GaussianInputProblem):
     """
 
     in_channels: ClassVar[int] = 2
+    state_first: ClassVar[bool] = False
 
     time: float = 0.5
     _: KW_ONLY

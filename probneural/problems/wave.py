@@ -13,13 +13,14 @@ from torch import Tensor
 from probneural.checks import check_choice, check_integer, check_positive
 from probneural.fields import Field
 from probneural.grids import Grid, along_axis
+from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField
 
 
 @dataclass(frozen=True)
-class Wave(GaussianInputProblem):
+class Wave(Evolution, GaussianInputProblem):
     """Displacement and velocity at time 0 to both at time t, for ∂²u/∂t² = c² Δu on the unit cube [0, 1]^d.
 
     Two channels, u and v = ∂u/∂t. Each mode of angular wavenumber κ is an oscillator of frequency ω = c|κ|,

@@ -33,7 +33,7 @@ from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, Va
 from probneural.heads.last_layer.readout import Readout
 from probneural.heads.weight_posterior import Hyperparameters
 from probneural.heads.weight_samples import WeightSampledPredictor
-from probneural.operators import FNO, DeepONet, HiddenLayers, LinearRegression, Operator, PODDeepONet
+from probneural.operators import FNO, DeepONet, HiddenLayers, LinearRegression, Operator, PODDeepONet, Rollout
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(Decomposition),
     Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
     Kind(FunctionDraw),
+    Kind(Rollout),
     Kind(Readout),
     Kind(Hyperparameters, on_cpu=("prior_precision", "effective_observations")),
     Kind(ParameterVector, build=_layout),

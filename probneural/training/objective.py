@@ -27,9 +27,7 @@ class Objective(nn.Module):
         unroll: How pairs of several following states are trained on; None for pairs of one.
     """
 
-    def __init__(
-        self, operator: nn.Module, loss: Loss | None, *, precision: str | None, unroll: Unroll | None = None
-    ) -> None:
+    def __init__(self, operator: nn.Module, loss: Loss | None, *, precision: str | None, unroll: Unroll | None = None) -> None:
         super().__init__()
         self.operator = operator
         self.loss = loss

@@ -101,9 +101,7 @@ class Run:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
         self.average = None if options.averaging is None else weights.Average(operator, options.averaging)
         self.best: dict[str, Tensor] = {}
-        self.objective: nn.Module = Objective(
-            operator, plan.loss, precision=options.precision, unroll=plan.unroll
-        )
+        self.objective: nn.Module = Objective(operator, plan.loss, precision=options.precision, unroll=plan.unroll)
         if world_size() > 1:
             self.objective = DistributedDataParallel(self.objective, find_unused_parameters=True)
 

@@ -105,8 +105,8 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
     Raises:
         ArgumentError: If a setting is out of range, the operator is no module, or the loss takes other arguments or gives no
             number.
-        DataError: If the data are fewer than two pairs or not finite, their scale is beyond the operator's dtype, or they do not
-            hold the states that `unroll` asks for.
+        DataError: If the data are fewer than two pairs or not finite, their scale is beyond the operator's dtype, or they lack
+            the states that `unroll` asks for.
         TrainingError: If a loss or a weight becomes NaN or infinite; the operator has the weights from before that epoch, or
             from the checkpoint within it that was resumed.
         FileError: If the checkpoint is damaged, or belongs to other settings or data.

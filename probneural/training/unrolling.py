@@ -27,9 +27,9 @@ class Unroll:
     - the mean over k of the loss of û_k, with the gradient through all steps; or
     - pushed forward, the mean of the losses of û_1 and of G(stopped û_{K-1}): the first steps are taken without gradients.
 
-    An operator that is given several states of history maps them, the earliest first, to the next one, and the oldest is dropped.
-    Channels after those of the history, parameters for example, are given to every step as they are. The validation split is
-    judged by the mean over all K steps, without noise, whatever is trained.
+    An operator that is given several states of history maps them, the earliest first, to the next one, and the oldest is
+    dropped. Channels after those of the history, parameters for example, are given to every step as they are. The validation
+    split is judged by the mean over all K steps, without noise, whatever is trained.
 
     Args:
         steps: K, how many following states a pair holds.

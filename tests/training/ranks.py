@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from probneural.processes import rank, world_size
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
+from probneural.processes import rank, world_size
 from probneural.training import Callback, Checkpoint, History, Optimization, Progress, Unroll, files, fit
 from tests.training.cases import built, data
 from tests.training.lazy import lazy

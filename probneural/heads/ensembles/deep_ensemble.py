@@ -171,7 +171,8 @@ def _own(data: TrainingData) -> Dataset:
     if not isinstance(data.pairs, FieldPairs):
         return data.pairs.to(data.inputs.dtype).to(data.inputs.device)
     inputs, outputs = data.pairs.inputs, data.pairs.outputs.to(data.inputs.dtype)
-    return FieldPairs(Field(inputs.values.clone(), inputs.grid), Field(outputs.values.clone(), outputs.grid))
+    copies = (Field(side.values.clone(), side.grid) for side in (inputs, outputs))
+    return FieldPairs(*copies, groups=data.pairs.groups)
 
 
 def check_members(members: object, seed: object) -> tuple[int, int]:

@@ -1,0 +1,207 @@
+"""The members of a roll-out: where each starts, which operator it is, and one step of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.checks import check_callable, check_choice, check_finite, check_instance, check_integer, check_variances
+from probneural.contexts import undisturbed
+from probneural.distributions.base import FieldDistribution
+from probneural.distributions.empirical import EmpiricalField
+from probneural.errors import GridError, ShapeError
+from probneural.fields import Field, check_field
+from probneural.grids import Grid
+from probneural.randomness import check_seed, stream_seed
+
+if TYPE_CHECKING:
+    from probneural.distributions.predictor import FunctionDraw, Predictor
+
+Forcing = Callable[[int], Field | Tensor]
+"""From a lead to the channels that vary in time, `(n, k, *grid)` or `(k, *grid)`, beside the state at that lead."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Members:
+    """An ensemble of roll-outs of one predictor.
+
+    The input of a step is `[states, extras]`: `history` states, the earliest first, then what `start` has beyond them,
+    `parameters`, and `forcing`.
+
+    Args:
+        predictor: Of one step.
+        start: States at lead 0 and what is constant, `(n, history * c + ..., *grid)`.
+        count: How many members s.
+        draws: `"trajectory"` or `"step"`.
+        initial: Distribution of the states at lead 0, or None where they are known.
+        noise: Variance of the measurement noise, `(c,)`, in physical units squared.
+        parameters: Channels that are constant in time, or None.
+        forcing: Channels that vary in time, or None.
+        history: States in an input.
+        seed: Of draws and starts.
+
+    Raises:
+        ArgumentError: If a number, the kind of draws, or the seed is none of those allowed.
+        ShapeError: If channels or numbers of functions do not fit.
+        GridError: If parts live on different grids.
+        DataError: If a part is no field, or not finite.
+    """
+
+    predictor: Predictor
+    start: Field
+    count: int
+    draws: str
+    initial: FieldDistribution | None
+    noise: Float64[Tensor, " c"]
+    parameters: Field | None
+    forcing: Forcing | None
+    history: int
+    seed: int
+
+    @property
+    def grid(self) -> Grid:
+        """Where all states live."""
+        return self.start.grid
+
+    @property
+    def channels(self) -> int:
+        """Channels c of a state."""
+        return self.predictor.out_channels
+
+    @cached_property
+    def _constant(self) -> Float[Tensor, "n k *grid"]:
+        """Extra channels that do not vary in time."""
+        extras = self.start.values[:, self.history * self.channels :]
+        return extras if self.parameters is None else torch.cat([extras, self.parameters.values.to(extras)], dim=1)
+
+    @cached_property
+    def _kept_draws(self) -> list[FunctionDraw]:
+        """Operators that stay the same over a trajectory."""
+        return [self.predictor.draw(stream_seed(self.seed, "roll-out draws", member)) for member in range(self.count)]
+
+    def operators(self, lead: int) -> Sequence[FunctionDraw]:
+        """The operator of each member at the step to this lead."""
+        if self.draws == "trajectory":
+            return self._kept_draws
+        seeds = [stream_seed(self.seed, "roll-out draws", member, lead) for member in range(self.count)]
+        return [self.predictor.draw(seed) for seed in seeds]
+
+    def starts(self) -> Float[Tensor, "s n hc *grid"]:
+        """The states at leads 1 - history to 0, as channels."""
+        known = self.start.values[:, : self.history * self.channels]
+        if self.initial is None:
+            return known.expand(self.count, *known.shape)
+        initial = self.initial
+        if isinstance(initial, EmpiricalField) and len(initial.weights) == self.count and initial.has_equal_weights:
+            return initial.samples.to(known)
+        seeds = [stream_seed(self.seed, "roll-out starts", member) for member in range(self.count)]
+        return torch.stack([initial.rsample(seed=seed) for seed in seeds]).to(known)
+
+    def step(self, window: Float[Tensor, "s n hc *grid"], lead: int) -> Float[Tensor, "s n c *grid"]:
+        """The states at a lead, from those before it."""
+        extras = self._extras(lead - 1)
+        return torch.stack(
+            [
+                operator(torch.cat([states, extras], dim=1), grid=self.grid)
+                for operator, states in zip(self.operators(lead), window, strict=True)
+            ]
+        )
+
+    def _extras(self, lead: int) -> Float[Tensor, "n k *grid"]:
+        """Extra channels beside the state at a lead."""
+        constant = self._constant
+        if self.forcing is None:
+            return constant
+        given = self.forcing(lead)
+        values = given.values if isinstance(given, Field) else given
+        check_instance(values, Tensor, "forcing", remedy="return a tensor (k, *grid) or (n, k, *grid), or a Field")
+        wanted = self.predictor.in_channels - self.history * self.channels - constant.shape[1]
+        shape = (len(self.start), wanted, *self.grid.shape)
+        if tuple(values.shape) not in (shape, shape[1:]):
+            raise ShapeError(
+                expected=f"forcing of shape {shape[1:]} or {shape}",
+                got=str(tuple(values.shape)),
+                remedy="return the channels that the operator takes beside states and parameters",
+            )
+        check_finite(values, f"forcing at lead {lead}")
+        return torch.cat([constant, values.to(constant).expand(shape)], dim=1)
+
+
+@undisturbed()
+def members_of(
+    predictor: Predictor,
+    start: Field,
+    *,
+    members: int,
+    draws: str,
+    initial: FieldDistribution | None,
+    noise: bool | float | Tensor,
+    parameters: Field | None,
+    forcing: Forcing | None,
+    history: int,
+    seed: int,
+) -> Members:
+    """Check what a roll-out starts from; see [`rollout`][probneural.distributions.Predictor.rollout]."""
+    check_field(start, "start")
+    check_finite(start.values, "start")
+    check_choice(draws, ("trajectory", "step"), "draws")
+    history = check_integer(history, "history")
+    states = history * predictor.out_channels
+    if parameters is not None:
+        check_field(parameters, "parameters")
+        check_finite(parameters.values, "parameters")
+        _check_alike(parameters, start, "parameters", channels=parameters.channels)
+    if forcing is not None:
+        check_callable(forcing, "forcing", remedy="give a function of the lead")
+    if initial is not None:
+        check_instance(initial, FieldDistribution, "initial", remedy="give a distribution over the states at lead 0")
+        _check_alike(Field(initial.mean, initial.grid), start, "initial", channels=states)
+    extra = predictor.in_channels - states
+    given = start.channels - states + (0 if parameters is None else parameters.channels)
+    if extra < 0 or start.channels < states or (given > extra if forcing is not None else given != extra):
+        raise ShapeError(
+            expected=f"{predictor.in_channels} input channels: {history} states of {predictor.out_channels}, then extras",
+            got=f"a start of {start.channels} and {0 if parameters is None else parameters.channels} parameters",
+            remedy="set history=, and give what the operator takes beside states by start, parameters= or forcing=",
+        )
+    if isinstance(noise, bool):
+        variance = predictor.noise.detach().cpu().to(torch.float64) if noise else torch.zeros(predictor.out_channels)
+    else:
+        variance = check_variances(noise, "noise")
+    if variance.ndim and tuple(variance.shape) != (predictor.out_channels,):
+        raise ShapeError(
+            expected=f"a noise variance, or one per channel ({predictor.out_channels},)",
+            got=str(tuple(variance.shape)),
+            remedy="noise=True takes the predictor's",
+        )
+    own = start.detached().to(predictor.dtype).to(predictor.device)
+    return Members(
+        predictor=predictor,
+        start=own,
+        count=check_integer(members, "members"),
+        draws=draws,
+        initial=initial,
+        noise=variance.to("cpu", torch.float64).expand(predictor.out_channels),
+        parameters=parameters,
+        forcing=forcing,
+        history=history,
+        seed=check_seed(seed),
+    )
+
+
+def _check_alike(field: Field, start: Field, name: str, *, channels: int) -> None:
+    """Raise an error unless a field has the start's grid and number of functions, and so many channels."""
+    if field.grid != start.grid:
+        raise GridError(expected=f"{name} on the grid of the start, {start.grid!r}", got=repr(field.grid), remedy="resample it")
+    if (len(field), field.channels) != (len(start), channels):
+        raise ShapeError(
+            expected=f"{name} of {len(start)} functions and {channels} channels",
+            got=f"{len(field)} and {field.channels}",
+            remedy="one for each function of the start",
+        )

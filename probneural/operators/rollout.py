@@ -1,0 +1,200 @@
+"""A step that is repeated, as one operator."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from probneural.checks import check_flag, check_instance, check_integer, check_module
+from probneural.errors import ArgumentError, GridError, ShapeError
+from probneural.fields import Field, takes_grid
+from probneural.grids import Grid, resample
+from probneural.operators.base import Operator
+from probneural.operators.checks import check_where
+from probneural.pairs import Dataset, FieldPairs, evenly_spread_rows
+
+_MOST_PAIRS = 1024
+"""Pairs that units are taken from at most."""
+
+
+class Rollout(Operator):
+    """An operator G that is applied `steps` times: u_l = G(u_{l-h}, ..., u_{l-1}, a, f_{l-1}), or u_{l-1} + G(...).
+
+    Heads, curvature, conditioning and export apply to it as to any operator, and its weights are those of G. Its inputs are the
+    h states that it starts from, the earliest first, channels a that stay constant, and the forcings f_0, f_1, ... of all steps.
+    Without gradients it needs the memory of one step.
+
+    The last layer of a repeated operator acts on all later states, so a last-layer posterior does not fit it;
+    `Laplace("low_rank")` does.
+
+    Args:
+        operator: G, from `h * c` states, the constant channels and the forcing of one step to c channels. It says its
+            `in_channels` and `out_channels`.
+        steps: How often it is applied.
+        history: States h in an input of G.
+        forcing_channels: Channels of the forcing at one step, the last ones in an input of G.
+        residual: Whether G gives the increment of the state.
+        all_leads: Whether all states are returned, as `steps * c` channels, the first lead first; otherwise the last one.
+        keeps_boundary: Whether the values at the ends of axes that are not periodic stay those of the start.
+        checkpoints: Whether gradients compute each step again instead of keeping what is inside of it: one more evaluation, for
+            the memory of one step and of all states.
+
+    Raises:
+        ArgumentError: If the operator is no module, does not say its channels, or has too few of them; or if a number is no
+            positive integer.
+
+    Reference:
+        Chen et al. (2016), Training deep nets with sublinear memory cost (checkpoints).
+
+    Examples:
+        >>> double = nn.Conv1d(1, 1, 1, bias=False)
+        >>> _ = nn.init.constant_(double.weight, 2.0)
+        >>> Rollout(double, 3, all_leads=True)(torch.ones(1, 1, 4))[0, :, 0].tolist()
+        [2.0, 4.0, 8.0]
+    """
+
+    def __init__(
+        self,
+        operator: nn.Module,
+        steps: int,
+        *,
+        history: int = 1,
+        forcing_channels: int = 0,
+        residual: bool = False,
+        all_leads: bool = False,
+        keeps_boundary: bool = False,
+        checkpoints: bool = False,
+    ) -> None:
+        super().__init__()
+        self.operator = check_module(operator, "operator")
+        self._takes_grid = takes_grid(operator)
+        self.steps = check_integer(steps, "steps")
+        self.history = check_integer(history, "history")
+        self.forcing_channels = check_integer(forcing_channels, "forcing_channels", least=0)
+        self.residual = check_flag(residual, "residual")
+        self.all_leads = check_flag(all_leads, "all_leads")
+        self.keeps_boundary = check_flag(keeps_boundary, "keeps_boundary")
+        self.checkpoints = check_flag(checkpoints, "checkpoints")
+        self.channels, of_step = _said(operator, "out_channels"), _said(operator, "in_channels")
+        if of_step < self.history * self.channels + self.forcing_channels:
+            raise ArgumentError(
+                expected=f"an operator of {self.history * self.channels + self.forcing_channels} input channels or more",
+                got=str(of_step),
+                remedy="its inputs are history * out_channels states, constant channels, and forcing_channels",
+            )
+        self.in_channels = of_step + (self.steps - 1) * self.forcing_channels
+        self.out_channels = self.channels * (self.steps if self.all_leads else 1)
+
+    def forward(
+        self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None
+    ) -> Float[Tensor, "n c2 *query"]:
+        """Evaluate; see the base class.
+
+        On a query, the last state is what the operator itself evaluates there. Where it is a sum, has boundary values kept, or
+        is one of all states, it is interpolated.
+
+        Raises:
+            ShapeError: If the values do not have the channels of all inputs.
+            GridError: If boundary values are to be kept on a grid that has no ends.
+        """
+        check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
+        check_where(grid, query)
+        if values.ndim < 3 or values.shape[1] != self.in_channels:
+            raise ShapeError(
+                expected=f"values of shape (n, {self.in_channels}, points, ...)",
+                got=str(tuple(values.shape)),
+                remedy="channels come second: states, constant channels, the forcings of all steps",
+            )
+        states, constant, forcings = self._parts(values)
+        inside = self._inside(values, grid) if self.keeps_boundary else None
+        is_interpolated = query is not None and (self.residual or self.all_leads or inside is not None)
+        where = Grid.uniform(tuple(values.shape[2:])) if grid is None and is_interpolated else grid
+        found = []
+        for number in range(self.steps):
+            at_query = query if number == self.steps - 1 and not is_interpolated else None
+            forcing = forcings[:, number * self.forcing_channels : (number + 1) * self.forcing_channels]
+            state = self._step(torch.cat([states, constant, forcing], dim=1), grid=grid, query=at_query)
+            if self.residual:
+                state = states[:, -self.channels :] + state
+            if inside is not None:
+                state = torch.where(inside, state, states[:, -self.channels :])
+            if self.all_leads:
+                found.append(state)
+            if number < self.steps - 1:
+                states = torch.cat([states[:, self.channels :], state], dim=1)
+        result = torch.cat(found, dim=1) if self.all_leads else state
+        return resample(result, where, query) if is_interpolated and where is not None and query is not None else result
+
+    def _parts(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """States, constant channels, and the forcings of all steps."""
+        states, forcings = self.history * self.channels, self.steps * self.forcing_channels
+        return values.split([states, self.in_channels - states - forcings, forcings], dim=1)
+
+    def _step(self, inputs: Tensor, *, grid: Grid | None, query: Grid | None) -> Tensor:
+        """The operator's own output, with or without a checkpoint."""
+
+        def evaluated(given: Tensor) -> Tensor:
+            if self._takes_grid:
+                values: Tensor = self.operator(given, grid=grid, query=query)
+                return values
+            values = self.operator(given)
+            if query is None:
+                return values
+            return resample(values, Grid.uniform(tuple(given.shape[2:])) if grid is None else grid, query)
+
+        is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        if not self.checkpoints or not torch.is_grad_enabled() or is_transformed:
+            return evaluated(inputs)
+        again: Tensor = checkpoint(evaluated, inputs, use_reentrant=False)
+        return again
+
+    @staticmethod
+    def _inside(values: Tensor, grid: Grid | None) -> Tensor:
+        """Which points are not at an end of an axis, `(*grid)`."""
+        if grid is None or not grid.is_uniform or all(grid.periodic):
+            raise GridError(
+                expected="a uniform grid with an axis that is not periodic, whose boundary values are kept",
+                got=repr(grid),
+                remedy="pass the values' own grid, or keeps_boundary=False",
+            )
+        inside = torch.ones(grid.shape, dtype=torch.bool, device=values.device)
+        for number, axis in enumerate(grid.axes):
+            if not axis.periodic:
+                along = inside.movedim(number, 0)
+                along[0] = False
+                if axis.endpoint:
+                    along[-1] = False
+        return inside
+
+    def fit_normalizers(self, *train: Dataset) -> None:
+        """Take the operator's units from training data of this operator.
+
+        Inputs of a step have the units of the first inputs, outputs those of the last state, or of the average increment.
+        """
+        if isinstance(self.operator, Operator):
+            self.operator.fit_normalizers(*(self._step_pairs(data) for data in train))
+
+    def _step_pairs(self, data: Dataset) -> FieldPairs:
+        """Pairs of about the units of one step."""
+        pairs = data[evenly_spread_rows(len(data), _MOST_PAIRS)]
+        states, constant, forcings = self._parts(pairs.inputs.values)
+        inputs = torch.cat([states, constant, forcings[:, : self.forcing_channels]], dim=1)
+        last = pairs.outputs.values[:, -self.channels :]
+        if self.residual:
+            before = resample(states[:, -self.channels :], pairs.inputs.grid, pairs.outputs.grid)
+            last = (last - before) / self.steps
+        return FieldPairs(Field(inputs, pairs.inputs.grid), Field(last, pairs.outputs.grid))
+
+
+def _said(operator: nn.Module, name: str) -> int:
+    """A number of channels that a module says of itself."""
+    said = getattr(operator, name, None)
+    if said is None:
+        raise ArgumentError(
+            expected=f"an operator that says its {name}",
+            got=type(operator).__name__,
+            remedy=f"set the attribute: operator.{name} = 1",
+        )
+    return check_integer(said, name)

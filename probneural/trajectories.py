@@ -1,0 +1,292 @@
+"""Trajectories in memory, and the arithmetic of windows, which those on disk share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from probneural.checks import assign, check_floating, check_instance, check_integer, real_tensor
+from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeError
+from probneural.fields import Field, check_field, check_parts, select_rows
+from probneural.fingerprints import fingerprint_of
+from probneural.grids import Grid
+from probneural.pairs import FieldPairs, Rows, split_rows
+
+_UNEVEN = 1e-3
+"""Deviation of an interval of time, relative to their mean, that counts as rounding."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FieldTrajectories:
+    """n functions of space and time in memory: where they start, and their states at some later times.
+
+    Lead k is the k-th of the times, and lead 0 the start, at time 0. The start may have more channels than the states:
+    parameters of the equation, which follow the states and do not vary in time.
+
+    Args:
+        start: States at time 0, and parameters behind them, `(n, c + extra, *grid)`, in physical units.
+        values: States at the times, `(n, times, c, *grid)`, in the start's dtype and on its device.
+        times: Times since the start, `(times,)`, positive and ascending; kept in float64.
+
+    Raises:
+        ShapeError: If the shapes do not fit together.
+        DataError: If the values are of another dtype or device than the start's, or the times not finite and ascending.
+
+    Examples:
+        >>> states = torch.arange(10.0).reshape(2, 5, 1, 1).expand(2, 5, 1, 4)
+        >>> truth = FieldTrajectories(Field(states[:, 0], Grid.uniform(4)), states[:, 1:], times=[0.1, 0.2, 0.3, 0.4])
+        >>> truth.steps, truth.at(2).values[:, 0, 0].tolist()
+        (4, [2.0, 7.0])
+        >>> pairs = truth.windows(history=2)
+        >>> len(pairs), pairs[0].inputs.values[0, :, 0].tolist(), pairs[0].outputs.values[0, :, 0].tolist()
+        (6, [0.0, 1.0], [2.0])
+    """
+
+    start: Field
+    values: Float[Tensor, "n times c *grid"]
+    _: KW_ONLY
+    times: Float64[Tensor, " times"]
+
+    def __post_init__(self) -> None:
+        """Check that start, states and times fit together."""
+        start, values = check_field(self.start, "start"), check_floating(self.values, "values")
+        assign(self, times=check_times(self.times, error=DataError))
+        shape, grid = tuple(values.shape), start.grid.shape
+        if len(shape) != 3 + len(grid) or (shape[0], shape[1], *shape[3:]) != (len(start), len(self.times), *grid):
+            raise ShapeError(
+                expected=f"states of shape ({len(start)}, {len(self.times)}, c, {', '.join(map(str, grid))})",
+                got=str(shape),
+                remedy="trajectories come first, then times, channels and space",
+            )
+        if not 1 <= shape[2] <= start.channels:
+            raise ShapeError(
+                expected=f"states of 1 to {start.channels} channels, those of the start",
+                got=str(shape[2]),
+                remedy="parameters that do not vary in time are further channels of the start, behind the states",
+            )
+        if (values.dtype, values.device) != (start.dtype, start.device):
+            raise DataError(
+                expected=f"states of {start.dtype} on {start.device}, as the start",
+                got=f"{values.dtype} on {values.device}",
+                remedy="convert one of them with .to(...)",
+            )
+
+    @classmethod
+    def cat(cls, parts: Sequence[FieldTrajectories]) -> FieldTrajectories:
+        """Put trajectories on one grid at the same times one after the other.
+
+        Raises:
+            DataError: If there is none, one is of another kind, or times, dtypes or devices differ.
+            GridError: If the grids differ.
+            ShapeError: If the numbers of channels differ.
+        """
+        each = check_parts(parts, cls)
+        if not all(torch.equal(part.times, each[0].times) for part in each):
+            raise DataError(
+                expected="trajectories at the same times",
+                got=str([part.times.tolist() for part in each])[:100],
+                remedy="ask for the same times of each",
+            )
+        if len({part.channels for part in each}) != 1:
+            raise ShapeError(
+                expected="states of as many channels", got=str([part.channels for part in each]), remedy="choose the same ones"
+            )
+        start = Field.cat([part.start for part in each])
+        return cls(start, torch.cat([part.values for part in each]), times=each[0].times)
+
+    @property
+    def grid(self) -> Grid:
+        """Where they live."""
+        return self.start.grid
+
+    @property
+    def steps(self) -> int:
+        """Number of times after the start."""
+        return self.values.shape[1]
+
+    @property
+    def channels(self) -> int:
+        """Number of channels c of a state."""
+        return self.values.shape[2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The values' dtype."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The values' device."""
+        return self.values.device
+
+    @property
+    def parameters(self) -> Field | None:
+        """The start's channels behind the states, which do not vary in time; None if there are none."""
+        extra = self.start.values[:, self.channels :]
+        return Field(extra, self.grid) if extra.shape[1] else None
+
+    def at(self, lead: int) -> Field:
+        """States at one lead, `(n, c, *grid)`, without parameters; lead 0 is the start, lead 1 the first of the times.
+
+        Raises:
+            ArgumentError: If there is no such lead.
+        """
+        lead = check_integer(lead, "lead", least=0, most=self.steps)
+        return Field(self.values[:, lead - 1] if lead else self.start.values[:, : self.channels], self.grid)
+
+    def windows(self, *, history: int = 1, lead: int = 1, stride: int = 1, steps: int = 1) -> FieldPairs:
+        """Make pairs: `history` neighbouring states to the state that is `lead` steps after the last of them.
+
+        The start is step 0. Window k of a trajectory maps steps k s ... k s + h - 1 to step k s + h - 1 + l, for stride s,
+        history h, lead l; with `steps=K` to the steps that are l, 2 l, ..., K l after the last of them, for training through K
+        steps by [`Unroll`][probneural.training.Unroll]. The pairs of the first trajectory come first.
+
+        Args:
+            history: States of an input, stacked as channels, the earliest first; parameters follow them, once.
+            lead: Steps from the last of the input to the output.
+            stride: Steps between the first steps of neighbouring windows.
+            steps: Following states that an output holds, stacked as channels, the earliest first.
+
+        Returns:
+            Copies of the values, in pairs that know their trajectory: `split` never divides one.
+
+        Raises:
+            ArgumentError: If a number is not a positive integer, no window fits, a lead of more than 1 skips states that the
+                history of a second step needs, or the times are not equally spaced from the start on: windows would mix steps
+                of several lengths.
+        """
+        starts = window_starts(self.steps + 1, history=history, lead=lead, stride=stride, steps=steps)
+        gaps = torch.diff(self.times, prepend=self.times.new_zeros(1))
+        if bool(((gaps - gaps.mean()).abs() > _UNEVEN * gaps.mean()).any()):
+            raise ArgumentError(
+                expected="times that are equally spaced from the start at 0 on",
+                got=f"intervals from {float(gaps.min()):g} to {float(gaps.max()):g}",
+                remedy="ask for times=[step, 2 * step, ...], or pair states yourself: pn.FieldPairs(data.at(0), data.at(1))",
+            )
+        size = (len(self), self.start.channels - self.channels, *self.grid.shape)
+        windows = []
+        for first in starts.tolist():
+            parts = [self.at(first + step).values for step in range(history)] + [self.start.values[:, self.channels :]]
+            windows.append(torch.cat(parts if size[1] else parts[:-1], dim=1))
+        inputs = torch.stack(windows, dim=1).flatten(0, 1)
+        following = lead * torch.arange(1, steps + 1, device="cpu")
+        ends = (starts[:, None] + (history - 2) + following).to(self.device)  # of `values`, which begin at step 1
+        groups = torch.arange(len(self), device="cpu").repeat_interleave(len(starts))
+        outputs = self.values[:, ends].flatten(0, 1).flatten(1, 2)
+        return FieldPairs(Field(inputs, self.grid), Field(outputs, self.grid), groups=groups)
+
+    def split(self, count: int, *, seed: int) -> tuple[FieldTrajectories, FieldTrajectories]:
+        """Split at random into `count` trajectories and the rest.
+
+        Raises:
+            ArgumentError: If either part would be empty.
+        """
+        first, second = split_rows(len(self), count, seed=seed)
+        return self[first], self[second]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A content hash of values, times and grid, 64 hexadecimal digits."""
+        return fingerprint_of(self.start.values, self.values, self.times, self.grid.points, self.grid.weights)
+
+    def detached(self) -> FieldTrajectories:
+        """The same trajectories without a graph."""
+        values = self.values.detach()
+        return replace(self, start=self.start.detached(), values=values.clone() if values.is_inference() else values)
+
+    def to(self, target: torch.device | torch.dtype | str) -> FieldTrajectories:
+        """The same trajectories with values on another device or of another dtype; times stay in float64 on the CPU.
+
+        Raises:
+            DataError: If the dtype is neither float32 nor float64, or does not hold the values.
+            ArgumentError: If there is no such device.
+        """
+        flat = Field(self.values.flatten(0, 1), self.grid).to(target).values
+        return replace(self, start=self.start.to(target), values=flat.unflatten(0, tuple(self.values.shape[:2])))
+
+    def __len__(self) -> int:
+        """Number of trajectories n."""
+        return len(self.start)
+
+    def __getitem__(self, index: Rows) -> FieldTrajectories:
+        """Select trajectories; one integer keeps their axis."""
+        rows = select_rows(index, len(self))
+        return replace(self, start=self.start[rows], values=self.values[rows])
+
+    def __repr__(self) -> str:
+        """A short description."""
+        return f"FieldTrajectories({len(self)} x {self.steps} times x {self.channels} on {self.grid!r}, {self.dtype})"
+
+
+def check_times(times: object, *, error: type[ProbneuralError] = ArgumentError) -> Float64[Tensor, " times"]:
+    """Return times after a start at 0, as float64 on the CPU.
+
+    Args:
+        times: Numbers, an array or a tensor.
+        error: What to raise.
+
+    Raises:
+        ProbneuralError: Of the class `error`, if they are no finite, positive, ascending numbers, one at least.
+
+    Examples:
+        >>> check_times([1, 2.5]).tolist()
+        [1.0, 2.5]
+    """
+    found = real_tensor(times, "times", dtype=torch.float64, device=torch.device("cpu"), error=error).detach()
+    fits = found.ndim == 1 and len(found) and torch.isfinite(found).all() and found[0] > 0 and (found.diff() > 0).all()
+    if not bool(fits):
+        raise error(
+            expected="finite, positive, ascending times, one at least",
+            got=str(found.tolist())[:100],
+            remedy="the start is at time 0; give times=[step, 2 * step, ...]",
+        )
+    return found
+
+
+def check_trajectories(data: object, name: str = "truth") -> FieldTrajectories:
+    """Return trajectories in memory, or raise a DataError."""
+    return check_instance(
+        data, FieldTrajectories, name, remedy="make them with problem.trajectory(...), or read some of data: trajectories[rows]"
+    )
+
+
+def window_starts(times: int, *, history: int, lead: int, stride: int, steps: int = 1) -> Int64[Tensor, " windows"]:
+    """The first step of each window of a trajectory at so many times.
+
+    Args:
+        times: Number of states.
+        history: States of a window's input.
+        lead: Steps from the last of the input to the output, and from each state of the output to the next.
+        stride: Steps between the first steps of neighbouring windows.
+        steps: States of a window's output.
+
+    Raises:
+        ArgumentError: If a number is not a positive integer, no window fits into the times, or a lead of more than 1 skips
+            states that the input of a second step needs.
+
+    Examples:
+        >>> window_starts(6, history=2, lead=1, stride=2).tolist()
+        [0, 2]
+    """
+    history, lead = check_integer(history, "history"), check_integer(lead, "lead")
+    stride, steps = check_integer(stride, "stride"), check_integer(steps, "steps")
+    if history > 1 and lead > 1 and steps > 1:
+        raise ArgumentError(
+            expected="lead=1 with a history and several steps",
+            got=f"history={history}, lead={lead}, steps={steps}",
+            remedy="thin out the times first, for states that follow each other",
+        )
+    last = times - history - lead * steps
+    if last < 0:
+        several = "" if steps == 1 else "steps * "
+        raise ArgumentError(
+            expected=f"history + {several}lead of at most {times}, the number of times",
+            got=f"{history} + {lead}" if steps == 1 else f"{history} + {steps} * {lead}",
+            remedy="take shorter windows",
+        )
+    return torch.arange(0, last + 1, stride, device="cpu")
