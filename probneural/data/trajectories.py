@@ -16,7 +16,7 @@ from probneural.data.fields import Part, StoredFields, stored
 from probneural.data.pairs import StoredPairs
 from probneural.data.readers import reader_of
 from probneural.data.variables import FUNCTION, TIME, Variable
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.fields import select_rows
 from probneural.grids import Grid, check_grid
 from probneural.pairs import Rows, split_rows
