@@ -2,12 +2,16 @@
 
 [`score`][probneural.metrics.scores.score] computes them all; [`compare`][probneural.metrics.comparison.compare] and the
 functions of a `Comparison` give each one per function and channel.
+[`score_by_lead`][probneural.metrics.lead_scoring.score_by_lead] scores forecasts.
 """
 
 from probneural.metrics.accuracy import relative_l2, rmse
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.energy import energy_score
+from probneural.metrics.lead_scores import HorizonScores, LeadScore, LeadScores, RankHistograms, Spectra
+from probneural.metrics.lead_scoring import score_by_lead
 from probneural.metrics.likelihood import gaussian_nll, joint_nll, nll
+from probneural.metrics.member_pool import rank_deviation, rank_histogram
 from probneural.metrics.ranked_probability import crps, gaussian_crps, mixture_crps
 from probneural.metrics.ranking import RankCorrelation, rank_correlation
 from probneural.metrics.reliability import (
@@ -20,6 +24,7 @@ from probneural.metrics.reliability import (
     simultaneous_coverage,
 )
 from probneural.metrics.scores import Scores, score, score_pairs
+from probneural.metrics.spectra import PowerSpectrum, power_spectrum
 from probneural.metrics.spread import (
     SpreadSkillCurve,
     interval_score,
@@ -28,11 +33,18 @@ from probneural.metrics.spread import (
     spread_skill,
     spread_skill_curve,
 )
+from probneural.metrics.variogram import variogram_score
 
 __all__ = [
     "Comparison",
+    "HorizonScores",
+    "LeadScore",
+    "LeadScores",
+    "PowerSpectrum",
     "RankCorrelation",
+    "RankHistograms",
     "Scores",
+    "Spectra",
     "SpreadSkillCurve",
     "calibration_error",
     "chi2",
@@ -50,13 +62,18 @@ __all__ = [
     "nll",
     "pit",
     "pit_histogram",
+    "power_spectrum",
     "rank_correlation",
+    "rank_deviation",
+    "rank_histogram",
     "relative_l2",
     "rmse",
     "score",
+    "score_by_lead",
     "score_pairs",
     "sharpness",
     "simultaneous_coverage",
     "spread_skill",
     "spread_skill_curve",
+    "variogram_score",
 ]

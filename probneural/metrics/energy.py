@@ -7,15 +7,17 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_integer
-from probneural.distributions.empirical import EmpiricalField
-from probneural.metrics.comparison import Comparison, RepeatedDraws
-from probneural.randomness import stream, stream_seed
+from probneural.metrics.comparison import Comparison
+from probneural.metrics.observed_draws import ObservedDraws
+from probneural.metrics.ranked_probability import fair_factor
 
 _DRAWS = 128
 """Draws behind a Monte Carlo energy score."""
 
 
-def energy_score(comparison: Comparison, *, draws: int = _DRAWS, seed: int = 0) -> Float64[Tensor, "n c"]:
+def energy_score(
+    comparison: Comparison, *, draws: int = _DRAWS, seed: int = 0, is_fair: bool = False
+) -> Float64[Tensor, "n c"]:
     """The energy score E‖X - y‖ - 1/2 E‖X - X'‖ of whole functions, in the root-mean-square norm of the domain.
 
     ‖f‖² is the average of f² over the domain by quadrature, so a field that is constant in space scores its CRPS. Unlike the
@@ -29,39 +31,36 @@ def energy_score(comparison: Comparison, *, draws: int = _DRAWS, seed: int = 0) 
         comparison: Prediction and truth.
         draws: Number m of draws, where they are needed.
         seed: Makes the draws repeatable; functions whose latent vectors have one length see the same ones.
+        is_fair: Whether members count as such draws, of the distribution that is scored, and not as that distribution itself:
+            then more members are no better on average.
 
     Returns:
         `(n, c)`, in physical units. An estimate can be negative.
 
     Raises:
         ArgumentError: If there are fewer than two draws, or the seed is none.
+        DataError: If a fair score is asked of one member.
 
     Reference:
         Gneiting and Raftery (2007), Strictly proper scoring rules, equation 21, with β = 1; Gneiting et al. (2008), Assessing
         probabilistic forecasts of multivariate quantities, equation 7. Deviation: the norm is divided by √volume.
     """
     draws = check_integer(draws, "draws", least=2)
-    u = comparison.distribution
     root = comparison.grid.mean_weights.sqrt().to(comparison.truth)
-    is_exact = isinstance(u, EmpiricalField) and not bool((comparison.noise > 0).any())
-    repeated, noise = RepeatedDraws(stream_seed(seed, "energy score draws")), None
-    if bool((comparison.noise > 0).any()):
-        generator = stream(seed, "energy score noise")
-        shape = (draws, *comparison.truth.shape[1:])
-        noise = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(comparison.truth)
+    observed = ObservedDraws(
+        comparison,
+        draws=draws,
+        seed=seed,
+        purpose="energy score draws",
+        noise_purpose="energy score noise",
+        takes_members=is_fair,
+    )
     scores = []
-    for index in range(comparison.truth.shape[0]):
-        if is_exact and isinstance(u, EmpiricalField):
-            drawn, weights = u.samples[:, index].detach().to(comparison.truth), u.weights.to(comparison.truth)
-        else:
-            drawn = repeated.of(u.marginal(index), draws)[:, 0].to(comparison.truth)
-            weights = drawn.new_full((draws,), 1.0 / draws)
-        if noise is not None:
-            drawn = drawn + comparison.noise[index].sqrt() * noise
-        offsets = (drawn - comparison.truth[index]).flatten(2).movedim(1, 0) * root  # (c, m, p)
+    for truth, (drawn, weights) in zip(comparison.truth, observed, strict=True):
+        offsets = (drawn - truth).flatten(2).movedim(1, 0) * root  # (c, m, p)
         pairs = torch.cdist(offsets, offsets, compute_mode="donot_use_mm_for_euclid_dist")
         spread = torch.einsum("i,cij,j->c", weights, pairs, weights)
-        if not is_exact:
-            spread = spread * draws / (draws - 1)
+        if is_fair or not observed.are_members:
+            spread = spread * fair_factor(weights)
         scores.append(offsets.square().sum(-1).sqrt() @ weights - 0.5 * spread)
     return torch.stack(scores)

@@ -11,33 +11,40 @@ from torch import Tensor
 from probneural.distributions.base import check_values
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
-from probneural.errors import UnsupportedError
+from probneural.errors import DataError, UnsupportedError
 from probneural.metrics.comparison import Comparison
 
 _CHUNK_ELEMENTS = 2**20
 """Entries (members times points) worked on at once."""
 
 
-def crps(comparison: Comparison) -> Float64[Tensor, "n c"]:
+def crps(comparison: Comparison, *, is_fair: bool = False) -> Float64[Tensor, "n c"]:
     """The continuous ranked probability score ∫ (F(z) - 1[y <= z])² dz, averaged over the domain by quadrature.
 
     F is the distribution function of the predicted *observation* at a point: of a Gaussian field, the Gaussian with its
     variance plus the noise; of an empirical field, the weighted members, each blurred by the noise. Smaller is better. It is
     a score of marginals: it does not see whether neighbouring values move together.
 
+    Args:
+        comparison: Prediction and truth.
+        is_fair: Whether members count as a sample of the distribution that is scored, as those of a forecast do, and not as
+            that distribution itself: then more members are no better on average.
+
     Returns:
-        `(n, c)`, in physical units; the absolute error where the predictive variance is zero.
+        `(n, c)`, in physical units; the absolute error where the predictive variance is zero. A fair score can be negative.
 
     Raises:
         UnsupportedError: If the distribution is neither Gaussian nor empirical.
+        DataError: If a fair score is asked of one member.
 
     Reference:
-        Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.2; Grimit et al. (2006), equation 5.
+        Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.2; Grimit et al. (2006), equation 5; Ferro
+        (2014), Fair scores for ensemble forecasts, section 4.
     """
     u = comparison.distribution
     if isinstance(u, EmpiricalField):
         noise = comparison.noise if bool((comparison.noise > 0).any()) else None
-        pointwise = mixture_crps(u.samples.detach(), comparison.truth, weights=u.weights, variance=noise)
+        pointwise = mixture_crps(u.samples.detach(), comparison.truth, weights=u.weights, variance=noise, is_fair=is_fair)
     elif isinstance(u, GaussianField):
         pointwise = gaussian_crps(comparison.residual, comparison.variance)
     else:
@@ -77,32 +84,38 @@ def mixture_crps(
     *,
     weights: Float[Tensor, " s"] | None = None,
     variance: Float[Tensor, "*points"] | None = None,
+    is_fair: bool = False,
 ) -> Float64[Tensor, "*points"]:
     """The score of weighted members x_i, each blurred by a Gaussian of a common variance s².
 
     With A(μ, s²) = E|N(μ, s²)|, it is Σ_i w_i A(y - x_i, s²) - 1/2 Σ_i Σ_j w_i w_j A(x_i - x_j, 2 s²). Without the blur the
     double sum is a single one over the sorted members: O(s log s) per point, else O(s²) in time and O(s) in memory.
 
+    The fair score is the unbiased estimate of the score of the distribution that members were drawn from: its double sum leaves
+    out i = j, and is divided by 1 - Σ w².
+
     Args:
         samples: Members, `(s, ...)`, in physical units.
         truth: What was observed, `(...)`, in physical units.
         weights: `(s,)`, dimensionless, summing to 1; equal by default.
         variance: s², `(...)`, in physical units squared, zeros allowed; none by default.
+        is_fair: Whether to take the fair score.
 
     Returns:
         Pointwise, in physical units, float64.
 
     Raises:
         ShapeError: If the shapes do not fit together.
+        DataError: If a fair score is asked of one member.
 
     Reference:
         Grimit et al. (2006), The continuous ranked probability score for circular variables, equation 5; without blur, the
-        exact score of the discrete distribution (not the "fair" estimator of Ferro et al., which is for samples from a
-        distribution that is itself unknown).
+        exact score of the discrete distribution. The fair one: Ferro (2014), Fair scores for ensemble forecasts, section 4.
 
     Examples:
-        >>> mixture_crps(torch.tensor([0.0, 1.0]), torch.tensor(0.5)).item()
-        0.25
+        >>> members, truth = torch.tensor([0.0, 1.0]), torch.tensor(0.5)
+        >>> mixture_crps(members, truth).item(), mixture_crps(members, truth, is_fair=True).item()
+        (0.25, 0.0)
     """
     count, points = samples.shape[0], tuple(truth.shape)
     check_values(samples, (count, *points), "samples")
@@ -111,6 +124,7 @@ def mixture_crps(
     mass = mass.to(samples.device, torch.float64)[:, None]
     if variance is not None:
         check_values(variance, points, "variance")
+    pairs = fair_factor(mass[:, 0]) if is_fair else 1.0
     members, observed = samples.reshape(count, -1), truth.reshape(-1)
     blur = None if variance is None else variance.reshape(-1)
     step = max(1, _CHUNK_ELEMENTS // count)
@@ -118,26 +132,45 @@ def mixture_crps(
     for start in range(0, observed.shape[0], step):
         part = slice(start, start + step)
         offsets = members[:, part].to(torch.float64) - observed[part].to(samples.device, torch.float64)
-        pieces.append(_sorted(offsets, mass) if blur is None else _blurred(offsets, mass, blur[part].to(offsets)))
+        if blur is None:
+            pieces.append(_sorted(offsets, mass, pairs))
+        else:
+            pieces.append(_blurred(offsets, mass, blur[part].to(offsets), pairs=pairs if is_fair else None))
     return torch.cat(pieces).reshape(points) if pieces else truth.to(torch.float64)
 
 
-def _sorted(offsets: Tensor, mass: Tensor) -> Tensor:
-    """Σ w |d| - Σ_i w_i d_(i) (2 W_i - w_i - 1), with d = x - y sorted and W the cumulative weights."""
+def fair_factor(weights: Float64[Tensor, " s"]) -> float:
+    """What a weighted mean over all pairs of members, i = j with value 0, is multiplied by to be that over distinct ones.
+
+    Raises:
+        DataError: If there is one member.
+    """
+    distinct = 1.0 - float(weights.square().sum())
+    if distinct < 1e-9:
+        raise DataError(expected="two or more members", got="one", remedy="one member has no fair score")
+    return 1.0 / distinct
+
+
+def _sorted(offsets: Tensor, mass: Tensor, pairs: float) -> Tensor:
+    """Σ w |d| - pairs Σ_i w_i d_(i) (2 W_i - w_i - 1), with d = x - y sorted and W the cumulative weights."""
     ordered, order = offsets.sort(0)
     weights = mass.expand_as(offsets).gather(0, order)
     rank = 2.0 * weights.cumsum(0) - weights - 1.0
-    return (weights * (ordered.abs() - ordered * rank)).sum(0)
+    return (weights * (ordered.abs() - pairs * ordered * rank)).sum(0)
 
 
-def _blurred(offsets: Tensor, mass: Tensor, variance: Tensor) -> Tensor:
-    """The double sum, one member against all later ones at a time; the diagonal is A(0, 2 s²) = 2 s/√π."""
+def _blurred(offsets: Tensor, mass: Tensor, variance: Tensor, *, pairs: float | None) -> Tensor:
+    """The double sum, one member against all later ones at a time; the diagonal is A(0, 2 s²) = 2 s/√π.
+
+    A fair score leaves the diagonal out and multiplies the rest by `pairs`.
+    """
     score = (mass * _mean_absolute(offsets, variance.expand_as(offsets))).sum(0)
-    score = score - mass.square().sum() * _deviation(variance) / math.sqrt(math.pi)
+    if pairs is None:
+        score = score - mass.square().sum() * _deviation(variance) / math.sqrt(math.pi)
     for index in range(offsets.shape[0] - 1):
         gaps = offsets[index + 1 :] - offsets[index]
         spread = (mass[index + 1 :] * _mean_absolute(gaps, (2.0 * variance).expand_as(gaps))).sum(0)
-        score = score - mass[index] * spread
+        score = score - (pairs or 1.0) * mass[index] * spread
     return score
 
 

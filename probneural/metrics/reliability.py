@@ -177,33 +177,54 @@ def simultaneous_coverage(
     """
     central_quantile(level)
     draws = check_integer(draws, "draws")
+    rank = min(draws, math.ceil((draws + 1) * level - 1e-9))
+    quantile = drawn_suprema(comparison, draws=draws, seed=seed).sort(0).values[rank - 1]
+    worst = true_supremum(comparison)
+    return (worst <= quantile).to(worst)
+
+
+def true_supremum(comparison: Comparison) -> Float64[Tensor, " n"]:
+    """The supremum of |truth - mean| / sd over channels and grid points."""
+    return comparison.standardise(comparison.residual).abs().flatten(1).amax(-1)
+
+
+def drawn_suprema(comparison: Comparison, *, draws: int, seed: int, lead: int | None = None) -> Float64[Tensor, "draws n"]:
+    """The suprema of |draw - mean| / sd over channels and grid points, of draws of what is observed.
+
+    Args:
+        comparison: Prediction and truth.
+        draws: Number of draws.
+        seed: Makes the draws repeatable.
+        lead: Of a forecast whose leads share their latent: draws of one seed then are one trajectory each, with noise that is
+            independent from lead to lead.
+    """
     each = comparison.truth[0].numel()
     batch = min(draws, max(1, _CHUNK_ELEMENTS // each))
     u = comparison.distribution
     is_wide = isinstance(u, GaussianField) and u.latent.rank > each  # one function by itself then takes fewer numbers
-    functions = 1 if is_wide else max(1, _CHUNK_ELEMENTS // (batch * each))
+    functions = 1 if is_wide and lead is None else max(1, _CHUNK_ELEMENTS // (batch * each))
     suprema = []
     for number, start in enumerate(range(0, draws, batch)):
         count = min(batch, draws - start)
-        suprema.append(_suprema(comparison, count=count, functions=functions, seed=seed, number=number))
-    rank = min(draws, math.ceil((draws + 1) * level - 1e-9))
-    quantile = torch.cat(suprema).sort(0).values[rank - 1]
-    worst = comparison.standardise(comparison.residual).abs().flatten(1).amax(-1)
-    return (worst <= quantile).to(worst)
+        suprema.append(_suprema(comparison, count=count, functions=functions, seed=seed, number=number, lead=lead))
+    return torch.cat(suprema)
 
 
-def _suprema(comparison: Comparison, *, count: int, functions: int, seed: int, number: int) -> Tensor:
+def _suprema(
+    comparison: Comparison, *, count: int, functions: int, seed: int, number: int, lead: int | None
+) -> Float64[Tensor, "count n"]:
     """Suprema of standardised draws, `(count, n)`, of one batch of draws, a few functions at a time."""
     noisy = bool((comparison.noise > 0).any())
     repeated = RepeatedDraws(stream_seed(seed, "sup-quantile draws", number))
-    generator = stream(seed, "sup-quantile noise", number)
+    generator = stream(seed, "sup-quantile noise", number, *([] if lead is None else [lead]))
     # One noise draw serves all functions: each one's supremum has the right distribution, and that is all that is used.
     shape = (count, 1, *comparison.truth.shape[1:])
     white = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(comparison.truth) if noisy else None
     suprema = []
     for start in range(0, comparison.truth.shape[0], functions):
         part = slice(start, start + functions)
-        field = comparison.distribution.marginal(start) if functions == 1 else comparison.distribution[part]
+        is_alone = functions == 1 and lead is None
+        field = comparison.distribution.marginal(start) if is_alone else comparison.distribution[part]
         drawn = repeated.of(field, count)
         deviation = drawn.to(comparison.truth) - comparison.mean[part]
         if white is not None:

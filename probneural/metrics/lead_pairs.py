@@ -1,0 +1,69 @@
+"""A forecast beside the true trajectories, lead by lead and a few functions at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from probneural.checks import check_instance
+from probneural.distributions.base import FieldDistribution
+from probneural.distributions.trajectory import Forecast
+from probneural.errors import ShapeError
+from probneural.fields import Field
+from probneural.pairs import FieldSource
+
+_BATCH_VALUES = 2**16
+"""Values of a lead that are compared at once, each with all its members."""
+
+
+@runtime_checkable
+class TrueTrajectories(Protocol):
+    """States of n functions at leads 0, the start, 1, 2, ...: `pn.FieldTrajectories`, or `pn.data.Trajectories`."""
+
+    def at(self, lead: int, /) -> FieldSource:
+        """The states at one lead, `(n, c, *grid)`."""
+
+    def __len__(self) -> int:
+        """Number of functions n."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LeadPart:
+    """Some functions at one lead.
+
+    Attributes:
+        lead: From 1.
+        rows: Which of the n functions.
+        u: Their distribution.
+        truth: What they truly were.
+    """
+
+    lead: int
+    rows: slice
+    u: FieldDistribution
+    truth: Field
+
+
+def lead_parts(forecast: Forecast, truth: TrueTrajectories) -> Iterator[LeadPart]:
+    """Go through all leads in order, and at each through all functions.
+
+    Raises:
+        DataError: If the forecast is none, or the truth has no states by lead.
+        ShapeError: If the two have different numbers of functions.
+        ArgumentError: If the truth ends before the forecast does.
+    """
+    check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(start, steps=20, seed=0)")
+    check_instance(truth, TrueTrajectories, "truth", remedy="give trajectories: problem.trajectory(...)")
+    if len(forecast) != len(truth):
+        raise ShapeError(
+            expected=f"the true trajectories of {len(forecast)} functions",
+            got=str(len(truth)),
+            remedy="roll out from truth.start",
+        )
+    for lead, u in forecast.leads():
+        source = truth.at(lead)
+        size = max(1, _BATCH_VALUES // max(1, source.channels * source.grid.size))
+        for start in range(0, len(source), size):
+            rows = slice(start, min(start + size, len(source)))
+            yield LeadPart(lead=lead, rows=rows, u=u[rows], truth=source[rows])

@@ -1,0 +1,133 @@
+"""Members and truth side by side: if they are exchangeable, the truth is any of them."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.checks import check_integer
+from probneural.distributions.empirical import EmpiricalField
+from probneural.errors import DataError, UnsupportedError
+from probneural.metrics.comparison import Comparison
+from probneural.randomness import stream
+
+
+def rank_histogram(comparison: Comparison, *, seed: int = 0) -> Float64[Tensor, "n c ranks"]:
+    """How often the truth is above none, one, ..., all of the s members, at the points of the domain.
+
+    Flat, 1/(s + 1) everywhere, if truth and members are exchangeable, whatever their distribution is. High at both ends: the
+    members are too close together; high in the middle: too far apart; high at one end: members are too low or too high.
+    Among values that are equal, up to rounding, the truth takes each place with equal probability. With noise, each
+    member is observed with a noise of its own.
+
+    Args:
+        comparison: Prediction, an empirical field with equal weights, and truth.
+        seed: Makes the noise repeatable; without noise it does not matter.
+
+    Returns:
+        `(n, c, s + 1)`, dimensionless, averaged over the domain by quadrature; its sum over ranks is 1. Values of one function
+        are dependent: a histogram needs many functions.
+
+    Raises:
+        UnsupportedError: If the distribution is not empirical, or its weights differ.
+        DataError: If there is one member.
+
+    Reference:
+        Hamill (2001), Interpretation of rank histograms for verifying ensemble forecasts, section 2.
+    """
+    return MemberPool(comparison, seed=seed).rank_histogram()
+
+
+def rank_deviation(histogram: Float64[Tensor, "*batch ranks"]) -> Float64[Tensor, "*batch"]:
+    """The reliability index Σ_k |f_k - 1/K| of a histogram of K ranks: 0 if flat, below 2.
+
+    n independent ranks of calibrated members have about √(2 (K - 1)/(π n)) by chance alone.
+
+    Reference:
+        Delle Monache et al. (2006), Probabilistic aspects of meteorological and ozone regional ensemble forecasts, section 4.
+
+    Examples:
+        >>> rank_deviation(torch.tensor([0.5, 0.0, 0.5]).double()).item()
+        0.6666666666666666
+    """
+    return (histogram - 1.0 / histogram.shape[-1]).abs().sum(-1)
+
+
+class MemberPool:
+    """The truth and s members of equal weight, observed alike, and how far each is from the mean of all s + 1.
+
+    Where the truth is at the same distance as a member would be, its rank among the s + 1 distances is uniform, whatever s and
+    the distribution are: a region of those whose rank is at most level (s + 1) then has the level as its probability. A band
+    of the members' own quantiles would not: with 32 members it is too narrow by some per cent.
+
+    Args:
+        comparison: Prediction and truth.
+        seed: Makes the noise repeatable.
+        lead: Tells the noise of several leads apart.
+
+    Raises:
+        UnsupportedError: If the distribution is not empirical, or its weights differ.
+        DataError: If there is one member.
+    """
+
+    def __init__(self, comparison: Comparison, *, seed: int = 0, lead: int = 0) -> None:
+        u = comparison.distribution
+        if not isinstance(u, EmpiricalField) or bool((u.weights != u.weights[0]).any()):
+            raise UnsupportedError(
+                expected="members of equal weight",
+                got=f"weights {u.weights.tolist()[:4]}" if isinstance(u, EmpiricalField) else type(u).__name__,
+                remedy="read pit_histogram and coverage, or draw members",
+            )
+        if len(u.weights) < 2:
+            raise DataError(expected="two or more members", got="one", remedy="one member has no spread")
+        members = u.samples.detach().to(comparison.truth)
+        if bool((comparison.noise > 0).any()):
+            shape = (len(members), 1, *members.shape[2:])
+            generator = stream(check_integer(seed, "seed", least=0), "rank noise", lead)
+            white = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(members)
+            members = members + comparison.noise.sqrt() * white
+        self._comparison, self._members = comparison, members
+        self._all = torch.cat([comparison.truth[None], members])
+
+    @property
+    def distances(self) -> Float64[Tensor, "_ n c *grid"]:
+        """|value - mean| / sd with mean and sd over truth and members, the truth's first; 0 where all are equal."""
+        deviation = self._all - self._all.mean(0)
+        sd = deviation.square().mean(0).sqrt()
+        some = sd > self._comparison.rounding
+        return torch.where(some, deviation.abs() / torch.where(some, sd, torch.ones_like(sd)), torch.zeros_like(deviation))
+
+    def coverage(self, distances: Float64[Tensor, "_ n c *grid"], *, level: float) -> Float64[Tensor, "n c"]:
+        """The fraction of the domain where the truth is as close to the mean as the fraction `level` of members is."""
+        return self._comparison.average(inside_fraction(distances, level=level))
+
+    def rank_histogram(self) -> Float64[Tensor, "n c ranks"]:
+        """The distribution of the truth's rank among the members over the domain."""
+        gap = self._members - self._comparison.truth
+        equal = (gap.abs() <= self._comparison.rounding).sum(0)
+        below = ((gap < 0) & (gap.abs() > self._comparison.rounding)).sum(0)
+        each = 1.0 / (1.0 + equal.to(gap))
+        parts = [
+            self._comparison.average(torch.where((below <= rank) & (rank <= below + equal), each, torch.zeros_like(each)))
+            for rank in range(len(self._members) + 1)
+        ]
+        return torch.stack(parts, dim=-1)
+
+
+def suprema(distances: Float64[Tensor, "k n c *grid"]) -> Float64[Tensor, "k n"]:
+    """The largest distance of each whole function."""
+    return distances.flatten(2).amax(-1)
+
+
+def inside_fraction(distances: Float64[Tensor, "k *points"], *, level: float) -> Float64[Tensor, "*points"]:
+    """Whether the first of k exchangeable distances is among the smallest ones, so that it is with probability `level`.
+
+    1 or 0, and in between at the one rank where level k is no integer: what a randomised region would be on average.
+
+    Examples:
+        >>> inside_fraction(torch.tensor([[0.2], [0.1], [0.3], [0.4]]).double(), level=0.3).item()
+        0.19999...
+    """
+    closer = (distances[1:] < distances[:1]).sum(0)
+    return (level * len(distances) - closer).clamp(0.0, 1.0)
