@@ -392,6 +392,16 @@ def _axis(coordinate: NDArray[Any], dim: str, *, is_periodic: bool, length: floa
     )
 
 
+def grid_attributes(grid: Grid) -> dict[str, list[float]]:
+    """What `read_xarray` needs to know of a uniform grid beside its coordinates, as attributes of an array."""
+    return {
+        "lengths": list(grid.lengths),
+        "periodic": [int(flag) for flag in grid.periodic],
+        "endpoint": [int(flag) for flag in grid.endpoint],
+        "origin": [axis.origin for axis in grid.axes],
+    }
+
+
 def to_array(values: Tensor, grid: Grid, *, sample: str, channel: str, space: Sequence[str]) -> xarray.DataArray:
     """Values `(n, c, *grid)` as a DataArray with coordinates, the grid in its attributes.
 
@@ -402,13 +412,7 @@ def to_array(values: Tensor, grid: Grid, *, sample: str, channel: str, space: Se
 
     if not grid.is_uniform:
         raise GridError(expected="a uniform grid", got=repr(grid), remedy="save scattered fields with pn.save")
-    attributes = {
-        "lengths": list(grid.lengths),
-        "periodic": [int(flag) for flag in grid.periodic],
-        "endpoint": [int(flag) for flag in grid.endpoint],
-        "origin": [axis.origin for axis in grid.axes],
-        "channel_dimension": channel,
-    }
+    attributes = grid_attributes(grid) | {"channel_dimension": channel}
     coordinates = {dim: axis.coordinates.numpy() for dim, axis in zip(space, grid.axes, strict=True)}
     array = values.detach().cpu().numpy().copy()
     return xarray.DataArray(array, dims=(sample, channel, *space), coords=coordinates, attrs=attributes)

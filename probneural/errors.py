@@ -7,6 +7,8 @@ each also derives from the built-in exception a caller would have guessed (`Valu
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ProbneuralError(Exception):
     """Base class of the package's errors.
@@ -38,6 +40,10 @@ class ProbneuralError(Exception):
 
 def _rebuild(kind: type[ProbneuralError], expected: str, got: str, remedy: str) -> ProbneuralError:
     return kind(expected=expected, got=got, remedy=remedy)
+
+
+def _rebuild_from(kind: type[ProbneuralError], arguments: dict[str, Any]) -> ProbneuralError:
+    return kind(**arguments)
 
 
 class ArgumentError(ProbneuralError, ValueError):
@@ -98,6 +104,28 @@ class UnsupportedError(ProbneuralError, NotImplementedError):
 
 class TrainingError(ProbneuralError, RuntimeError):
     """Training met a value it cannot continue from."""
+
+
+class ForecastError(ProbneuralError, RuntimeError):
+    """Members of a roll-out have left the finite numbers; earlier leads stand.
+
+    Args:
+        expected: What the call needs.
+        got: What it was given.
+        remedy: What the caller can do about it.
+        lead: The first lead that is not finite.
+        members: Which members.
+    """
+
+    def __init__(self, *, expected: str, got: str, remedy: str, lead: int, members: tuple[int, ...]) -> None:
+        super().__init__(expected=expected, got=got, remedy=remedy)
+        self.lead = lead
+        self.members = members
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive the trip between worker processes."""
+        kept = {"expected": self.expected, "got": self.got, "remedy": self.remedy, "lead": self.lead, "members": self.members}
+        return _rebuild_from, (type(self), kept)
 
 
 class SimulationError(ProbneuralError, RuntimeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +23,7 @@ from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.gaussian import GaussianField, check_factors
 from probneural.distributions.latent import digest
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictor import JointDraws, Predictor, drawn_latent
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import CalibrationError, ShapeError
@@ -39,6 +39,8 @@ FRACTIONS = (0.05, 0.95)
 """Smallest and largest fraction of the mean predictive variance that separate scales leave to the noise."""
 _CANDIDATES = 91
 """Shares tried between the two: steps of one per cent."""
+_DRAWN_POINTS = 2**18
+"""Grid points of inputs at which draws are evaluated together."""
 
 
 @dataclass(frozen=True)
@@ -255,9 +257,38 @@ class ScaledPredictor(Predictor):
             return drawn
         return drawn + self._draw_discrepancy(u.discrepancy.left, u, seed)
 
+    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
+        inner = self.inner._joint_draws(seeds)
+
+        def evaluated(values: Tensor, grid: Grid) -> Tensor:
+            step = max(1, _DRAWN_POINTS // (values.shape[1] * grid.size))
+            pieces = zip(values.split(step), inner(values, grid).split(step), _pieces(seeds, step), strict=True)
+            return torch.cat([self._scaled_draws(given, drawn, some, grid=grid) for given, drawn, some in pieces])
+
+        return evaluated
+
+    def _scaled_draws(self, values: Tensor, drawn: Tensor, seeds: Sequence[int], *, grid: Grid) -> Tensor:
+        """What `_draw` makes of the inner predictor's draws `(s, n, c', *grid)`, at inputs `(s, n, c, *grid)`."""
+        leading = values.shape[:2]
+        u = self(Field(values.flatten(0, 1), grid))
+        assert isinstance(u, GaussianField)
+        mean = u.mean.unflatten(0, leading)
+        factor = (self.scale * self.decomposition.root_fraction).sqrt().to(mean).reshape(-1, *(1,) * len(grid.shape))
+        scaled = mean + factor * (drawn - mean)
+        if not isinstance(u.discrepancy, SideBySideRoot):
+            return scaled
+        smooth = u.discrepancy.left
+        latents = torch.cat([drawn_latent(smooth.shape[3], seed, purpose="discrepancy draws") for seed in seeds])
+        each = smooth.product_each(latents.to(smooth.device).repeat_interleave(leading[1], 0))
+        return scaled + each.unflatten(-1, grid.shape).unflatten(0, leading).to(mean)
+
     def __repr__(self) -> str:
         """The scales and what they scale."""
         return f"ScaledPredictor({self.inner!r}, scale={self.scale.tolist()}, noise_scale={self.noise_scale.tolist()})"
+
+
+def _pieces(seeds: Sequence[int], step: int) -> list[Sequence[int]]:
+    return [seeds[start : start + step] for start in range(0, len(seeds), step)]
 
 
 def _profile(

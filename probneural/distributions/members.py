@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,13 @@ from probneural.checks import check_callable, check_choice, check_finite, check_
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
-from probneural.errors import GridError, ShapeError
+from probneural.errors import DataError, ForecastError, GridError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.randomness import check_seed, stream_seed
 
 if TYPE_CHECKING:
-    from probneural.distributions.predictor import FunctionDraw, Predictor
+    from probneural.distributions.predictor import JointDraws, Predictor
 
 Forcing = Callable[[int], Field | Tensor]
 """From a lead to the channels that vary in time, `(n, k, *grid)` or `(k, *grid)`, beside the state at that lead."""
@@ -45,12 +45,7 @@ class Members:
         forcing: Channels that vary in time, or None.
         history: States in an input.
         seed: Of draws and starts.
-
-    Raises:
-        ArgumentError: If a number, the kind of draws, or the seed is none of those allowed.
-        ShapeError: If channels or numbers of functions do not fit.
-        GridError: If parts live on different grids.
-        DataError: If a part is no field, or not finite.
+        shift: Each member has the operator of the member so many places after it.
     """
 
     predictor: Predictor
@@ -63,11 +58,16 @@ class Members:
     forcing: Forcing | None
     history: int
     seed: int
+    shift: int = 0
 
     @property
     def grid(self) -> Grid:
         """Where all states live."""
         return self.start.grid
+
+    def shifted(self) -> Members:
+        """The same initial states, each with the operators of the next member."""
+        return replace(self, shift=self.shift + 1)
 
     @property
     def channels(self) -> int:
@@ -81,16 +81,15 @@ class Members:
         return extras if self.parameters is None else torch.cat([extras, self.parameters.values.to(extras)], dim=1)
 
     @cached_property
-    def _kept_draws(self) -> list[FunctionDraw]:
+    def _kept_draws(self) -> JointDraws:
         """Operators that stay the same over a trajectory."""
-        return [self.predictor.draw(stream_seed(self.seed, "roll-out draws", member)) for member in range(self.count)]
+        return self.predictor._joint_draws(self.seeds(1))
 
-    def operators(self, lead: int) -> Sequence[FunctionDraw]:
-        """The operator of each member at the step to this lead."""
-        if self.draws == "trajectory":
-            return self._kept_draws
-        seeds = [stream_seed(self.seed, "roll-out draws", member, lead) for member in range(self.count)]
-        return [self.predictor.draw(seed) for seed in seeds]
+    def seeds(self, lead: int) -> list[int]:
+        """The seed of each member's operator at the step to this lead."""
+        indices = () if self.draws == "trajectory" else (lead,)
+        owners = [(member + self.shift) % self.count for member in range(self.count)]
+        return [stream_seed(self.seed, "roll-out draws", owner, *indices) for owner in owners]
 
     def starts(self) -> Float[Tensor, "s n hc *grid"]:
         """The states at leads 1 - history to 0, as channels."""
@@ -99,18 +98,45 @@ class Members:
             return known.expand(self.count, *known.shape)
         initial = self.initial
         if isinstance(initial, EmpiricalField) and len(initial.weights) == self.count and initial.has_equal_weights:
-            return initial.samples.to(known)
+            return initial.samples.detach().to(known)
         seeds = [stream_seed(self.seed, "roll-out starts", member) for member in range(self.count)]
         return torch.stack([initial.rsample(seed=seed) for seed in seeds]).to(known)
 
     def step(self, window: Float[Tensor, "s n hc *grid"], lead: int) -> Float[Tensor, "s n c *grid"]:
-        """The states at a lead, from those before it."""
+        """The states at a lead, from those before it.
+
+        Raises:
+            ForecastError: If some are not finite; it names the members.
+        """
         extras = self._extras(lead - 1)
-        return torch.stack(
-            [
-                operator(torch.cat([states, extras], dim=1), grid=self.grid)
-                for operator, states in zip(self.operators(lead), window, strict=True)
-            ]
+        inputs = torch.cat([window, extras.expand(self.count, *extras.shape)], dim=2) if extras.shape[1] else window
+        draws = self._kept_draws if self.draws == "trajectory" else self.predictor._joint_draws(self.seeds(lead))
+        try:
+            states = draws(inputs, self.grid)
+        except DataError as error:  # predictors refuse what is not finite
+            blown_up = [member for member in range(self.count) if not self._is_finite(inputs, member, lead)]
+            raise self._blow_up(blown_up, lead) from error
+        finite = torch.isfinite(states).flatten(1).all(1)
+        if not bool(finite.all()):
+            raise self._blow_up(torch.nonzero(~finite).flatten().tolist(), lead)
+        return states
+
+    def _is_finite(self, inputs: Tensor, member: int, lead: int) -> bool:
+        """Whether a member's step, alone, gives finite values."""
+        draw = self.predictor._joint_draws(self.seeds(lead)[member : member + 1])
+        try:
+            return bool(torch.isfinite(draw(inputs[member : member + 1], self.grid)).all())
+        except DataError:
+            return False
+
+    def _blow_up(self, members: Sequence[int], lead: int) -> ForecastError:
+        shown = ", ".join(map(str, members[:5])) + (f" and {len(members) - 5} others" if len(members) > 5 else "")
+        return ForecastError(
+            expected=f"finite states at lead {lead}",
+            got=f"NaN or infinite ones of {len(members)} of {self.count} members: {shown}",
+            remedy=f"earlier leads stand, so take {lead - 1} steps or fewer, or train the operator on several steps",
+            lead=lead,
+            members=tuple(members),
         )
 
     def _extras(self, lead: int) -> Float[Tensor, "n k *grid"]:

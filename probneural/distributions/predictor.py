@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from probneural.checks import check_finite, check_instance
@@ -24,6 +25,10 @@ from probneural.randomness import check_seed, stream
 if TYPE_CHECKING:
     from probneural.distributions.members import Forcing
     from probneural.distributions.trajectory import Trajectory
+
+
+JointDraws = Callable[[Tensor, Grid], Tensor]
+"""From values `(s, n, c, *grid)` on a grid, those at index i for draw i, to the draws' values `(s, n, c', *grid)`."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -177,19 +182,34 @@ class Predictor(ABC):
         """
         field = self(inputs, query)
         if isinstance(field, EmpiricalField):
-            member = torch.multinomial(field.weights.cpu(), 1, generator=draw_stream(seed))[0]
-            return field.rsample(base_samples=member)
+            return field.samples[drawn_member(field.weights, seed)]
         if not isinstance(field, GaussianField):
             raise UnsupportedError(
                 expected="a Gaussian or an empirical field", got=type(field).__name__, remedy="draw from its field instead"
             )
-        drawn = field.mean + _image(field.root, draw_stream(seed)).unflatten(-1, field.grid.shape).to(field.mean)
+        drawn = field.mean + field.root.product(drawn_latent(field.root.shape[3], seed).to(field.root.device))[0].unflatten(
+            -1, field.grid.shape
+        ).to(field.mean)
         return drawn if field.discrepancy is None else drawn + self._draw_discrepancy(field.discrepancy, field, seed)
+
+    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
+        """Several draws side by side, each at inputs of its own: to rounding, what `draw(seed)` gives for each seed.
+
+        Override where they cost less together. Inputs and outputs are not checked; values are of the predictor's dtype and on
+        its device.
+        """
+        draws = [self.draw(seed) for seed in seeds]
+
+        def evaluated(values: Tensor, grid: Grid) -> Tensor:
+            return torch.stack([draw(each, grid=grid) for draw, each in zip(draws, values, strict=True)])
+
+        return evaluated
 
     @staticmethod
     def _draw_discrepancy(root: Root, like: FieldDistribution, seed: int) -> Float[Tensor, "n c *grid"]:
         """The draw of this name of a discrepancy, with one latent vector for all functions."""
-        return _image(root, stream(seed, "discrepancy draws")).unflatten(-1, like.grid.shape).to(like.mean)
+        latent = drawn_latent(root.shape[3], seed, purpose="discrepancy draws").to(root.device)
+        return root.product(latent)[0].unflatten(-1, like.grid.shape).to(like.mean)
 
     def draw(self, seed: int) -> FunctionDraw:
         """Return one function draw: an operator in its own right, the same at every input, grid and call.
@@ -212,6 +232,7 @@ class Predictor(ABC):
         forcing: Forcing | None = None,
         history: int = 1,
         seed: int = 0,
+        show_progress: bool = True,
     ) -> Trajectory:
         """Repeat the step that this predictor predicts, as an ensemble: a forecast of the states at leads 1 to `steps`.
 
@@ -227,6 +248,7 @@ class Predictor(ABC):
             forcing: A function of the lead that returns the channels beside the state at that lead, from 0 to `steps` - 1.
             history: States in an input.
             seed: Of draws and starts.
+            show_progress: Whether long computations show a progress bar.
 
         Returns:
             The forecast; nothing is computed yet.
@@ -253,13 +275,17 @@ class Predictor(ABC):
             seed=seed,
         )
         self._check_domain(start.grid)
-        return Trajectory(ensemble, steps=steps)
+        return Trajectory(ensemble, steps=steps, show_progress=show_progress)
 
 
-def _image(root: Root, generator: torch.Generator) -> Float[Tensor, "n c p"]:
-    """The image of one latent vector, the same for all functions."""
-    latent = torch.randn(1, root.shape[3], generator=generator, dtype=torch.float64, device="cpu")
-    return root.product(latent.to(root.device))[0]
+def drawn_latent(rank: int, seed: int, *, purpose: str = "draws") -> Float64[Tensor, "1 k"]:
+    """The latent vector of the draw of this seed, on the CPU."""
+    return torch.randn(1, rank, generator=stream(seed, purpose), dtype=torch.float64, device="cpu")
+
+
+def drawn_member(weights: Float[Tensor, " s"], seed: int) -> int:
+    """The number of the member that the draw of this seed is."""
+    return int(torch.multinomial(weights.detach().cpu(), 1, generator=draw_stream(seed)))
 
 
 class FunctionDraw(nn.Module):

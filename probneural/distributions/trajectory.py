@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
+from tqdm.auto import tqdm
 
-from probneural.checks import check_integer
+from probneural.checks import check_flag, check_integer
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.members import Members
+from probneural.distributions.time_functionals import MapOfSpace, applied
+from probneural.distributions.trajectory_files import write_zarr
+from probneural.distributions.trajectory_states import KeptStates
+from probneural.distributions.variance_shares import VarianceShares, paired_shares, plain_shares
+from probneural.errors import ArgumentError
 from probneural.fields import Field
+from probneural.functionals import Functional, check_functional
 from probneural.grids import Grid
 
 _BUDGET = 2**28
 """Bytes of states that a trajectory keeps (256 MiB)."""
+_DELAY = 2.0
+"""Seconds after which a progress bar appears."""
 
 
 @runtime_checkable
@@ -46,19 +58,24 @@ class Forecast(Protocol):
 class Trajectory:
     """An ensemble of roll-outs: member m at all leads is one trajectory of all n functions.
 
-    It is made by [`rollout`][probneural.distributions.Predictor.rollout]. States are computed when they are asked for, in
-    order, without gradients, and kept up to a budget of memory; beyond it, a few leads are kept, from which others are computed
-    again, with the same numbers.
+    It is made by [`rollout`][probneural.distributions.Predictor.rollout]. States are computed when they are asked for, without
+    gradients. All are kept where they fit into the budget; otherwise windows of them are, evenly spread over the leads, and a
+    lead between two is computed again from the one before it, with the same numbers.
+
+    Measurement noise is beside the states, not in them: scores and intervals take it as `noise=forecast.noise`.
 
     Args:
         ensemble: What is rolled out.
         steps: The largest lead.
+        budget: Bytes of states that are kept.
+        show_progress: Whether long computations show a progress bar.
     """
 
-    def __init__(self, ensemble: Members, *, steps: int) -> None:
+    def __init__(self, ensemble: Members, *, steps: int, budget: int = _BUDGET, show_progress: bool = True) -> None:
         self.ensemble = ensemble
         self.steps = check_integer(steps, "steps")
-        self._kept: dict[int, Tensor] = {}
+        self.budget = check_integer(budget, "budget", least=0)
+        self.show_progress = check_flag(show_progress, "show_progress")
 
     @property
     def grid(self) -> Grid:
@@ -82,7 +99,7 @@ class Trajectory:
 
     @property
     def noise(self) -> Float64[Tensor, " c"]:
-        """Variance of the measurement noise, `(c,)`, in physical units squared: beside the states, not in them."""
+        """Variance of the measurement noise, `(c,)`, in physical units squared."""
         return self.ensemble.noise
 
     def at(self, lead: int) -> EmpiricalField:
@@ -96,27 +113,160 @@ class Trajectory:
 
         Raises:
             ArgumentError: If there is no such lead.
+            ForecastError: If a member is not finite there, or before.
         """
-        lead = check_integer(lead, "lead", least=0, most=self.steps)
-        return EmpiricalField(self._state(lead), grid=self.grid)
+        return EmpiricalField(self._state(check_integer(lead, "lead", least=0, most=self.steps)), grid=self.grid)
 
     def leads(self) -> Iterator[tuple[int, EmpiricalField]]:
-        """Leads 1 to `steps` in order, each with the members' states."""
-        for lead in range(1, self.steps + 1):
-            yield lead, self.at(lead)
+        """Leads 1 to `steps` in order, each with the members' states; the memory does not grow with the leads.
+
+        Raises:
+            ForecastError: At the first lead at which a member is not finite.
+        """
+        for lead, state in self._states_from(0, self.steps):
+            yield lead, EmpiricalField(state, grid=self.grid)
+
+    def apply(
+        self,
+        functional: Functional | Sequence[Functional],
+        *,
+        leads: Sequence[int] | None = None,
+        weights: Sequence[float] | Float[Tensor, "..."] | None = None,
+    ) -> EmpiricalField:
+        """Push forward through a linear functional of space, or of space and time: joint over leads, member by member.
+
+        Args:
+            functional: Of the states at each lead, m numbers per channel; or one for each lead, as of a sensor that moves.
+            leads: Which; 1 to `steps` by default.
+            weights: Of a sum over these leads, `(l,)`, or of k sums, `(k, l)`; `[dt / 2, dt, ..., dt, dt / 2]` is the integral
+                over time by the trapezoidal rule. By default nothing is summed.
+
+        Returns:
+            The distribution of the numbers, those of the first lead, or sum, first: `l * m` or `k * m` numbers per channel.
+
+        Raises:
+            ArgumentError: If a lead is none of this trajectory's, or weights or functionals are not one per lead.
+            GridError: If a functional lives on another grid.
+        """
+        chosen = self._chosen(leads)
+        maps = [functional] * len(chosen) if isinstance(functional, Functional) else list(functional)
+        for one in maps:
+            check_functional(one, grid=self.grid)
+        return applied(maps, self._at_leads(chosen), weights=weights)
+
+    def apply_by_draws(
+        self,
+        function: MapOfSpace,
+        *,
+        leads: Sequence[int] | None = None,
+        weights: Sequence[float] | Float[Tensor, "..."] | None = None,
+    ) -> EmpiricalField:
+        """Push forward through any function of space, linear or not, member by member.
+
+        Args:
+            function: Maps values `(s, n, c, *grid)` to `(s, n, c', m)`, as [`maximum`][probneural.functionals.maximum] does.
+            leads: As in `apply`.
+            weights: As in `apply`.
+
+        Returns:
+            As `apply`. What is not linear in time follows from the samples: the largest of all leads is `samples.amax(-1)`.
+
+        Raises:
+            ArgumentError: If a lead is none of this trajectory's, or weights are not one per lead.
+            ShapeError: If what the function returns is not `(s, n, c', m)`.
+            DataError: If it returns no tensor, or values that are not finite.
+        """
+        chosen = self._chosen(leads)
+        return applied([function] * len(chosen), self._at_leads(chosen), weights=weights)
+
+    def variance_shares(self) -> VarianceShares:
+        """Take the members' variance apart at each lead: by initial states, by operators, by noise.
+
+        Without `initial`, all of the states' variance is the operators'. With it, a second ensemble is rolled out in which each
+        initial state meets the operators of the next member; see `VarianceShares` for the estimators, which are unbiased.
+
+        Raises:
+            ArgumentError: If there is one member only.
+            ForecastError: If a member is not finite.
+        """
+        if self.ensemble.initial is None:
+            return plain_shares(self)
+        return paired_shares(self, Trajectory(self.ensemble.shifted(), steps=self.steps, budget=0, show_progress=False))
+
+    def to_zarr(self, path: str | os.PathLike[str], *, times: Sequence[float] | Tensor | None = None) -> None:
+        """Write all states into a zarr store that xarray reads, a lead at a time; needs the extra `data`.
+
+        The variable `states` has the dimensions `member`, `sample`, `time`, `channel`, and `x0`, `x1`, ...; lead 0 comes first.
+        The store appears when it is whole. Where members blow up, it holds the leads before, and the error is raised then.
+
+        Args:
+            path: Of the new store.
+            times: Of leads 0 to `steps`, ascending; the leads themselves by default.
+
+        Raises:
+            FileError: If there is something of that name already, or the folder cannot be written to.
+            ForecastError: If a member is not finite, after the leads before are written.
+            ArgumentError: If there is not one time per lead.
+        """
+        write_zarr(self, path, times=times)
+
+    @cached_property
+    @undisturbed()
+    def _kept(self) -> KeptStates:
+        start = self.ensemble.starts().split(self.channels, dim=2)
+        return KeptStates(list(start), steps=self.steps, budget=self.budget)
+
+    def _state(self, lead: int) -> Float[Tensor, "s n c *grid"]:
+        kept = self._kept.get(lead)
+        if kept is not None:
+            return kept
+        last, _ = self._kept.before(lead)
+        for _, state in self._states_from(last, lead):  # noqa: B007
+            pass
+        return state
+
+    def _states_from(self, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
+        """States at leads `first` + 1 to `last`, from a window that is kept up to `first`."""
+        _, states = self._kept.before(first)
+        window = deque(states, maxlen=len(states))
+        silent = not self.show_progress or last - first < 2
+        with tqdm(total=last - first, desc="roll-out", unit="step", delay=_DELAY, disable=silent) as bar:
+            for lead in range(first + 1, last + 1):
+                state = self._kept.get(lead)
+                if state is None:
+                    state = self._stepped(list(window), lead)
+                    self._kept.put(lead, state)
+                window.append(state)
+                bar.update()
+                yield lead, state
 
     @undisturbed()
     @torch.no_grad()
-    def _state(self, lead: int) -> Float[Tensor, "s n c *grid"]:
-        history, channels = self.ensemble.history, self.channels
-        if not self._kept:
-            window = self.ensemble.starts()
-            for number in range(history):
-                self._kept[number + 1 - history] = window[:, :, number * channels : (number + 1) * channels]
-        for following in range(max(self._kept) + 1, lead + 1):
-            window = torch.cat([self._kept[following - history + number] for number in range(history)], dim=2)
-            self._kept[following] = self.ensemble.step(window, following)
-        return self._kept[lead]
+    def _stepped(self, window: list[Tensor], lead: int) -> Tensor:
+        return self.ensemble.step(window[0] if len(window) == 1 else torch.cat(window, dim=2), lead)
+
+    def _chosen(self, leads: Sequence[int] | None) -> list[int]:
+        if leads is None:
+            return list(range(1, self.steps + 1))
+        chosen = [check_integer(lead, "lead", least=0, most=self.steps) for lead in leads]
+        if not chosen:
+            raise ArgumentError(expected="one lead or more", got="none", remedy="leave leads out for all")
+        return chosen
+
+    def _at_leads(self, chosen: Sequence[int]) -> Callable[[], Iterator[tuple[int, EmpiricalField]]]:
+        """An iterator over places in `chosen` and states, in the order of leads, in one pass."""
+
+        def states() -> Iterator[tuple[int, EmpiricalField]]:
+            places: dict[int, list[int]] = {}
+            for place, lead in enumerate(chosen):
+                places.setdefault(lead, []).append(place)
+            for place in places.pop(0, ()):
+                yield place, self.at(0)
+            for lead, state in self._states_from(0, max(places, default=0)):
+                for place in places.get(lead, ()):
+                    yield place, EmpiricalField(state, grid=self.grid)
+
+        return states
 
     def __len__(self) -> int:
         """Number of functions n."""

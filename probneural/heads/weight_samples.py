@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -12,6 +12,7 @@ from torch.func import vmap
 
 from probneural.curvature import ParameterVector
 from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
+from probneural.distributions.predictor import JointDraws, drawn_member
 from probneural.errors import ProbneuralError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
@@ -80,6 +81,24 @@ class WeightSampledPredictor(Predictor):
             width = min(_BATCH_POINTS // (step * points), self.members)
         parts = [self._samples(inputs[start : start + step], query, width) for start in range(0, len(inputs), step)]
         return EmpiricalField(torch.cat(parts, dim=1), grid=where)
+
+    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
+        equal = torch.ones(self.members, dtype=torch.float64, device="cpu")
+        owners = torch.tensor([drawn_member(equal, seed) for seed in seeds], device="cpu")
+
+        def evaluated(values: Tensor, grid: Grid) -> Tensor:
+            step = max(1, _BATCH_POINTS // (grid.size * values.shape[1]))
+            parts: dict[int, Tensor] = {}
+            for owner in owners.unique().tolist():  # each operator is called once for all draws that it is
+                vectors, buffers = self._rows(slice(owner, owner + 1))
+                own = {name: rows[0] for name, rows in buffers.items()}
+                for places in torch.nonzero(owners == owner).flatten().split(step):
+                    inputs = Field(values[places.to(values.device)].flatten(0, 1), grid)
+                    found = self._evaluate(vectors[0], own, inputs, None).unflatten(0, (len(places), values.shape[1]))
+                    parts |= dict(zip(places.tolist(), found, strict=True))
+            return torch.stack([parts[place] for place in range(len(values))])
+
+        return evaluated
 
     def _evaluate(self, vector: Tensor, buffers: Mapping[str, Tensor], inputs: Field, query: Grid | None) -> Tensor:
         """One member."""

@@ -22,9 +22,9 @@ _MOST_PAIRS = 1024
 class Rollout(Operator):
     """An operator G that is applied `steps` times: u_l = G(u_{l-h}, ..., u_{l-1}, a, f_{l-1}), or u_{l-1} + G(...).
 
-    Heads, curvature, conditioning and export apply to it as to any operator, and its weights are those of G. Its inputs are the
-    h states that it starts from, the earliest first, channels a that stay constant, and the forcings f_0, f_1, ... of all steps.
-    Without gradients it needs the memory of one step.
+    Heads, curvature, conditioning and export apply to it as to any operator, and its weights are those of G. Its inputs are
+    the h states that it starts from, the earliest first, channels a that stay constant, and the forcings f_0, f_1, ... of all
+    steps. Without gradients it needs the memory of one step.
 
     The last layer of a repeated operator acts on all later states, so a last-layer posterior does not fit it;
     `Laplace("low_rank")` does.

@@ -16,6 +16,7 @@ from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
 from probneural.curvature.weights.roots import DenseWeights, LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
+from probneural.distributions.predictor import JointDraws, drawn_latent
 from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.fields import Field, evaluate
@@ -356,3 +357,19 @@ class LaplacePredictor(Predictor):
             mean = mean + root.push_tangents(self.shift.to(mean)[None])[0].unflatten(-1, where.shape)
         small = root.is_exact and len(inputs) * self.out_channels * where.size * root.shape[3] <= _MATERIALISED
         return GaussianField(mean, DenseRoot(root.dense()) if small else root, latent=self.latent, grid=where)
+
+    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
+        rank, like = self.weights.rank, self._vector
+        tangents = [self.weights.product(drawn_latent(rank, seed).to(like.device)).to(like) for seed in seeds]
+        if self.shift is not None:
+            tangents = [moved + self.shift.to(like) for moved in tangents]
+
+        def evaluated(values: Tensor, grid: Grid) -> Tensor:
+            parts = []
+            for given, moved in zip(values, tangents, strict=True):
+                inputs = Field(given, grid)
+                change = self._root(inputs, None).push_tangents(moved)[0].unflatten(-1, grid.shape)
+                parts.append(evaluate(copy_for_call(self.operator), inputs) + change)
+            return torch.stack(parts)
+
+        return evaluated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -13,10 +14,11 @@ from probneural.checks import assign, check_flag, check_module
 from probneural.contexts import undisturbed
 from probneural.distributions import FeatureRoot, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
+from probneural.distributions.predictor import JointDraws, drawn_latent
 from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.heads.last_layer.readout import Readout, find_readout
+from probneural.heads.last_layer.readout import Readout, draws_of_weights, find_readout
 from probneural.heads.residuals import ResidualSums, check_some, given_noise, given_per_channel, given_precision
 from probneural.heads.training_data import TrainingData, training_data
 from probneural.heads.weight_posterior import weight_posterior
@@ -296,3 +298,9 @@ class LastLayerPredictor(Predictor):
             moved = torch.einsum("npf,cf->ncp", features, self.shift.to(features))
             mean = mean + moved.unflatten(-1, where.shape)
         return GaussianField(mean, FeatureRoot(features, self.factor), latent=self.latent, grid=where)
+
+    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
+        factor = self.factor[0]
+        latents = torch.cat([drawn_latent(factor.shape[2], seed) for seed in seeds]).to(factor)
+        deviations = torch.einsum("cfk,sk->scf", factor, latents)
+        return draws_of_weights(self.readout, deviations if self.shift is None else deviations + self.shift.to(deviations))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float64
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from probneural.checks import check_integer
 from probneural.distributions import EmpiricalField, FieldDistribution, Predictor, PredictorTraits
+from probneural.distributions.predictor import JointDraws, drawn_member
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads.last_layer.laplace import LastLayerPredictor
-from probneural.heads.last_layer.readout import Readout
+from probneural.heads.last_layer.readout import Readout, draws_of_weights
 from probneural.heads.residuals import check_some
 
 _LARGEST_R_HAT = 1.01
@@ -122,6 +123,10 @@ class SampledLastLayerPredictor(Predictor):
             parts.append(values + moved.unflatten(-1, where.shape))
         return EmpiricalField(torch.cat(parts, dim=1), grid=where)
 
+    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
+        equal = torch.ones(len(self.deviations), dtype=torch.float64, device="cpu")
+        return draws_of_weights(self.readout, self.deviations[[drawn_member(equal, seed) for seed in seeds]])
+
 
 class VariationalLastLayerPredictor(Predictor):
     """What `BayesianLastLayer` fits by variational inference: Gaussian weights.
@@ -160,3 +165,6 @@ class VariationalLastLayerPredictor(Predictor):
 
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         return self.posterior(inputs, query)
+
+    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
+        return self.posterior._joint_draws(seeds)

@@ -12,6 +12,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.checks import check_instance
+from probneural.distributions.predictor import JointDraws
 from probneural.errors import ArgumentError, ReadoutError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid, resample
@@ -69,6 +70,31 @@ class Readout:
         if self.has_bias:
             rows = torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
         return values, rows
+
+
+_DRAWN_ELEMENTS = 2**23
+"""Feature values evaluated at once (32 MiB in float32)."""
+
+
+def draws_of_weights(readout: Readout, deviations: Float64[Tensor, "s c f"]) -> JointDraws:
+    """Draws of the last layer side by side: the operator's values, and features times deviations of the weights from its own.
+
+    Args:
+        readout: The operator.
+        deviations: Of the weights of each draw, in physical units.
+    """
+
+    def evaluated(values: Tensor, grid: Grid) -> Tensor:
+        step = max(1, _DRAWN_ELEMENTS // (values.shape[1] * grid.size * deviations.shape[2]))
+        parts = []
+        for some, moved in zip(values.split(step), deviations.split(step), strict=True):
+            mean, features = readout.evaluate(Field(some.flatten(0, 1), grid))
+            rows = features.unflatten(0, some.shape[:2])
+            change = torch.einsum("snpf,scf->sncp", rows, moved.to(rows))
+            parts.append(mean.unflatten(0, some.shape[:2]) + change.unflatten(-1, grid.shape))
+        return torch.cat(parts)
+
+    return evaluated
 
 
 def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query: Grid | None = None) -> Readout:

@@ -1,0 +1,142 @@
+"""Trajectories in zarr stores that xarray reads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probneural.arrays import grid_attributes
+from probneural.checks import check_path, real_tensor
+from probneural.errors import ArgumentError, FileError, ForecastError, UnsupportedError
+
+if TYPE_CHECKING:
+    from probneural.distributions.trajectory import Trajectory
+
+_CHUNK_BYTES = 2**26
+"""Bytes of a chunk at most, where one function at one lead is no more."""
+
+
+def write_zarr(forecast: Trajectory, path: str | os.PathLike[str], *, times: Sequence[float] | Tensor | None) -> None:
+    """Write all states; see `Trajectory.to_zarr`."""
+    target = check_path(path, "path")
+    numbers = _checked_times(times, forecast.steps)
+    if target.exists() or target.is_symlink():
+        raise FileError(
+            expected="a path where nothing is yet", got=str(target), remedy="choose another, or remove what is there"
+        )
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name[:48]}.", dir=target.parent))
+    except OSError as error:
+        raise FileError(expected="a folder to write into", got=str(error), remedy="check path and space") from error
+    try:
+        store = folder / "store"
+        stopped = _filled(forecast, store, numbers)
+        os.rename(store, target)
+    except OSError as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(expected=f"a folder to write {target.name} into", got=str(error), remedy="check space") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if stopped is not None:
+        raise stopped
+
+
+def _checked_times(times: Sequence[float] | Tensor | None, steps: int) -> NDArray[np.float64]:
+    if times is None:
+        return np.arange(steps + 1, dtype=np.float64)
+    numbers = real_tensor(times, "times", dtype=torch.float64).numpy()
+    if numbers.shape != (steps + 1,) or not np.isfinite(numbers).all() or not (np.diff(numbers) > 0).all():
+        raise ArgumentError(
+            expected=f"{steps + 1} ascending times, of leads 0 to {steps}",
+            got=str(numbers)[:100],
+            remedy="the start has one too",
+        )
+    return numbers
+
+
+def _filled(forecast: Trajectory, store: Path, times: NDArray[np.float64]) -> ForecastError | None:
+    """Fill a new store, and return the error that ended the forecast, if one did."""
+    try:
+        import zarr
+    except ImportError as error:
+        raise UnsupportedError(
+            expected="zarr, which trajectories are written with",
+            got="an environment without it",
+            remedy="pip install 'probneural[data]'",
+        ) from error
+    first = forecast.at(0).samples
+    members, functions, *rest = first.shape
+    per_member = max(1, _CHUNK_BYTES // max(1, first[0].numel() * first.element_size()))
+    space = [f"x{number}" for number in range(len(forecast.grid.shape))] if forecast.grid.is_uniform else ["point"]
+    group = zarr.create_group(store=store, attributes=_attributes(forecast))
+    attributes: dict[str, Any] = dict(grid_attributes(forecast.grid)) if forecast.grid.is_uniform else {}
+    array = group.create_array(
+        "states",
+        shape=(members, functions, forecast.steps + 1, *rest),
+        chunks=(min(members, per_member), functions, 1, *rest),
+        dtype=str(first.dtype).removeprefix("torch."),
+        fill_value=float("nan"),
+        dimension_names=["member", "sample", "time", "channel", *space],
+        attributes=attributes,
+    )
+    _coordinates(group, forecast, space)
+    stopped = None
+    try:
+        for lead, samples in _all_leads(forecast):
+            array[:, :, lead] = samples.cpu().numpy()
+            written = lead + 1
+    except ForecastError as error:
+        stopped = error
+        array.resize((members, functions, written, *rest))
+        group.attrs["ended"] = str(error)
+    _coordinate(group, "time", times[:written], ["time"])
+    _coordinate(group, "lead", np.arange(written), ["time"])
+    return stopped
+
+
+def _all_leads(forecast: Trajectory) -> Iterator[tuple[int, Tensor]]:
+    yield 0, forecast.at(0).samples
+    for lead, u in forecast.leads():
+        yield lead, u.samples
+
+
+def _attributes(forecast: Trajectory) -> dict[str, Any]:
+    ensemble = forecast.ensemble
+    return {
+        "draws": ensemble.draws,
+        "seed": str(ensemble.seed),  # may have any number of digits
+        "history": ensemble.history,
+        "noise_variance": forecast.noise.tolist(),
+        "has_initial_uncertainty": int(ensemble.initial is not None),
+        "probneural_version": version("probneural"),
+    }
+
+
+def _coordinates(group: Any, forecast: Trajectory, space: Sequence[str]) -> None:
+    """Coordinates of members, functions, channels and space."""
+    counts = {"member": forecast.members, "sample": len(forecast), "channel": forecast.channels}
+    for name, count in counts.items():
+        _coordinate(group, name, np.arange(count), [name])
+    if forecast.grid.is_uniform:
+        for name, axis in zip(space, forecast.grid.axes, strict=True):
+            _coordinate(group, name, axis.coordinates.numpy(), [name])
+        return
+    for number, along in enumerate(forecast.grid.points.T):
+        _coordinate(group, f"x{number}", along.numpy(), ["point"])
+    _coordinate(group, "weight", forecast.grid.weights.numpy(), ["point"])
+
+
+def _coordinate(group: Any, name: str, values: NDArray[Any], dims: list[str]) -> None:
+    array = group.create_array(name, shape=values.shape, dtype=values.dtype, dimension_names=dims)
+    array[:] = values
