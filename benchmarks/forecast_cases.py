@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import probneural as pn
@@ -61,7 +61,7 @@ class Case:
     name: str
     problem: Any
     resolution: int
-    network: dict[str, Any]
+    network: dict[str, Any] = field(hash=False)
     sizes: Sizes = Sizes()
 
     def truth(self, part: str, *, seed: int) -> Truth:

@@ -178,10 +178,13 @@ def _recipe(unit: Unit, folder: Path) -> dict[str, Any]:
     ).double()
     valid = (errors <= VALID).cumprod(1).sum(1)
     last = forecast_recipes.rolled_out(operator, test, steps=unit.case.sizes.long)[:, -1]
-    largest = torch.stack([test.at(lead).norm() for lead in range(test.steps + 1)]).amax((0, 1))
-    norms = pn.Field(last.nan_to_num(nan=torch.inf), test.grid).norm() if bool(torch.isfinite(last).all()) else None
-    stable = 0.0 if norms is None else float((norms <= BOUND * largest).all(1).double().mean())
-    return facts | {"errors": errors.mean(0).tolist(), "valid": float(valid.double().mean()), "stable": stable}
+    norms, largest = (test.grid.mean(some.double().square().flatten(2)) for some in (last, test.values.flatten(0, 1)))
+    stable = (norms <= BOUND**2 * largest.amax(0)).all(1)  # false for what is not a number
+    return facts | {
+        "errors": errors.mean(0).tolist(),
+        "valid": float(valid.double().mean()),
+        "stable": float(stable.double().mean()),
+    }
 
 
 def _scores(forecast: Forecast, truth: Truth) -> dict[str, Any]:
