@@ -31,14 +31,14 @@ class Sizes:
         kernel: Windows that the kernel operator is fitted on.
     """
 
-    train: int = 64
-    scaling: int = 40
-    test: int = 40
+    train: int = 48
+    scaling: int = 32
+    test: int = 32
     leads: int = 20
-    epochs: int = 30
-    members: int = 24
+    epochs: int = 20
+    members: int = 16
     networks: int = 4
-    rank: int = 40
+    rank: int = 32
     long: int = 200
     kernel: int = 400
 
@@ -83,7 +83,7 @@ def cases() -> list[Case]:
     problems = pn.problems
     line = {"modes": (16,), "width": 24, "depth": 3, "projection": 48}
     plane = {"modes": (9, 9), "width": 16, "depth": 3, "projection": 32}
-    few = replace(Sizes(), train=32, scaling=24, test=24, epochs=20)
+    few = replace(Sizes(), train=32, scaling=20, test=20, epochs=12)
     found = [
         Case(name="heat", problem=problems.Heat(0.01, time=0.05, dimension=1), resolution=64, network=line),
         Case(

@@ -160,7 +160,7 @@ def _baselines(unit: Unit, folder: Path) -> dict[str, Any]:
     }
     pairs = train.windows()
     some = pairs[torch.linspace(0, len(pairs) - 1, min(unit.case.sizes.kernel, len(pairs))).long()]
-    methods |= _heads(unit, "kernel operator", lambda: pn.heads.KernelOperator().fit(None, some))
+    methods |= _heads(unit, "kernel operator", lambda: pn.heads.KernelOperator().fit(None, some), kinds=DRAWS[:1])
     return {"methods": methods}
 
 
