@@ -17,7 +17,7 @@ from typing import Any
 from scipy.stats import t as student
 
 from benchmarks import environment, forecast_cases, forecast_units, kept_units, sections
-from benchmarks.forecast_recipes import GRADIENT, RECIPES
+from benchmarks.forecast_recipes import GRADIENT
 from benchmarks.forecast_units import BASELINES, BOUND, LEVEL, POSTERIORS, VALID, Unit
 
 SEEDS = 3
@@ -35,8 +35,8 @@ NOTES = (
     f"'over residuals': CRPS over all leads divided by that of '{REFERENCE}', one state per lead with the errors that it made "
     "on the trajectories for scaling; below 1 is better",
     "posteriors are scaled lead by lead (LeadScale) on trajectories that neither training nor scores see; 'raw' is before. "
-    f"spread-skill: least and largest ratio over leads. coverage: pointwise, nominal {LEVEL:g}; horizon: of whole trajectories, "
-    "all points and leads together, against the members",
+    f"spread-skill: least and largest ratio over leads. coverage: pointwise, nominal {LEVEL:g}; horizon: of whole "
+    "trajectories, all points and leads together, against the members",
     f"recipes have equal numbers of evaluations of the network, one with its gradient counted as {GRADIENT}; seconds are "
     f"processor time. error: relative L2. valid: leads until it exceeds {VALID:g}. stable: starts from which the long roll-out "
     f"stays below {BOUND:g} times the largest true norm",
@@ -88,10 +88,10 @@ def posterior_rows(problem: str, results: Results) -> list[Row]:
         for lead in _shown(leads):
             row[f"CRPS {lead}"] = _mean(one["values"][lead - 1] for one in skill.values())
         row["CRPS all"] = _mean(one["overall"] for one in skill.values())
-        own, reference = (
-            {seed: run["scores"]["crps"]["overall"] for seed, run in some.items()} for some in (runs, every[REFERENCE])
+        own, other = (
+            {seed: run["scores"]["crps"]["overall"] for seed, run in some.items()} for some in (runs, every.get(REFERENCE, {}))
         )
-        row |= _interval("over residuals", [own[seed] / reference[seed] for seed in own if seed in reference])
+        row |= _interval("over residuals", [own[seed] / other[seed] for seed in own if seed in other])
         ratios = [[value for value in run["scores"]["spread_skill"]["values"] if value is not None] for run in runs.values()]
         row["spread-skill"] = _range(ratios)
         raw = [run["raw"]["scores"]["spread_skill"]["values"] for run in runs.values() if "raw" in run]

@@ -130,7 +130,9 @@ def _calibrated(unit: Unit, predictor: Predictor, *, draws: str) -> dict[str, An
 
     def forecast(truth: Truth, part: int) -> Forecast:
         seed = stream_seed(unit.seed, "forecast draws", part)
-        return predictor.rollout(truth.start, steps=sizes.leads, members=sizes.members, draws=draws, seed=seed)
+        return predictor.rollout(
+            truth.start, steps=sizes.leads, members=sizes.members, draws=draws, seed=seed, show_progress=False
+        )
 
     raw = forecast(test, 1)
     scale = pn.calibration.LeadScale().fit(forecast(scaling, 0), scaling)
