@@ -117,7 +117,7 @@ class ForecastError(ProbneuralError, RuntimeError):
         members: Which members.
     """
 
-    def __init__(self, *, expected: str, got: str, remedy: str, lead: int, members: tuple[int, ...]) -> None:
+    def __init__(self, *, expected: str, got: str, remedy: str, lead: int = 0, members: tuple[int, ...] = ()) -> None:
         super().__init__(expected=expected, got=got, remedy=remedy)
         self.lead = lead
         self.members = members

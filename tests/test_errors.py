@@ -21,6 +21,7 @@ BUILT_IN = {
     errors.UnsupportedError: NotImplementedError,
     errors.TrainingError: RuntimeError,
     errors.SimulationError: RuntimeError,
+    errors.ForecastError: RuntimeError,
 }
 
 

@@ -22,7 +22,7 @@ def applied(
     maps: Sequence[MapOfSpace],
     states: Callable[[], Iterator[tuple[int, EmpiricalField]]],
     *,
-    weights: Sequence[float] | Tensor | None,
+    weights: Sequence[float] | Sequence[Sequence[float]] | Tensor | None,
 ) -> EmpiricalField:
     """The distribution of all maps' numbers, or of weighted sums of them.
 
@@ -62,7 +62,7 @@ def applied(
     return EmpiricalField(samples, grid=index_grid(samples.shape[-1]))._with_labels(named)
 
 
-def _checked_weights(weights: Sequence[float] | Tensor, count: int) -> Tensor:
+def _checked_weights(weights: Sequence[float] | Sequence[Sequence[float]] | Tensor, count: int) -> Tensor:
     """Weights `(k, l)`."""
     numbers = real_tensor(weights, "weights", dtype=torch.float64)
     check_finite(numbers, "weights")

@@ -131,7 +131,7 @@ class Trajectory:
         functional: Functional | Sequence[Functional],
         *,
         leads: Sequence[int] | None = None,
-        weights: Sequence[float] | Float[Tensor, "..."] | None = None,
+        weights: Sequence[float] | Sequence[Sequence[float]] | Float[Tensor, "..."] | None = None,
     ) -> EmpiricalField:
         """Push forward through a linear functional of space, or of space and time: joint over leads, member by member.
 
@@ -159,7 +159,7 @@ class Trajectory:
         function: MapOfSpace,
         *,
         leads: Sequence[int] | None = None,
-        weights: Sequence[float] | Float[Tensor, "..."] | None = None,
+        weights: Sequence[float] | Sequence[Sequence[float]] | Float[Tensor, "..."] | None = None,
     ) -> EmpiricalField:
         """Push forward through any function of space, linear or not, member by member.
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 2**26
 """Bytes of a chunk at most, where one function at one lead is no more."""
+_DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""Where xarray looks for the names of an array's axes."""
 
 
 def write_zarr(forecast: Trajectory, path: str | os.PathLike[str], *, times: Sequence[float] | Tensor | None) -> None:
@@ -79,7 +81,7 @@ def _filled(forecast: Trajectory, store: Path, times: NDArray[np.float64]) -> Fo
     members, functions, *rest = first.shape
     per_member = max(1, _CHUNK_BYTES // max(1, first[0].numel() * first.element_size()))
     space = [f"x{number}" for number in range(len(forecast.grid.shape))] if forecast.grid.is_uniform else ["point"]
-    group = zarr.create_group(store=store, attributes=_attributes(forecast))
+    group = zarr.create_group(store=store, attributes=_attributes(forecast), zarr_format=2)  # what xarray has read for longest
     attributes: dict[str, Any] = dict(grid_attributes(forecast.grid)) if forecast.grid.is_uniform else {}
     array = group.create_array(
         "states",
@@ -87,8 +89,7 @@ def _filled(forecast: Trajectory, store: Path, times: NDArray[np.float64]) -> Fo
         chunks=(min(members, per_member), functions, 1, *rest),
         dtype=str(first.dtype).removeprefix("torch."),
         fill_value=float("nan"),
-        dimension_names=["member", "sample", "time", "channel", *space],
-        attributes=attributes,
+        attributes=attributes | {_DIMENSIONS: ["member", "sample", "time", "channel", *space]},
     )
     _coordinates(group, forecast, space)
     stopped = None
@@ -102,6 +103,7 @@ def _filled(forecast: Trajectory, store: Path, times: NDArray[np.float64]) -> Fo
         group.attrs["ended"] = str(error)
     _coordinate(group, "time", times[:written], ["time"])
     _coordinate(group, "lead", np.arange(written), ["time"])
+    zarr.consolidate_metadata(store)
     return stopped
 
 
@@ -138,5 +140,6 @@ def _coordinates(group: Any, forecast: Trajectory, space: Sequence[str]) -> None
 
 
 def _coordinate(group: Any, name: str, values: NDArray[Any], dims: list[str]) -> None:
-    array = group.create_array(name, shape=values.shape, dtype=values.dtype, dimension_names=dims)
+    attributes = {_DIMENSIONS: dims}
+    array = group.create_array(name, shape=values.shape, dtype=values.dtype, fill_value=None, attributes=attributes)
     array[:] = values

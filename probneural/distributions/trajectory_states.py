@@ -29,7 +29,7 @@ class KeptStates:
         self._latest: deque[tuple[int, Tensor]] = deque(maxlen=self.history)
         room = max(0, budget // max(1, start[0].numel() * start[0].element_size()))
         windows = room // self.history
-        self.every = 1 if steps <= room else steps + 1 if windows == 0 else -(-steps // windows)
+        self.every = 1 if steps <= room else steps + self.history if windows == 0 else -(-steps // windows)
 
     def put(self, lead: int, state: Float[Tensor, "s n c *grid"]) -> None:
         """Add a state; whether it is kept follows from its lead."""

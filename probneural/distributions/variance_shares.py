@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.distributions.empirical import EmpiricalField
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
+
+if TYPE_CHECKING:
+    from probneural.distributions.trajectory import Trajectory
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -56,26 +57,7 @@ class VarianceShares:
         return f"VarianceShares({', '.join(f'{name} {part:.0%}' for name, part in parts.items())} at lead {len(self.total)})"
 
 
-class Ensemble(Protocol):
-    """What shares are taken of: a `Trajectory`."""
-
-    @property
-    def members(self) -> int:
-        """Number of members s."""
-
-    @property
-    def grid(self) -> Grid:
-        """Where all states live."""
-
-    @property
-    def noise(self) -> Float64[Tensor, " c"]:
-        """Variance of the measurement noise."""
-
-    def leads(self) -> Iterator[tuple[int, EmpiricalField]]:
-        """Leads in order, each with the members' states."""
-
-
-def plain_shares(forecast: Ensemble) -> VarianceShares:
+def plain_shares(forecast: Trajectory) -> VarianceShares:
     """Shares where the start is known: all of the states' variance is the operators'."""
     _check_members(forecast)
     operator = torch.stack([_variance(u.samples, forecast.grid) for _, u in forecast.leads()])
@@ -85,7 +67,7 @@ def plain_shares(forecast: Ensemble) -> VarianceShares:
     )
 
 
-def paired_shares(forecast: Ensemble, partners: Ensemble) -> VarianceShares:
+def paired_shares(forecast: Trajectory, partners: Trajectory) -> VarianceShares:
     """Shares from members, and partners that have the same initial states and the operators of the next members."""
     _check_members(forecast)
     rows: dict[str, list[Tensor]] = {"initial": [], "operator": [], "interaction": []}
@@ -102,7 +84,7 @@ def paired_shares(forecast: Ensemble, partners: Ensemble) -> VarianceShares:
     return VarianceShares(**parts, noise=noise)
 
 
-def _check_members(forecast: Ensemble) -> None:
+def _check_members(forecast: Trajectory) -> None:
     if forecast.members < 2:
         raise ArgumentError(expected="two members or more", got="one", remedy="roll out more: members=32")
 

@@ -1,0 +1,437 @@
+"""Trajectories of a random multiplier, whose powers have moments in closed form."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from scipy.special import roots_hermitenorm
+from torch import Tensor, nn
+
+from probneural.distributions import (
+    DenseRoot,
+    EmpiricalField,
+    Forecast,
+    GaussianField,
+    Predictor,
+    PredictorTraits,
+    Trajectory,
+)
+from probneural.distributions.predictor import JointDraws, drawn_latent
+from probneural.errors import ArgumentError, DataError, ForecastError, GridError, ShapeError
+from probneural.fields import Field, evaluate
+from probneural.functionals import integral, maximum, sensors
+from probneural.grids import Grid
+from probneural.operators import Rollout
+from tests.helpers import normal
+
+GRID = Grid.uniform(4)
+MEAN, STD = 0.95, 0.06
+"""Of the multiplier."""
+
+
+class Multiplier(Predictor):
+    """u -> l (u_1 + ... + u_h + rest), l ~ N(mean, std^2) the same at all points: h states and channels beside them."""
+
+    def __init__(self, *, mean: float = MEAN, std: float = STD, in_channels: int = 1, grid: Grid = GRID) -> None:
+        like = torch.empty(0, dtype=torch.float64)
+        super().__init__(PredictorTraits(in_channels=in_channels, noise=torch.tensor([0.25]), domain=grid, like=like))
+        self.mean, self.std = mean, std
+        self.evaluations = 0
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        assert query is None
+        total = inputs.values.sum(1, keepdim=True)
+        root = DenseRoot(self.std * total.flatten(2)[..., None])
+        return GaussianField(self.mean * total, root, latent="multiplier", grid=inputs.grid)
+
+    def factor(self, seed: int) -> float:
+        """The multiplier of a draw."""
+        return self.mean + self.std * float(drawn_latent(1, seed))
+
+    def _joint_draws(self, seeds: Any) -> JointDraws:
+        factors = torch.tensor([self.factor(seed) for seed in seeds], dtype=torch.float64).reshape(-1, 1, 1)
+
+        def evaluated(values: Tensor, grid: Grid) -> Tensor:
+            self.evaluations += 1
+            return factors.reshape(-1, *(1,) * (values.ndim - 1)) * values.sum(2, keepdim=True)
+
+        return evaluated
+
+
+class Plain(Multiplier):
+    """The same, one draw after the other."""
+
+    def _joint_draws(self, seeds: Any) -> JointDraws:
+        return Predictor._joint_draws(self, seeds)
+
+
+def moment(power: int, *, mean: float = MEAN, std: float = STD) -> float:
+    """E l^power, by Gauss-Hermite quadrature, exact for such powers."""
+    points, weights = roots_hermitenorm(power // 2 + 1)
+    return float((weights * (mean + std * points) ** power).sum() / math.sqrt(2 * math.pi))
+
+
+def log_std(*, mean: float = MEAN, std: float = STD) -> float:
+    """Standard deviation of log l, whose density near zero does not matter."""
+    points, weights = roots_hermitenorm(40)
+    weights = weights / math.sqrt(2 * math.pi)
+    logs = torch.tensor(mean + std * points).abs().log().numpy()
+    first = float((weights * logs).sum())
+    return math.sqrt(float((weights * logs**2).sum()) - first**2)
+
+
+def constant(value: float = 1.0, *, count: int = 1, channels: int = 1, grid: Grid = GRID) -> Field:
+    return Field(torch.full((count, channels, *grid.shape), value, dtype=torch.float64), grid)
+
+
+def rolled(*, steps: int = 4, members: int = 3, make: type[Multiplier] = Multiplier, **options: Any) -> Trajectory:
+    start = options.pop("start", constant())
+    predictor = make(in_channels=options.pop("in_channels", 1))
+    return predictor.rollout(start, steps=steps, members=members, **{"seed": 0, **options})
+
+
+class TestClosedForms:
+    """Members are powers of l for kept draws, products of independent l for fresh ones."""
+
+    COUNT = 400
+
+    @pytest.mark.parametrize("draws", ["trajectory", "step"])
+    @pytest.mark.parametrize("lead", [1, 10])
+    def test_moments(self, draws: str, lead: int) -> None:
+        states = rolled(steps=lead, members=self.COUNT, draws=draws).at(lead).samples[:, 0, 0, 0]
+
+        def raw(power: int) -> float:
+            return moment(lead * power) if draws == "trajectory" else moment(power) ** lead
+
+        for power in (1, 2):
+            error = math.sqrt((raw(2 * power) - raw(power) ** 2) / self.COUNT)
+            assert abs(float((states**power).mean()) - raw(power)) <= 4 * error
+
+    @pytest.mark.parametrize(("draws", "exponent"), [("trajectory", 1.0), ("step", 0.5)])
+    def test_spread_grows_like_the_lead_or_its_root(self, draws: str, exponent: float) -> None:
+        forecast = rolled(steps=16, members=self.COUNT, draws=draws)
+        for lead in (1, 4, 16):
+            logs = forecast.at(lead).samples[:, 0, 0, 0].log()
+            expected = lead**exponent * log_std()
+            assert abs(float(logs.std()) / expected - 1.0) <= 4 / math.sqrt(2 * self.COUNT) * 1.2  # logarithms have long tails
+
+    def test_shares_of_the_variance(self) -> None:
+        """Of I l^n with I ~ N(2, 0.5^2): all parts are products of moments, and three members estimate them without bias."""
+        root = DenseRoot(torch.full((1, 1, 4, 1), 0.5, dtype=torch.float64))
+        initial = GaussianField(constant(2.0).values, root, latent="start", grid=GRID)
+        spread = moment(4) - moment(2) ** 2
+        expected = torch.tensor([0.25 * moment(2) ** 2, 4.0 * spread, 0.25 * spread, 0.3], dtype=torch.float64)
+        found = []
+        for seed in range(80):
+            shares = rolled(steps=2, members=3, initial=initial, noise=0.3, seed=seed).variance_shares()
+            parts = [shares.initial, shares.operator, shares.interaction, shares.noise]
+            assert all(part.shape == (2, 1, 1) for part in parts)
+            torch.testing.assert_close(shares.total, sum(parts))
+            found.append(torch.stack([part[-1, 0, 0] for part in parts]))
+        estimates = torch.stack(found)
+        assert ((estimates.mean(0) - expected).abs() <= 4 * estimates.std(0) / math.sqrt(len(estimates)) + 1e-12).all()
+
+    def test_shares_without_initial_uncertainty_are_the_operators(self) -> None:
+        forecast = rolled(steps=2, members=5, noise=True)
+        shares = forecast.variance_shares()
+        expected = forecast.at(2).samples.var(0)[0, 0, 0]
+        torch.testing.assert_close(shares.operator[1, 0, 0], expected)
+        assert not shares.initial.any()
+        assert not shares.interaction.any()
+        assert (shares.noise == 0.25).all()
+        assert "operator" in repr(shares)
+
+
+class TestMembers:
+    @pytest.mark.parametrize("make", [Multiplier, Plain])
+    @pytest.mark.parametrize("draws", ["trajectory", "step"])
+    def test_are_the_predictors_draws(self, make: type[Multiplier], draws: str) -> None:
+        forecast = rolled(make=make, draws=draws, start=constant(2.0, count=2))
+        assert isinstance(forecast, Forecast)
+        assert len(forecast) == 2
+        for member in range(3):
+            states = forecast.start.values
+            for lead in range(1, 5):
+                operator = forecast.ensemble.predictor.draw(forecast.ensemble.seeds(lead)[member])
+                states = operator(states, grid=GRID)
+                torch.testing.assert_close(forecast.at(lead).samples[member], states)
+        seeds = {seed for lead in range(1, 5) for seed in forecast.ensemble.seeds(lead)}
+        assert len(seeds) == (3 if draws == "trajectory" else 12)
+
+    def test_are_the_repeated_operator(self) -> None:
+        forecast = rolled(make=Plain)
+        repeated = Rollout(forecast.ensemble.predictor.draw(forecast.ensemble.seeds(1)[2]), 4)
+        torch.testing.assert_close(forecast.at(4).samples[2], evaluate(repeated, forecast.start))
+
+    def test_fewer_steps_or_members_are_the_same_forecast(self) -> None:
+        long, short = rolled(steps=6, members=5), rolled(steps=2, members=3)
+        assert torch.equal(long.at(2).samples[:3], short.at(2).samples)
+        assert not torch.equal(rolled(seed=1).at(2).samples, rolled().at(2).samples)
+
+    def test_start_from_their_own_draws(self) -> None:
+        root = DenseRoot(torch.full((1, 1, 4, 1), 0.5, dtype=torch.float64))
+        initial = GaussianField(constant(2.0).values, root, latent="start", grid=GRID)
+        forecast = rolled(members=400, initial=initial)
+        assert len(forecast.at(0).samples.unique()) == 400
+        assert abs(float(forecast.at(0).standard_deviation[0, 0, 0]) - 0.5) < 4 * 0.5 / math.sqrt(800)
+        known = rolled(members=400)
+        torch.testing.assert_close(forecast.at(3).samples, known.at(3).samples * forecast.at(0).samples)
+
+    def test_start_from_the_members_of_an_ensemble_of_as_many(self) -> None:
+        ensemble = EmpiricalField(normal(3, 1, 1, 4, seed="members"), grid=GRID)
+        assert torch.equal(rolled(initial=ensemble).at(0).samples, ensemble.samples)
+        weighted = EmpiricalField(ensemble.samples, torch.tensor([1.0, 0.0, 0.0]), grid=GRID)
+        assert torch.equal(rolled(initial=weighted).at(0).samples, ensemble.samples[:1].expand(3, -1, -1, -1))
+        drawn = rolled(initial=ensemble, members=50).at(0).samples
+        assert {tuple(one.flatten().tolist()) for one in drawn} == {tuple(one.flatten().tolist()) for one in ensemble.samples}
+
+    def test_history_is_stacked_earliest_first(self) -> None:
+        """l = 1: Fibonacci numbers."""
+        start = Field(torch.tensor([1.0, 2.0]).double().reshape(1, 2, 1).expand(1, 2, 4), GRID)
+        forecast = Multiplier(std=0.0, mean=1.0, in_channels=2).rollout(start, steps=5, members=2, history=2)
+        assert [forecast.at(lead).mean[0, 0, 0].item() for lead in range(6)] == [2.0, 3.0, 5.0, 8.0, 13.0, 21.0]
+
+    def test_channels_beside_the_state(self) -> None:
+        """u_{l+1} = u_l + a + b + f_l, with a from the start, b a parameter, and f_l = 10 l."""
+        start = torch.tensor([1.0, 0.5]).double().reshape(1, 2, 1).expand(2, 2, 4)
+        predictor = Multiplier(std=0.0, mean=1.0, in_channels=4)
+        asked: list[int] = []
+
+        def forcing(lead: int) -> Tensor:
+            asked.append(lead)
+            return torch.full((1, 4), 10.0 * lead)
+
+        parameters = constant(0.25, count=2)
+        forecast = predictor.rollout(Field(start, GRID), steps=3, members=2, parameters=parameters, forcing=forcing)
+        assert [forecast.at(lead).mean[1, 0, 0].item() for lead in range(4)] == [1.0, 1.75, 12.5, 33.25]
+        assert asked == [0, 1, 2]
+        whole = Field(torch.full((2, 1, 4), 3.0), GRID)
+        same = predictor.rollout(Field(start, GRID), steps=1, members=2, parameters=parameters, forcing=lambda _: whole)
+        assert same.at(1).mean[0, 0, 0].item() == 4.75
+
+
+class TestMemory:
+    @pytest.mark.parametrize("history", [1, 2])
+    @pytest.mark.parametrize("leads", [0, 1, 2, 3, 7, 40])
+    def test_any_budget_gives_the_same_states(self, history: int, leads: int) -> None:
+        start = Field(normal(2, history, 4, seed="start"), GRID)
+        options: dict[str, Any] = {"start": start, "steps": 23, "history": history, "in_channels": history, "draws": "step"}
+        whole = rolled(**options)
+        every = [whole.at(lead).samples for lead in range(24)]
+        size = every[1].numel() * every[1].element_size()
+        some = Trajectory(rolled(**options).ensemble, steps=23, budget=leads * size)
+        for lead in (23, 5, 6, 7, 22, 1, 0, 12, 11, 10):
+            assert torch.equal(some.at(lead).samples, every[lead])
+        for (lead, first), (_, second) in zip(some.leads(), some.leads(), strict=True):
+            assert torch.equal(first.samples, every[lead])
+            assert torch.equal(second.samples, every[lead])
+        assert some._kept.bytes <= (leads + 2 * history) * size
+        assert whole._kept.bytes == (23 + history) * size
+
+    def test_a_thousand_steps_in_constant_memory(self) -> None:
+        forecast = Trajectory(rolled(steps=1000, members=32).ensemble, steps=1000, budget=20 * 32 * 4 * 8)
+        largest = 0
+        for _lead, _u in forecast.leads():
+            largest = max(largest, forecast._kept.bytes)
+        assert largest <= 22 * 32 * 4 * 8
+        predictor = forecast.ensemble.predictor
+        assert isinstance(predictor, Multiplier)
+        assert predictor.evaluations == 1000
+        forecast.at(987)
+        assert predictor.evaluations <= 1000 + 50  # from the nearest of 20 windows
+
+    def test_what_is_kept_is_not_computed_again(self) -> None:
+        forecast = rolled(steps=6)
+        predictor = forecast.ensemble.predictor
+        assert isinstance(predictor, Multiplier)
+        forecast.at(4)
+        assert predictor.evaluations == 4
+        assert [lead for lead, _ in forecast.leads()] == [1, 2, 3, 4, 5, 6]
+        assert predictor.evaluations == 6
+
+    def test_no_gradients_are_kept_and_inference_mode_is_left(self) -> None:
+        start = Field(constant().values.requires_grad_(), GRID)
+        with torch.inference_mode():
+            forecast = rolled(start=start)
+            samples = forecast.at(2).samples
+        assert not samples.requires_grad
+        assert not samples.is_inference()
+
+
+class TestFunctionals:
+    TOTAL = integral(GRID)
+
+    def test_each_lead_by_itself(self) -> None:
+        forecast = rolled(start=constant(2.0, count=2))
+        u = forecast.apply(self.TOTAL, leads=[3, 1, 3, 0])
+        expected = [forecast.at(lead).apply(self.TOTAL).samples for lead in (3, 1, 3, 0)]
+        assert torch.equal(u.samples, torch.cat(expected, -1))
+        assert forecast.apply(self.TOTAL).samples.shape == (3, 2, 1, 4)
+
+    def test_integral_over_space_and_time(self) -> None:
+        forecast = rolled()
+        weights = [0.05, 0.1, 0.1, 0.1, 0.05]
+        u = forecast.apply(self.TOTAL, leads=range(5), weights=weights)
+        expected = sum(w * forecast.at(lead).samples.mean((1, 2, 3)) for lead, w in enumerate(weights))
+        torch.testing.assert_close(u.samples[:, 0, 0, 0], expected)
+        assert u.labels == self.TOTAL.labels
+        two = forecast.apply(self.TOTAL, leads=[1, 2], weights=[[1.0, 0.0], [1.0, -1.0]])
+        states = torch.stack([forecast.at(lead).samples.mean((1, 2, 3)) for lead in (1, 2)], -1)
+        torch.testing.assert_close(two.samples[:, 0, 0], torch.stack([states[:, 0], states[:, 0] - states[:, 1]], -1))
+
+    def test_one_functional_per_lead(self) -> None:
+        start = Field(normal(1, 1, 4, seed="moving"), GRID)
+        forecast = rolled(start=start)
+        moving = [sensors(GRID, [[0.25 * (lead - 1)]]) for lead in range(1, 5)]
+        u = forecast.apply(moving)
+        expected = torch.stack([forecast.at(lead).samples[:, 0, 0, lead - 1] for lead in range(1, 5)], -1)
+        torch.testing.assert_close(u.samples[:, 0, 0], expected)
+
+    def test_nonlinear_ones(self) -> None:
+        forecast = rolled(start=Field(normal(2, 1, 4, seed="maximum"), GRID))
+        u = forecast.apply_by_draws(maximum(GRID), leads=[1, 4])
+        expected = torch.stack([forecast.at(lead).samples.amax(-1) for lead in (1, 4)], -1)
+        assert torch.equal(u.samples, expected)
+
+
+class TestBlowUp:
+    @pytest.mark.parametrize("make", [Multiplier, Plain])
+    def test_names_lead_and_members_and_keeps_earlier_leads(self, make: type[Multiplier]) -> None:
+        forecast = make(mean=0.0, std=1e60).rollout(constant(), steps=20, members=3, seed=0)
+        reached: list[int] = []
+
+        def run() -> None:
+            for lead, u in forecast.leads():
+                assert torch.isfinite(u.samples).all()
+                reached.append(lead)
+
+        with pytest.raises(
+            ForecastError, match=r"finite states at lead \d+; got NaN or infinite ones of \d of 3 members"
+        ) as caught:
+            run()
+        error = caught.value
+        assert error.lead == reached[-1] + 1 >= 5
+        factors = torch.tensor([Multiplier(mean=0.0, std=1e60).factor(seed) for seed in forecast.ensemble.seeds(1)]).double()
+        blown_up = ~torch.isfinite(factors**error.lead)
+        assert error.members == tuple(torch.nonzero(blown_up).flatten().tolist())
+        assert torch.isfinite(forecast.at(reached[-1]).samples).all()
+        with pytest.raises(ForecastError, match=f"lead {error.lead}"):
+            forecast.at(20)
+        again = copy.copy(error)  # by the same way as between processes
+        assert (str(again), again.lead, again.members) == (str(error), error.lead, error.members)
+
+
+@pytest.mark.bad_input
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "error", "match"),
+        [
+            ({"steps": 0}, ArgumentError, "as steps"),
+            ({"members": 0}, ArgumentError, "as members"),
+            ({"history": 0}, ArgumentError, "as history"),
+            ({"draws": "steps"}, ArgumentError, "draws among trajectory, step"),
+            ({"seed": -1}, ArgumentError, "seed"),
+            ({"noise": -1.0}, ArgumentError, "noise"),
+            ({"noise": torch.ones(2)}, ShapeError, r"one per channel \(1,\)"),
+            ({"show_progress": "no"}, ArgumentError, "show_progress"),
+            ({"history": 2}, ShapeError, "1 input channels: 2 states of 1"),
+            ({"start": constant(channels=2)}, ShapeError, "a start of 2"),
+            ({"in_channels": 2}, ShapeError, "a start of 1 and 0 parameters"),
+            ({"parameters": constant()}, ShapeError, "a start of 1 and 1 parameters"),
+            ({"parameters": constant(count=2), "in_channels": 2}, ShapeError, "parameters of 1 functions"),
+            (
+                {"parameters": constant(grid=Grid.uniform(5)), "in_channels": 2},
+                GridError,
+                "parameters on the grid of the start",
+            ),
+            ({"parameters": 1.0, "in_channels": 2}, DataError, "a Field as parameters"),
+            ({"forcing": constant(), "in_channels": 2}, ArgumentError, "a callable as forcing"),
+            ({"initial": constant()}, DataError, "a FieldDistribution as initial"),
+            (
+                {"initial": EmpiricalField(torch.zeros(3, 2, 1, 4), grid=GRID)},
+                ShapeError,
+                "initial of 1 functions and 1 channels",
+            ),
+            ({"start": torch.zeros(1, 1, 4)}, DataError, "a Field as start"),
+            ({"start": constant(math.nan)}, DataError, "start"),
+            ({"start": constant(grid=Grid.uniform(4, lengths=2.0))}, GridError, "domain of the training inputs"),
+        ],
+    )
+    def test_of_roll_outs(self, options: dict[str, Any], error: type[Exception], match: str) -> None:
+        with pytest.raises(error, match=match):
+            rolled(**options)
+
+    @pytest.mark.parametrize(
+        ("forcing", "error", "match"),
+        [
+            (lambda lead: torch.zeros(2, 4), ShapeError, r"forcing of shape \(1, 4\)"),
+            (lambda lead: lead, DataError, "a Tensor as forcing"),
+            (lambda lead: torch.full((1, 4), math.inf), DataError, "forcing at lead 0"),
+        ],
+    )
+    def test_of_forcings(self, forcing: Callable[[int], Any], error: type[Exception], match: str) -> None:
+        forecast = rolled(in_channels=2, forcing=forcing)
+        with pytest.raises(error, match=match):
+            forecast.at(1)
+
+    def test_of_leads_and_weights(self) -> None:
+        forecast, total = rolled(), integral(GRID)
+        for lead in (-1, 5, 1.0):
+            with pytest.raises(ArgumentError, match="lead"):
+                forecast.at(lead)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="one lead or more"):
+            forecast.apply(total, leads=[])
+        with pytest.raises(ArgumentError, match=r"weights of shape \(4,\) or \(k, 4\)"):
+            forecast.apply(total, weights=[1.0])
+        with pytest.raises(ArgumentError, match="one functional per lead"):
+            forecast.apply([total])
+        with pytest.raises(ShapeError, match="equally many numbers"):
+            forecast.apply([total, sensors(GRID, [[0.0], [0.5]])], leads=[1, 2])
+        with pytest.raises(GridError):
+            forecast.apply(integral(Grid.uniform(5)))
+        with pytest.raises(ArgumentError, match="two members or more"):
+            rolled(members=1).variance_shares()
+
+
+def test_the_predictor_and_the_start_are_left_alone() -> None:
+    predictor, start = Multiplier(), constant()
+    before = copy.deepcopy(start.values)
+    state = torch.get_rng_state()
+    predictor.rollout(start, steps=3, members=2).at(3)
+    assert torch.equal(start.values, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_prints() -> None:
+    assert "3 members, draws='trajectory'" in repr(rolled())
+
+
+def test_a_progress_bar_is_silent_for_short_ones(capfd: pytest.CaptureFixture[str]) -> None:
+    rolled().at(4)
+    assert capfd.readouterr().err == ""
+
+
+def test_noise_is_beside_the_states() -> None:
+    quiet, noisy = rolled(), rolled(noise=True)
+    assert torch.equal(quiet.at(2).samples, noisy.at(2).samples)
+    assert quiet.noise.tolist() == [0.0]
+    assert noisy.noise.tolist() == [0.25]
+    assert rolled(noise=torch.tensor([0.5])).noise.tolist() == [0.5]
+
+
+def test_a_module_of_two_channels() -> None:
+    """Of a rotation by 90 degrees, four steps are the identity."""
+
+    class Rotation(nn.Module):
+        def forward(self, values: Tensor) -> Tensor:
+            return torch.stack([-values[:, 1], values[:, 0]], 1)
+
+    start = Field(normal(2, 2, 4, seed="rotation"), GRID)
+    turned = Rotation()
+    turned.in_channels = turned.out_channels = 2
+    assert torch.equal(evaluate(Rollout(turned, 4), start), start.values)

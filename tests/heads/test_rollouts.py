@@ -1,0 +1,108 @@
+"""Every head rolls out: a member is the repeated application of one draw, or of fresh ones."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from probneural.calibration import VarianceScale
+from probneural.distributions import Predictor
+from probneural.fields import Field, evaluate
+from probneural.heads import KernelOperator, LastLayerLaplace
+from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
+from probneural.operators import Rollout
+from tests.heads.cases import ALL_PAIRS, data_for, fields, fitted, operator_case
+from tests.helpers import normal
+
+MORE = [("last-layer", "fno-outputs"), ("last-layer", "channels-last"), ("kronecker", "fno-outputs"), ("deep-ensemble", "conv")]
+"""Beside every head on one operator: several channels, channels last, running statistics that differ between members."""
+PAIRS = [pytest.param(*pair, marks=[pytest.mark.slow] * ("iterative" in pair)) for pair in ALL_PAIRS if pair[1] == "complex"]
+PAIRS += [pytest.param(*pair) for pair in MORE]
+
+
+@cache
+def other(name: str) -> Predictor:
+    """Heads and calibrators beyond the list of cases, by name."""
+    case = operator_case("fno-1d")
+    held_out = data_for(case.operator.eval(), fields(case.data.inputs.grid, 6, 1, seed=31), seed=32)
+    if name == "kernel":
+        return KernelOperator().fit(None, case.data)
+    if name == "variational":
+        posterior = fitted("last-layer", "fno-1d")
+        history = torch.zeros(1, dtype=torch.float64)
+        return VariationalLastLayerPredictor(
+            posterior=posterior, method="full_rank", history=history, report={}, converged=True
+        )
+    if name == "sampled last layer":
+        predictor = fitted("last-layer", "fno-1d")
+        rows = normal(4, *predictor.readout.weight.shape)
+        return SampledLastLayerPredictor(
+            readout=predictor.readout,
+            deviations=0.1 * rows,
+            noise_draws=predictor.noise.expand(4, -1),
+            prior_factors=torch.ones(4, 1, dtype=torch.float64),
+            prior_precision=predictor.prior_precision,
+            effective_observations=predictor.effective_observations,
+            chains=1,
+            report={},
+            domain=predictor.domain,
+            in_channels=1,
+        )
+    if name == "updated":
+        return LastLayerLaplace(noise=0.01, prior_precision=2.0).fit(case.operator, case.data).update(held_out)
+    if name == "kernel paths":
+        return other("kernel").sampled(3, seed=1)  # type: ignore[attr-defined]
+    if name == "weight samples":
+        return fitted("diagonal", "fno-1d").sampled(3, seed=1)
+    inner = {"scaled kernel": other("kernel")} if name == "scaled kernel" else {}
+    inner |= {"scaled ensemble": fitted("deep-ensemble", "fno-1d"), "scaled last layer": fitted("last-layer", "fno-1d")}
+    return VarianceScale().fit(inner[name], held_out)
+
+
+OTHERS = (
+    "kernel",
+    "variational",
+    "sampled last layer",
+    "updated",
+    "kernel paths",
+    "weight samples",
+    "scaled kernel",
+    "scaled ensemble",
+    "scaled last layer",
+)
+
+
+def check(predictor: Predictor, start: Field, draws: str) -> None:
+    forecast = predictor.rollout(start, steps=3, members=5, draws=draws, seed=2)
+    states: list[Tensor] = [start.values] * 5
+    for lead, u in forecast.leads():
+        operators = [predictor.draw(seed) for seed in forecast.ensemble.seeds(lead)]
+        with torch.no_grad():
+            states = [evaluate(operator, Field(state, start.grid)) for operator, state in zip(operators, states, strict=True)]
+        expected = torch.stack(states)
+        assert u.samples.dtype == predictor.dtype
+        assert float((u.samples - expected).abs().max()) <= 1e-8 * float(expected.abs().max())
+        assert bool((u.variance.amax((1, 2)) > 0).all())
+
+
+@pytest.mark.parametrize(("head", "operator"), PAIRS)
+def test_members_are_draws(head: str, operator: str) -> None:
+    case = operator_case(operator)
+    for draws in ("trajectory", "step"):
+        check(fitted(head, operator), case.inputs, draws)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_members_of_others_are_draws(name: str) -> None:
+    for draws in ("trajectory", "step"):
+        check(other(name), operator_case("fno-1d").inputs, draws)
+
+
+def test_a_member_is_the_repeated_draw() -> None:
+    predictor, start = fitted("last-layer", "fno-1d"), operator_case("fno-1d").inputs
+    forecast = predictor.rollout(start, steps=4, members=2, seed=0)
+    repeated = Rollout(predictor.draw(forecast.ensemble.seeds(1)[1]), 4)
+    torch.testing.assert_close(forecast.at(4).samples[1], evaluate(repeated, start), atol=1e-10, rtol=1e-10)
