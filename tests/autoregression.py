@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from probneural.distributions import EmpiricalField, FieldDistribution
+from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
+from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from tests.helpers import normal
@@ -18,12 +19,16 @@ GRID = Grid.uniform((8,))
 DECAY = 0.8
 
 
+def waves() -> Tensor:
+    """What the noise is made of, `(4, points)`."""
+    x = 2 * math.pi * GRID.points[:, 0]
+    return torch.stack([torch.ones_like(x), x.cos(), x.sin(), (2 * x).cos()])
+
+
 def paths(start: Tensor, steps: int, *, members: int, seed: int | str) -> Tensor:
     """u_k = DECAY u_{k-1} + white noise in time, smooth in space: `(steps, members, n, c, *grid)`."""
     n, c = start.shape[:2]
-    x = 2 * math.pi * torch.arange(8, dtype=torch.float64) / 8
-    waves = torch.stack([torch.ones(8, dtype=torch.float64), x.cos(), x.sin(), (2 * x).cos()])
-    kicks = normal(steps, members, n, c, 4, seed=seed) @ waves
+    kicks = normal(steps, members, n, c, 4, seed=seed) @ waves()
     state, states = start.expand(members, *start.shape), []
     for kick in kicks:
         state = DECAY * state + kick
@@ -62,6 +67,30 @@ class Members:
 
 
 @dataclass(frozen=True, eq=False)
+class Exact:
+    """The exact Gaussian distribution at every lead, all leads driven by one latent: the kicks."""
+
+    start: Tensor
+    steps: int
+    grid: Grid = GRID
+
+    def at(self, lead: int) -> GaussianField:
+        n, c = self.start.shape[:2]
+        gains = torch.tensor([DECAY ** (lead - kick) if kick <= lead else 0.0 for kick in range(1, self.steps + 1)])
+        columns = torch.einsum("k,wp->pkw", gains.double(), waves()).reshape(8, -1)
+        # Each channel has kicks of its own.
+        root = torch.block_diag(*[columns] * c).reshape(c, 8, -1).expand(n, c, 8, -1)
+        return GaussianField(DECAY**lead * self.start, DenseRoot(root), latent="kicks", grid=self.grid)
+
+    def leads(self) -> Iterator[tuple[int, GaussianField]]:
+        for lead in range(1, self.steps + 1):
+            yield lead, self.at(lead)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, eq=False)
 class Truth:
     """True states by lead."""
 
@@ -69,6 +98,8 @@ class Truth:
     start: Field
 
     def at(self, lead: int) -> Field:
+        if lead > len(self.states):
+            raise ArgumentError(expected=f"a lead up to {len(self.states)}", got=str(lead), remedy="make longer trajectories")
         return self.start if lead == 0 else Field(self.states[lead - 1], self.start.grid)
 
     def __len__(self) -> int:

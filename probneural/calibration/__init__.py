@@ -3,17 +3,33 @@
 from probneural.calibration.bands import Band, BandField, SimultaneousBand
 from probneural.calibration.conformal import ConformalScores, conformal_scores
 from probneural.calibration.decomposition import Decomposition
+from probneural.calibration.horizon import (
+    BandCoverage,
+    BandTrajectory,
+    HorizonBand,
+    TrajectoryBand,
+    conformal_scores_by_lead,
+)
+from probneural.calibration.lead_scale import LeadScale, LeadScaling, ScaledForecast
 from probneural.calibration.scale import ScaledPredictor, VarianceScale
 from probneural.calibration.stationary_process import StationaryProcess
 
 __all__ = [
     "Band",
+    "BandCoverage",
     "BandField",
+    "BandTrajectory",
     "ConformalScores",
     "Decomposition",
+    "HorizonBand",
+    "LeadScale",
+    "LeadScaling",
+    "ScaledForecast",
     "ScaledPredictor",
     "SimultaneousBand",
     "StationaryProcess",
+    "TrajectoryBand",
     "VarianceScale",
     "conformal_scores",
+    "conformal_scores_by_lead",
 ]

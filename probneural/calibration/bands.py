@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.chunks import domain_average, fingerprints, moments
@@ -85,7 +85,8 @@ class SimultaneousBand:
             ShapeError: If the outputs do not have the predictor's channels.
         """
         scores = conformal_scores(predictor, calibration, modulation=self.modulation, floor=self.floor)
-        _check_unused(predictor, calibration)
+        if len(predictor.calibrated_on):
+            check_unused(fingerprints(calibration), predictor.calibrated_on)
         return Band(predictor, quantile=scores.quantile(self.level), method=self)
 
 
@@ -206,15 +207,12 @@ class BandField:
         return f"BandField({len(self)} x {self.mean.shape[1]} on {self.grid!r})"
 
 
-def _check_unused(predictor: Predictor, calibration: Dataset) -> None:
-    """Raise a CalibrationError if the predictor's variances were scaled on some of these pairs."""
-    if not len(predictor.calibrated_on):
-        return
-    rows = fingerprints(calibration)
-    used = int(torch.isin(rows, predictor.calibrated_on).sum())
-    if used:
+def check_unused(rows: Int64[Tensor, " n"], used: Int64[Tensor, " m"]) -> None:
+    """Raise a CalibrationError if variances were scaled on some of these functions, given by fingerprints."""
+    found = int(torch.isin(rows, used.to(rows)).sum())
+    if found:
         raise CalibrationError(
             expected="calibration fields that the predictor's variances were not scaled on",
-            got=f"{used} of {len(rows)} that they were",
+            got=f"{found} of {len(rows)} that they were",
             remedy="split them: scaling, conformal = calibration.split(len(calibration) // 2, seed=0)",
         )

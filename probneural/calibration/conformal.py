@@ -60,22 +60,7 @@ class ConformalScores:
             >>> scores.quantile(0.9), scores.quantile(0.5)
             (9.0, 5.0)
         """
-        level = check_real(level, "level", above=0.0, below=1.0)
-        rank, count = _rank(len(self), level), len(self)
-        if rank > count:
-            raise CalibrationError(
-                expected=f"at least {math.ceil(level / (1.0 - level) - 1e-9)} calibration fields for a band at level {level:g}",
-                got=str(count),
-                remedy="hold out more fields, or lower the level",
-            )
-        quantile = float(self.values.sort().values[rank - 1])
-        if not math.isfinite(quantile):
-            raise CalibrationError(
-                expected=f"a finite score of rank {rank} among {count}",
-                got="infinite scores: errors in functions that have no predictive variance at all",
-                remedy="use modulation='constant', or a predictor with noise > 0",
-            )
-        return quantile
+        return conformal_quantile(self.values, level)
 
     def __len__(self) -> int:
         """Number of functions n."""
@@ -118,14 +103,49 @@ def conformal_scores(
     values, scales = [], []
     for predicted, truth in predictions(predictor, pairs):
         scale = local_scale(predicted.variance, predictor, grid=pairs.outputs.grid, modulation=modulation, floor=floor)
-        residual = (truth - predicted.mean).abs()
-        # 0 / 0 is a value predicted with certainty, and right; a positive residual over 0 stays infinite.
-        ratio = torch.where(residual > 0, residual / scale, torch.zeros_like(residual))
-        values.append(ratio.flatten(1).amax(-1))
+        values.append(largest_ratio(truth - predicted.mean, scale))
         scales.append(domain_average(scale, pairs.outputs.grid))
     if not values:
         raise CalibrationError(expected="at least one pair", got="none", remedy="hold out some fields")
     return ConformalScores(torch.cat(values), torch.cat(scales))
+
+
+def conformal_quantile(scores: Float64[Tensor, " n"], level: float) -> float:
+    """The ⌈(n + 1) level⌉-th smallest score.
+
+    Raises:
+        ArgumentError: If the level is not between 0 and 1.
+        CalibrationError: If there are too few functions for the level, or the score of that rank is infinite.
+    """
+    level = check_real(level, "level", above=0.0, below=1.0)
+    rank, count = _rank(len(scores), level), len(scores)
+    if rank > count:
+        raise CalibrationError(
+            expected=f"at least {math.ceil(level / (1.0 - level) - 1e-9)} calibration fields for a band at level {level:g}",
+            got=str(count),
+            remedy="hold out more fields, or lower the level",
+        )
+    quantile = float(scores.sort().values[rank - 1])
+    if not math.isfinite(quantile):
+        raise CalibrationError(
+            expected=f"a finite score of rank {rank} among {count}",
+            got="infinite scores: errors in functions that have no predictive variance at all",
+            remedy="use modulation='constant', or a predictor with noise > 0",
+        )
+    return quantile
+
+
+def largest_ratio(residual: Float64[Tensor, "n c *grid"], scale: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, " n"]:
+    """The supremum of |residual| / scale over channels and points of each function."""
+    size = residual.abs()
+    # 0 / 0 is a value predicted with certainty, and right; a positive residual over 0 stays infinite.
+    return torch.where(size > 0, size / scale, torch.zeros_like(size)).flatten(1).amax(-1)
+
+
+def floored_std(variance: Float64[Tensor, "n c *grid"], grid: Grid, *, floor: float) -> Float64[Tensor, "n c *grid"]:
+    """The standard deviation, at least the fraction `floor` of its root mean square over the domain."""
+    least = floor * domain_average(variance, grid).sqrt()
+    return torch.maximum(variance.sqrt(), least.reshape(*least.shape, *(1,) * (variance.ndim - 2)))
 
 
 def local_scale(
@@ -134,8 +154,7 @@ def local_scale(
     """The scale a band's half width is proportional to at each point, a function of one input and the predictor only."""
     ones = (1,) * (variance.ndim - 2)
     if modulation == "std":
-        least = floor * domain_average(variance, grid).sqrt()
-        return torch.maximum(variance.sqrt(), least.reshape(*least.shape, *ones))
+        return floored_std(variance, grid, floor=floor)
     channels = variance.shape[1]
     unit = predictor.residual_variance.to(variance).sqrt() if channels > 1 else variance.new_ones(1)
     if not bool((unit > 0).all()):

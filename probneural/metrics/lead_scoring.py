@@ -29,7 +29,7 @@ def score_by_lead(
     forecast: Forecast,
     truth: TrueTrajectories,
     *,
-    noise: float | Float[Tensor, " c"] = 0.0,
+    noise: float | Float[Tensor, "..."] = 0.0,
     level: float = 0.9,
     threshold: float = 0.5,
     whole: int | None = None,

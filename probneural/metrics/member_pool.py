@@ -127,7 +127,7 @@ def inside_fraction(distances: Float64[Tensor, "k *points"], *, level: float) ->
 
     Examples:
         >>> inside_fraction(torch.tensor([[0.2], [0.1], [0.3], [0.4]]).double(), level=0.3).item()
-        0.19999...
+        0.2...
     """
-    closer = (distances[1:] < distances[:1]).sum(0)
+    closer = (distances[1:] < distances[:1]).sum(0).to(distances)
     return (level * len(distances) - closer).clamp(0.0, 1.0)
