@@ -36,7 +36,8 @@ NOTES = (
     "on the trajectories for scaling; below 1 is better",
     "posteriors are scaled lead by lead (LeadScale) on trajectories that neither training nor scores see; 'raw' is before. "
     f"spread-skill: least and largest ratio over leads. coverage: pointwise, nominal {LEVEL:g}; horizon: of whole "
-    "trajectories, all points and leads together, against the members",
+    "trajectories, all points and leads together, against the members; band: of whole trajectories by a conformal band "
+    "(HorizonBand) that other trajectories carry",
     f"recipes have equal numbers of evaluations of the network, one with its gradient counted as {GRADIENT}; seconds are "
     f"processor time. error: relative L2. valid: leads until it exceeds {VALID:g}. stable: starts from which the long roll-out "
     f"stays below {BOUND:g} times the largest true norm",
@@ -98,6 +99,7 @@ def posterior_rows(problem: str, results: Results) -> list[Row]:
         row["raw"] = _range(raw) if raw else None
         row["coverage"] = _mean(run["scores"]["coverage"]["overall"] for run in runs.values())
         row["horizon"] = _mean(run["horizon"]["coverage"][0] for run in runs.values())
+        row["band"] = _mean(run["band"] for run in runs.values())
     return rows
 
 

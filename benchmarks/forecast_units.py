@@ -125,18 +125,21 @@ def _heads(unit: Unit, head: str, make: Callable[[], Predictor], *, kinds: tuple
 
 
 def _calibrated(unit: Unit, predictor: Predictor, *, draws: str) -> dict[str, Any]:
-    """Scores of a predictor's roll-outs, raw and with the scale of each lead fitted on other trajectories."""
-    sizes, scaling, test = unit.case.sizes, unit.truth("scaling"), unit.truth("test")
+    """Scores of a predictor's roll-outs, raw and with the scale of each lead fitted on other trajectories.
 
-    def forecast(truth: Truth, part: int) -> Forecast:
-        seed = stream_seed(unit.seed, "forecast draws", part)
+    All parts have one seed: a forecast is then one map of the start, as the conformal band asks.
+    """
+    sizes, scaling, test = unit.case.sizes, unit.truth("scaling"), unit.truth("test")
+    seed = stream_seed(unit.seed, "forecast draws")
+
+    def forecast(truth: Truth) -> Forecast:
         return predictor.rollout(
             truth.start, steps=sizes.leads, members=sizes.members, draws=draws, seed=seed, show_progress=False
         )
 
-    raw = forecast(test, 1)
-    scale = pn.calibration.LeadScale().fit(forecast(scaling, 0), scaling)
-    return _scores(scale(raw), test) | {"raw": _scores(raw, test)}
+    raw = forecast(test)
+    scale = pn.calibration.LeadScale().fit(forecast(scaling), scaling)
+    return _scored(unit, lambda truth: scale(raw if truth is test else forecast(truth)), test) | {"raw": _scores(raw, test)}
 
 
 def _dressed(unit: Unit, roll_out: Callable[[Truth], Tensor]) -> dict[str, Any]:
@@ -144,9 +147,16 @@ def _dressed(unit: Unit, roll_out: Callable[[Truth], Tensor]) -> dict[str, Any]:
     scaling, test = unit.truth("scaling"), unit.truth("test")
     try:
         errors = scaling.values - roll_out(scaling).to(scaling.values)
-        return _scores(DressedForecast(roll_out(test).to(test.values), errors, grid=test.grid), test)
+        return _scored(unit, lambda truth: DressedForecast(roll_out(truth).to(truth.values), errors, grid=truth.grid), test)
     except FAILURES as error:
         return {"failed": _said(error)}
+
+
+def _scored(unit: Unit, forecast: Callable[[Truth], Forecast], test: Truth) -> dict[str, Any]:
+    """Scores of forecasts of the test trajectories, and the coverage of a band that others carry."""
+    bands, found = unit.truth("bands"), forecast(test)
+    band = pn.calibration.HorizonBand(LEVEL).fit(forecast(bands), bands)
+    return _scores(found, test) | {"band": band.coverage(found, test).horizon}
 
 
 def _baselines(unit: Unit, folder: Path) -> dict[str, Any]:

@@ -103,7 +103,7 @@ PURPOSES: Final = MappingProxyType(
         "benchmark recipe": "seed of a recipe, per round and member",
         "forecast functions": "seed of the trajectories of the forecast benchmark, per part",
         "forecast network": "seed of the weights and batches of its networks, per network",
-        "forecast draws": "seed of its roll-outs, per part",
+        "forecast draws": "seed of its roll-outs",
         "timed inputs": "inputs, outputs and vectors of networks that are only timed",
         "speed inputs": "inputs and targets of operators whose speed is compared with that of peers",
         "member inputs": "inputs and targets of ensembles whose members are trained in turn and together",

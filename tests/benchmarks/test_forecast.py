@@ -125,7 +125,7 @@ def _result(crps: list[float], *, ratio: float = 1.0) -> dict[str, Any]:
         "spread_skill": {"values": [ratio] * len(crps), "overall": ratio},
         "coverage": {"values": [0.9] * len(crps), "overall": 0.9},
     }
-    return {"scores": scores, "horizon": {"coverage": [0.8, 0.1]}}
+    return {"scores": scores, "horizon": {"coverage": [0.8, 0.1]}, "band": 0.9}
 
 
 def test_tables_compare_by_seed() -> None:
