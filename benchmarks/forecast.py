@@ -17,6 +17,7 @@ from typing import Any
 from scipy.stats import t as student
 
 from benchmarks import environment, forecast_cases, forecast_units, kept_units, sections
+from benchmarks.forecast_cases import Sizes
 from benchmarks.forecast_recipes import GRADIENT
 from benchmarks.forecast_units import BASELINES, BOUND, LEVEL, POSTERIORS, VALID, Unit
 
@@ -38,6 +39,8 @@ NOTES = (
     f"spread-skill: least and largest ratio over leads. coverage: pointwise, nominal {LEVEL:g}; horizon: of whole "
     "trajectories, all points and leads together, against the members; band: of whole trajectories by a conformal band "
     "(HorizonBand) that other trajectories carry",
+    f"the curvature behind low rank is that of {Sizes().curvature} windows, and the kernel operator is fitted on "
+    f"{Sizes().kernel}, evenly spread over all",
     f"recipes have equal numbers of evaluations of the network, one with its gradient counted as {GRADIENT}; seconds are "
     f"processor time. error: relative L2. valid: leads until it exceeds {VALID:g}. stable: starts from which the long roll-out "
     f"stays below {BOUND:g} times the largest true norm",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import probneural as pn
+from probneural.pairs import evenly_spread_rows
 from probneural.randomness import stream_seed
 
 Truth = pn.FieldTrajectories
@@ -28,6 +28,7 @@ class Sizes:
         members: Roll-outs of a forecast.
         networks: Networks of an ensemble.
         rank: Of the low-rank posterior.
+        curvature: Windows that its curvature is taken from, evenly spread: hundreds of products with all would cost minutes.
         long: Leads of the roll-outs whose stability is tested.
         kernel: Windows that the kernel operator is fitted on.
     """
@@ -39,12 +40,13 @@ class Sizes:
     epochs: int = 20
     members: int = 16
     networks: int = 4
-    rank: int = 32
+    rank: int = 16
+    curvature: int = 120
     long: int = 200
-    kernel: int = 400
+    kernel: int = 300
 
 
-SMALL = Sizes(train=6, scaling=10, test=4, leads=4, epochs=1, members=3, networks=2, rank=4, long=6, kernel=12)
+SMALL = Sizes(train=6, scaling=10, test=4, leads=4, epochs=1, members=3, networks=2, rank=4, curvature=12, long=6, kernel=12)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +89,8 @@ def _truth(case: Case, part: str, seed: int) -> Truth:
 def cases() -> list[Case]:
     """All of them."""
     problems = pn.problems
-    line = {"modes": (16,), "width": 24, "depth": 3, "projection": 48}
-    plane = {"modes": (9, 9), "width": 16, "depth": 3, "projection": 32}
+    line = {"modes": (16,), "width": 16, "depth": 3, "projection": 32}
+    plane = {"modes": (9, 9), "width": 12, "depth": 3, "projection": 24}
     few = replace(Sizes(), train=32, scaling=24, test=24, epochs=12)
     found = [
         Case(name="heat", problem=problems.Heat(0.01, time=0.05, dimension=1), resolution=64, network=line),
@@ -126,6 +128,7 @@ def _smaller(case: Case) -> Case:
     return replace(case, network=network, sizes=SMALL)
 
 
-def pairs(truth: Truth, *, steps: int = 1, rows: Sequence[int] | slice = slice(None)) -> pn.FieldPairs:
-    """Windows of trajectories, in pairs of one state and the following ones."""
-    return truth.windows(steps=steps)[rows]
+def evenly_spread(truth: Truth, count: int) -> pn.FieldPairs:
+    """So many windows of one step, evenly spread over all."""
+    pairs = truth.windows()
+    return pairs[evenly_spread_rows(len(pairs), count)]

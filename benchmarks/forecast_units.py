@@ -14,7 +14,7 @@ from torch import Tensor
 
 import probneural as pn
 from benchmarks import environment, forecast_recipes, recipes
-from benchmarks.forecast_cases import Case, Truth
+from benchmarks.forecast_cases import Case, Truth, evenly_spread
 from benchmarks.forecast_recipes import RECIPES, DressedForecast, StepRegression
 from probneural.distributions import Forecast, Predictor
 from probneural.errors import ProbneuralError
@@ -93,9 +93,10 @@ def _posteriors(unit: Unit, folder: Path) -> dict[str, Any]:
     sizes, train = unit.case.sizes, unit.truth("train")
     networks = [unit.trained(folder, number) for number in range(sizes.networks)]
     pairs, first = train.windows(), networks[0][0]
+    some = evenly_spread(train, sizes.curvature)
     makers: dict[str, Callable[[], Predictor]] = {
         "last layer": lambda: pn.heads.LastLayerLaplace().fit(first, pairs),
-        "low rank": lambda: pn.heads.Laplace(pn.heads.LowRank(rank=sizes.rank), show_progress=False).fit(first, pairs),
+        "low rank": lambda: pn.heads.Laplace(pn.heads.LowRank(rank=sizes.rank), show_progress=False).fit(first, some),
         f"ensemble of {sizes.networks}": lambda: recipes.ensemble([network for network, _ in networks], pairs),
     }
     methods: dict[str, Any] = {"residuals": _dressed(unit, partial(forecast_recipes.rolled_out, first))}
@@ -170,8 +171,7 @@ def _baselines(unit: Unit, folder: Path) -> dict[str, Any]:
         "climatology": _dressed(unit, forecast_recipes.climatology),
         "regression of the step": _dressed(unit, regression.rolled_out) | {"fit_seconds": seconds, "ridge": regression.ridge},
     }
-    pairs = train.windows()
-    some = pairs[torch.linspace(0, len(pairs) - 1, min(unit.case.sizes.kernel, len(pairs))).long()]
+    some = evenly_spread(train, unit.case.sizes.kernel)
     methods |= _heads(unit, "kernel operator", lambda: pn.heads.KernelOperator().fit(None, some), kinds=DRAWS[:1])
     return {"methods": methods}
 
