@@ -135,9 +135,9 @@ TABLES = {"posteriors": posterior_rows, "recipes": recipe_rows}
 
 def costs(results: Results) -> list[str]:
     """A note on what units cost."""
-    kinds = {kind: [one["wall_seconds"] for unit, one in results.items() if unit.kind == kind] for kind in KINDS}
+    kinds = {kind: [one["processor_seconds"] for unit, one in results.items() if unit.kind == kind] for kind in KINDS}
     said = ", ".join(f"{kind} {statistics.median(seconds):.0f} s" for kind, seconds in kinds.items() if seconds)
-    return [f"a unit of one problem, recipe and seed takes, in the median, on one thread: {said}"]
+    return [f"a unit of one problem, recipe and seed takes, in the median, of one processor: {said}"]
 
 
 KINDS = ("recipes", BASELINES, "posteriors")

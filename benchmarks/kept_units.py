@@ -48,7 +48,7 @@ def spread(todo: Sequence[Some], folder: Path, *, workers: int) -> dict[Some, di
     if workers == 1:
         for number, unit in enumerate(rest, start=1):
             results[unit] = work(unit, folder)
-            print(f"{number} of {len(rest)}: {unit.name}, {results[unit]['wall_seconds']:.0f} s", flush=True)
+            print(f"{number} of {len(rest)}: {unit.name}, {results[unit]['processor_seconds']:.0f} s", flush=True)
         return {unit: results[unit] for unit in todo}
     with (
         tqdm(total=len(todo), initial=len(results), unit="unit") as bar,
@@ -69,9 +69,9 @@ def spread(todo: Sequence[Some], folder: Path, *, workers: int) -> dict[Some, di
 def work(unit: Unit, folder: Path) -> dict[str, Any]:
     """Run one unit on one thread, and keep its result before it is used."""
     torch.set_num_threads(1)
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     result = unit.run(folder)
-    result["wall_seconds"] = time.perf_counter() - start
+    result |= {"wall_seconds": time.perf_counter() - start, "processor_seconds": time.process_time() - used}
     if environment.is_clean(unit.commit):
         environment.keep(result, unit.path(folder))
     return result

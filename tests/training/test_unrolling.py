@@ -42,7 +42,7 @@ def states(count: int = 8, times: int = 7, *, channels: int = 1) -> Tensor:
 
 
 def windows(*, history: int = 1, steps: int = 1, channels: int = 1, dtype: torch.dtype = torch.float64) -> StoredPairs:
-    found = Trajectories.from_array(states(channels=channels), times=range(7), grid=GRID, dtype=dtype)
+    found = Trajectories.from_array(states(channels=channels), times=[float(step) for step in range(7)], grid=GRID, dtype=dtype)
     return found.windows(history=history, steps=steps)
 
 
