@@ -42,6 +42,7 @@ EXCEPTIONS = {
 """Public callables with three positional arguments or more, and the reason for each."""
 
 LARGE_CONSTRUCTORS = {
+    "probneural.distributions.members.Members": "what a roll-out starts from and goes on with, which only `rollout` builds",
     "probneural.heads.laplace.laplace.LaplacePredictor": "made by `fit` and by `load`: its arguments are what a file holds",
     "probneural.heads.last_layer.laplace.LastLayerPredictor": "likewise",
     "probneural.heads.last_layer.predictors.SampledLastLayerPredictor": "likewise",

@@ -28,7 +28,7 @@ from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.grids import Grid
 from probneural.heads import KernelOperator
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
-from probneural.operators import DeepONet, HiddenLayers, PODDeepONet
+from probneural.operators import DeepONet, HiddenLayers, PODDeepONet, Rollout
 from probneural.storage import load, save
 from probneural.storage.kinds import KINDS
 from probneural.training import files
@@ -95,6 +95,7 @@ def _kernel() -> Any:
 
 THINGS: dict[str, Any] = {
     "fno": lambda: cases.operator_case("fno-ends").operator,
+    "repeated step": lambda: Rollout(cases.operator_case("fno-ends").operator, 3, residual=True),
     "deeponet": lambda: DeepONet(
         1, 2, sensors=_scattered(5), domain=Grid.uniform((4, 3)), basis=3, layers=HiddenLayers(width=4, depth=2)
     ),

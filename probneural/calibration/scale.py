@@ -23,7 +23,7 @@ from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.gaussian import GaussianField, check_factors
 from probneural.distributions.latent import digest
-from probneural.distributions.predictor import JointDraws, Predictor, drawn_latent
+from probneural.distributions.predictor import JointDraws, Predictor, drawn_discrepancy
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import CalibrationError, ShapeError
@@ -278,7 +278,7 @@ class ScaledPredictor(Predictor):
         if not isinstance(u.discrepancy, SideBySideRoot):
             return scaled
         smooth = u.discrepancy.left
-        latents = torch.cat([drawn_latent(smooth.shape[3], seed, purpose="discrepancy draws") for seed in seeds])
+        latents = torch.cat([drawn_discrepancy(smooth.shape[3], seed) for seed in seeds])
         each = smooth.product_each(latents.to(smooth.device).repeat_interleave(leading[1], 0))
         return scaled + each.unflatten(-1, grid.shape).unflatten(0, leading).to(mean)
 

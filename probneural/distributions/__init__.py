@@ -9,6 +9,7 @@ from probneural.distributions.predictor import FunctionDraw, Predictor, Predicto
 from probneural.distributions.roots.base import DenseRoot, FeatureRoot, Root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.trajectory import Forecast, Trajectory
+from probneural.distributions.variance_shares import VarianceShares
 
 __all__ = [
     "DenseRoot",
@@ -26,4 +27,5 @@ __all__ = [
     "PredictorTraits",
     "Root",
     "Trajectory",
+    "VarianceShares",
 ]

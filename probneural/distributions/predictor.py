@@ -208,7 +208,7 @@ class Predictor(ABC):
     @staticmethod
     def _draw_discrepancy(root: Root, like: FieldDistribution, seed: int) -> Float[Tensor, "n c *grid"]:
         """The draw of this name of a discrepancy, with one latent vector for all functions."""
-        latent = drawn_latent(root.shape[3], seed, purpose="discrepancy draws").to(root.device)
+        latent = drawn_discrepancy(root.shape[3], seed).to(root.device)
         return root.product(latent)[0].unflatten(-1, like.grid.shape).to(like.mean)
 
     def draw(self, seed: int) -> FunctionDraw:
@@ -278,9 +278,14 @@ class Predictor(ABC):
         return Trajectory(ensemble, steps=steps, show_progress=show_progress)
 
 
-def drawn_latent(rank: int, seed: int, *, purpose: str = "draws") -> Float64[Tensor, "1 k"]:
+def drawn_latent(rank: int, seed: int) -> Float64[Tensor, "1 k"]:
     """The latent vector of the draw of this seed, on the CPU."""
-    return torch.randn(1, rank, generator=stream(seed, purpose), dtype=torch.float64, device="cpu")
+    return torch.randn(1, rank, generator=draw_stream(seed), dtype=torch.float64, device="cpu")
+
+
+def drawn_discrepancy(rank: int, seed: int) -> Float64[Tensor, "1 k"]:
+    """The latent vector of what a discrepancy adds to the draw of this seed, on the CPU."""
+    return torch.randn(1, rank, generator=stream(seed, "discrepancy draws"), dtype=torch.float64, device="cpu")
 
 
 def drawn_member(weights: Float[Tensor, " s"], seed: int) -> int:

@@ -27,36 +27,36 @@ def applied(
     """The distribution of all maps' numbers, or of weighted sums of them.
 
     Args:
-        maps: One per place, whose numbers are equally many.
-        states: Gives places and states, each place once, in any order.
+        maps: One per row of the result, that is per lead; their numbers are equally many.
+        states: Gives rows and states, each row once, in any order.
         weights: `(l,)`, `(k, l)`, or None.
 
     Raises:
-        ArgumentError: If there is not one weight, or map, per place.
+        ArgumentError: If there is not one weight, or map, per lead.
         ShapeError: If the maps give different numbers.
     """
     sums = None if weights is None else _checked_weights(weights, len(maps))
     parts: dict[int, Tensor] = {}
     total: Tensor | None = None
     labels: tuple[str, ...] | None = None
-    for place, u in states():
-        if place >= len(maps):
+    for row, u in states():
+        if row >= len(maps):
             raise ArgumentError(expected="one functional per lead", got=f"{len(maps)}", remedy="or one for all leads")
-        one = maps[place]
+        one = maps[row]
         image = u.apply(one) if isinstance(one, Functional) else push_draws(u, one, draws=1, seed=0)
         labels = image.labels
         if sums is None:
-            parts[place] = image.samples
+            parts[row] = image.samples
         else:
-            term = sums[:, place].to(image.samples)[:, None] * image.samples[..., None, :]
+            term = sums[:, row].to(image.samples)[:, None] * image.samples[..., None, :]
             total = term if total is None else _alike(total, term) + term
     if sums is None:
-        ordered = [parts[place] for place in range(len(maps))]
+        ordered = [parts[row] for row in range(len(maps))]
         for part in ordered[1:]:
             _alike(ordered[0], part)
         samples = torch.cat(ordered, dim=-1)
     else:
-        assert total is not None  # there is one place or more
+        assert total is not None  # there is one lead or more
         samples = total.flatten(-2)
     named = labels if sums is not None and len(sums) == 1 else None
     return EmpiricalField(samples, grid=index_grid(samples.shape[-1]))._with_labels(named)

@@ -254,17 +254,17 @@ class Trajectory:
         return chosen
 
     def _at_leads(self, chosen: Sequence[int]) -> Callable[[], Iterator[tuple[int, EmpiricalField]]]:
-        """An iterator over places in `chosen` and states, in the order of leads, in one pass."""
+        """An iterator over rows of `chosen` and states, in the order of leads, in one pass."""
 
         def states() -> Iterator[tuple[int, EmpiricalField]]:
-            places: dict[int, list[int]] = {}
-            for place, lead in enumerate(chosen):
-                places.setdefault(lead, []).append(place)
-            for place in places.pop(0, ()):
-                yield place, self.at(0)
-            for lead, state in self._states_from(0, max(places, default=0)):
-                for place in places.get(lead, ()):
-                    yield place, EmpiricalField(state, grid=self.grid)
+            rows: dict[int, list[int]] = {}
+            for row, lead in enumerate(chosen):
+                rows.setdefault(lead, []).append(row)
+            for row in rows.pop(0, ()):
+                yield row, self.at(0)
+            for lead, state in self._states_from(0, max(rows, default=0)):
+                for row in rows.get(lead, ()):
+                    yield row, EmpiricalField(state, grid=self.grid)
 
         return states
 

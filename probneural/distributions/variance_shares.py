@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class VarianceShares:
     """The variance of a forecast by its source, at leads 1 to `steps`, averaged over the domain by quadrature.
 
-    A state is a function u(I, O) of the initial state I and the operators O, which are independent. By the law of total
-    variance Var u = Var E[u | I] + E Var[u | I], and likewise for O, so that
+    A state is a function u(I, O) of the initial state I and the operators O, which are independent. The total variance is
+    Var u = Var E[u | I] + E Var[u | I], and likewise for O, so that
 
         Var u = Var E[u | I] + Var E[u | O] + interaction.
 

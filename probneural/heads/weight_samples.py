@@ -92,11 +92,11 @@ class WeightSampledPredictor(Predictor):
             for owner in owners.unique().tolist():  # each operator is called once for all draws that it is
                 vectors, buffers = self._rows(slice(owner, owner + 1))
                 own = {name: rows[0] for name, rows in buffers.items()}
-                for places in torch.nonzero(owners == owner).flatten().split(step):
-                    inputs = Field(values[places.to(values.device)].flatten(0, 1), grid)
-                    found = self._evaluate(vectors[0], own, inputs, None).unflatten(0, (len(places), values.shape[1]))
-                    parts |= dict(zip(places.tolist(), found, strict=True))
-            return torch.stack([parts[place] for place in range(len(values))])
+                for rows in torch.nonzero(owners == owner).flatten().split(step):
+                    inputs = Field(values[rows.to(values.device)].flatten(0, 1), grid)
+                    found = self._evaluate(vectors[0], own, inputs, None).unflatten(0, (len(rows), values.shape[1]))
+                    parts |= dict(zip(rows.tolist(), found, strict=True))
+            return torch.stack([parts[row] for row in range(len(values))])
 
         return evaluated
 

@@ -10,6 +10,7 @@ from probneural.checks import check_integer
 from probneural.metrics.comparison import Comparison
 from probneural.metrics.observed_draws import ObservedDraws
 from probneural.metrics.ranked_probability import fair_factor
+from probneural.randomness import stream, stream_seed
 
 _DRAWS = 128
 """Draws behind a Monte Carlo energy score."""
@@ -50,17 +51,17 @@ def energy_score(
     observed = ObservedDraws(
         comparison,
         draws=draws,
-        seed=seed,
-        purpose="energy score draws",
-        noise_purpose="energy score noise",
+        seed=stream_seed(seed, "energy score draws"),
+        noise=stream(seed, "energy score noise"),
         takes_members=is_fair,
+        width=comparison.truth[0].numel(),
     )
+    weights = observed.weights
+    factor = fair_factor(weights) if is_fair or not observed.are_members else 1.0
     scores = []
-    for truth, (drawn, weights) in zip(comparison.truth, observed, strict=True):
-        offsets = (drawn - truth).flatten(2).movedim(1, 0) * root  # (c, m, p)
+    for drawn, truth in observed:
+        offsets = (drawn - truth).flatten(3).movedim(0, 2) * root  # (b, c, m, p)
         pairs = torch.cdist(offsets, offsets, compute_mode="donot_use_mm_for_euclid_dist")
-        spread = torch.einsum("i,cij,j->c", weights, pairs, weights)
-        if is_fair or not observed.are_members:
-            spread = spread * fair_factor(weights)
+        spread = factor * torch.einsum("i,bcij,j->bc", weights, pairs, weights)
         scores.append(offsets.square().sum(-1).sqrt() @ weights - 0.5 * spread)
-    return torch.stack(scores)
+    return torch.cat(scores)

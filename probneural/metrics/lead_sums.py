@@ -14,7 +14,7 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.errors import ProbneuralError
 from probneural.fields import Field
 from probneural.metrics.accuracy import relative_l2
-from probneural.metrics.comparison import Comparison, compare
+from probneural.metrics.comparison import compare
 from probneural.metrics.energy import energy_score
 from probneural.metrics.estimates import Estimate, over_functions, root_of_mean, root_of_ratio
 from probneural.metrics.lead_pairs import LeadPart
@@ -25,6 +25,7 @@ from probneural.metrics.reliability import chi2, coverage, drawn_suprema, pit_hi
 from probneural.metrics.spectra import compared_spectra, spectrum_ratio
 from probneural.metrics.spread import size_factor
 from probneural.metrics.variogram import variogram_score
+from probneural.randomness import stream_seed
 
 _DRAWS = 512
 """Draws behind the coverage of whole functions, where there are no members."""
@@ -60,6 +61,7 @@ class _Compared:
 
     def __init__(self, part: LeadPart, settings: LeadSettings) -> None:
         self.settings, self.lead = settings, part.lead
+        self.seed = stream_seed(settings.seed, "forecast scores", part.lead, part.rows.start)
         self.plain = compare(part.u, part.truth, noise=settings.noise)
         u = self.plain.distribution
         is_sample = isinstance(u, EmpiricalField) and len(u.weights) > 1
@@ -67,7 +69,7 @@ class _Compared:
         field_variance = self.plain.variance - self.plain.noise
         self.corrected = replace(self.plain, variance=self.factor * field_variance + self.plain.noise)
         is_even = isinstance(u, EmpiricalField) and bool((u.weights == u.weights[0]).all())
-        self.pool = MemberPool(self.plain, seed=settings.seed, lead=part.lead) if is_sample and is_even else None
+        self.pool = MemberPool(self.plain, seed=self.seed) if is_sample and is_even else None
         self.distances = None if self.pool is None else self.pool.distances
 
     def coverage(self) -> Tensor:
@@ -102,8 +104,8 @@ _VALUES: dict[str, Callable[[_Compared], Tensor]] = {
 }
 """Scores of values, of each function and channel: their means are reported."""
 _WHOLE: dict[str, Callable[[_Compared], Tensor]] = {
-    "energy": lambda c: energy_score(c.plain, seed=c.settings.seed, is_fair=True),
-    "variogram": lambda c: variogram_score(c.plain, seed=c.settings.seed, is_fair=True),
+    "energy": lambda c: energy_score(c.plain, seed=c.seed, is_fair=True),
+    "variogram": lambda c: variogram_score(c.plain, seed=c.seed, is_fair=True),
     "joint_nll": _Compared.joint_nll,
 }
 """The same of whole functions."""
@@ -140,7 +142,7 @@ class LeadNumbers:
             return
         if left < len(part.truth):
             kept = slice(0, left)
-            few = LeadPart(lead=part.lead, rows=kept, u=part.u[kept], truth=part.truth[kept])
+            few = replace(part, u=part.u[kept], truth=part.truth[kept])
             compared = _Compared(few, self._settings)
         for name, score in _WHOLE.items():
             self._put(name, lambda score=score: _over_channels(score(compared)))  # type: ignore[misc]
@@ -148,10 +150,10 @@ class LeadNumbers:
         if "suprema" in self._parts:
             distances = self._parts["suprema"][-1].mT
             self._put("simultaneous_coverage", lambda: inside_fraction(distances, level=self._settings.level))
-        self._put("spectra", lambda: self._spectra(compared.plain))
+        self._put("spectra", lambda: self._spectra(compared))
 
-    def _spectra(self, comparison: Comparison) -> Tensor:
-        true, drawn = compared_spectra(comparison, seed=self._settings.seed)
+    def _spectra(self, compared: _Compared) -> Tensor:
+        true, drawn = compared_spectra(compared.plain, seed=compared.seed)
         self.band_edges = tuple(true.edges.tolist())
         return torch.stack([true.power, drawn], dim=1)
 

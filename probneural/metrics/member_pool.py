@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_integer
 from probneural.distributions.empirical import EmpiricalField
 from probneural.errors import DataError, UnsupportedError
 from probneural.metrics.comparison import Comparison
@@ -64,14 +63,13 @@ class MemberPool:
     Args:
         comparison: Prediction and truth.
         seed: Makes the noise repeatable.
-        lead: Tells the noise of several leads apart.
 
     Raises:
         UnsupportedError: If the distribution is not empirical, or its weights differ.
         DataError: If there is one member.
     """
 
-    def __init__(self, comparison: Comparison, *, seed: int = 0, lead: int = 0) -> None:
+    def __init__(self, comparison: Comparison, *, seed: int = 0) -> None:
         u = comparison.distribution
         if not isinstance(u, EmpiricalField) or bool((u.weights != u.weights[0]).any()):
             raise UnsupportedError(
@@ -83,9 +81,8 @@ class MemberPool:
             raise DataError(expected="two or more members", got="one", remedy="one member has no spread")
         members = u.samples.detach().to(comparison.truth)
         if bool((comparison.noise > 0).any()):
-            shape = (len(members), 1, *members.shape[2:])
-            generator = stream(check_integer(seed, "seed", least=0), "rank noise", lead)
-            white = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(members)
+            generator = stream(seed, "rank noise")
+            white = torch.randn(members.shape, generator=generator, dtype=torch.float64, device="cpu").to(members)
             members = members + comparison.noise.sqrt() * white
         self._comparison, self._members = comparison, members
         self._all = torch.cat([comparison.truth[None], members])

@@ -14,6 +14,7 @@ from probneural.errors import GridError
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison
 from probneural.metrics.observed_draws import ObservedDraws
+from probneural.randomness import stream, stream_seed
 
 _DRAWS = 64
 """Draws behind a spectrum that members do not give."""
@@ -99,13 +100,13 @@ def compared_spectra(
     observed = ObservedDraws(
         comparison,
         draws=check_integer(draws, "draws"),
-        seed=seed,
-        purpose="spectrum draws",
-        noise_purpose="spectrum noise",
+        seed=stream_seed(seed, "spectrum draws"),
+        noise=stream(seed, "spectrum noise"),
         takes_members=True,
+        width=comparison.truth[0].numel(),
     )
-    means = [torch.tensordot(weights, power_spectrum(drawn, comparison.grid).power, dims=1) for drawn, weights in observed]
-    return true, torch.stack(means)
+    means = [torch.tensordot(observed.weights, power_spectrum(drawn, comparison.grid).power, dims=1) for drawn, _ in observed]
+    return true, torch.cat(means)
 
 
 def spectrum_ratio(

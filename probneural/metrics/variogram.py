@@ -12,7 +12,7 @@ from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison
 from probneural.metrics.observed_draws import ObservedDraws
 from probneural.metrics.ranked_probability import fair_factor
-from probneural.randomness import stream
+from probneural.randomness import stream, stream_seed
 
 _DRAWS = 128
 """Draws behind a score that members do not give."""
@@ -67,21 +67,22 @@ def variogram_score(
     observed = ObservedDraws(
         comparison,
         draws=draws,
-        seed=seed,
-        purpose="variogram draws",
-        noise_purpose="variogram noise",
+        seed=stream_seed(seed, "variogram draws"),
+        noise=stream(seed, "variogram noise"),
         takes_members=is_fair,
+        width=comparison.truth.shape[1] * len(weights),
     )
+    mass, is_sample = observed.weights, is_fair or not observed.are_members
+    sampling = fair_factor(mass) * float(mass.square().sum()) if is_sample else 0.0
     scores = []
-    for truth, (drawn, mass) in zip(comparison.truth, observed, strict=True):
-        each = differences(drawn)  # (s, c, pairs)
+    for drawn, truth in observed:
+        each = differences(drawn)  # (s, b, c, pairs)
         mean = torch.tensordot(mass, each, dims=1)
         score = (differences(truth) - mean).square()
-        if is_fair or not observed.are_members:
-            variance = torch.tensordot(mass, (each - mean).square(), dims=1) * fair_factor(mass)
-            score = score - variance * mass.square().sum()
+        if is_sample:
+            score = score - sampling * torch.tensordot(mass, (each - mean).square(), dims=1)
         scores.append(score @ weights)
-    return torch.stack(scores)
+    return torch.cat(scores)
 
 
 def _pairs(grid: Grid, most: int, *, seed: int) -> tuple[Int64[Tensor, " k"], Int64[Tensor, " k"], Float64[Tensor, " k"]]:

@@ -97,7 +97,8 @@ class Rollout(Operator):
 
         Raises:
             ShapeError: If the values do not have the channels of all inputs.
-            GridError: If boundary values are to be kept on a grid that has no ends.
+            GridError: If boundary values are to be kept on a grid that has no ends, or what is interpolated comes without its
+                grid.
         """
         check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
         check_where(grid, query)
@@ -110,10 +111,9 @@ class Rollout(Operator):
         states, constant, forcings = self._parts(values)
         inside = self._inside(values, grid) if self.keeps_boundary else None
         is_interpolated = query is not None and (self.residual or self.all_leads or inside is not None)
-        where = Grid.uniform(tuple(values.shape[2:])) if grid is None and is_interpolated else grid
         found = []
         for number in range(self.steps):
-            at_query = query if number == self.steps - 1 and not is_interpolated else None
+            at_query = None if is_interpolated or number < self.steps - 1 else query
             forcing = forcings[:, number * self.forcing_channels : (number + 1) * self.forcing_channels]
             state = self._step(torch.cat([states, constant, forcing], dim=1), grid=grid, query=at_query)
             if self.residual:
@@ -125,7 +125,7 @@ class Rollout(Operator):
             if number < self.steps - 1:
                 states = torch.cat([states[:, self.channels :], state], dim=1)
         result = torch.cat(found, dim=1) if self.all_leads else state
-        return resample(result, where, query) if is_interpolated and where is not None and query is not None else result
+        return _interpolated(result, grid, query) if is_interpolated else result
 
     def _parts(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """States, constant channels, and the forcings of all steps."""
@@ -139,10 +139,7 @@ class Rollout(Operator):
             if self._takes_grid:
                 values: Tensor = self.operator(given, grid=grid, query=query)
                 return values
-            values = self.operator(given)
-            if query is None:
-                return values
-            return resample(values, Grid.uniform(tuple(given.shape[2:])) if grid is None else grid, query)
+            return _interpolated(self.operator(given), grid, query)
 
         is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
         if not self.checkpoints or not torch.is_grad_enabled() or is_transformed:
@@ -186,6 +183,15 @@ class Rollout(Operator):
             before = resample(states[:, -self.channels :], pairs.inputs.grid, pairs.outputs.grid)
             last = (last - before) / self.steps
         return FieldPairs(Field(inputs, pairs.inputs.grid), Field(last, pairs.outputs.grid))
+
+
+def _interpolated(values: Tensor, grid: Grid | None, query: Grid | None) -> Tensor:
+    """Values on the query."""
+    if query is None:
+        return values
+    if grid is None:
+        raise GridError(expected="the values' grid beside a query", got="None", remedy="pass grid= too")
+    return resample(values, grid, query)
 
 
 def _said(operator: nn.Module, name: str) -> int:

@@ -5,6 +5,7 @@ with `figure.savefig(path)`, or turn it into bytes with [`png`][probneural.plots
 """
 
 from probneural.plots.active import active_learning
+from probneural.plots.leads import fan, lead_scores, lead_spread_skill, rank_histograms, space_time
 from probneural.plots.quantities import quantity
 from probneural.plots.several import cost, fields, pit, spread_skill
 from probneural.plots.single import band, calibration, field, png, training
@@ -14,11 +15,16 @@ __all__ = [
     "band",
     "calibration",
     "cost",
+    "fan",
     "field",
     "fields",
+    "lead_scores",
+    "lead_spread_skill",
     "pit",
     "png",
     "quantity",
+    "rank_histograms",
+    "space_time",
     "spread_skill",
     "training",
 ]

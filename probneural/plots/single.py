@@ -95,7 +95,7 @@ def field(
         check_finite(values, name)
     noisy = bool((observed[:, channel] > 0).any())
     if u.grid.dimension == 2:
-        return _planes(u.grid, true, mean, sd, drawn[:1], spread="sd with noise" if noisy else "sd", label=label, axes=axes)
+        return draw_planes(u.grid, true, mean, sd, drawn[:1], spread="sd with noise" if noisy else "sd", label=label, axes=axes)
     half = float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64))) * sd
     name = f"{100 * level:g} % interval" + (" with noise" if noisy else "")
     return _curves(u.grid, true, mean, half, drawn, name=name, label=label, axis=axes[0])
@@ -142,7 +142,7 @@ def band(
         check_finite(values, name)
     none = mean.new_zeros(0, *mean.shape)
     if bands.grid.dimension == 2:
-        return _planes(bands.grid, true, mean, half, none, spread="half width", label=label, axes=axes, marks_outside=True)
+        return draw_planes(bands.grid, true, mean, half, none, spread="half width", label=label, axes=axes, marks_outside=True)
     return _curves(bands.grid, true, mean, half, none, name="simultaneous band", label=label, axis=axes[0], marks_outside=True)
 
 
@@ -203,7 +203,7 @@ def training(history: History) -> Figure:
         axes.axvline(history.restored, color=ORANGE, linewidth=1.5, label=f"weights of epoch {history.restored}")
     axes.set(xlim=(0.5, history.epochs + 0.5), xlabel="epoch", ylabel="loss")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    _legend(figure, axes)
+    legend_above(figure, axes)
     return figure
 
 
@@ -275,7 +275,7 @@ def ink() -> str:
     return str(matplotlib.rcParams["text.color"])
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
+def legend_above(figure: Figure, axes: Axes) -> None:
     """Put the legend above everything, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=9, columnspacing=1.2)
@@ -320,11 +320,11 @@ def _curves(
     for axes in (above, below):
         axes.ticklabel_format(axis="y", scilimits=(-3, 4))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=4))
-    _legend(figure, above)
+    legend_above(figure, above)
     return figure
 
 
-def _planes(
+def draw_planes(
     grid: Grid,
     truth: Float64[Tensor, "*grid"] | None,
     mean: Float64[Tensor, "*grid"],

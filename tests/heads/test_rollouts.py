@@ -19,8 +19,10 @@ from tests.helpers import normal
 
 MORE = [("last-layer", "fno-outputs"), ("last-layer", "channels-last"), ("kronecker", "fno-outputs"), ("deep-ensemble", "conv")]
 """Beside every head on one operator: several channels, channels last, running statistics that differ between members."""
-PAIRS = [pytest.param(*pair, marks=[pytest.mark.slow] * ("iterative" in pair)) for pair in ALL_PAIRS if pair[1] == "complex"]
-PAIRS += [pytest.param(*pair) for pair in MORE]
+QUICK = ("last-layer", "diagonal", "deep-ensemble")
+PAIRS = [
+    pytest.param(*pair, marks=[pytest.mark.slow] * (pair[0] not in QUICK)) for pair in ALL_PAIRS if pair[1] == "complex"
+] + [pytest.param(*pair) for pair in MORE]
 
 
 @cache
