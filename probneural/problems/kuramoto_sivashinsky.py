@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,9 +13,7 @@ from probneural.checks import check_positive
 from probneural.grids import Grid
 from probneural.problems._periodic import PeriodicTransform
 from probneural.problems.random_fields import GaussianRandomField
-from probneural.problems.spectral_evolution import Parameter, SpectralEvolution, parameter_text
-
-_STARTS = GaussianRandomField(1, 15, sigma=2500.0, tau=50.0)
+from probneural.problems.spectral_evolution import Parameter, SpectralEvolution, least, parameter_text, whole_sixteens
 
 
 @dataclass(frozen=True)
@@ -30,16 +28,16 @@ class KuramotoSivashinsky(SpectralEvolution):
     small error grows by a factor of e in a Lyapunov time of 12, six default times. No forecast is good for much longer than
     that times the logarithm of its accuracy; what can be forecast beyond is statistics.
 
-    **Inputs.** Gaussian random fields of 15 modes and standard deviation 1.0, evolved for `spin_up`; then their standard
-    deviation is 1.27 and has forgotten the start's. With `spin_up=0` they are those fields. See
-    [`SpectralEvolution`][probneural.problems.SpectralEvolution] for what designs and parameters are.
+    **Inputs.** Gaussian random fields of unit variance, whose shortest wave is 4.2 √ν long, evolved for `spin_up`; then their
+    standard deviation is 1.27 and has forgotten the start's. With `spin_up=0` they are those fields. Designs and parameters are
+    as in [`SpectralEvolution`][probneural.problems.SpectralEvolution].
 
     **Accuracy.** One default time at the default step and points: relative error 1e-7 (L2, against 256 points and steps ten
-    times shorter; half of it from space). Two solvers that start alike part company like e^(λt): to within 1e-3 they agree for
-    a time of 60 or so. Tested against [`MethodOfLines`][probneural.problems.MethodOfLines] with adaptive Runge-Kutta steps.
+    times shorter). Two solvers that start alike part company like e^(λt): to within 1e-3 they agree for a time of 60 at least.
+    Tested against an independent solver.
 
-    Failure modes: at a length L and viscosity ν, 3 L/√ν points resolve states to 1e-7; `points` is not raised by itself. Below
-    L = 13 √ν or so states are periodic or steady, not chaotic.
+    Failure modes: below L = 13 √ν or so states are periodic or steady, not chaotic. The smaller ν in an interval decides what
+    all functions cost.
 
     Args:
         length: L; at 22 chaos has few degrees of freedom, and their number grows with L.
@@ -47,7 +45,7 @@ class KuramotoSivashinsky(SpectralEvolution):
         viscosity: ν, or an interval from which every function has its own, as a second channel of the input.
         spin_up: Time that Gaussian random fields evolve before they are inputs.
         step: Longest step in time.
-        points: Points of the internal grid.
+        points: Points of the internal grid, by default 3 L/√ν or a few more.
         design_dim: Coordinates of the design space.
 
     Raises:
@@ -65,15 +63,12 @@ class KuramotoSivashinsky(SpectralEvolution):
         True
     """
 
-    coarse_points: ClassVar[int] = 95
-
     length: float = 64.0
     _: KW_ONLY
     time: float = 2.0
     viscosity: Parameter = 1.0
     spin_up: float = 100.0
     step: float = 0.025
-    points: int = 192
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
@@ -94,11 +89,23 @@ class KuramotoSivashinsky(SpectralEvolution):
     def _parameters(self) -> dict[str, Parameter]:
         return {"viscosity": self.viscosity}
 
+    @property
+    def _size(self) -> float:
+        """The length in units in which the viscosity is 1."""
+        return self.length / math.sqrt(least(self.viscosity))
+
+    def _coarse_points(self) -> int:
+        return 2 * math.ceil(0.73 * self._size) + 1
+
+    def _fine_points(self) -> int:
+        return whole_sixteens(3.0 * self._size)
+
     def _random_states(self) -> GaussianRandomField:
-        return _STARTS
+        field = GaussianRandomField(1, max(4, round(self._size / 4.2)), tau=self._size / 1.3)
+        return replace(field, sigma=field.sigma / math.sqrt(field.mean_variance))
 
     def _start(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        return _STARTS.evaluate_on_axes(coefficients, [grid.axes[0].coordinates / self.length])[:, None]
+        return self._random_states().evaluate_on_axes(coefficients, [grid.axes[0].coordinates / self.length])[:, None]
 
     def _symbol(self, transform: PeriodicTransform, parameters: Sequence[Tensor]) -> Tensor:
         (viscosity,) = parameters

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -44,7 +43,8 @@ class SpectralEvolution(Evolution):
 
     Inputs are states on the attractor: smooth random states that have evolved for `spin_up`. A draw is stored as nodal
     values on the coarsest grid, which bounds the resolution from below. Designs, by contrast, choose the smooth random state
-    itself: through chaos there is no derivative worth having.
+    itself: through chaos there is no derivative worth having. With another `step` or `points` a seed is other functions of the
+    same distribution, since chaos makes much of rounding; to compare two of them, `solve` from the inputs of one.
 
     A parameter that is given as an interval is drawn anew for every function, uniformly, and is a further channel of the input,
     constant in space, behind the state's; a trajectory keeps it.
@@ -53,17 +53,14 @@ class SpectralEvolution(Evolution):
         time: t, at which the output is read.
         spin_up: Time that smooth random states evolve before they are inputs; 0 for those states themselves.
         step: Longest step in time.
-        points: Points per axis of the internal grid.
+        points: Points per axis of the internal grid; by default what resolves the attractor.
         design_dim: Coordinates of the design space.
     """
-
-    coarse_points: ClassVar[int]
-    """Points per axis on which a state of the distribution is stored."""
 
     time: float = 1.0
     spin_up: float = 0.0
     step: float = 0.1
-    points: int = 64
+    points: int | None = None
     design_dim: int = 8
 
     def __post_init__(self) -> None:
@@ -71,15 +68,24 @@ class SpectralEvolution(Evolution):
         for name in ("time", "step"):
             check_positive(getattr(self, name), name)
         check_real(self.spin_up, "spin_up", least=0.0)
-        check_integer(self.points, "points", least=self.coarse_points)
         for name, value in self._parameters().items():
             is_number = not isinstance(value, Sequence)
             assign(self, **{name: check_positive(value, name) if is_number else check_interval(value, name)})
+        if self.points is not None:
+            check_integer(self.points, "points", least=self._coarse_points())
         check_integer(self.design_dim, "design_dim", most=self._starts().size)
 
     @abstractmethod
     def _parameters(self) -> dict[str, Parameter]:
         """The parameters of the equation by the names of the fields, in the order of their channels."""
+
+    @abstractmethod
+    def _coarse_points(self) -> int:
+        """Points per axis on which a state of the distribution is stored: an odd number."""
+
+    @abstractmethod
+    def _fine_points(self) -> int:
+        """Points per axis that resolve the attractor."""
 
     @abstractmethod
     def _random_states(self) -> InputDistribution:
@@ -128,7 +134,7 @@ class SpectralEvolution(Evolution):
         return IndependentDistributions((states, UniformParameters(lower, upper, dimension=states.dimension)))
 
     def _coarse_grid(self) -> Grid:
-        return self._uniform((self.coarse_points,) * self.dimension)
+        return self._uniform((self._coarse_points(),) * self.dimension)
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
         count = coefficients.shape[1] - len(self._intervals())
@@ -146,7 +152,7 @@ class SpectralEvolution(Evolution):
 
     def _path(self, values: Tensor, grid: Grid, times: Sequence[float]) -> Iterator[Tensor]:
         """States at ascending times of inputs `(n, in_channels, *grid)`."""
-        fine = grid.resized(tuple(max(self.points, size) for size in grid.shape))
+        fine = grid.resized(tuple(max(self.points or self._fine_points(), size) for size in grid.shape))
         rows = max(1, _CHUNK_ELEMENTS // (self.out_channels * fine.size))
         paths = [self._advance(part, grid, fine, times) for part in values.split(rows)]
         for parts in zip(*paths, strict=True):
@@ -200,6 +206,21 @@ class SpectralEvolution(Evolution):
         ]
 
 
+def least(value: Parameter) -> float:
+    """A parameter's value, or the least of its interval."""
+    return value[0] if isinstance(value, Sequence) else value
+
+
+def whole_sixteens(count: float) -> int:
+    """The least multiple of 16 that is no smaller, of which Fourier transforms are fast.
+
+    Examples:
+        >>> whole_sixteens(190.0)
+        192
+    """
+    return 16 * math.ceil(count / 16 - 1e-9)
+
+
 def parameter_text(name: str, value: Parameter, *, usual: float | None = None) -> str:
     """What a problem's name says of a parameter: nothing where it is the usual one.
 
@@ -230,12 +251,12 @@ class EvolvedStates(InputDistribution):
     @property
     def minimum_resolution(self) -> int:
         """Points per axis of the coarse grid."""
-        return self.problem.coarse_points
+        return self.problem._coarse_points()
 
     @property
     def size(self) -> int:
         """Number of nodal values on the coarse grid, and of parameters."""
-        return self.problem.out_channels * self.problem.coarse_points**self.dimension + len(self.problem._intervals())
+        return self.problem.out_channels * self.problem._coarse_points() ** self.dimension + len(self.problem._intervals())
 
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
         """Smooth random states of which the leading coefficients lie at given quantiles, without evolution; see the base class.
