@@ -17,6 +17,7 @@ from benchmarks import (
     curvature,
     exact,
     export,
+    forecast,
     gold,
     growth,
     kernel_fit,
@@ -113,6 +114,16 @@ COMMANDS = {
         curvature.main, "cost of curvature products, beside other libraries where they are installed; minutes"
     ),
     "export": Command(export.main, "exported files: times, sizes and differences from PyTorch; about ten minutes"),
+    "forecast": Command(
+        forecast.main,
+        "forecasts with posteriors on equations that are solved exactly; an hour or more a problem, goes on if cut off",
+        output="forecast.json, or one for the problem, and finished units",
+        options={
+            "--problem": {"help": "only problems whose names in the tables begin so"},
+            **WORKERS,
+        },
+        check=lambda given: forecast.chosen(given["problem"]),
+    ),
     "gold": Command(gold.main, "heads against a posterior known in closed form; minutes", options=WORKERS),
     "growth": Command(growth.main, "time and memory of every stage as the number of functions grows; about 20 minutes"),
     "kernel_fit": Command(kernel_fit.main, "cost of fitting kernel operators, exactly and with inducing points; 10 minutes"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -69,6 +71,17 @@ def commit() -> str:
         return git("rev-parse", "--short=12", "HEAD") + ("-modified" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def is_clean(commit: str) -> bool:
+    """Whether what a commit made may be trusted to come from this very code, and so be kept."""
+    return not commit.endswith(("-modified", "unknown"))
+
+
+def file_name(name: str, *follows_from: object, suffix: str = "") -> str:
+    """A file's name that readers can tell, with a hash of all that its contents follow from, the versions included."""
+    digest = hashlib.sha256(repr([*follows_from, versions()]).encode()).hexdigest()[:12]
+    return f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}-{digest}{suffix}"
 
 
 def write_json(data: dict[str, Any], path: Path) -> None:

@@ -139,25 +139,28 @@ class FieldTrajectories:
         lead = check_integer(lead, "lead", least=0, most=self.steps)
         return Field(self.values[:, lead - 1] if lead else self.start.values[:, : self.channels], self.grid)
 
-    def windows(self, *, history: int = 1, lead: int = 1, stride: int = 1) -> FieldPairs:
+    def windows(self, *, history: int = 1, lead: int = 1, stride: int = 1, steps: int = 1) -> FieldPairs:
         """Make pairs: `history` neighbouring states to the state that is `lead` steps after the last of them.
 
         The start is step 0. Window k of a trajectory maps steps k s ... k s + h - 1 to step k s + h - 1 + l, for stride s,
-        history h, lead l. The pairs of the first trajectory come first.
+        history h, lead l; with `steps=K` to the steps that are l, 2 l, ..., K l after the last of them, for training through K
+        steps by [`Unroll`][probneural.training.Unroll]. The pairs of the first trajectory come first.
 
         Args:
             history: States of an input, stacked as channels, the earliest first; parameters follow them, once.
             lead: Steps from the last of the input to the output.
             stride: Steps between the first steps of neighbouring windows.
+            steps: Following states that an output holds, stacked as channels, the earliest first.
 
         Returns:
             Copies of the values, in pairs that know their trajectory: `split` never divides one.
 
         Raises:
-            ArgumentError: If a number is not a positive integer, no window fits, or the times are not equally spaced from the
-                start on: windows would mix steps of several lengths.
+            ArgumentError: If a number is not a positive integer, no window fits, a lead of more than 1 skips states that the
+                history of a second step needs, or the times are not equally spaced from the start on: windows would mix steps
+                of several lengths.
         """
-        starts = window_starts(self.steps + 1, history=history, lead=lead, stride=stride)
+        starts = window_starts(self.steps + 1, history=history, lead=lead, stride=stride, steps=steps)
         gaps = torch.diff(self.times, prepend=self.times.new_zeros(1))
         if bool(((gaps - gaps.mean()).abs() > _UNEVEN * gaps.mean()).any()):
             raise ArgumentError(
@@ -171,9 +174,10 @@ class FieldTrajectories:
             parts = [self.at(first + step).values for step in range(history)] + [self.start.values[:, self.channels :]]
             windows.append(torch.cat(parts if size[1] else parts[:-1], dim=1))
         inputs = torch.stack(windows, dim=1).flatten(0, 1)
-        ends = (starts + (history - 2 + lead)).to(self.device)  # of `values`, which begin at step 1
+        following = lead * torch.arange(1, steps + 1, device="cpu")
+        ends = (starts[:, None] + (history - 2) + following).to(self.device)  # of `values`, which begin at step 1
         groups = torch.arange(len(self), device="cpu").repeat_interleave(len(starts))
-        outputs = self.values[:, ends].flatten(0, 1)
+        outputs = self.values[:, ends].flatten(0, 1).flatten(1, 2)
         return FieldPairs(Field(inputs, self.grid), Field(outputs, self.grid), groups=groups)
 
     def split(self, count: int, *, seed: int) -> tuple[FieldTrajectories, FieldTrajectories]:
@@ -251,29 +255,38 @@ def check_trajectories(data: object, name: str = "truth") -> FieldTrajectories:
     )
 
 
-def window_starts(steps: int, *, history: int, lead: int, stride: int) -> Int64[Tensor, " windows"]:
-    """The first step of each window of a trajectory of so many steps.
+def window_starts(times: int, *, history: int, lead: int, stride: int, steps: int = 1) -> Int64[Tensor, " windows"]:
+    """The first step of each window of a trajectory at so many times.
 
     Args:
-        steps: Number of states.
-        history: Steps of a window's input.
-        lead: Steps from the last of the input to the output.
+        times: Number of states.
+        history: States of a window's input.
+        lead: Steps from the last of the input to the output, and from each state of the output to the next.
         stride: Steps between the first steps of neighbouring windows.
+        steps: States of a window's output.
 
     Raises:
-        ArgumentError: If a number is not a positive integer, or no window fits into the steps.
+        ArgumentError: If a number is not a positive integer, no window fits into the times, or a lead of more than 1 skips
+            states that the input of a second step needs.
 
     Examples:
         >>> window_starts(6, history=2, lead=1, stride=2).tolist()
         [0, 2]
     """
     history, lead = check_integer(history, "history"), check_integer(lead, "lead")
-    stride = check_integer(stride, "stride")
-    last = steps - history - lead
-    if last < 0:
+    stride, steps = check_integer(stride, "stride"), check_integer(steps, "steps")
+    if history > 1 and lead > 1 and steps > 1:
         raise ArgumentError(
-            expected=f"history + lead of at most {steps}, the number of times",
-            got=f"{history} + {lead}",
+            expected="lead=1 with a history and several steps",
+            got=f"history={history}, lead={lead}, steps={steps}",
+            remedy="thin out the times first, for states that follow each other",
+        )
+    last = times - history - lead * steps
+    if last < 0:
+        several = "" if steps == 1 else "steps * "
+        raise ArgumentError(
+            expected=f"history + {several}lead of at most {times}, the number of times",
+            got=f"{history} + {lead}" if steps == 1 else f"{history} + {steps} * {lead}",
             remedy="take shorter windows",
         )
     return torch.arange(0, last + 1, stride, device="cpu")

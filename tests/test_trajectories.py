@@ -28,9 +28,22 @@ FORCED = FieldTrajectories(Field(torch.cat([STATES[:, 0], FORCES], dim=1), GRID)
 STORED = Trajectories.from_array(STATES, times=[0.0, *TIMES.tolist()], grid=GRID)
 
 
-@pytest.mark.parametrize(("history", "lead", "stride"), [(1, 1, 1), (2, 1, 1), (3, 2, 1), (1, 5, 1), (2, 2, 2), (1, 1, 4)])
-def test_windows_are_those_of_files(history: int, lead: int, stride: int) -> None:
-    options = {"history": history, "lead": lead, "stride": stride}
+@pytest.mark.parametrize(
+    ("history", "lead", "stride", "steps"),
+    [
+        (1, 1, 1, 1),
+        (2, 1, 1, 1),
+        (3, 2, 1, 1),
+        (1, 5, 1, 1),
+        (2, 2, 2, 1),
+        (1, 1, 4, 1),
+        (1, 1, 1, 5),
+        (3, 1, 2, 2),
+        (1, 2, 1, 2),
+    ],
+)
+def test_windows_are_those_of_files(history: int, lead: int, stride: int, steps: int) -> None:
+    options = {"history": history, "lead": lead, "stride": stride, "steps": steps}
     stored, found = STORED.windows(**options)[:], PLAIN.windows(**options)
     assert torch.equal(found.inputs.values, stored.inputs.values)
     assert torch.equal(found.outputs.values, stored.outputs.values)

@@ -16,7 +16,7 @@ from probneural.data.fields import Part, StoredFields, stored
 from probneural.data.pairs import StoredPairs
 from probneural.data.readers import reader_of
 from probneural.data.variables import FUNCTION, TIME, Variable
-from probneural.errors import DataError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.fields import select_rows
 from probneural.grids import Grid, check_grid
 from probneural.pairs import Rows, split_rows
@@ -117,28 +117,37 @@ class Trajectories:
         """Number of times."""
         return self.times.shape[-1]
 
-    def windows(self, *, history: int = 1, lead: int = 1, stride: int = 1) -> StoredPairs:
-        """Make pairs: `history` neighbouring steps to the step that is `lead` steps after the last of them.
+    def windows(self, *, history: int = 1, lead: int = 1, stride: int = 1, steps: int = 1) -> StoredPairs:
+        """Make pairs: `history` neighbouring states to the state that is `lead` steps after the last of them.
 
-        Window k of a trajectory maps steps k s ... k s + h - 1 to step k s + h - 1 + l, for stride s, history h, lead l. The
-        pairs of the first trajectory come first.
+        Window k of a trajectory maps states k s ... k s + h - 1 to state k s + h - 1 + l, for stride s, history h, lead l; with
+        `steps=K` to the states that are l, 2 l, ..., K l after the last of them, for training through K steps by
+        [`Unroll`][probneural.training.Unroll]. The pairs of the first trajectory come first.
+
+        Channels of the input are its states, the earliest first, each with the variables of the outputs in their order. The
+        variables that are in the inputs alone come after them.
 
         Args:
-            history: Steps of an input, stacked as channels, the earliest first.
-            lead: Steps from the last of the input to the output.
-            stride: Steps between the first steps of neighbouring windows.
+            history: States of an input, stacked as channels.
+            lead: Steps of time from the last state of the input to the output.
+            stride: Steps of time between the first states of neighbouring windows.
+            steps: Following states that an output holds, stacked as channels, the earliest first.
 
         Returns:
             The pairs, which know their trajectory: `split` never divides one.
 
         Raises:
-            ArgumentError: If a number is not a positive integer, or no window fits into the times.
+            ArgumentError: If a number is not a positive integer, no window fits into the times, or several steps do not follow
+                each other: with a history, a lead of more than 1 skips states that the next input needs; and an input that
+                varies in time and is no output is not known at the steps that follow.
         """
-        places = self._places(window_starts(self.steps, history=history, lead=lead, stride=stride))
-        given = [Part(variable=variable, steps=(history - 1 + lead,)) for variable in self.outputs]
-        return StoredPairs(
-            self._taken(places, history), stored(given, places, grid=self.grid, dtype=self.dtype), groups=places[:, FUNCTION]
-        )
+        starts = window_starts(self.steps, history=history, lead=lead, stride=stride, steps=steps)
+        if steps > 1:
+            self._check_states()
+        places = self._places(starts)
+        after = range(history - 1 + lead, history + lead * steps, lead)
+        given = stored(_parts(self.outputs, after), places, grid=self.grid, dtype=self.dtype)
+        return StoredPairs(self._taken(places, history), given, groups=places[:, FUNCTION])
 
     def histories(self, count: int = 1) -> StoredFields:
         """The inputs alone of all windows of `count` neighbouring steps, up to the last step: what forecasts start from.
@@ -155,11 +164,27 @@ class Trajectories:
 
     def _taken(self, places: Int64[Tensor, "n_w 2"], history: int) -> StoredFields:
         """The inputs of windows."""
-        parts = [
-            Part(variable=variable, steps=tuple(range(history)) if variable.count(TIME) is not None else (0,))
-            for variable in self.inputs
+        names = {variable.name: variable for variable in self.inputs}
+        states = [names[variable.name] for variable in self.outputs if variable.name in names]
+        others = [variable for variable in self.inputs if variable not in states]
+        before = range(history)
+        parts = _parts(states, before) + [
+            Part(variable=variable, steps=tuple(before) if variable.count(TIME) is not None else (0,)) for variable in others
         ]
         return stored(parts, places, grid=self.grid, dtype=self.dtype)
+
+    def _check_states(self) -> None:
+        """Raise an ArgumentError unless the output of a step can be the input of the next."""
+        known = {variable.name for variable in self.outputs}
+        forcing = [one.name for one in self.inputs if one.count(TIME) is not None and one.name not in known]
+        missing = sorted(known - {variable.name for variable in self.inputs})
+        if forcing or missing:
+            where = "inputs" if forcing else "outputs"
+            raise ArgumentError(
+                expected="several steps of inputs that vary in time as outputs do",
+                got=f"{', '.join(forcing or missing)} among the {where} alone",
+                remedy="make windows of one step: steps=1",
+            )
 
     def at(self, step: int) -> StoredFields:
         """The outputs' variables of all trajectories at one step, `(n, c, *grid)`; negative numbers count from the end.
@@ -232,6 +257,13 @@ class Trajectories:
     def __repr__(self) -> str:
         """A short description."""
         return f"Trajectories({len(self)} x {self.steps} times x {self.channels} on {self.grid!r}, {self.dtype})"
+
+
+def _parts(variables: Sequence[Variable], steps: range) -> list[Part]:
+    """Variables at some steps, state by state; the states of one variable are read in one go."""
+    if len(variables) == 1:
+        return [Part(variable=variables[0], steps=tuple(steps))]
+    return [Part(variable=variable, steps=(step,)) for step in steps for variable in variables]
 
 
 def trajectories_of(

@@ -17,6 +17,7 @@ from probneural.training.losses import (
 )
 from probneural.training.options import Checkpoint, EarlyStopping, Optimization
 from probneural.training.trainer import fit
+from probneural.training.unrolling import Unroll
 
 __all__ = [
     "CRPS",
@@ -38,6 +39,7 @@ __all__ = [
     "RelativeL2",
     "SpectralBands",
     "TensorBoardLog",
+    "Unroll",
     "WandbLog",
     "WeightedSum",
     "fit",

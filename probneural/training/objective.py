@@ -9,10 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.errors import ArgumentError
-from probneural.fields import evaluate
+from probneural.fields import Field, evaluate
+from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from probneural.training.losses import Loss, relative_l2, takes_inputs
 from probneural.training.options import PRECISIONS
+from probneural.training.unrolling import Unroll
 
 
 class Objective(nn.Module):
@@ -22,16 +24,22 @@ class Objective(nn.Module):
         operator: Which is trained.
         loss: Of predictions, targets and their grid; None for the relative L2 error, averaged over channels and functions.
         precision: Dtype of autocast; None for the operator's own precision.
+        unroll: How pairs of several following states are trained on; None for pairs of one.
     """
 
-    def __init__(self, operator: nn.Module, loss: Loss | None, *, precision: str | None) -> None:
+    def __init__(self, operator: nn.Module, loss: Loss | None, *, precision: str | None, unroll: Unroll | None = None) -> None:
         super().__init__()
         self.operator = operator
         self.loss = loss
         self.precision = None if precision is None else PRECISIONS[precision]
+        self.unroll = unroll
 
-    def forward(self, batch: FieldPairs | None) -> Float[Tensor, ""]:
+    def forward(self, batch: FieldPairs | None, horizon: int | None = None) -> Float[Tensor, ""]:
         """The loss of a batch; zero, with zero gradients, of none.
+
+        Args:
+            batch: Pairs.
+            horizon: How many steps are trained; None to judge by all of them, as the validation split is.
 
         Raises:
             ArgumentError: If the loss is no real number that depends on the weights.
@@ -40,16 +48,41 @@ class Objective(nn.Module):
             return torch.stack(
                 [parameter.abs().sum() * 0.0 for parameter in self.parameters() if parameter.requires_grad]
             ).sum()
-        query = None if batch.outputs.grid == batch.inputs.grid else batch.outputs.grid
-        target = batch.outputs.values
-        with self._autocast(target.device.type):
-            predicted = evaluate(self.operator, batch.inputs, query)
-        if self.precision is not None:
-            predicted = predicted.to(target.dtype)
+        if self.unroll is not None:
+            return self._unrolled(batch, self.unroll, horizon)
+        predicted = self._predicted(batch.inputs, batch.outputs.grid, batch.outputs.dtype)
+        return self._loss(predicted, batch.outputs, batch.inputs)
+
+    def _unrolled(self, batch: FieldPairs, unroll: Unroll, horizon: int | None) -> Tensor:
+        """The mean loss of several steps, each from where the one before has led."""
+        grid, dtype = batch.outputs.grid, batch.outputs.dtype
+        targets = unroll.targets(batch.outputs.values)
+        inputs, count = batch.inputs, unroll.steps if horizon is None else horizon
+        if unroll.noise and horizon is not None:
+            inputs = unroll.disturbed(inputs, targets[0].shape[1])
+        is_cut = unroll.pushforward and horizon is not None
+        losses = []
+        for number, target in enumerate(targets[:count]):
+            is_judged = not is_cut or number in (0, count - 1)
+            with torch.set_grad_enabled(is_judged and torch.is_grad_enabled()):
+                predicted = self._predicted(inputs, grid, dtype)
+                if is_judged:
+                    losses.append(self._loss(predicted, Field(target, grid), inputs))
+                if number + 1 < count:
+                    inputs = unroll.following(inputs, predicted.detach() if is_cut else predicted)
+        return torch.stack(losses).mean()
+
+    def _predicted(self, inputs: Field, grid: Grid, dtype: torch.dtype) -> Tensor:
+        """The operator's outputs on a grid, in the data's precision."""
+        with self._autocast(inputs.device.type):
+            predicted = evaluate(self.operator, inputs, None if grid == inputs.grid else grid)
+        return predicted if self.precision is None else predicted.to(dtype)
+
+    def _loss(self, predicted: Tensor, target: Field, inputs: Field) -> Tensor:
         if self.loss is None:
-            return relative_l2(predicted, target, grid=batch.outputs.grid).mean()
-        more = {"inputs": batch.inputs} if takes_inputs(self.loss) else {}
-        return _checked(self.loss(predicted, target, batch.outputs.grid, **more))
+            return relative_l2(predicted, target.values, grid=target.grid).mean()
+        more = {"inputs": inputs} if takes_inputs(self.loss) else {}
+        return _checked(self.loss(predicted, target.values, target.grid, **more))
 
     def _autocast(self, device: str) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if self.precision is None else torch.autocast(device, self.precision)

@@ -27,6 +27,7 @@ from probneural.training.loading import BatchOrder, Loader, Loading
 from probneural.training.losses import Loss
 from probneural.training.objective import Objective
 from probneural.training.options import Optimization
+from probneural.training.unrolling import Unroll
 
 _MUCH_WORSE = 3.0
 """How many times the loss at the beginning a training may end at without a warning."""
@@ -38,6 +39,7 @@ class Plan:
 
     Attributes:
         loss: Of a batch; None for the relative L2 error.
+        unroll: How pairs of several following states are trained on; None for pairs of one.
     """
 
     epochs: int
@@ -47,11 +49,14 @@ class Plan:
     validation: float
     loss: Loss | None
     optimization: Optimization
+    unroll: Unroll | None = None
 
     def settings(self) -> dict[str, Any]:
         """All of it but the loss, in types that JSON knows."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("loss", "optimization")}
-        return plain | self.optimization.settings()
+        objects = ("loss", "optimization", "unroll")
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in objects}
+        unrolled = {} if self.unroll is None else {"unroll": self.unroll.settings()}
+        return plain | unrolled | self.optimization.settings()
 
 
 class Run:
@@ -96,7 +101,7 @@ class Run:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
         self.average = None if options.averaging is None else weights.Average(operator, options.averaging)
         self.best: dict[str, Tensor] = {}
-        self.objective: nn.Module = Objective(operator, plan.loss, precision=options.precision)
+        self.objective: nn.Module = Objective(operator, plan.loss, precision=options.precision, unroll=plan.unroll)
         if world_size() > 1:
             self.objective = DistributedDataParallel(self.objective, find_unused_parameters=True)
 
@@ -176,10 +181,12 @@ class Run:
         """Set the gradients; returns the sum of this process's losses over its pairs, float64, on the CPU."""
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), dtype=torch.float64, device="cpu")
+        unroll = self.plan.unroll
+        horizon = None if unroll is None else unroll.horizon(len(self.losses), self.plan.epochs)
         for number, batch in enumerate(batches, start=1):
             count = 0 if batch is None else len(batch)
             with self._apart(number < len(sizes)):
-                value = self.objective(batch)
+                value = self.objective(batch, horizon)
                 if self.begin is None and batch is not None:
                     self.begin = float(value.detach())
                 share = world_size() * count / sum(sizes)  # DistributedDataParallel averages over processes

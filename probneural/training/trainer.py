@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -37,11 +37,14 @@ from probneural.training.losses import Loss
 from probneural.training.options import Checkpoint, Optimization
 from probneural.training.resuming import Keeper
 from probneural.training.run import Plan, Run
+from probneural.training.unrolling import FirstStep, Unroll
+
+Option = TypeVar("Option")
 
 
 @undisturbed(keeps_autocast=True)
 @torch.enable_grad()
-def fit(  # noqa: PLR0913 (twelve keyword-only settings, each with a default that works)
+def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default that works)
     operator: nn.Module,
     train: Dataset | Sequence[Dataset],
     *,
@@ -52,6 +55,7 @@ def fit(  # noqa: PLR0913 (twelve keyword-only settings, each with a default tha
     validation: float = 0.1,
     loss: Loss | None = None,
     optimization: Optimization | None = None,
+    unroll: Unroll | None = None,
     loading: Loading | None = None,
     device: str | torch.device | None = None,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
@@ -84,6 +88,8 @@ def fit(  # noqa: PLR0913 (twelve keyword-only settings, each with a default tha
         loss: Loss of a batch, `loss(predicted, target, grid)`; by default the relative L2 error by quadrature, averaged over
             channels and functions. See [`losses`][probneural.training.losses] for others.
         optimization: Optimiser, schedule, precision, averaging and early stopping.
+        unroll: For operators of one step of time that will be rolled out: `Unroll(steps=4)` trains them on their own outputs.
+            Pairs then hold as many following states, as `trajectories.windows(steps=4)` makes them.
         loading: How data are read: workers and prefetching, which do not change a bit.
         device: Where to train: a device, `"auto"` (CUDA, MPS or CPU), or by default the operator's own. Data are moved a batch
             at a time.
@@ -99,7 +105,8 @@ def fit(  # noqa: PLR0913 (twelve keyword-only settings, each with a default tha
     Raises:
         ArgumentError: If a setting is out of range, the operator is no module, or the loss takes other arguments or gives no
             number.
-        DataError: If the data are fewer than two pairs or not finite, or their scale is beyond the operator's dtype.
+        DataError: If the data are fewer than two pairs or not finite, their scale is beyond the operator's dtype, or they lack
+            the states that `unroll` asks for.
         TrainingError: If a loss or a weight becomes NaN or infinite; the operator has the weights from before that epoch, or
             from the checkpoint within it that was resumed.
         FileError: If the checkpoint is damaged, or belongs to other settings or data.
@@ -118,22 +125,9 @@ def fit(  # noqa: PLR0913 (twelve keyword-only settings, each with a default tha
     show_progress = check_flag(show_progress, "show_progress")
     told = _checked_callbacks(callbacks)
     kept = _checked_checkpoint(checkpoint)
-    read = (
-        Loading()
-        if loading is None
-        else check_instance(loading, Loading, "loading", remedy="give Loading(workers=2) for example", error=ArgumentError)
-    )
-    options = (
-        Optimization()
-        if optimization is None
-        else check_instance(
-            optimization,
-            Optimization,
-            "optimization",
-            remedy='give Optimization(schedule="cosine") for example',
-            error=ArgumentError,
-        )
-    )
+    read = _checked_option(loading, Loading, "loading", remedy="give Loading(workers=2) for example") or Loading()
+    remedy = 'give Optimization(schedule="cosine") for example'
+    options = _checked_option(optimization, Optimization, "optimization", remedy=remedy) or Optimization()
     plan = Plan(
         epochs=check_integer(epochs, "epochs"),
         batch_size=check_integer(batch_size, "batch_size"),
@@ -142,11 +136,14 @@ def fit(  # noqa: PLR0913 (twelve keyword-only settings, each with a default tha
         validation=check_real(validation, "validation", least=0.0, below=1.0),
         loss=_checked_loss(loss),
         optimization=options,
+        unroll=_checked_option(unroll, Unroll, "unroll", remedy="give Unroll(steps=4) for example"),
     )
     parallel.join()
     parallel.check_batch(plan.batch_size)
     operator.to(parallel.own_device(resolve_device(device, operator)))
     sets = _checked_data(train)
+    if plan.unroll is not None:
+        plan.unroll.check(sets)
     first, second = _split(sets, plan.validation, plan.seed)
     if options.early_stopping is not None and not second:
         raise ArgumentError(
@@ -160,7 +157,8 @@ def fit(  # noqa: PLR0913 (twelve keyword-only settings, each with a default tha
     keeper = None if kept is None else Keeper(run, kept)
     try:
         if not (keeper is not None and keeper.resume()) and isinstance(operator, Operator) and not operator.has_units:
-            operator.fit_normalizers(*first)
+            steps = 1 if plan.unroll is None else plan.unroll.steps
+            operator.fit_normalizers(*(first if steps == 1 else [FirstStep(data, steps) for data in first]))
         _train(run, keeper, told, show_progress=show_progress)
     finally:
         for module, mode in modes.items():
@@ -198,6 +196,11 @@ def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, sh
     finally:
         for callback in told:
             callback.on_end(run.history())
+
+
+def _checked_option(value: Option | None, kind: type[Option], name: str, *, remedy: str) -> Option | None:
+    """Return an option that is of its class or left out, or raise an ArgumentError."""
+    return None if value is None else check_instance(value, kind, name, remedy=remedy, error=ArgumentError)
 
 
 def _checked_callbacks(callbacks: object) -> tuple[Callback, ...]:

@@ -53,6 +53,48 @@ def test_windows_are_those_of_explicit_indexing(history: int, lead: int, stride:
     assert np.array_equal(pairs[order].inputs.values, inputs[order])
 
 
+@given(history=st.integers(1, 3), lead=st.integers(1, 2), stride=st.integers(1, 3), steps=st.integers(1, 4))
+def test_windows_of_several_steps_are_those_of_explicit_indexing(history: int, lead: int, stride: int, steps: int) -> None:
+    """Each state that follows is that of a window of one step with a longer lead."""
+    if history + lead * steps > 6 or min(history, lead, steps) > 1:
+        return
+    pairs = DATA.windows(history=history, lead=lead, stride=stride, steps=steps)
+    parts = [windows_by_hand(STATES, history, lead * (number + 1), stride) for number in range(steps)]
+    starts = len(range(0, 6 - history - lead * steps + 1, stride))
+    kept = [one.reshape(7, -1, *one.shape[1:])[:, :starts].reshape(-1, *one.shape[1:]) for _, one in parts]
+    assert (len(pairs), pairs.outputs.channels) == (7 * starts, 2 * steps)
+    assert np.array_equal(pairs[:].outputs.values, np.concatenate(kept, 1))
+    inputs = parts[-1][0].reshape(7, -1, *parts[-1][0].shape[1:])[:, :starts]
+    assert np.array_equal(pairs[:].inputs.values, inputs.reshape(-1, *inputs.shape[2:]))
+
+
+def test_states_of_several_variables_are_stacked_state_by_state(tmp_path: Path) -> None:
+    """In the outputs' order; what is in the inputs alone comes after them, however the inputs are named."""
+    fields = {"u": STATES[:, :, :1], "v": STATES[:, :, 1:], "f": -STATES[:, :, :1]}
+    path = write_hdf5(tmp_path / "f.h5", None, **fields)
+    options: dict[str, Any] = {"time": TIMES, "grid": GRID}
+    data = pn_data.open(path, inputs=["v", "u"], outputs=["u", "v"], **options)
+    pairs, expected = data.windows(history=2, steps=2), DATA.windows(history=2, steps=2)
+    assert torch.equal(pairs[:].inputs.values, expected[:].inputs.values)
+    assert torch.equal(pairs[:].outputs.values, expected[:].outputs.values)
+    forced = pn_data.open(path, inputs=["f", "u"], outputs=["u"], **options)
+    read = forced.windows(history=2)[:].inputs.values
+    assert torch.equal(read[:, 2:], -read[:, :2])
+    assert torch.equal(read[:, :2], DATA.windows(history=2)[:].inputs.values[:, [0, 2]])
+    with pytest.raises(ArgumentError, match="f among the inputs alone"):
+        forced.windows(steps=2)
+    with pytest.raises(ArgumentError, match="v among the outputs alone"):
+        pn_data.open(path, inputs=["u"], outputs=["u", "v"], **options).windows(steps=2)
+
+
+def test_steps_that_do_not_follow_each_other_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="lead=1 with a history and several steps; got history=2, lead=2, steps=2"):
+        DATA.windows(history=2, lead=2, steps=2)
+    with pytest.raises(ArgumentError, match=r"history \+ steps \* lead of at most 6, the number of times; got 2 \+ 5 \* 1"):
+        DATA.windows(history=2, steps=5)
+    assert len(DATA.windows(history=2, steps=4)) == 7
+
+
 def test_the_last_window_ends_at_the_last_time() -> None:
     """And so do those of as many steps as there are; one more is refused."""
     assert np.array_equal(DATA.windows()[-1].outputs.values[0], STATES[-1, -1])

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from probneural.fields import Field
+from probneural.pairs import FieldPairs
 from probneural.processes import rank, world_size
-from probneural.training import Callback, Checkpoint, History, Optimization, Progress, files, fit
+from probneural.training import Callback, Checkpoint, History, Optimization, Progress, Unroll, files, fit
 from tests.training.cases import built, data
 from tests.training.lazy import lazy
 
@@ -21,6 +23,7 @@ OPTIONS = {
     "accumulated": Optimization(accumulation=2, gradient_clip=0.5, averaging=0.9, weight_decay=0.1),
     "lbfgs": Optimization(optimizer="lbfgs", schedule=None),
 }
+UNROLLED = {"unrolled": Unroll(steps=2, curriculum=0.5), "pushed forward": Unroll(steps=2, pushforward=True)}
 SETTINGS: dict[str, Any] = {"epochs": 4, "batch_size": 5, "seed": 3, "show_progress": False}
 
 
@@ -38,9 +41,13 @@ def main(folder: Path, name: str) -> None:
     """Train; every process writes what it has read and what came out."""
     torch.set_num_threads(1)
     operator = built("FNO", seed=int(os.environ.get("RANK", "0"))).double()  # the first process's weights count
-    pairs = lazy(data(26, dtype=torch.float64))  # 23 to train on: the last batch of an epoch has 3 pairs
-    ends = Ends()
-    history = fit(operator, pairs, optimization=OPTIONS[name], callbacks=[ends], **SETTINGS)
+    functions = data(26, dtype=torch.float64)  # 23 to train on: the last batch of an epoch has 3 pairs
+    if name in UNROLLED:
+        first, grid = functions.outputs.values, functions.outputs.grid
+        functions = FieldPairs(functions.inputs, Field(torch.cat([first, first.square()], dim=1), grid))
+    pairs, ends = lazy(functions), Ends()
+    options = OPTIONS["plain" if name in UNROLLED else name]
+    history = fit(operator, pairs, optimization=options, unroll=UNROLLED.get(name), callbacks=[ends], **SETTINGS)
     files.write(folder / f"weights-{rank()}", operator.state_dict(), metadata={})
     facts = {"read": pairs.read, "world": world_size(), "told": ends.told, "losses": [history.train, history.validation]}
     (folder / f"facts-{rank()}.json").write_text(json.dumps(facts))

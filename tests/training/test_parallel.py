@@ -34,7 +34,13 @@ def facts(folder: Path, rank: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "processes"),
-    [("plain", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("plain", 4), ("accumulated", 2), ("lbfgs", 2)))],
+    [
+        ("plain", 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("plain", 4), ("accumulated", 2), ("lbfgs", 2), ("unrolled", 2), ("pushed forward", 2))
+        ),
+    ],
 )
 def test_several_processes_equal_one(name: str, processes: int, tmp_path: Path) -> None:
     """20 steps in float64; uneven shares, and of four processes one that has no pair of the last batch.

@@ -1,0 +1,228 @@
+"""Forecasts with posteriors on equations whose trajectories are exact: which draws, heads and trainings forecast best.
+
+Networks of one step are trained on windows of exact trajectories; heads turn them into posteriors, whose draws are rolled out;
+every forecast is scaled lead by lead on trajectories of its own, and scored on others. Trainings have equal numbers of
+evaluations. Every finished unit is kept in a file, so a benchmark that was cut off goes on where it was.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t as student
+
+from benchmarks import environment, forecast_cases, forecast_units, kept_units, sections
+from benchmarks.forecast_cases import Sizes
+from benchmarks.forecast_recipes import GRADIENT
+from benchmarks.forecast_units import BASELINES, BOUND, LEVEL, POSTERIORS, VALID, Unit
+
+SEEDS = 3
+CONFIDENCE = 0.9
+"""Of intervals over seeds."""
+REFERENCE = "one step, residuals"
+"""What probabilistic forecasts are compared with: the network of one step, dressed with the errors it made elsewhere."""
+Results = Mapping[Unit, Mapping[str, Any]]
+Row = dict[str, Any]
+
+NOTES = (
+    "every seed has trajectories, weights and draws of its own, which all methods share; means over seeds. Intervals are "
+    f"{CONFIDENCE:.0%} intervals of Student's t over seeds, of the logarithms of ratios",
+    "CRPS: fair, over that of the climatology, which is the distribution of the states at that lead; 'all' is over all leads. "
+    f"'over residuals': CRPS over all leads divided by that of '{REFERENCE}', one state per lead with the errors that it made "
+    "on the trajectories for scaling; below 1 is better",
+    "posteriors are scaled lead by lead (LeadScale) on trajectories that neither training nor scores see; 'raw' is before. "
+    f"spread-skill: least and largest ratio over leads. coverage: pointwise, nominal {LEVEL:g}; horizon: of whole "
+    "trajectories, all points and leads together, against the members; band: of whole trajectories by a conformal band "
+    "(HorizonBand) that other trajectories carry",
+    f"the curvature behind low rank is that of {Sizes().curvature} windows, and the kernel operator is fitted on "
+    f"{Sizes().kernel}, evenly spread over all",
+    f"recipes have equal numbers of evaluations of the network, one with its gradient counted as {GRADIENT}; seconds are "
+    f"processor time. error: relative L2. valid: leads until it exceeds {VALID:g}. stable: starts from which the long roll-out "
+    f"stays below {BOUND:g} times the largest true norm",
+)
+
+
+def chosen(problem: str | None) -> list[forecast_cases.Case]:
+    """The problems of one run: all, or those whose names begin so."""
+    return forecast_cases.chosen(problem, small=False)
+
+
+def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
+    """Run all problems, or those whose names begin so, and write their tables."""
+    small = mode == "small"
+    commit = environment.commit()
+    todo = forecast_cases.chosen(problem, small=small)
+    results: dict[Unit, dict[str, Any]] = {}
+    notes = list(NOTES)
+
+    def table(rows: Any) -> list[Row]:
+        if not results:  # the first table runs everything, for workers to be busy until the end
+            every = forecast_units.units(todo, seeds=1 if small else SEEDS, commit=commit)
+            results.update(kept_units.spread(every, output / "forecast", workers=workers))
+            notes.extend([*costs(results), *resumed(results), *failures(results)])
+        return [row for case in todo for row in rows(case.name, results)]
+
+    return sections.write(
+        "forecast",
+        {name: partial(table, rows) for name, rows in TABLES.items()},
+        mode=mode,
+        output=output,
+        notes=notes,
+        commit=commit,
+        problem=problem,
+    )
+
+
+def posterior_rows(problem: str, results: Results) -> list[Row]:
+    """One row per forecast: scores over leads, and CRPS beside that of the reference."""
+    every = _methods(problem, results)
+    rows = []
+    for name, runs in every.items():
+        row: Row = {"problem": problem, "forecast": name, "seeds": len(runs)}
+        rows.append(row)
+        if not runs:
+            continue
+        leads = len(next(iter(runs.values()))["scores"]["crps"]["values"])
+        skill = {seed: _skill(run, every["climatology"][seed]) for seed, run in runs.items()}
+        for lead in _shown(leads):
+            row[f"CRPS {lead}"] = _mean(one["values"][lead - 1] for one in skill.values())
+        row["CRPS all"] = _mean(one["overall"] for one in skill.values())
+        own, other = (
+            {seed: run["scores"]["crps"]["overall"] for seed, run in some.items()} for some in (runs, every.get(REFERENCE, {}))
+        )
+        row |= _interval("over residuals", [own[seed] / other[seed] for seed in own if seed in other])
+        ratios = [[value for value in run["scores"]["spread_skill"]["values"] if value is not None] for run in runs.values()]
+        row["spread-skill"] = _range(ratios)
+        raw = [run["raw"]["scores"]["spread_skill"]["values"] for run in runs.values() if "raw" in run]
+        row["raw"] = _range(raw) if raw else None
+        row["coverage"] = _mean(run["scores"]["coverage"]["overall"] for run in runs.values())
+        row["horizon"] = _mean(run["horizon"]["coverage"][0] for run in runs.values())
+        row["band"] = _mean(run["band"] for run in runs.values())
+    return rows
+
+
+def recipe_rows(problem: str, results: Results) -> list[Row]:
+    """One row per recipe: errors of roll-outs, beside those of the recipe of one step."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for unit, result in results.items():
+        if (unit.case.name, unit.kind) == (problem, "recipes"):
+            found.setdefault(unit.recipe, {})[unit.seed] = result
+    rows = []
+    for name, runs in found.items():
+        leads = len(next(iter(runs.values()))["errors"])
+        row: Row = {"problem": problem, "training": name, "seeds": len(runs)}
+        row["epochs"] = next(iter(runs.values()))["epochs"]
+        row["seconds"] = _mean(run["seconds"] for run in runs.values())
+        for lead in _shown(leads):
+            row[f"error {lead}"] = _mean(run["errors"][lead - 1] for run in runs.values())
+        ratios = [run["errors"][-1] / found["one step"][seed]["errors"][-1] for seed, run in runs.items()]
+        row |= _interval(f"error {leads} over one step", ratios)
+        gains = [run["valid"] - found["one step"][seed]["valid"] for seed, run in runs.items()]
+        row["valid"] = _mean(run["valid"] for run in runs.values())
+        row["gain in valid"] = _plus_minus(gains)
+        row["stable"] = _mean(run["stable"] for run in runs.values())
+        rows.append(row)
+    return rows
+
+
+TABLES = {"posteriors": posterior_rows, "recipes": recipe_rows}
+
+
+def costs(results: Results) -> list[str]:
+    """A note on what units cost."""
+    kinds = {kind: [one["processor_seconds"] for unit, one in results.items() if unit.kind == kind] for kind in KINDS}
+    said = ", ".join(f"{kind} {statistics.median(seconds):.0f} s" for kind, seconds in kinds.items() if seconds)
+    return [f"a unit of one problem, recipe and seed takes, in the median, of one processor: {said}"]
+
+
+KINDS = ("recipes", BASELINES, "posteriors")
+
+
+def resumed(results: Results) -> list[str]:
+    """A note on the units that the command's own time leaves out, if there are any."""
+    seconds = [result["wall_seconds"] for result in results.values() if result.get("resumed")]
+    if not seconds:
+        return []
+    return [
+        f"{len(seconds)} of {len(results)} units {sections.RESUMED}: {sum(seconds) / 60:.1f} minutes of one thread that are "
+        "not in those of the run"
+    ]
+
+
+def failures(results: Results) -> list[str]:
+    """A note for every forecast that an error ended."""
+    return [
+        f"failed: {unit.name}, {method}: {found['failed']}"
+        for unit, result in results.items()
+        for method, found in result.get("methods", {}).items()
+        if "failed" in found
+    ]
+
+
+def _methods(problem: str, results: Results) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """Results by forecast and seed, without those that failed; those without a network first."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for recipe in ("", *POSTERIORS):
+        for unit, result in results.items():
+            if unit.case.name != problem or unit.kind == "recipes" or unit.recipe != recipe:
+                continue
+            for method, scores in result["methods"].items():
+                own = found.setdefault(f"{recipe}, {method}" if recipe else method, {})
+                if "failed" not in scores:
+                    own[unit.seed] = scores
+    return found
+
+
+def _skill(run: Mapping[str, Any], climate: Mapping[str, Any]) -> dict[str, Any]:
+    """CRPS by lead and over all of them, over that of the climatology."""
+    own, other = run["scores"]["crps"], climate["scores"]["crps"]
+    values = [one / two for one, two in zip(own["values"], other["values"], strict=True)]
+    return {"values": values, "overall": own["overall"] / other["overall"]}
+
+
+def _shown(leads: int) -> list[int]:
+    return sorted({1, min(5, leads), leads})
+
+
+def _mean(values: Any) -> float | None:
+    found = list(values)
+    return None if not found or any(value is None for value in found) else statistics.fmean(found)
+
+
+def _range(ratios: Sequence[Sequence[float]]) -> str:
+    """Least and largest over leads of the means over seeds."""
+    means = [statistics.fmean(each) for each in zip(*ratios, strict=True)]
+    return f"{min(means):.2f} to {max(means):.2f}" if means else ""
+
+
+def _interval(name: str, ratios: Sequence[float]) -> Row:
+    """The geometric mean of ratios, and the interval of it."""
+    if not ratios or min(ratios) <= 0.0 or not all(map(math.isfinite, ratios)):
+        return {name: None}
+    logs = [math.log(ratio) for ratio in ratios]
+    middle, half = statistics.fmean(logs), half_width(logs)
+    interval = "" if half is None else f" ({math.exp(middle - half):.2f} to {math.exp(middle + half):.2f})"
+    return {name: f"{math.exp(middle):.2f}{interval}"}
+
+
+def _plus_minus(values: Sequence[float]) -> str:
+    half = half_width(values)
+    return f"{statistics.fmean(values):+.1f}" + ("" if half is None else f" ± {half:.1f}")
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Half of Student's interval of a mean; None of fewer than two values.
+
+    Examples:
+        >>> round(half_width([1.0, 2.0, 3.0]), 3)
+        1.686
+    """
+    if len(values) < 2:
+        return None
+    quantile = float(student.ppf(0.5 + CONFIDENCE / 2, len(values) - 1))
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))

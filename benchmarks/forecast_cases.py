@@ -1,0 +1,134 @@
+"""Equations whose trajectories are forecast: five exact semigroups and one that is chaotic, and what is learned of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import probneural as pn
+from probneural.pairs import evenly_spread_rows
+from probneural.randomness import stream_seed
+
+Truth = pn.FieldTrajectories
+PARTS = ("train", "scaling", "bands", "test")
+"""What the trajectories of a seed are for; each part has functions of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much there is of everything.
+
+    Attributes:
+        train: Trajectories to train on.
+        scaling: Those that scales, residuals and the ridge are fitted on; as many more carry bands.
+        test: Those that are scored.
+        leads: Steps of a trajectory.
+        epochs: Passes of the recipe of one step over its windows; other recipes have as many evaluations.
+        members: Roll-outs of a forecast.
+        networks: Networks of an ensemble.
+        rank: Of the low-rank posterior.
+        curvature: Windows that its curvature is taken from, evenly spread: hundreds of products with all would cost minutes.
+        long: Leads of the roll-outs whose stability is tested.
+        kernel: Windows that the kernel operator is fitted on.
+    """
+
+    train: int = 48
+    scaling: int = 32
+    test: int = 32
+    leads: int = 20
+    epochs: int = 20
+    members: int = 16
+    networks: int = 4
+    rank: int = 16
+    curvature: int = 120
+    long: int = 200
+    kernel: int = 300
+
+
+SMALL = Sizes(train=6, scaling=10, test=4, leads=4, epochs=1, members=3, networks=2, rank=4, curvature=12, long=6, kernel=12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """An equation, the step of time, and the network of one step.
+
+    Attributes:
+        name: What tables and `--problem` call it.
+        problem: Whose trajectories are forecast; its own `time` is one step.
+        resolution: Points per axis.
+        network: Arguments of the FNO beside its channels.
+        sizes: How much there is of everything.
+    """
+
+    name: str
+    problem: Any
+    resolution: int
+    network: dict[str, Any] = field(hash=False)
+    sizes: Sizes = Sizes()
+
+    def truth(self, part: str, *, seed: int) -> Truth:
+        """Exact trajectories of one part under a seed; those of a chaotic equation take seconds, so a few are remembered."""
+        return _truth(self, part, seed)
+
+    def build(self, truth: Truth, *, seed: int) -> pn.operators.FNO:
+        """An untrained network of one step."""
+        return pn.operators.FNO(truth.start.channels, truth.channels, **self.network, seed=seed)
+
+
+@lru_cache(maxsize=len(PARTS))
+def _truth(case: Case, part: str, seed: int) -> Truth:
+    sizes = case.sizes
+    count = {"train": sizes.train, "scaling": sizes.scaling, "bands": sizes.scaling, "test": sizes.test}[part]
+    times = [case.problem.time * lead for lead in range(1, sizes.leads + 1)]
+    own = stream_seed(seed, "forecast functions", PARTS.index(part))
+    found: Truth = case.problem.trajectory(count, times=times, resolution=case.resolution, seed=own)
+    return found
+
+
+def cases() -> list[Case]:
+    """All of them."""
+    problems = pn.problems
+    line = {"modes": (16,), "width": 16, "depth": 3, "projection": 32}
+    plane = {"modes": (9, 9), "width": 12, "depth": 3, "projection": 24}
+    few = replace(Sizes(), train=32, scaling=24, test=24, epochs=12)
+    found = [
+        Case(name="heat", problem=problems.Heat(0.01, time=0.05, dimension=1), resolution=64, network=line),
+        Case(
+            name="advection-diffusion",
+            problem=problems.AdvectionDiffusion(1.0, diffusivity=0.002, time=0.05),
+            resolution=64,
+            network=line,
+        ),
+        Case(name="shallow water", problem=problems.ShallowWater(time=0.02), resolution=24, network=plane, sizes=few),
+        Case(name="burgers", problem=problems.Burgers(viscosity=0.01, time=0.05), resolution=64, network=line),
+        Case(name="korteweg-de vries", problem=problems.KortewegDeVries(0.15), resolution=128, network=line),
+    ]
+    if hasattr(problems, "KuramotoSivashinsky"):
+        chaotic = problems.KuramotoSivashinsky(time=1.0)
+        found.append(Case(name="kuramoto-sivashinsky", problem=chaotic, resolution=96, network=line | {"modes": (24,)}))
+    return found
+
+
+def chosen(problem: str | None, *, small: bool) -> list[Case]:
+    """The cases of one run: all, or those whose names begin so; cut down to seconds if `small`.
+
+    Raises:
+        ValueError: If no name begins so.
+    """
+    every = cases()
+    found = [case for case in every if case.name.startswith((problem or "").lower())]
+    if not found:
+        raise ValueError(f"no problem's name begins with {problem!r}; there are {', '.join(case.name for case in every)}")
+    return [_smaller(case) for case in found] if small else found
+
+
+def _smaller(case: Case) -> Case:
+    network = {**case.network, "modes": tuple(4 for _ in case.network["modes"]), "width": 4, "depth": 1, "projection": 4}
+    return replace(case, network=network, sizes=SMALL)
+
+
+def evenly_spread(truth: Truth, count: int) -> pn.FieldPairs:
+    """So many windows of one step, evenly spread over all."""
+    pairs = truth.windows()
+    return pairs[evenly_spread_rows(len(pairs), count)]

@@ -1,0 +1,211 @@
+"""Units of the forecast benchmark: what a worker does, in a file of its own when it is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import probneural as pn
+from benchmarks import environment, forecast_recipes, recipes
+from benchmarks.forecast_cases import Case, Truth, evenly_spread
+from benchmarks.forecast_recipes import RECIPES, DressedForecast, StepRegression
+from probneural.distributions import Forecast, Predictor
+from probneural.errors import ProbneuralError
+from probneural.randomness import stream_seed
+
+LEVEL = 0.9
+VALID = 0.1
+"""Relative L2 error up to which a roll-out counts as valid."""
+BOUND = 3.0
+"""How many times the largest norm of a true state a stable roll-out may reach."""
+DRAWS = ("trajectory", "step")
+POSTERIORS = ("one step", "pushed forward")
+"""Recipes whose networks get posteriors."""
+BASELINES = "baselines"
+KEPT = ("relative_l2", "rmse", "spread_skill", "crps", "energy", "coverage")
+"""Scores that results hold by lead."""
+FAILURES = (ProbneuralError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The forecasts of one problem under one seed by one recipe or without networks, or the accuracy of one recipe.
+
+    Attributes:
+        case: The equation.
+        kind: `"posteriors"`, `"baselines"` or `"recipes"`.
+        recipe: A name of `RECIPES`, or nothing.
+        seed: Of functions, weights and draws.
+        commit: Of the code, taken once per benchmark: it may change while a long one goes on.
+    """
+
+    case: Case
+    kind: str
+    recipe: str
+    seed: int
+    commit: str
+
+    @property
+    def name(self) -> str:
+        """For readers of the progress."""
+        return f"{self.case.name}, {self.kind}{', ' * bool(self.recipe)}{self.recipe}, seed {self.seed}"
+
+    def path(self, folder: Path) -> Path:
+        """Where its results are kept: the name holds all that they follow from, the commit included."""
+        return folder / environment.file_name(self.name, self, RECIPES, suffix=".json")
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        """Do it, with networks that are kept in a folder."""
+        work = {"posteriors": _posteriors, "baselines": _baselines, "recipes": _recipe}[self.kind]
+        return work(self, folder)
+
+    def trained(self, folder: Path, number: int = 0) -> tuple[Any, dict[str, Any]]:
+        """A network of its recipe, and what is known of its training."""
+        return forecast_recipes.trained(
+            self.case, self.recipe, seed=self.seed, number=number, folder=folder / "networks", commit=self.commit
+        )
+
+    def truth(self, part: str) -> Truth:
+        """Exact trajectories of one part."""
+        return self.case.truth(part, seed=self.seed)
+
+
+def units(todo: list[Case], *, seeds: int, commit: str) -> list[Unit]:
+    """All units: problem by problem and seed by seed, so that methods are interleaved."""
+    found: list[Unit] = []
+    for case in todo:
+        for seed in range(seeds):
+            found += [Unit(case, "recipes", recipe, seed, commit) for recipe in RECIPES]
+            found.append(Unit(case, BASELINES, "", seed, commit))
+            found += [Unit(case, "posteriors", recipe, seed, commit) for recipe in POSTERIORS]
+    return found
+
+
+def _posteriors(unit: Unit, folder: Path) -> dict[str, Any]:
+    """Scores of every head and kind of draws, on networks of one recipe; and of one network with its residuals."""
+    sizes, train = unit.case.sizes, unit.truth("train")
+    networks = [unit.trained(folder, number) for number in range(sizes.networks)]
+    pairs, first = train.windows(), networks[0][0]
+    some = evenly_spread(train, sizes.curvature)
+    makers: dict[str, Callable[[], Predictor]] = {
+        "last layer": lambda: pn.heads.LastLayerLaplace().fit(first, pairs),
+        "low rank": lambda: pn.heads.Laplace(pn.heads.LowRank(rank=sizes.rank), show_progress=False).fit(first, some),
+        f"ensemble of {sizes.networks}": lambda: recipes.ensemble([network for network, _ in networks], pairs),
+    }
+    methods: dict[str, Any] = {"residuals": _dressed(unit, partial(forecast_recipes.rolled_out, first))}
+    for head, make in makers.items():
+        methods |= _heads(unit, head, make)
+    return {"methods": methods, "training_seconds": [facts["seconds"] for _, facts in networks]}
+
+
+def _heads(unit: Unit, head: str, make: Callable[[], Predictor], *, kinds: tuple[str, ...] = DRAWS) -> dict[str, Any]:
+    """Scores of a head, by the kind of draws; why, where it fails."""
+    start = time.process_time()
+    try:
+        predictor = make()
+    except FAILURES as error:
+        return {f"{head}, {draws} draws": {"failed": _said(error)} for draws in kinds}
+    fitting = time.process_time() - start
+    found: dict[str, Any] = {}
+    for draws in kinds:
+        start = time.process_time()
+        name = f"{head}, {draws} draws"
+        try:
+            found[name] = _calibrated(unit, predictor, draws=draws)
+        except FAILURES as error:
+            found[name] = {"failed": _said(error)}
+        found[name] |= {"fit_seconds": fitting, "seconds": time.process_time() - start}
+    return found
+
+
+def _calibrated(unit: Unit, predictor: Predictor, *, draws: str) -> dict[str, Any]:
+    """Scores of a predictor's roll-outs, raw and with the scale of each lead fitted on other trajectories.
+
+    All parts have one seed: a forecast is then one map of the start, as the conformal band asks.
+    """
+    sizes, scaling, test = unit.case.sizes, unit.truth("scaling"), unit.truth("test")
+    seed = stream_seed(unit.seed, "forecast draws")
+
+    def forecast(truth: Truth) -> Forecast:
+        return predictor.rollout(
+            truth.start, steps=sizes.leads, members=sizes.members, draws=draws, seed=seed, show_progress=False
+        )
+
+    raw = forecast(test)
+    scale = pn.calibration.LeadScale().fit(forecast(scaling), scaling)
+    return _scored(unit, lambda truth: scale(raw if truth is test else forecast(truth)), test) | {"raw": _scores(raw, test)}
+
+
+def _dressed(unit: Unit, roll_out: Callable[[Truth], Tensor]) -> dict[str, Any]:
+    """Scores of one state per lead that is dressed with its errors on the trajectories for scaling."""
+    scaling, test = unit.truth("scaling"), unit.truth("test")
+    try:
+        errors = scaling.values - roll_out(scaling).to(scaling.values)
+        return _scored(unit, lambda truth: DressedForecast(roll_out(truth).to(truth.values), errors, grid=truth.grid), test)
+    except FAILURES as error:
+        return {"failed": _said(error)}
+
+
+def _scored(unit: Unit, forecast: Callable[[Truth], Forecast], test: Truth) -> dict[str, Any]:
+    """Scores of forecasts of the test trajectories, and the coverage of a band that others carry."""
+    bands, found = unit.truth("bands"), forecast(test)
+    band = pn.calibration.HorizonBand(LEVEL).fit(forecast(bands), bands)
+    return _scores(found, test) | {"band": band.coverage(found, test).horizon}
+
+
+def _baselines(unit: Unit, folder: Path) -> dict[str, Any]:
+    """Scores without a network: the start, the climate, a regression of the step, a Gaussian process."""
+    train = unit.truth("train")
+    start = time.process_time()
+    regression = StepRegression.fitted(train, unit.truth("scaling"))
+    seconds = time.process_time() - start
+    methods = {
+        "persistence": _dressed(unit, forecast_recipes.persistence),
+        "climatology": _dressed(unit, forecast_recipes.climatology),
+        "regression of the step": _dressed(unit, regression.rolled_out) | {"fit_seconds": seconds, "ridge": regression.ridge},
+    }
+    some = evenly_spread(train, unit.case.sizes.kernel)
+    methods |= _heads(unit, "kernel operator", lambda: pn.heads.KernelOperator().fit(None, some), kinds=DRAWS[:1])
+    return {"methods": methods}
+
+
+def _recipe(unit: Unit, folder: Path) -> dict[str, Any]:
+    """Accuracy of one network by lead, without any posterior, and whether long roll-outs stay bounded."""
+    operator, facts = unit.trained(folder)
+    test = unit.truth("test")
+    states = forecast_recipes.rolled_out(operator, test)
+    errors = torch.stack(
+        [
+            pn.metrics.relative_l2(pn.Field(states[:, lead - 1], test.grid), test.at(lead)).mean(1)
+            for lead in range(1, test.steps + 1)
+        ],
+        dim=1,
+    ).double()
+    valid = (errors <= VALID).cumprod(1).sum(1)
+    last = forecast_recipes.rolled_out(operator, test, steps=unit.case.sizes.long)[:, -1]
+    norms, largest = (test.grid.mean(some.double().square().flatten(2)) for some in (last, test.values.flatten(0, 1)))
+    stable = (norms <= BOUND**2 * largest.amax(0)).all(1)  # false for what is not a number
+    return facts | {
+        "errors": errors.mean(0).tolist(),
+        "valid": float(valid.double().mean()),
+        "stable": float(stable.double().mean()),
+    }
+
+
+def _scores(forecast: Forecast, truth: Truth) -> dict[str, Any]:
+    """Scores by lead and over all leads."""
+    found = pn.metrics.score_by_lead(forecast, truth, level=LEVEL, threshold=VALID).to_dict()
+    scores: Mapping[str, Any] = found["scores"]
+    kept = {name: {key: scores[name][key] for key in ("values", "overall")} for name in KEPT if name in scores}
+    return {"scores": kept, "horizon": found["horizon"]}
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300]

@@ -1,0 +1,77 @@
+"""Units of work that are kept in files, so that a benchmark that was cut off goes on where it was."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from tqdm.auto import tqdm
+
+from benchmarks import environment
+
+
+class Unit(Protocol):
+    """What a worker does; hashable and picklable."""
+
+    @property
+    def name(self) -> str:
+        """For readers of the progress."""
+
+    @property
+    def commit(self) -> str:
+        """Of the code."""
+
+    def path(self, folder: Path, /) -> Path:
+        """Where its result is kept."""
+
+    def run(self, folder: Path, /) -> dict[str, Any]:
+        """Do it."""
+
+
+Some = TypeVar("Some", bound=Unit)
+
+
+def spread(todo: Sequence[Some], folder: Path, *, workers: int) -> dict[Some, dict[str, Any]]:
+    """Results of all units, those of an earlier run of this very commit included; `resumed` says which they are."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
+    results: dict[Some, dict[str, Any]] = {}
+    for unit in todo:
+        if environment.is_clean(unit.commit) and unit.path(folder).exists():
+            results[unit] = environment.kept(unit.path(folder)) | {"resumed": True}
+    rest = [unit for unit in todo if unit not in results]
+    if workers == 1:
+        for number, unit in enumerate(rest, start=1):
+            results[unit] = work(unit, folder)
+            print(f"{number} of {len(rest)}: {unit.name}, {results[unit]['processor_seconds']:.0f} s", flush=True)
+        return {unit: results[unit] for unit in todo}
+    with (
+        tqdm(total=len(todo), initial=len(results), unit="unit") as bar,
+        ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool,
+    ):
+        futures = {pool.submit(work, unit, folder): unit for unit in rest}
+        try:
+            for future in as_completed(futures):
+                results[futures[future]] = future.result()
+                bar.set_postfix_str(futures[future].name)
+                bar.update()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {unit: results[unit] for unit in todo}
+
+
+def work(unit: Unit, folder: Path) -> dict[str, Any]:
+    """Run one unit on one thread, and keep its result before it is used."""
+    torch.set_num_threads(1)
+    start, used = time.perf_counter(), time.process_time()
+    result = unit.run(folder)
+    result |= {"wall_seconds": time.perf_counter() - start, "processor_seconds": time.process_time() - used}
+    if environment.is_clean(unit.commit):
+        environment.keep(result, unit.path(folder))
+    return result

@@ -1,0 +1,211 @@
+"""Training through several steps of time: what an operator that will be rolled out is told, and its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.checks import assign, check_flag, check_integer, check_real
+from probneural.errors import ArgumentError, DataError, GridError
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.pairs import Dataset, FieldPairs, FieldSource, Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unroll:
+    """Train an operator of one step of time on its own outputs, which are its inputs when it is rolled out.
+
+    A pair holds the states u_1, ..., u_K that follow its input, stacked as channels, as `windows(steps=K)` makes them. From
+    û_0 = u_0, and û_k = G(û_{k-1}), the loss of a batch is
+
+    - the mean over k of the loss of û_k, with the gradient through all steps; or
+    - pushed forward, the mean of the losses of û_1 and of G(stopped û_{K-1}): the first steps are taken without gradients.
+
+    An operator that is given several states of history maps them, the earliest first, to the next one, and the oldest is
+    dropped. Channels after those of the history, parameters for example, are given to every step as they are. The validation
+    split is judged by the mean over all K steps, without noise, whatever is trained.
+
+    Args:
+        steps: K, how many following states a pair holds.
+        history: States that an input holds.
+        pushforward: Whether gradients stay within a step.
+        noise: Standard deviation of the white Gaussian noise on the states of an input, relative to the root mean square of
+            that state over space, per function and channel. Targets are as they are. White noise is independent from point to
+            point, so on a finer grid it lies at smaller scales.
+        curriculum: Fraction of the epochs over which the steps that are taken grow from 1 to K, evenly; 0 for K of them
+            from the beginning.
+
+    Raises:
+        ArgumentError: If a number is out of range, or an option needs more than one step.
+
+    Reference:
+        Brandstetter, Worrall and Welling (2022), Message passing neural PDE solvers, section 3.1, for the push-forward;
+        Sanchez-Gonzalez et al. (2020), Learning to simulate complex physics with graph networks, section 4.3, for noise.
+        There, the number of steps is drawn anew for every batch; here it is K or what the curriculum says.
+
+    Examples:
+        >>> [Unroll(steps=4, curriculum=0.5).horizon(epoch, 12) for epoch in range(8)]
+        [1, 1, 2, 2, 3, 3, 4, 4]
+    """
+
+    steps: int = 1
+    history: int = 1
+    pushforward: bool = False
+    noise: float = 0.0
+    curriculum: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check every option, and that they fit together."""
+        assign(
+            self,
+            steps=check_integer(self.steps, "steps"),
+            history=check_integer(self.history, "history"),
+            pushforward=check_flag(self.pushforward, "pushforward"),
+            noise=check_real(self.noise, "noise", least=0.0),
+            curriculum=check_real(self.curriculum, "curriculum", least=0.0, below=1.0),
+        )
+        if self.steps == 1 and (self.pushforward or self.curriculum > 0.0):
+            raise ArgumentError(
+                expected="two steps or more to push forward, or to grow to",
+                got=repr(self),
+                remedy="give Unroll(steps=4, ...) and pairs of windows(steps=4)",
+            )
+
+    def horizon(self, epoch: int, epochs: int) -> int:
+        """Steps that are taken in an epoch, counted from 0."""
+        growing = self.curriculum * epochs
+        return self.steps if epoch >= growing else 1 + int((self.steps - 1) * epoch / growing)
+
+    def settings(self) -> dict[str, Any]:
+        """The options in types that JSON knows."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def targets(self, outputs: Float[Tensor, "n kc *grid"]) -> tuple[Float[Tensor, "n c *grid"], ...]:
+        """The states that follow, one after the other."""
+        return outputs.unflatten(1, (self.steps, -1)).unbind(1)
+
+    def disturbed(self, inputs: Field, channels: int) -> Field:
+        """Inputs with noise on their states of so many channels each, from torch's global generators."""
+        states, rest = inputs.values.tensor_split([self.history * channels], dim=1)
+        size = inputs.mean_square().sqrt()[:, : states.shape[1]].reshape(*states.shape[:2], *(1,) * (states.ndim - 2))
+        noisy = states + self.noise * size.to(states) * torch.randn_like(states)
+        return Field(torch.cat([noisy, rest], dim=1), inputs.grid)
+
+    def following(self, inputs: Field, state: Float[Tensor, "n c *grid"]) -> Field:
+        """The input of the next step: without the oldest state, and with the new one."""
+        last = self.history * state.shape[1]
+        values = inputs.values
+        return Field(torch.cat([values[:, state.shape[1] : last], state, values[:, last:]], dim=1), inputs.grid)
+
+    def check(self, sets: Sequence[Dataset]) -> None:
+        """Raise an error of ours unless pairs hold so many states.
+
+        Raises:
+            DataError: If their channels do not fit.
+            GridError: If steps cannot follow each other, because the sides have different grids.
+        """
+        for data in sets:
+            channels, rest = divmod(data.outputs.channels, self.steps)
+            if rest or data.inputs.channels < self.history * channels:
+                raise DataError(
+                    expected=f"pairs of {self.history} states and the {self.steps} that follow",
+                    got=f"{data.inputs.channels} channels in and {data.outputs.channels} out",
+                    remedy=f"make them by trajectories.windows(history={self.history}, steps={self.steps})",
+                )
+            if self.steps > 1 and data.inputs.grid != data.outputs.grid:
+                raise GridError(
+                    expected="inputs and outputs on one grid, where outputs become inputs",
+                    got=f"{data.inputs.grid!r} and {data.outputs.grid!r}",
+                    remedy="resample one of them",
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class FirstStep:
+    """Pairs of which only the first of several following states is seen: what an operator of one step takes its units from.
+
+    Args:
+        windows: Pairs whose outputs hold several states.
+        steps: How many.
+    """
+
+    windows: Dataset
+    steps: int
+
+    @property
+    def inputs(self) -> FieldSource:
+        """The input functions."""
+        return self.windows.inputs
+
+    @property
+    def outputs(self) -> FieldSource:
+        """The first states that follow."""
+        return _FirstChannels(self.windows.outputs, self.windows.outputs.channels // self.steps)
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the windows."""
+        return self.windows.fingerprint
+
+    def __len__(self) -> int:
+        """Number of pairs n."""
+        return len(self.windows)
+
+    def __getitem__(self, index: Rows) -> FieldPairs:
+        """Read some pairs into memory."""
+        pairs = self.windows[index]
+        channels = pairs.outputs.channels // self.steps
+        return FieldPairs(pairs.inputs, Field(pairs.outputs.values[:, :channels], pairs.outputs.grid))
+
+    def subset(self, index: Rows) -> FirstStep:
+        """Choose some pairs without reading them."""
+        return replace(self, windows=self.windows.subset(index))
+
+    def split(self, count: int, *, seed: int) -> tuple[FirstStep, FirstStep]:
+        """Split as the windows are."""
+        first, second = self.windows.split(count, seed=seed)
+        return replace(self, windows=first), replace(self, windows=second)
+
+    def to(self, target: torch.device | torch.dtype | str) -> FirstStep:
+        """The same pairs, on another device or in another dtype when they are read."""
+        return replace(self, windows=self.windows.to(target))
+
+    def detached(self) -> FirstStep:
+        """The same pairs without a graph."""
+        return replace(self, windows=self.windows.detached())
+
+
+@dataclass(frozen=True, eq=False)
+class _FirstChannels:
+    """The first channels of functions."""
+
+    source: FieldSource
+    channels: int
+
+    @property
+    def grid(self) -> Grid:
+        return self.source.grid
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.source.device
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: Rows) -> Field:
+        read = self.source[index]
+        return Field(read.values[:, : self.channels], read.grid)
+
+    def to(self, target: torch.device | torch.dtype | str) -> _FirstChannels:
+        return replace(self, source=self.source.to(target))
