@@ -61,7 +61,7 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
     reader = Reader.of(grid, grid, width=_WIDTH)
     blank = _blank(parts, reader, count=count, grid=grid)
     points = _points(grid, count)
-    features: list[list[Tensor]] = [[] for _ in range(len(blank.center.mT))]
+    features: list[list[Tensor]] = [[] for _ in range(blank.standards.shape[2])]
     squares = []
     for mean, variance, ratios in parts():
         for kept, feature in zip(features, blank.features(reader(mean, variance)), strict=True):
@@ -95,9 +95,7 @@ def _blank(parts: Callable[[], Iterator[Part]], reader: Reader, *, count: int, g
         slopes=slopes,
         amplitudes=sizes,
         units=levels,
-        center=zeros,
-        spread=zeros + 1.0,
-        bounds=torch.stack([zeros - math.inf, zeros + math.inf]),
+        standards=torch.stack([zeros, zeros + 1.0, zeros - math.inf, zeros + math.inf]),
         coefficients=torch.zeros(channels, features + 1, dtype=torch.float64),
     )
 
@@ -125,8 +123,8 @@ def _fitted(
         ridge = one.choose()
         if ridge is not None:
             coefficients[channel], gains[channel] = one.minimiser(ridge), True
-    bounds = torch.stack([span.amin(1), span.amax(1)])
-    return replace(blank, center=center, spread=spread, bounds=bounds, coefficients=coefficients), gains
+    standards = torch.stack([center, spread, span.amin(1), span.amax(1)])
+    return replace(blank, standards=standards, coefficients=coefficients), gains
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

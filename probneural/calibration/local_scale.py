@@ -43,9 +43,8 @@ class LocalScale:
         slopes: Root mean square of each partial derivative, `(c, d)`, in physical units per the grid's units.
         amplitudes: Root mean square distance of the mean from its average, `(c,)`, in physical units.
         units: Square root of the mean predictive variance, `(c,)`, in physical units.
-        center: Mean of each feature, `(c, k)`.
-        spread: Standard deviation of each feature, `(c, k)`; 1 where there is none.
-        bounds: Least and largest standardised feature, `(2, c, k)`.
+        standards: Mean of each feature, its standard deviation (1 where there is none), and the least and the largest
+            standardised value, `(4, c, k)`.
         coefficients: Of the constant and then of each standardised feature, `(c, k + 1)`.
 
     Raises:
@@ -57,20 +56,18 @@ class LocalScale:
     slopes: Float64[Tensor, "c d"]
     amplitudes: Float64[Tensor, " c"]
     units: Float64[Tensor, " c"]
-    center: Float64[Tensor, "c k"]
-    spread: Float64[Tensor, "c k"]
-    bounds: Float64[Tensor, "2 c k"]
+    standards: Float64[Tensor, "4 c k"]
     coefficients: Float64[Tensor, "c k1"]
 
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""
         channels, count = len(self.units), POINTWISE + len(wave_numbers(self.grid))
-        shapes = [self.slopes.shape, self.amplitudes.shape, self.center.shape, self.spread.shape, self.bounds.shape]
-        expected = [(channels, self.grid.dimension), (channels,), (channels, count), (channels, count), (2, channels, count)]
-        found = [tuple(shape) for shape in (*shapes, self.coefficients.shape)]
-        if found != [*expected, (channels, count + 1)]:
+        tensors = (self.slopes, self.amplitudes, self.standards, self.coefficients)
+        expected = [(channels, self.grid.dimension), (channels,), (4, channels, count), (channels, count + 1)]
+        found = [tuple(tensor.shape) for tensor in tensors]
+        if found != expected:
             raise ShapeError(
-                expected=f"tensors of shapes {[*expected, (channels, count + 1)]}",
+                expected=f"tensors of shapes {expected}",
                 got=str(found),
                 remedy="fit it with VarianceScale",
             )
@@ -87,11 +84,10 @@ class LocalScale:
 
     def standardised(self, feature: Float64[Tensor, "n c p"], index: int) -> Float64[Tensor, "n c p"]:
         """A feature in units of its spread about its mean, kept within its bounds."""
-        parts = (self.center, self.spread, self.bounds[0], self.bounds[1])
-        center, spread, lower, upper = (part[:, index, None].to(feature) for part in parts)
+        center, spread, lower, upper = (part[:, index, None].to(feature) for part in self.standards)
         return torch.minimum(torch.maximum((feature - center) / spread, lower), upper)
 
-    def features(self, read: Reading) -> Iterator[Float64[Tensor, "n c p"]]:
+    def features(self, read: Quantities) -> Iterator[Float64[Tensor, "n c p"]]:
         """The features at all points, one after another, not yet standardised."""
         levels = (read.levels / _squares(self.units, read.levels)[:, None] + _TINY).log()
         level = (levels * read.mean_weights).sum(-1, keepdim=True)
@@ -136,7 +132,7 @@ class LocalFactor:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Reading:
+class Quantities:
     """What features are made of: quantities of n functions in float64.
 
     Attributes:
@@ -176,16 +172,16 @@ class Reader:
         lower, lengths = box_of(reference)
         waves = evaluate_waves(wave_numbers(reference), grid.points, lower=lower, lengths=lengths, periodic=reference.periodic)
         pairs = zip(grid.axes, reference.axes, strict=True)
-        differences = tuple(Difference.of(axis, spacing(other), along) for along, (axis, other) in enumerate(pairs))
+        differences = tuple(Difference.of(axis, step=spacing(other), along=along) for along, (axis, other) in enumerate(pairs))
         averages = tuple(average_matrix(axis, width * axis.length) for axis in grid.axes)
         return cls(differences=differences, averages=averages, waves=waves, mean_weights=grid.mean_weights)
 
-    def __call__(self, mean: Float[Tensor, "n c *grid"], variance: Float[Tensor, "n c *grid"]) -> Reading:
+    def __call__(self, mean: Float[Tensor, "n c *grid"], variance: Float[Tensor, "n c *grid"]) -> Quantities:
         """Read the predictions of n functions."""
         values = mean.to(torch.float64)
         slopes = torch.stack([self._smooth(difference(values).square()).flatten(2) for difference in self.differences], 2)
         flat, weights = values.flatten(2), self.mean_weights.to(values)
-        return Reading(
+        return Quantities(
             levels=self._smooth(variance.to(torch.float64)).flatten(2),
             slopes=slopes,
             sizes=self._smooth((flat - (flat * weights).sum(-1, keepdim=True)).square().reshape(values.shape)).flatten(2),
@@ -207,17 +203,17 @@ class Difference:
     Attributes:
         along: Number of the axis.
         nodes: Nodes below and above x + s and then x - s, `(4, m)`.
-        shares: Of the upper node in each of the two, `(2, m)`.
+        fractions: Of the upper node in each of the two, `(2, m)`.
         distance: Between the two places, `(m,)`, in the grid's units.
     """
 
     along: int
     nodes: Int64[Tensor, "4 m"]
-    shares: Float64[Tensor, "2 m"]
+    fractions: Float64[Tensor, "2 m"]
     distance: Float64[Tensor, " m"]
 
     @classmethod
-    def of(cls, axis: Axis, step: float, along: int) -> Difference:
+    def of(cls, axis: Axis, *, step: float, along: int) -> Difference:
         """The difference over `step` to either side, in the grid's units."""
         unit, last = spacing(axis), axis.size - 1
         place = torch.arange(axis.size, dtype=torch.float64)
@@ -228,13 +224,13 @@ class Difference:
         around = [lower[0], lower[0] + 1, lower[1], lower[1] + 1]
         nodes = torch.stack([part % axis.size if axis.periodic else part.clamp(0, last) for part in around])
         distance = (ends[0] - ends[1]) * unit
-        return cls(along=along, nodes=nodes, shares=ends - lower, distance=torch.where(distance > 0, distance, 1.0))
+        return cls(along=along, nodes=nodes, fractions=ends - lower, distance=torch.where(distance > 0, distance, 1.0))
 
     def __call__(self, values: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
         """Differences at all nodes, in the values' units per the grid's units."""
         behind = (-1, *(1,) * (values.ndim - self.along - 3))
         picked = [values.index_select(2 + self.along, nodes.to(values.device)) for nodes in self.nodes]
-        right, left = (share.to(values).reshape(behind) for share in self.shares)
+        right, left = (part.to(values).reshape(behind) for part in self.fractions)
         difference = picked[0] + right * (picked[1] - picked[0]) - picked[2] - left * (picked[3] - picked[2])
         return difference / self.distance.to(values).reshape(behind)
 

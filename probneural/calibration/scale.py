@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -76,9 +76,9 @@ class VarianceScale:
 
     Args:
         separate: Whether covariance and noise have scales of their own. A part that is zero leaves one common scale.
-        local: Whether variances may have a factor that varies along each function.
         noise: Variance of the measurement noise in the calibration outputs, in physical units squared: a number, or one per
             channel `(c,)`. Zero for solutions of a solver.
+        local: Whether variances may have a factor that varies along each function.
 
     Raises:
         ArgumentError: If the noise is negative or not finite.
@@ -90,8 +90,8 @@ class VarianceScale:
     """
 
     separate: bool = True
-    local: bool = True
     noise: float | Float[Tensor, " c"] = 0.0
+    local: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -264,14 +264,14 @@ class ScaledPredictor(Predictor):
         ratio = self._local_factor(inputs, u)
         root = u.root.scale((self.scale * self.decomposition.root_fraction).sqrt())
         smooth, white = self._discrepancies(u, ratio)
-        field = GaussianField(
+        calibrated = GaussianField(
             u.mean,
             root if ratio is None else weigh(root, ratio.sqrt()),
             latent=replace(u.latent, id=self._latent_id(inner, u)),
             grid=u.grid,
             discrepancy=None if smooth is None or white is None else SideBySideRoot(smooth, white),
         )
-        return field, None if ratio is None else ratio.sqrt().to(u.mean).unflatten(-1, u.grid.shape)
+        return calibrated, None if ratio is None else ratio.sqrt().to(u.mean).unflatten(-1, u.grid.shape)
 
     def _latent_id(self, inner: FieldDistribution, u: GaussianField) -> str:
         """A name of its own: what data say about xi depends on the root that it came through. Members are in every call."""

@@ -167,7 +167,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(VariationalLastLayerPredictor, on_cpu=("history",)),
     Kind(WeightSampledPredictor),
     Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),
-    Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "center", "spread", "bounds", "coefficients")),
+    Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients")),
     Kind(Decomposition),
     Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
     Kind(FunctionDraw),

@@ -207,9 +207,9 @@ def test_values_too_small_to_square_in_float32() -> None:
 def test_errors() -> None:
     local = fitted(RING, 1).local
     assert local is not None
-    names = ("grid", "width", "slopes", "amplitudes", "units", "center", "spread", "bounds", "coefficients")
+    names = ("grid", "width", "slopes", "amplitudes", "units", "standards", "coefficients")
     parts = {name: getattr(local, name) for name in names}
     with pytest.raises(ShapeError, match="tensors of shapes"):
-        LocalScale(**(parts | {"coefficients": local.center}))
+        LocalScale(**(parts | {"coefficients": local.coefficients[:, 1:]}))
     assert not local.covers(GRID)
     assert not local.covers(Grid.scattered(RING.points, RING.weights))
