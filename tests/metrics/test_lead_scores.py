@@ -17,6 +17,8 @@ from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, lead_pairs, score_by_lead
+from probneural.metrics.member_pool import MemberPool, inside_fraction, suprema
+from probneural.metrics.reliability import drawn_suprema
 from probneural.trajectories import FieldTrajectories
 from tests.autoregression import GRID, Exact, Members, Truth, forecast_and_truth
 from tests.helpers import normal
@@ -50,6 +52,26 @@ def test_each_lead_has_the_scores_of_its_field() -> None:
     assert scores.ranks is not None
     torch.testing.assert_close(scores.ranks.frequencies.sum(1), torch.ones(3).double())
     assert scores.ranks.frequencies.shape == (3, 7)
+
+
+def test_the_horizon_is_left_where_one_lead_is() -> None:
+    forecast, truth = forecast_and_truth(60, steps=3, members=9)
+    largest = torch.stack([suprema(MemberPool(compare(u, truth.at(lead))).distances) for lead, u in forecast.leads()]).amax(0)
+    scores = score_by_lead(forecast, truth)
+    assert scores.horizon.coverage[0] == pytest.approx(inside_fraction(largest, level=0.9).mean().item())
+    states = truth.states.clone()
+    states[1] += 50.0
+    far = score_by_lead(forecast, Truth(states, truth.start))
+    assert far.horizon.coverage[0] == far["simultaneous_coverage"].values[1] == 0.0
+    assert far["simultaneous_coverage"].values[2] > 0.7
+
+
+def test_leads_share_their_latent_and_not_their_noise() -> None:
+    forecast = Exact(normal(3, 1, 8), 2)
+    for noise, is_equal in ((0.0, True), (0.5, False)):
+        comparison = compare(forecast.at(1), Field(normal(3, 1, 8, seed=1), GRID), noise=noise)
+        first, second = (drawn_suprema(comparison, draws=20, seed=0, lead=lead) for lead in (1, 2))
+        assert torch.equal(first, second) == is_equal
 
 
 def test_exchangeable_members_are_calibrated_however_few() -> None:
