@@ -356,7 +356,7 @@ class ScaledPredictor(Predictor):
         smooth = u.discrepancy.left
         latents = torch.cat([drawn_discrepancy(smooth.shape[3], seed) for seed in seeds])
         each = smooth.product_each(latents.to(smooth.device).repeat_interleave(leading[1], 0))
-        return scaled + each.unflatten(-1, grid.shape).unflatten(0, leading).to(mean)
+        return scaled + each.unflatten(-1, grid.shape).unflatten(0, leading).to(scaled)
 
     def __repr__(self) -> str:
         """The scales and what they scale."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from probneural import metrics
-from probneural.distributions import EmpiricalField
+from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.metrics import compare, crps, energy_score, variogram_score
+from probneural.metrics import compare, crps, energy_score, observed_draws, variogram_score
 from tests.helpers import normal
 from tests.metrics.cases import GRIDS, gaussian, shares, truth_for
 
@@ -101,6 +101,20 @@ def test_fair_scores_do_not_depend_on_the_number_of_members(score: object, noise
     if noise == 0.0:
         plain = scored(few, is_fair=False) - scored(many, is_fair=False)
         assert plain.mean().item() > 10 * gap.std().item() / n**0.5
+
+
+def test_members_are_observed_with_noise_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each function too, also where functions come one at a time; many draws of a Gaussian field share theirs."""
+    monkeypatch.setattr(observed_draws, "_CHUNK_NUMBERS", 1)
+    grid = GRIDS["interval"]
+    u = EmpiricalField(normal(4, 1, 1, 9, seed=1).expand(4, 2, 1, 9), grid=grid)
+    truth = Field(normal(1, 1, 9, seed=2).expand(2, 1, 9), grid)
+    first, second = energy_score(compare(u, truth, noise=0.5), is_fair=True)
+    assert first != second
+    root = DenseRoot(normal(1, 1, 9, 2, seed=3).expand(2, 1, 9, 2))
+    gaussians = GaussianField(torch.zeros(2, 1, 9).double(), root, latent="xi", grid=grid)
+    first, second = energy_score(compare(gaussians, truth, noise=0.5), is_fair=True)
+    assert first == second
 
 
 def test_a_gaussian_field_has_one_score() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import json
 import math
 import weakref
@@ -17,6 +16,8 @@ from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, lead_pairs, score_by_lead
+from probneural.metrics.member_pool import MemberPool, inside_fraction, suprema
+from probneural.metrics.reliability import drawn_suprema
 from probneural.trajectories import FieldTrajectories
 from tests.autoregression import GRID, Exact, Members, Truth, forecast_and_truth
 from tests.helpers import normal
@@ -52,6 +53,26 @@ def test_each_lead_has_the_scores_of_its_field() -> None:
     assert scores.ranks.frequencies.shape == (3, 7)
 
 
+def test_the_horizon_is_left_where_one_lead_is() -> None:
+    forecast, truth = forecast_and_truth(60, steps=3, members=9)
+    largest = torch.stack([suprema(MemberPool(compare(u, truth.at(lead))).distances) for lead, u in forecast.leads()]).amax(0)
+    scores = score_by_lead(forecast, truth)
+    assert scores.horizon.coverage[0] == pytest.approx(inside_fraction(largest, level=0.9).mean().item())
+    states = truth.states.clone()
+    states[1] += 50.0
+    far = score_by_lead(forecast, Truth(states, truth.start))
+    assert far.horizon.coverage[0] == far["simultaneous_coverage"].values[1] == 0.0
+    assert far["simultaneous_coverage"].values[2] > 0.7
+
+
+def test_leads_share_their_latent_and_not_their_noise() -> None:
+    forecast = Exact(normal(3, 1, 8), 2)
+    for noise, is_equal in ((0.0, True), (0.5, False)):
+        comparison = compare(forecast.at(1), Field(normal(3, 1, 8, seed=1), GRID), noise=noise)
+        first, second = (drawn_suprema(comparison, draws=20, seed=0, lead=lead) for lead in (1, 2))
+        assert torch.equal(first, second) == is_equal
+
+
 def test_exchangeable_members_are_calibrated_however_few() -> None:
     """At each lead, over space, and over all leads jointly."""
     forecast, truth = forecast_and_truth(3000, steps=4, members=5, seed="few")
@@ -70,29 +91,29 @@ def test_exchangeable_members_are_calibrated_however_few() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 def test_an_exact_gaussian_forecast_is_calibrated(noise: float) -> None:
-    members, truth = forecast_and_truth(1000, steps=4, members=1, seed="exact")
+    members, truth = forecast_and_truth(400, steps=3, members=1, seed="exact")
     observed = Truth(truth.states + noise**0.5 * normal(*truth.states.shape, seed="noise"), truth.start)
-    scores = score_by_lead(Exact(members.start, 4), observed, noise=noise)
+    scores = score_by_lead(Exact(members.start, 3), observed, noise=noise)
     for name, ideal in {"spread_skill": 1.0, "chi2": 1.0, "coverage": 0.9, "simultaneous_coverage": 0.9}.items():
         score = scores[name]
         assert bool(((score.values - ideal).abs() < 4 * score.errors + 0.01).all()), name
     assert abs(scores.horizon.coverage[0] - 0.9) < 4 * scores.horizon.coverage[1] + 0.01
     assert scores.ranks is not None
-    assert scores.ranks.frequencies.shape == (4, 20)
+    assert scores.ranks.frequencies.shape == (3, 20)
     assert ("joint_nll" in scores.scores) == (noise > 0)
 
 
 def test_errors_are_standard_errors() -> None:
-    """Over 100 repetitions with 40 functions."""
+    """Over 60 repetitions with 40 functions."""
     found: dict[str, list[tuple[float, float]]] = {"spread_skill": [], "rmse": [], "crps": []}
-    for seed in range(100):
+    for seed in range(60):
         forecast, truth = forecast_and_truth(40, steps=1, members=6, channels=2, seed=seed)
         scores = score_by_lead(forecast, truth, whole=1)
         for name, pairs in found.items():
             pairs.append((float(scores[name].values), float(scores[name].errors)))
     for name, pairs in found.items():
         values, errors = torch.tensor(pairs).T
-        assert errors.square().mean().sqrt() / values.std() == pytest.approx(1.0, abs=0.3), name
+        assert errors.square().mean().sqrt() / values.std() == pytest.approx(1.0, abs=0.35), name
 
 
 def test_valid_time_ends_at_the_first_lead_above_the_threshold() -> None:
@@ -124,7 +145,6 @@ class Once:
         for lead in range(1, self.steps + 1):
             samples = self.inner.states[lead - 1].clone()
             self.alive.append(weakref.ref(samples))
-            gc.collect()
             self.most = max(self.most, sum(one() is not None for one in self.alive))
             yield lead, EmpiricalField(samples, grid=self.grid)
             del samples
@@ -134,7 +154,7 @@ class Once:
 
 
 def test_one_pass_holds_one_lead_at_a_time() -> None:
-    inner, truth = forecast_and_truth(4, steps=6, members=3)
+    inner, truth = forecast_and_truth(4, steps=4, members=3)
     forecast = Once(inner)
     found, expected = score_by_lead(forecast, truth), score_by_lead(inner, truth)
     assert found.to_dict() == expected.to_dict()

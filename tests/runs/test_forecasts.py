@@ -16,7 +16,9 @@ from tests.autoregression import Members, Truth, forecast_and_truth
 from tests.helpers import normal
 
 
-def test_the_page_holds_scores_and_figures(tmp_path: Path) -> None:
+def test_the_page_holds_scores_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    render = plots.png
+    monkeypatch.setattr(plots, "png", lambda figure: render(figure, dpi=30.0))
     forecast, truth = forecast_and_truth(40, steps=3, members=6)
     narrow = forecast.scaled(torch.tensor([1.0, 0.5, 0.5]).double())
     report = report_forecast(narrow, truth, path=tmp_path / "forecast.html", title="A & B", level=0.8)
