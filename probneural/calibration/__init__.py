@@ -3,6 +3,7 @@
 from probneural.calibration.bands import Band, BandField, SimultaneousBand
 from probneural.calibration.conformal import ConformalScores, conformal_scores
 from probneural.calibration.decomposition import Decomposition
+from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.scale import ScaledPredictor, VarianceScale
 from probneural.calibration.stationary_process import StationaryProcess
 
@@ -11,6 +12,7 @@ __all__ = [
     "BandField",
     "ConformalScores",
     "Decomposition",
+    "LocalScale",
     "ScaledPredictor",
     "SimultaneousBand",
     "StationaryProcess",
