@@ -153,6 +153,14 @@ def test_functionals_draws_and_single_functions_agree_with_the_field() -> None:
     torch.testing.assert_close(scaled.draw(3)(inputs.values[:1], grid=GRID), one[:1])
 
 
+def test_draws_side_by_side_are_draws() -> None:
+    scaled, inputs = fitted(channels=2), truths(GRID, 3, sd=evenly, seed=7, channels=2).inputs
+    assert scaled.local is not None
+    values = torch.stack([inputs.values, 2.0 * inputs.values])
+    expected = torch.stack([scaled.draw(seed)(each, grid=GRID) for seed, each in zip((3, 4), values, strict=True)])
+    torch.testing.assert_close(scaled._joint_draws([3, 4])(values, GRID), expected)
+
+
 def test_what_is_drawn_has_the_size_that_is_stated() -> None:
     """All but what has no correlation, which draws of functions leave out."""
     scaled, inputs = fitted(channels=1), truths(GRID, 2, sd=evenly, seed=7).inputs

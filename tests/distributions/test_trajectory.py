@@ -279,6 +279,9 @@ class TestMemory:
 
     def test_no_gradients_are_kept_and_inference_mode_is_left(self) -> None:
         start = Field(constant().values.requires_grad_(), GRID)
+        initial = EmpiricalField(normal(5, 1, 1, 4, seed="graph").requires_grad_(), grid=GRID)
+        for options in ({}, {"initial": initial}):
+            assert not rolled(start=start, **options).at(0).samples.requires_grad
         with torch.inference_mode():
             forecast = rolled(start=start)
             samples = forecast.at(2).samples
