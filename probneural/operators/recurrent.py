@@ -213,7 +213,7 @@ class RecurrentOperator(Operator):
 
     def advance(
         self, values: Float[Tensor, "n a *b"], state: RecurrentState | None = None, *, grid: Grid | None = None
-    ) -> tuple[Float[Tensor, "n a2 *b"], RecurrentState]:
+    ) -> tuple[Float[Tensor, "n d *e"], RecurrentState]:
         """Take steps from where earlier ones ended.
 
         Args:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from probneural.operators.layers.attention import StateAttention
 from probneural.operators.layers.lstm import LSTM
 
-_SOFTNESS = 1e-2
-"""Added to variances of layer norms: with the usual 1e-5, fields whose channels nearly agree somewhere get sharp there."""
+_SOFTNESS = 0.009999999776482582
+"""Added to variances of layer norms: with the usual 1e-5, fields whose channels nearly agree somewhere get sharp there. It is
+0.01 in single precision, in which exported files keep it."""
 
 
 @dataclass(frozen=True, kw_only=True)
