@@ -238,7 +238,7 @@ def test_where_steps_are_linearised() -> None:
 
 
 def test_more_dimensions_than_values_are_as_many_as_values() -> None:
-    """Of what no other step shares, the latent holds no more dimensions than values; the covariance of all leads is the same."""
+    """Of what no other step shares, the latent holds no more dimensions than values; the covariance of leads is the same."""
     predictor = affine(rank=7, own=8)
     start, initial = start_of(predictor, 1), initial_of(predictor, 1, rank=9, own=6)
     forecast = propagate(predictor, start, steps=3, initial=initial, draws="step")
