@@ -76,8 +76,8 @@ class Exact:
 
     def at(self, lead: int) -> GaussianField:
         n, c = self.start.shape[:2]
-        gains = torch.tensor([DECAY ** (lead - kick) if kick <= lead else 0.0 for kick in range(1, self.steps + 1)])
-        columns = torch.einsum("k,wp->pkw", gains.double(), waves()).reshape(8, -1)
+        gains = [DECAY ** (lead - kick) if kick <= lead else 0.0 for kick in range(1, self.steps + 1)]
+        columns = torch.einsum("k,wp->pkw", torch.tensor(gains, dtype=torch.float64), waves()).reshape(8, -1)
         # Each channel has kicks of its own.
         root = torch.block_diag(*[columns] * c).reshape(c, 8, -1).expand(n, c, 8, -1)
         return GaussianField(DECAY**lead * self.start, DenseRoot(root), latent="kicks", grid=self.grid)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -101,6 +101,11 @@ class Trajectory:
     def noise(self) -> Float64[Tensor, " c"]:
         """Variance of the measurement noise, `(c,)`, in physical units squared."""
         return self.ensemble.noise
+
+    @property
+    def calibrated_on(self) -> Int64[Tensor, " m"]:
+        """Fingerprints of the pairs that the predictor's variances were scaled on, `(m,)`."""
+        return self.ensemble.predictor.calibrated_on
 
     def at(self, lead: int) -> EmpiricalField:
         """The members' states after so many steps.

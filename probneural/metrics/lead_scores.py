@@ -87,16 +87,20 @@ class HorizonScores:
         valid_time: Mean number of leads up to which the relative L2 error of the mean stays at or below the threshold, and its
             standard error; a lower bound if some functions stay so to the end.
         still_valid: Fraction of functions that do.
+        threshold: Relative L2 error up to which a forecast is valid.
     """
 
     coverage: tuple[float, float]
     valid_time: tuple[float, float]
     still_valid: float
+    threshold: float
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeadScores:
     """Scores of a forecast by lead; printing gives a table, `scores["crps"].values` one of its lines in full.
+
+    Standard errors are over functions, as if these were independent. They share the operator, whose errors they do not see.
 
     Attributes:
         scores: Each score by name, those of `TITLES` that exist.
@@ -105,7 +109,6 @@ class LeadScores:
         horizon: Scores of whole trajectories.
         times: Time of each lead, `(leads,)`, in the user's units; the number of the lead by default.
         level: Nominal level of the coverages.
-        threshold: Relative L2 error up to which a forecast is valid.
         functions: Number n of functions scored.
         reasons: For each score that is missing at some lead, why.
     """
@@ -116,7 +119,6 @@ class LeadScores:
     horizon: HorizonScores
     times: Float64[Tensor, " leads"]
     level: float
-    threshold: float
     functions: int
     reasons: Mapping[str, str] = field(default_factory=dict)
 
@@ -149,10 +151,10 @@ class LeadScores:
                 "coverage": [_number(part) for part in self.horizon.coverage],
                 "valid_time": [_number(part) for part in self.horizon.valid_time],
                 "still_valid": _number(self.horizon.still_valid),
+                "threshold": self.horizon.threshold,
             },
             "times": self.times.tolist(),
             "level": self.level,
-            "threshold": self.threshold,
             "functions": self.functions,
             "reasons": dict(self.reasons),
         }
@@ -177,7 +179,7 @@ class LeadScores:
             coordinates["band"] = list(self.spectra.edges[:-1])
         attributes = {
             "level": self.level,
-            "threshold": self.threshold,
+            "threshold": self.horizon.threshold,
             "functions": self.functions,
             "horizon_coverage": self.horizon.coverage[0],
             "valid_time": self.horizon.valid_time[0],
@@ -204,7 +206,7 @@ class LeadScores:
         lines.append(f"{'coverage, whole trajectory':<30}{blank}{_cell(horizon.coverage[0]):>9}  1")
         most = f"; {horizon.still_valid:.0%} to the end" if horizon.still_valid else ""
         lines.append(f"{'valid prediction time':<30}{blank}{_cell(horizon.valid_time[0]):>9}  leads{most}")
-        lines.append(f"coverages at {self.level:g}; valid up to a relative L2 error of {self.threshold:g}")
+        lines.append(f"coverages at {self.level:g}; valid up to a relative L2 error of {horizon.threshold:g}")
         return "\n".join(lines)
 
 

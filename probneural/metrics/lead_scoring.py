@@ -160,7 +160,6 @@ class _Running:
             horizon=self._horizon(),
             times=times,
             level=self.settings.level,
-            threshold=self.settings.threshold,
             functions=functions,
             reasons=self.reasons,
         )
@@ -172,7 +171,12 @@ class _Running:
             coverage = over_functions(inside_fraction(self.sums["suprema"].mT, level=self.settings.level))
         if self.valid is not None and self.valid_time is not None:
             valid_time, still = over_functions(self.valid_time), float(self.valid.to(torch.float64).mean())
-        return HorizonScores(coverage=_pair(coverage), valid_time=_pair(valid_time), still_valid=still)
+        return HorizonScores(
+            coverage=_pair(coverage),
+            valid_time=_pair(valid_time),
+            still_valid=still,
+            threshold=self.settings.threshold,
+        )
 
 
 def _pair(found: Estimate) -> tuple[float, float]:

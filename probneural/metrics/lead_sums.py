@@ -22,7 +22,7 @@ from probneural.metrics.likelihood import joint_nll, nll
 from probneural.metrics.member_pool import MemberPool, inside_fraction, rank_deviation, suprema
 from probneural.metrics.ranked_probability import crps
 from probneural.metrics.reliability import chi2, coverage, drawn_suprema, pit_histogram, true_supremum
-from probneural.metrics.spectra import compared_spectra, spectrum_ratio
+from probneural.metrics.spectra import compared_spectra, spectrum_error
 from probneural.metrics.spread import size_factor
 from probneural.metrics.variogram import variogram_score
 from probneural.randomness import stream_seed
@@ -188,6 +188,6 @@ def estimates(numbers: Numbers, *, eps: float) -> dict[str, Estimate]:
         found["rank_deviation"] = Estimate(deviation, torch.full_like(deviation, math.nan))
     if "spectra" in numbers:
         true, drawn = numbers["spectra"].mean(0)
-        error = spectrum_ratio(true, drawn, eps=eps).log10().square().nanmean().sqrt()
+        error = spectrum_error(true, drawn, eps=eps)
         found["spectrum_error"] = Estimate(error, torch.full_like(error, math.nan))
     return found

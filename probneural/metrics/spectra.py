@@ -21,6 +21,9 @@ _DRAWS = 64
 _ROUNDING = 8.0
 """Units in the last place of the whole power's root below which a band's is rounding."""
 
+_LEAST_POWER = 1e-6
+"""Fraction of the power below which a band does not count in the error: a thousandth of the amplitude."""
+
 
 class PowerSpectrum(NamedTuple):
     """Power of functions in octaves of the wavenumber.
@@ -125,3 +128,16 @@ def spectrum_ratio(
     least = (_ROUNDING * eps) ** 2 * true.sum(-1, keepdim=True)
     ratio = torch.where(true > least, drawn.clamp_min(1e-300) / true, torch.full_like(true, math.nan))
     return ratio.log().mean(0).exp()
+
+
+def spectrum_error(true: Float64[Tensor, "c bands"], drawn: Float64[Tensor, "c bands"], *, eps: float) -> Float64[Tensor, ""]:
+    """The root mean square, over bands that hold a millionth of the power or more, of log10 of the ratio; in decades.
+
+    Args:
+        true: Power of the truth, as in `spectrum_ratio`.
+        drawn: Power of the draws.
+        eps: Relative spacing of numbers in the values' dtype.
+    """
+    seen = (true >= _LEAST_POWER * true.sum(-1, keepdim=True)).all(0)
+    decades = spectrum_ratio(true, drawn, eps=eps).log10()
+    return torch.where(seen, decades, torch.full_like(decades, math.nan)).square().nanmean().sqrt()

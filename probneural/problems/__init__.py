@@ -9,7 +9,9 @@ from probneural.problems.burgers import Burgers
 from probneural.problems.darcy import Darcy1D
 from probneural.problems.darcy2d import Darcy2D
 from probneural.problems.evolution import Evolution
+from probneural.problems.exponential_integration import ExponentialRungeKutta, phi_functions
 from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.gray_scott import GrayScott
 from probneural.problems.heat import Heat
 from probneural.problems.helmholtz import Helmholtz
 from probneural.problems.input_distributions import (
@@ -19,13 +21,17 @@ from probneural.problems.input_distributions import (
     UniformParameters,
 )
 from probneural.problems.inviscid_burgers import InviscidBurgers
+from probneural.problems.kolmogorov_flow import KolmogorovFlow
 from probneural.problems.korteweg_de_vries import KortewegDeVries
-from probneural.problems.method_of_lines import MethodOfLines, dealias, spectral_derivative
+from probneural.problems.kuramoto_sivashinsky import KuramotoSivashinsky
+from probneural.problems.method_of_lines import MethodOfLines
 from probneural.problems.navier_stokes import NavierStokesShell
 from probneural.problems.piecewise_darcy import PiecewiseDarcy
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.shallow_water import ShallowWater
 from probneural.problems.signal_separation import SignalSeparation
+from probneural.problems.spectral import dealias, spectral_derivative
+from probneural.problems.spectral_evolution import EvolvedStates, SpectralEvolution
 from probneural.problems.time_integration import TimeIntegrator
 from probneural.problems.variable_advection import VariableSpeedAdvection
 from probneural.problems.wave import Wave
@@ -39,25 +45,32 @@ __all__ = [
     "Darcy1D",
     "Darcy2D",
     "Evolution",
+    "EvolvedStates",
+    "ExponentialRungeKutta",
     "GaussianInputProblem",
     "GaussianRandomField",
+    "GrayScott",
     "Heat",
     "Helmholtz",
     "IndependentDistributions",
     "InputDistribution",
     "InviscidBurgers",
+    "KolmogorovFlow",
     "KortewegDeVries",
+    "KuramotoSivashinsky",
     "MethodOfLines",
     "NavierStokesShell",
     "PiecewiseDarcy",
     "Problem",
     "ShallowWater",
     "SignalSeparation",
+    "SpectralEvolution",
     "StateDistribution",
     "TimeIntegrator",
     "UniformParameters",
     "VariableSpeedAdvection",
     "Wave",
     "dealias",
+    "phi_functions",
     "spectral_derivative",
 ]

@@ -15,7 +15,8 @@ from probneural.grids import Grid
 from probneural.problems.base import Problem
 from probneural.problems.evolution import Evolution
 from probneural.problems.input_distributions import UniformParameters
-from probneural.problems.method_of_lines import MethodOfLines, spectral_derivative
+from probneural.problems.method_of_lines import MethodOfLines
+from probneural.problems.spectral import spectral_derivative
 from probneural.problems.time_integration import TimeIntegrator
 
 _RESOLUTION = 64

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from probneural.checks import check_callable, check_instance, check_integer, check_positive
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.grids import Grid, check_grid
 from probneural.problems.base import Problem, shifted_fields
 from probneural.problems.evolution import Evolution
@@ -326,85 +326,6 @@ class _Tangent(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
         pass
-
-
-def spectral_derivative(u: Tensor, grid: Grid, *, order: int = 1, axis: int = 0) -> Tensor:
-    """Differentiate the trigonometric interpolant of periodic fields along one axis.
-
-    Args:
-        u: `(..., *grid.shape)`.
-        grid: A uniform grid that is periodic along the axis.
-        order: Order of the derivative; 0 is the field itself.
-        axis: Number of the grid axis.
-
-    Returns:
-        The derivative at the grid points, in units of u per length to the power of `order`.
-
-    Raises:
-        GridError: If the axis is not periodic.
-        ArgumentError: If the order is negative or there is no such axis.
-
-    Reference:
-        Trefethen (2000), Spectral Methods in MATLAB, chapter 3. Between boundaries, differentiate with
-        [`functionals.derivative`][probneural.functionals.derivative], which reads the local interpolant.
-
-    Examples:
-        >>> grid = Grid.uniform((8,), lengths=2 * math.pi)
-        >>> x = grid.points[:, 0]
-        >>> torch.allclose(spectral_derivative(x.sin()[None, None], grid), x.cos())
-        True
-    """
-    check_integer(order, "order", least=0)
-    check_integer(axis, "axis", least=0, most=grid.dimension - 1)
-    _check_periodic(grid, grid.periodic[axis])
-    spacing = grid.axes[axis]
-    dim = axis - grid.dimension
-    counts = torch.arange(spacing.size // 2 + 1, dtype=u.dtype, device=u.device)
-    factor = (2j * math.pi / spacing.length * counts) ** order if order else torch.ones_like(counts)
-    factor = factor.reshape(-1, *(1,) * (-1 - dim))
-    # The inverse transform drops an imaginary Nyquist term: the sine of that frequency vanishes at every node.
-    values: Tensor = torch.fft.irfft(torch.fft.rfft(u, dim=dim) * factor, n=spacing.size, dim=dim)
-    return values
-
-
-def dealias(u: Tensor, grid: Grid) -> Tensor:
-    """Drop the highest third of the frequencies on every axis, so that products of two fields do not alias onto the rest.
-
-    Args:
-        u: `(..., *grid.shape)`.
-        grid: A uniform periodic grid.
-
-    Returns:
-        The field without frequencies |k| ≥ N/3, in the units of u.
-
-    Raises:
-        GridError: If an axis is not periodic.
-
-    Reference:
-        Orszag (1971), On the elimination of aliasing in finite-difference schemes by filtering high-wavenumber components.
-
-    Examples:
-        >>> grid = Grid.uniform((12,))
-        >>> waves = torch.cos(2 * math.pi * torch.tensor([[3.0], [4.0]], dtype=torch.float64) * grid.points[:, 0])
-        >>> dealias(waves, grid).abs().amax(-1).round(decimals=6).tolist()
-        [1.0, 0.0]
-    """
-    _check_periodic(grid, all(grid.periodic))
-    for number, axis in enumerate(grid.axes):
-        dim = number - grid.dimension
-        counts = torch.arange(axis.size // 2 + 1, device=u.device)
-        kept = (3 * counts < axis.size).to(u.dtype).reshape(-1, *(1,) * (-1 - dim))
-        u = torch.fft.irfft(torch.fft.rfft(u, dim=dim) * kept, n=axis.size, dim=dim)
-    return u
-
-
-def _check_periodic(grid: Grid, flag: bool) -> None:
-    if not flag:
-        raise GridError(
-            expected="a uniform grid that is periodic where it is differentiated",
-            got=repr(grid),
-            remedy="between boundaries use probneural.functionals.derivative",
-        )
 
 
 def _broadcasts(thing: Any, shape: tuple[int, ...]) -> bool:

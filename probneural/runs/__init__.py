@@ -5,6 +5,7 @@ are missing, and leaves files there: repeated, it goes on where it was.
 """
 
 from probneural.runs.config import Calibration, Config, Data, Head, Operator, Scores, Split, Training
+from probneural.runs.forecasts import ForecastReport, report_forecast
 from probneural.runs.initial import initial_config
 from probneural.runs.inspection import info
 from probneural.runs.prediction import predict
@@ -18,6 +19,7 @@ __all__ = [
     "Calibration",
     "Config",
     "Data",
+    "ForecastReport",
     "Head",
     "Operator",
     "Report",
@@ -32,6 +34,7 @@ __all__ = [
     "predict",
     "read_config",
     "report",
+    "report_forecast",
     "score",
     "train",
     "write_config",

@@ -81,6 +81,20 @@ def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figure
     split = run.record["split"]
     counts = ", ".join(f"{len(split[part])} {part}" for part in PARTS if split[part])
     facts = f"{run.config.operator.name}, {run.config.head.name}; {sum(map(len, split.values()))} pairs: {counts}"
+    settings = f'<details><summary>All settings</summary><pre tabindex="0">{escape(text_of(run.config))}</pre></details>'
+    sections = (
+        "<h2>Scores on test functions</h2>",
+        _table(scores),
+        *(figure_section(figure) for figure in figures),
+        "<h2>How it was made</h2>",
+        _provenance(run),
+        settings,
+    )
+    return document(title, facts, sentences=sentences, sections=sections)
+
+
+def document(title: str, facts: str, *, sentences: Sequence[str], sections: Iterable[str]) -> str:
+    """A page of its own: a heading, facts, a verdict, and sections in HTML."""
     return "\n".join(
         (
             "<!doctype html>",
@@ -89,12 +103,7 @@ def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figure
             f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>",
             f'<h1>{escape(title)}</h1><p class="facts">{escape(facts)}</p>',
             f'<div class="verdict">{"".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)}</div>',
-            "<h2>Scores on test functions</h2>",
-            _table(scores),
-            *(_figure(figure) for figure in figures),
-            "<h2>How it was made</h2>",
-            _provenance(run),
-            f'<details><summary>All settings</summary><pre tabindex="0">{escape(text_of(run.config))}</pre></details>',
+            *sections,
             "</main></body></html>\n",
         )
     )
@@ -117,7 +126,8 @@ def _table(scores: TestScores) -> str:
     )
 
 
-def _figure(figure: Figure) -> str:
+def figure_section(figure: Figure) -> str:
+    """A figure under its heading, inside the page."""
     source = base64.b64encode(figure.image).decode()
     image = f'<img alt="{escape(figure.title)}: {escape(figure.caption)}" src="data:image/png;base64,{source}">'
     return f"<h2>{escape(figure.title)}</h2><figure>{image}<figcaption>{escape(figure.caption)}</figcaption></figure>"

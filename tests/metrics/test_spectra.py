@@ -10,7 +10,7 @@ from probneural.errors import GridError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, power_spectrum
-from probneural.metrics.spectra import compared_spectra, spectrum_ratio
+from probneural.metrics.spectra import compared_spectra, spectrum_error, spectrum_ratio
 from tests.helpers import normal
 from tests.metrics.cases import GRIDS, gaussian, truth_for
 
@@ -73,6 +73,12 @@ def test_bands_without_power_have_no_ratio() -> None:
     ratio = spectrum_ratio(true, drawn, eps=1e-7)
     assert ratio[0].item() == pytest.approx(1.0)  # the geometric mean of 2 and 1/2
     assert math.isnan(ratio[1].item())
+
+
+def test_the_error_is_that_of_bands_with_power() -> None:
+    true = torch.tensor([[1.0, 0.5, 1e-4, 1e-9]]).double()
+    drawn = torch.tensor([[1.0, 5.0, 1e-5, 1.0]]).double()
+    assert spectrum_error(true, drawn, eps=1e-16).item() == pytest.approx(math.sqrt(2 / 3))
 
 
 def test_scattered_points_have_no_spectrum() -> None:

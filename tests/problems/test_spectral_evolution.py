@@ -1,0 +1,266 @@
+"""Chaotic equations on the torus: against an independent solver, and what their inputs, parameters and errors are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.integrate import solve_ivp
+
+from probneural.errors import ArgumentError, DataError, ResolutionError
+from probneural.fields import Field
+from probneural.problems import GrayScott, KolmogorovFlow, KuramotoSivashinsky, SpectralEvolution
+
+Array = NDArray[np.float64]
+QUICK = {"time": 0.2, "spin_up": 0.0}
+
+
+def derivatives(size: int, length: float) -> tuple[Array, Array]:
+    """Angular wavenumbers of both axes of `fft2`, to broadcast."""
+    angular = 2.0 * math.pi / length * np.fft.fftfreq(size, 1.0 / size)
+    return angular[:, None], angular[None]
+
+
+def sivashinsky(problem: KuramotoSivashinsky, u: Array, viscosity: float) -> Array:
+    """The right-hand side, with complex transforms and products that are not filtered."""
+    k = 2.0 * math.pi / problem.length * np.fft.fftfreq(u.shape[-1], 1.0 / u.shape[-1])
+    linear = (k**2 - viscosity * k**4) * np.fft.fft(u)
+    return np.fft.ifft(linear - 0.5j * k * np.fft.fft(u * u)).real
+
+
+def flow(problem: KolmogorovFlow, vorticity: Array, viscosity: float) -> Array:
+    """u·∇ω as it stands, not in divergence form."""
+    size = vorticity.shape[-1]
+    kx, ky = derivatives(size, 2.0 * math.pi)
+    squares = kx**2 + ky**2
+    spectrum = np.fft.fft2(vorticity)
+    stream = spectrum / np.where(squares > 0, squares, np.inf)
+    u, v = np.fft.ifft2(1j * ky * stream).real, np.fft.ifft2(-1j * kx * stream).real
+    slopes = np.fft.ifft2(1j * kx * spectrum).real, np.fft.ifft2(1j * ky * spectrum).real
+    y = 2.0 * math.pi / size * np.arange(size)
+    force = -problem.wavenumber * np.cos(problem.wavenumber * y)
+    return np.fft.ifft2(-viscosity * squares * spectrum).real - u * slopes[0] - v * slopes[1] + force
+
+
+def reaction(problem: GrayScott, state: Array, feed: float, kill: float) -> Array:
+    u, v = state[0]
+    kx, ky = derivatives(u.shape[-1], problem.length)
+    diffused = [rate * np.fft.ifft2(-(kx**2 + ky**2) * np.fft.fft2(part)).real for rate, part in ((2e-5, u), (1e-5, v))]
+    return np.stack([diffused[0] - u * v * v + feed * (1.0 - u), diffused[1] + u * v * v - (feed + kill) * v])[None]
+
+
+def independently(problem: Any, state: Array, right_hand_side: Callable[..., Array], *parameters: float, method: str) -> Array:
+    """The state at the end by SciPy's adaptive steps."""
+
+    def slope(time: float, flat: Array) -> Array:
+        return right_hand_side(problem, flat.reshape(state.shape), *parameters).ravel()
+
+    path = solve_ivp(slope, (0.0, problem.time), state.ravel(), method=method, t_eval=[problem.time], rtol=1e-9, atol=1e-11)
+    return path.y[:, -1].reshape(state.shape)
+
+
+CASES = [
+    (KuramotoSivashinsky(22.0, viscosity=(0.8, 1.2), time=1.0, spin_up=20.0), sivashinsky, 96, "LSODA", 1e-7),
+    (KolmogorovFlow((0.1, 0.2), time=0.2, spin_up=0.0, step=0.0125), flow, 64, "DOP853", 1e-6),
+    (GrayScott((0.02, 0.03), kill=(0.05, 0.06), time=4.0, spin_up=0.0), reaction, 80, "DOP853", 3e-6),
+]
+FULL = [
+    (KuramotoSivashinsky(), sivashinsky, 192, "LSODA", 2e-7),
+    (KolmogorovFlow(), flow, 96, "DOP853", 5e-6),
+    (GrayScott(), reaction, 144, "DOP853", 3e-6),
+]
+
+
+def compare(problem: SpectralEvolution, right_hand_side: Any, resolution: int, method: str) -> float:
+    """The largest relative L2 error of a state of two, beside the independent solver."""
+    pairs = problem.sample(2, resolution=resolution, seed=0, dtype=torch.float64)
+    fixed = [value for value in problem._parameters().values() if not isinstance(value, tuple)]
+    errors = []
+    for given, found in zip(pairs.inputs.values.numpy(), pairs.outputs.values.numpy(), strict=True):
+        states, rest = given[None, : problem.out_channels], given[problem.out_channels :]
+        own = [float(channel.mean()) for channel in rest] or fixed
+        expected = independently(problem, states, right_hand_side, *own, method=method)
+        errors.append(float(np.linalg.norm(found - expected[0]) / np.linalg.norm(expected)))
+        assert np.linalg.norm(states[0] - expected[0]) > 0.02 * np.linalg.norm(expected)
+    return max(errors)
+
+
+@pytest.mark.parametrize(
+    ("problem", "right_hand_side", "resolution", "method", "error"), CASES, ids=["line", "flow", "reaction"]
+)
+def test_against_an_independent_solver(
+    problem: SpectralEvolution, right_hand_side: Any, resolution: int, method: str, error: float
+) -> None:
+    """Functions have parameters of their own."""
+    assert compare(problem, right_hand_side, resolution, method) < error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("problem", "right_hand_side", "resolution", "method", "error"), FULL, ids=["line", "flow", "reaction"]
+)
+def test_the_documented_accuracy(
+    problem: SpectralEvolution, right_hand_side: Any, resolution: int, method: str, error: float
+) -> None:
+    """On the attractor, one default time."""
+    assert compare(problem, right_hand_side, resolution, method) < error
+
+
+@pytest.mark.slow
+def test_two_solvers_of_kuramoto_and_sivashinsky_agree_for_five_lyapunov_times() -> None:
+    """They part like e^(0.084 t) from an error of 1e-8 or so."""
+    problem = KuramotoSivashinsky(time=60.0)
+    start = problem.sample_inputs(2, resolution=192, seed=0, dtype=torch.float64)
+    end = problem.solve(start).values
+    error = (replace(problem, step=0.01, points=256).solve(start).values - end).norm() / end.norm()
+    assert error < 1e-3
+    expected = independently(problem, start.values[:1].numpy(), sivashinsky, 1.0, method="LSODA")
+    assert np.linalg.norm(expected[0] - end[0].numpy()) < 1e-3 * np.linalg.norm(expected)
+
+
+@pytest.mark.slow
+def test_lyapunov_exponent_of_kuramoto_and_sivashinsky() -> None:
+    """0.084 as documented, and 0.048 at length 22, as Cvitanović, Davidchack and Siminos (2010) have it."""
+    for length, expected in ((64.0, 0.084), (22.0, 0.048)):
+        problem = KuramotoSivashinsky(length, time=5.0, step=0.1)
+        states = problem.sample_inputs(16, resolution=128, seed=0, dtype=torch.float64)
+        noise = torch.randn(states.values.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        tangent, growth = Field(noise, states.grid), []
+        for _ in range(60):
+            moved = problem.derivative(states, tangent)
+            size = moved.norm()[..., None]
+            states, tangent = problem.solve(states), Field(moved.values / size, states.grid)
+            growth.append(size.log() / problem.time)
+        exponents = torch.stack(growth[12:]).mean(0)
+        assert abs(float(exponents.mean()) - expected) < 3.0 * float(exponents.std()) / math.sqrt(16) + 0.002
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [KuramotoSivashinsky(), KolmogorovFlow(points=48)], ids=lambda problem: problem.name)
+def test_inputs_are_on_the_attractor(problem: SpectralEvolution) -> None:
+    """Their variance, and the fraction of it in waves that smooth random states do not have, are those much later."""
+    later = 2.0 * problem.spin_up
+    resolution = 96 if problem.dimension == 1 else 48
+    truth = problem.trajectory(16, times=[later], resolution=resolution, seed=0, dtype=torch.float64)
+    for statistic in (variance, short_waves):
+        start, end = statistic(truth.at(0)), statistic(truth.at(1))
+        error = ((start.var() + end.var()) / len(truth)) ** 0.5
+        assert (start.mean() - end.mean()).abs() < 4.0 * error
+    off = problem.shifts()["start"].sample_inputs(16, resolution=resolution, seed=0, dtype=torch.float64)
+    assert short_waves(off).mean() < 1e-20 < 1e-6 < end.mean()
+
+
+def variance(states: Field) -> torch.Tensor:
+    return states.values.flatten(1).var(1)
+
+
+def short_waves(states: Field) -> torch.Tensor:
+    """The fraction of the variance in frequencies above 16 along a line, 5 in the plane."""
+    highest = 16 if states.grid.dimension == 1 else 5
+    spectrum = torch.fft.rfft(states.values).abs().square()
+    return spectrum[..., highest + 1 :].flatten(1).sum(1) / spectrum[..., 1:].flatten(1).sum(1)
+
+
+def test_the_internal_grid_is_refined_with_the_input() -> None:
+    """So an input of your own is never cut, and the error falls with `points` like the spectrum."""
+    problem = KuramotoSivashinsky(22.0, time=0.5, step=0.05, spin_up=20.0, points=96)
+    start = problem.sample_inputs(2, resolution=96, seed=0, dtype=torch.float64)
+    fine = start.resample(start.grid.resized(192))
+    moved, exact = problem.solve(start), problem.solve(fine)
+    assert torch.equal(exact.values, replace(problem, points=192).solve(fine).values)
+    assert 0.0 < (moved.values - exact.values[..., ::2]).abs().max() < 1e-9
+    coarse = start.resample(start.grid.resized(40))  # as few points as you like
+    assert (problem.solve(coarse).values - exact.values[..., ::2].mean()).isfinite().all()
+
+
+def test_steps_divide_every_interval() -> None:
+    """Times that the step does not divide, and one shorter than a step: fourth order all the same."""
+    problem = KuramotoSivashinsky(22.0, time=1.0, spin_up=0.0, step=0.1, points=96)
+    times = [0.03, 0.4, 0.45, 1.0]
+    found = problem.trajectory(2, times=times, resolution=96, seed=0, dtype=torch.float64)
+    exact = replace(problem, step=0.01).trajectory(2, times=times, resolution=96, seed=0, dtype=torch.float64)
+    assert 0.0 < (found.values - exact.values).abs().max() < 1e-4
+    halved = replace(problem, step=0.05).trajectory(2, times=times, resolution=96, seed=0, dtype=torch.float64)
+    assert (halved.values - exact.values).abs().max() < 0.15 * (found.values - exact.values).abs().max()
+
+
+def test_parameters_are_channels_behind_the_state() -> None:
+    problem = GrayScott((0.02, 0.03), kill=(0.05, 0.06), **QUICK)
+    truth = problem.trajectory(40, times=[0.2], resolution=47, seed=0, dtype=torch.float64)
+    assert (problem.in_channels, problem.out_channels, truth.start.channels) == (4, 2, 4)
+    assert truth.parameters is not None
+    numbers = truth.parameters.values.flatten(2)
+    assert torch.equal(numbers.amin(2), numbers.amax(2))
+    for channel, (low, high) in enumerate(((0.02, 0.03), (0.05, 0.06))):
+        values = numbers[:, channel, 0]
+        assert bool(((values > low) & (values < high)).all())
+        assert values.std() > 0.2 * (high - low)
+    fixed = GrayScott(float(numbers[0, 0, 0]), kill=float(numbers[0, 1, 0]), **QUICK)
+    assert torch.allclose(fixed.solve(truth.at(0)[0]).values, truth.at(1)[0].values, atol=1e-13)
+    assert fixed.in_channels == 2
+    one = GrayScott(0.025, kill=(0.05, 0.06), **QUICK)
+    assert (one.in_channels, one.input_distribution.size) == (3, 2 * 47**2 + 1)
+
+
+def test_the_derivative_in_a_parameter() -> None:
+    problem = KolmogorovFlow((0.1, 0.2), wavenumber=2, points=48, **QUICK)
+    inputs = problem.sample_inputs(2, resolution=48, seed=0, dtype=torch.float64)
+    direction = Field(torch.stack([torch.zeros(2, 48, 48), torch.ones(2, 48, 48)], dim=1).double(), inputs.grid)
+    slope = problem.derivative(inputs, direction).values
+    ahead, behind = (problem.solve(Field(inputs.values + sign * 1e-5 * direction.values, inputs.grid)) for sign in (1, -1))
+    torch.testing.assert_close(slope, (ahead.values - behind.values) / 2e-5, atol=1e-7, rtol=0)
+
+
+def test_the_distribution_does_not_depend_on_when_the_output_is_read() -> None:
+    problem = KolmogorovFlow(points=47, spin_up=0.1)
+    assert replace(problem, time=3.0, design_dim=2).input_distribution == problem.input_distribution
+    assert replace(problem, spin_up=0.2).input_distribution != problem.input_distribution
+    assert replace(problem, viscosity=0.1).input_distribution != problem.input_distribution
+
+
+@pytest.mark.bad_input
+def test_what_is_refused() -> None:
+    problem = KuramotoSivashinsky(22.0, viscosity=(0.8, 1.2), **QUICK)
+    inputs = problem.sample_inputs(2, resolution=96, seed=0)
+    uneven = inputs.values.clone()
+    uneven[0, 1, 3] += 0.01
+    with pytest.raises(DataError, match="constant in space"):
+        problem.solve(Field(uneven, inputs.grid))
+    with pytest.raises(DataError, match="positive parameters"):
+        problem.solve(Field(inputs.values - torch.tensor([0.0, 1.5])[:, None], inputs.grid))
+    slow = KolmogorovFlow(**QUICK).sample_inputs(1, resolution=48, seed=0)
+    fast = Field(50.0 * slow.values, slow.grid)
+    with pytest.raises(DataError, match="lower step"):
+        KolmogorovFlow(time=5.0, spin_up=0.0, points=48).solve(fast)
+    with pytest.raises(ResolutionError, match="at least 37"):
+        problem.grid(36)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (KuramotoSivashinsky, {"length": 0.0}),
+        (KuramotoSivashinsky, {"viscosity": -1.0}),
+        (KuramotoSivashinsky, {"viscosity": (1.2, 0.8)}),
+        (KuramotoSivashinsky, {"points": 94}),
+        (KuramotoSivashinsky, {"step": 0.0}),
+        (KuramotoSivashinsky, {"time": math.inf}),
+        (KuramotoSivashinsky, {"spin_up": -1.0}),
+        (KuramotoSivashinsky, {"design_dim": 31}),
+        (KolmogorovFlow, {"wavenumber": 24}),
+        (KolmogorovFlow, {"viscosity": "low"}),
+        (GrayScott, {"feed": (0.1, 0.2, 0.3)}),
+        (GrayScott, {"kill": 0.0}),
+        (GrayScott, {"length": -1.0}),
+    ],
+)
+def test_bad_arguments(kind: Any, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(arguments))):
+        kind(**arguments)
