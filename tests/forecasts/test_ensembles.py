@@ -274,7 +274,9 @@ def test_several_observations_at_one_lead() -> None:
     """Those of two instruments at a lead, and at the start, are all taken in, with the noise of each."""
     both = [
         Observation(MatrixFunctional(GRID, H[:1]), VALUES[1][None, None, :1], lead=1, noise=NOISE),
-        Observation(MatrixFunctional(GRID, H[1:]), VALUES[1][None, None, 1:], lead=1, noise=torch.tensor([NOISE])),
+        Observation(
+            MatrixFunctional(GRID, H[1:]), VALUES[1][None, None, 1:], lead=1, noise=torch.tensor([NOISE], dtype=torch.float64)
+        ),
     ]
 
     def run(observations: list[Observation]) -> EnsembleAnalysis:

@@ -235,3 +235,15 @@ def test_where_steps_are_linearised() -> None:
         propagate(predictor, start, steps=1, initial=initial, about=Field(torch.zeros(2, 1, 7), Grid.uniform(7)))
     with pytest.raises(ShapeError):
         propagate(predictor, start, steps=1, initial=initial, about=about[:1])
+
+
+def test_more_dimensions_than_values_are_as_many_as_values() -> None:
+    """Of what no other step shares, the latent holds no more dimensions than values; the covariance of leads is the same."""
+    predictor = affine(rank=7, own=8)
+    start, initial = start_of(predictor, 1), initial_of(predictor, 1, rank=9, own=6)
+    forecast = propagate(predictor, start, steps=3, initial=initial, draws="step")
+    _, root = dense_forecast(predictor, start.values.flatten(1), steps=3, draws="step", discrepancy="step", initial=initial)
+    _, roots = stacked(forecast)
+    assert forecast.latent.rank == 2 * GRID.size * 4  # of the start and three steps, shared and own
+    assert root.shape[3] == 9 + 3 * 7 + 6 + 3 * 8
+    assert gap(torch.einsum("nlpk,mjqk->nlpmjq", roots, roots), torch.einsum("nlpk,mjqk->nlpmjq", root, root)) <= 1e-12
