@@ -23,6 +23,7 @@ from benchmarks import (
     kernel_fit,
     laplace,
     large_data,
+    local_scale,
     low_data,
     published,
     reading,
@@ -130,6 +131,9 @@ COMMANDS = {
         large_data.main,
         "training, head, calibration and scores on 20 GB of files, which are removed; an hour",
         options={"--gigabytes": {"type": float, "default": 20.0, "help": "size of the files"}},
+    ),
+    "local-scale": Command(
+        local_scale.main, "variances with one factor and with a local one, on all problems; about 15 minutes", options=WORKERS
     ),
     "low-data": Command(low_data.main, "heads where training functions are few; about 15 minutes", options=WORKERS),
     "published": Command(

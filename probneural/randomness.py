@@ -51,6 +51,7 @@ PURPOSES: Final = MappingProxyType(
         "roll-out draws": "seeds of the operators of a roll-out, per member, and per lead where they are fresh at every step",
         "roll-out starts": "seeds of the states that members of a roll-out start from, per member",
         "likelihood points": "points at which the correlation of residuals is judged",
+        "local scale points": "points whose residuals say how large variances are along a function",
         # training
         "validation": "seed of the split into what is trained on and what is watched",
         "batches": "order of the pairs, per epoch",
@@ -114,6 +115,8 @@ PURPOSES: Final = MappingProxyType(
         "stored functions": "values of the files that the benchmark of reading makes, and the order in which it reads them",
         "tried inputs": "inputs and outputs of networks that only have to work",
         "low-data functions": "seed of the functions of the low-data benchmark, per part",
+        "local-scale functions": "seed of the functions of the local-scale benchmark, per part",
+        "local-scale recipe": "seed of the training of the local-scale benchmark",
         "low-data recipe": "seed of the training of the low-data benchmark, per member",
         "gold inputs": "coefficients of the input functions of gold 1",
         "gold truth": "operator and noise of gold 1",

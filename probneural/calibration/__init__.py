@@ -11,6 +11,7 @@ from probneural.calibration.horizon import (
     conformal_scores_by_lead,
 )
 from probneural.calibration.lead_scale import LeadScale, LeadScaling, ScaledForecast
+from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.scale import ScaledPredictor, VarianceScale
 from probneural.calibration.stationary_process import StationaryProcess
 
@@ -24,6 +25,7 @@ __all__ = [
     "HorizonBand",
     "LeadScale",
     "LeadScaling",
+    "LocalScale",
     "ScaledForecast",
     "ScaledPredictor",
     "SimultaneousBand",

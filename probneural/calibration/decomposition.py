@@ -11,6 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.calibration.chunks import CalibrationPredictions, domain_average
+from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.stationary_process import StationaryProcess, Waves
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
@@ -23,7 +24,7 @@ from probneural.randomness import stream
 
 _ROOT_FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Candidates of w. Zero is none: data on some functions would then say nothing about others."""
-_WHITE_FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+_WHITE_FRACTIONS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Candidates of f. Zero is none: a field of finite rank has no density on a fine grid."""
 _POINTS = 256
 """Points at which the joint likelihood is taken, at most; chosen at random, so that neighbours are among them."""
@@ -72,8 +73,11 @@ def decompose(
     scale: Float64[Tensor, " c"],
     noise: Float64[Tensor, " c"],
     measured: Float64[Tensor, " c"],
+    local: LocalScale | None = None,
 ) -> Decomposition:
-    """Divide the predictive variance a v + b n of calibrated fields; see `VarianceScale`.
+    """Divide the predictive variance h (a v + b n) of calibrated fields; see `VarianceScale`.
+
+    Residuals are divided by the root of the local scale h, and what is left of their covariance is divided.
 
     The spectrum of each half of the fields meets the other half, in turn, in the likelihood that chooses w and f. Fewer than
     four fields meet themselves.
@@ -85,23 +89,27 @@ def decompose(
         scale: a, `(c,)`.
         noise: b n, `(c,)`, in physical units squared.
         measured: Measurement noise, the part of it that stays outside of the field.
-
+        local: h, or None where it is 1.
     """
     grid, count = predicted.pairs.outputs.grid, len(predicted.pairs)
     points, waves = _points(grid), Waves(grid)
     head_noise = predictor.noise.detach().to("cpu", torch.float64)[:, None]
     powers = torch.zeros(3, len(scale), len(waves), dtype=torch.float64)  # of all fields, and of every other one
-    mean_explained = torch.zeros_like(scale)
+    mean_explained, mean_factor = torch.zeros_like(scale), torch.zeros_like(scale)
+    factor = None if local is None else local.on(grid)
     examples: list[tuple[Tensor, Tensor]] = []  # residual and explained variance at points
     start = 0
     for stated, truth in predicted:
         residual = (truth - stated.mean).flatten(2).cpu()
         explained = scale[:, None] * (stated.variance.flatten(2).cpu() - head_noise).clamp_min(0.0)
         total = explained + noise[:, None]
+        ratio = torch.ones_like(total) if factor is None else factor(stated.mean.cpu(), total.unflatten(-1, grid.shape))
+        residual = residual / ratio.sqrt()
         standardised = torch.where(total > 0, residual * total.clamp_min(torch.finfo(total.dtype).tiny).rsqrt(), 0.0)
         squares = waves.powers(standardised)
         powers += torch.stack([squares.sum(0), squares[start % 2 :: 2].sum(0), squares[1 - start % 2 :: 2].sum(0)])
-        mean_explained += domain_average(explained.unflatten(-1, grid.shape), grid).sum(0) / count
+        mean_explained += domain_average((ratio * explained).unflatten(-1, grid.shape), grid).sum(0) / count
+        mean_factor += domain_average(ratio.unflatten(-1, grid.shape), grid).sum(0) / count
         some = slice(0, max(0, len(shared) - start))
         examples += zip(residual[some][..., points], explained[some][..., points], strict=True)
         start += len(residual)
@@ -120,7 +128,7 @@ def decompose(
         process=waves.process(powers[0] / count),
         root_fraction=fractions[0],
         white_fraction=fractions[1],
-        variance=((1.0 - fractions[0]) * mean_explained + noise - measured).clamp_min(0.0),
+        variance=((1.0 - fractions[0]) * mean_explained + mean_factor * noise - measured).clamp_min(0.0),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,8 @@ from probneural.calibration.chunks import (
     fingerprints,
 )
 from probneural.calibration.decomposition import Decomposition, decompose, gaussian_of, shared_covariances
+from probneural.calibration.local_fit import Part, fit_local_scale
+from probneural.calibration.local_scale import LocalScale
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
@@ -26,9 +28,10 @@ from probneural.distributions.latent import digest
 from probneural.distributions.predictor import JointDraws, Predictor, drawn_discrepancy
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
+from probneural.distributions.roots.weighted import weigh
 from probneural.errors import CalibrationError, ShapeError
 from probneural.fields import Field
-from probneural.grids import Grid
+from probneural.grids import Grid, resample
 from probneural.pairs import Dataset
 
 _ROUNDING = 8.0
@@ -52,15 +55,20 @@ class VarianceScale:
     to be large. The noise keeps between 5 and 95 % of the mean predictive variance. With one common scale, a = b = chi² in
     closed form.
 
+    Errors are rarely spread as evenly as that: they are larger at a front, smaller at a wall where the solution is given, and
+    larger for inputs that are harder. A local scale h, a function of what is predicted and of the position (see
+    [`LocalScale`][probneural.calibration.LocalScale]), multiplies the variance at each point. It is fitted by the same
+    likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten.
+
     What the head calls noise n is, on exact data, what its operator cannot express: uncertainty about the field, and
     correlated from point to point. So the calibrated field holds it, as a discrepancy of each function's own:
 
-        covariance = w a C + D rho D + f b n I,        D² = (1 - w) a v + (1 - f) b n,
+        covariance = h^½ (w a C + D rho D + f b n I) h^½,        D² = (1 - w) a v + (1 - f) b n,
 
-    with C the head's covariance and rho the correlation of the standardised residuals, a stationary process whose spectrum the
-    calibration fields give. The weights w and f maximise the likelihood of calibration fields, taken jointly over their
-    points, given the spectrum of the others. Of the part without correlation, f b n, only the measurement noise that you state
-    stays outside as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole
+    with C the head's covariance, h its local scale and rho the correlation of the standardised residuals, a stationary process
+    whose spectrum the calibration fields give. The weights w and f maximise the likelihood of calibration fields, taken jointly
+    over their points, given the spectrum of the others. Of the part without correlation, f b n, only the measurement noise that
+    you state stays outside as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole
     functions and densities do.
 
     The mean stays as it is. An ensemble becomes the Gaussian field of its mean and covariance. A calibrated predictor is
@@ -68,6 +76,7 @@ class VarianceScale:
 
     Args:
         separate: Whether covariance and noise have scales of their own. A part that is zero leaves one common scale.
+        local: Whether variances may have a factor that varies along each function.
         noise: Variance of the measurement noise in the calibration outputs, in physical units squared: a number, or one per
             channel `(c,)`. Zero for solutions of a solver.
 
@@ -81,11 +90,13 @@ class VarianceScale:
     """
 
     separate: bool = True
+    local: bool = True
     noise: float | Float[Tensor, " c"] = 0.0
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        assign(self, separate=check_flag(self.separate, "separate"), noise=check_variances(self.noise, "noise"))
+        separate, local = check_flag(self.separate, "separate"), check_flag(self.local, "local")
+        assign(self, separate=separate, local=local, noise=check_variances(self.noise, "noise"))
 
     @undisturbed()
     def fit(self, predictor: Predictor, calibration: Dataset) -> ScaledPredictor:
@@ -128,6 +139,7 @@ class VarianceScale:
                 remedy="infinite: errors where no variance is stated, give the head noise > 0; zero: nothing to calibrate",
             )
         unexplained = (scale * ratio) * noise
+        local = self._local(predicted, calibration, scale=scale, noise=noise, unexplained=unexplained) if self.local else None
         measured = noise_variance(self.noise, (1, len(scale)), scale)[0].minimum(unexplained)
         return ScaledPredictor(
             inner,
@@ -140,10 +152,34 @@ class VarianceScale:
                 scale=scale,
                 noise=unexplained,
                 measured=measured,
+                local=local,
             ),
+            local=local,
             noise=measured.to(inner.noise),
             calibrated_on=fingerprints(calibration),
         )
+
+    def _local(
+        self,
+        predicted: CalibrationPredictions,
+        calibration: Dataset,
+        *,
+        scale: Float64[Tensor, " c"],
+        noise: Float64[Tensor, " c"],
+        unexplained: Float64[Tensor, " c"],
+    ) -> LocalScale | None:
+        """The local scale of the predictive variance a v + b n."""
+        grid = calibration.outputs.grid
+        shift = (unexplained - scale * noise).reshape(-1, *(1,) * len(grid.shape))
+        factor = scale.reshape_as(shift)
+
+        def parts() -> Iterator[Part]:
+            for stated, truth in predicted:
+                variance = factor.to(stated.variance) * stated.variance + shift.to(stated.variance)
+                moved = replace(stated, variance=variance)
+                yield stated.mean.cpu(), variance.cpu(), _squares(moved, truth, calibration.outputs.dtype).cpu()
+
+        return fit_local_scale(parts, count=len(calibration), grid=grid)
 
     def _ratios(self, field_variance: Float64[Tensor, " c"], noise: Float64[Tensor, " c"]) -> Float64[Tensor, "k c"]:
         """Candidates of b/a per channel: 1 alone, or those that leave the noise a fraction between the two bounds."""
@@ -173,6 +209,7 @@ class ScaledPredictor(Predictor):
         decomposition: w, f and rho.
         noise: Measurement noise, `(c,)`, in physical units squared; at most b n.
         calibrated_on: Fingerprints of the calibration pairs, `(n,)`: a conformal band needs others.
+        local: h, or None where it is 1 everywhere.
 
     Raises:
         ArgumentError: If a scale is not positive and finite.
@@ -189,6 +226,7 @@ class ScaledPredictor(Predictor):
         decomposition: Decomposition,
         noise: Float[Tensor, " c"],
         calibrated_on: Int64[Tensor, " n"],
+        local: LocalScale | None = None,
     ) -> None:
         super().__init__(replace(inner.traits, noise=noise))
         channels = inner.out_channels
@@ -201,7 +239,12 @@ class ScaledPredictor(Predictor):
                 got=str(tuple(decomposition.variance.shape)),
                 remedy="fit it with VarianceScale",
             )
+        if local is not None and len(local.units) != channels:
+            raise ShapeError(
+                expected=f"a local scale of {channels} channels", got=str(len(local.units)), remedy="fit it with VarianceScale"
+            )
         self.decomposition = decomposition
+        self.local = local
         self.calibrated_on = calibrated_on
         self.effective_observations = inner.effective_observations
 
@@ -213,10 +256,12 @@ class ScaledPredictor(Predictor):
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         inner = self.inner(inputs, query)
         u = gaussian_of(inner)
-        smooth, white = self._discrepancies(u)
+        ratio = self._local_factor(inputs, u)
+        root = u.root.scale((self.scale * self.decomposition.root_fraction).sqrt())
+        smooth, white = self._discrepancies(u, ratio)
         return GaussianField(
             u.mean,
-            u.root.scale((self.scale * self.decomposition.root_fraction).sqrt()),
+            root if ratio is None else weigh(root, ratio.sqrt()),
             latent=replace(u.latent, id=self._latent_id(inner, u)),
             grid=u.grid,
             discrepancy=None if smooth is None or white is None else SideBySideRoot(smooth, white),
@@ -225,24 +270,49 @@ class ScaledPredictor(Predictor):
     def _latent_id(self, inner: FieldDistribution, u: GaussianField) -> str:
         """A name of its own: what data say about xi depends on the root that it came through. Members are in every call."""
         parts = self.decomposition
-        content = digest(self.scale, self.noise_scale, parts.root_fraction, parts.white_fraction, self.calibrated_on)
+        shape = () if self.local is None else (self.local.coefficients,)
+        content = digest(self.scale, self.noise_scale, parts.root_fraction, parts.white_fraction, self.calibrated_on, *shape)
         return f"{'members' if inner is not u else u.latent.id}~scaled-{content}"
 
-    def _discrepancies(self, u: GaussianField) -> tuple[ModulatedRoot | None, DiagonalRoot | None]:
+    @property
+    def _unexplained(self) -> Float64[Tensor, " c"]:
+        """B n, in physical units squared, on the CPU."""
+        return self.noise_scale * self.inner.noise.detach().to("cpu", torch.float64)
+
+    def _local_factor(self, inputs: Field, u: GaussianField) -> Float64[Tensor, "n c p"] | None:
+        """H at the points of a prediction: read off it, or interpolated from the grid of the calibration outputs."""
+        if self.local is None:
+            return None
+        if self.local.covers(u.grid):
+            return self._ratio(self.local, u)
+        there = gaussian_of(self.inner(inputs, self.local.grid))
+        known = self._ratio(self.local, there).log()
+        found = resample(known.unflatten(-1, there.grid.shape), there.grid, u.grid).flatten(2)
+        return torch.minimum(torch.maximum(found, known.amin(-1, keepdim=True)), known.amax(-1, keepdim=True)).exp()
+
+    def _ratio(self, local: LocalScale, u: GaussianField) -> Float64[Tensor, "n c p"]:
+        per_channel = (-1, *(1,) * len(u.grid.shape))
+        variance = u.variance.to(torch.float64)
+        scale, noise = (part.to(variance).reshape(per_channel) for part in (self.scale, self._unexplained))
+        return local.on(u.grid)(u.mean, scale * variance + noise)
+
+    def _discrepancies(
+        self, u: GaussianField, ratio: Float64[Tensor, "n c p"] | None
+    ) -> tuple[ModulatedRoot | None, DiagonalRoot | None]:
         """D times the process, and what has no correlation; D needs the field's variance where the root leaves some of it."""
         parts = self.decomposition
         if parts.process is None:
             return None, None
-        per_channel = (-1, *(1,) * len(u.grid.shape))
-        unexplained = self.noise_scale * self.inner.noise.detach().to("cpu", torch.float64)
-        white = (parts.white_fraction * unexplained - self.noise.to(unexplained)).clamp_min(0.0)
-        smooth = unexplained - white - self.noise.to(unexplained)
-        variance = smooth.to(u.mean).reshape(per_channel).expand_as(u.mean)
+        unexplained, noise = self._unexplained, self.noise.detach().to("cpu", torch.float64)
+        shape = (*u.mean.shape[:2], u.grid.size)
+        factor = torch.ones(1, 1, 1, dtype=torch.float64) if ratio is None else ratio.to("cpu")
+        white = ((parts.white_fraction * unexplained)[:, None] * factor - noise[:, None]).clamp_min(0.0)
+        smooth = (unexplained[:, None] * factor - white - noise[:, None]).clamp_min(0.0).to(u.mean).expand(shape)
         left = self.scale * (1.0 - parts.root_fraction)
         if bool((left > 0).any()):
-            variance = variance + left.to(u.mean).reshape(per_channel) * u.variance
-        rough = white.sqrt().to(u.mean)[:, None].expand(*u.mean.shape[:2], u.grid.size)
-        return ModulatedRoot(variance.sqrt().flatten(2), parts.process.evaluate(u.grid).to(u.mean)), DiagonalRoot(rough)
+            smooth = smooth + (left[:, None] * factor).to(u.mean) * u.variance.flatten(2)
+        rough = white.sqrt().to(u.mean).expand(shape)
+        return ModulatedRoot(smooth.sqrt(), parts.process.evaluate(u.grid).to(u.mean)), DiagonalRoot(rough)
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
         """The inner predictor's draw, its deviation from the mean scaled, and one draw of the process for all functions.
@@ -251,11 +321,21 @@ class ScaledPredictor(Predictor):
         """
         u = self(inputs, query)
         assert isinstance(u, GaussianField)
-        factor = (self.scale * self.decomposition.root_fraction).sqrt().to(u.mean).reshape(-1, *(1,) * len(u.grid.shape))
+        factor = self._root_factor(inputs, query).to(u.mean)
         drawn = u.mean + factor * (self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query) - u.mean)
         if not isinstance(u.discrepancy, SideBySideRoot):
             return drawn
         return drawn + self._draw_discrepancy(u.discrepancy.left, u, seed)
+
+    def _root_factor(self, inputs: Field, query: Grid | None) -> Float64[Tensor, "..."]:
+        """What multiplies deviations of the inner predictor's draws: `(c, 1, ...)`, or `(n, c, *grid)` where h varies."""
+        grid = inputs.grid if query is None else query
+        factor = (self.scale * self.decomposition.root_fraction).sqrt().reshape(-1, *(1,) * len(grid.shape))
+        if self.local is None:
+            return factor
+        ratio = self._local_factor(inputs, gaussian_of(self.inner(inputs, query)))
+        assert ratio is not None
+        return factor.to(ratio) * ratio.sqrt().unflatten(-1, grid.shape)
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
         inner = self.inner._joint_draws(seeds)
@@ -270,17 +350,16 @@ class ScaledPredictor(Predictor):
     def _scaled_draws(self, values: Tensor, drawn: Tensor, seeds: Sequence[int], *, grid: Grid) -> Tensor:
         """What `_draw` makes of the inner predictor's draws `(s, n, c', *grid)`, at inputs `(s, n, c, *grid)`."""
         leading = values.shape[:2]
-        u = self(Field(values.flatten(0, 1), grid))
+        inputs = Field(values.flatten(0, 1), grid)
+        u = self(inputs)
         assert isinstance(u, GaussianField)
-        mean = u.mean.unflatten(0, leading)
-        factor = (self.scale * self.decomposition.root_fraction).sqrt().to(mean).reshape(-1, *(1,) * len(grid.shape))
-        scaled = mean + factor * (drawn - mean)
+        scaled = (u.mean + self._root_factor(inputs, None).to(u.mean) * (drawn.flatten(0, 1) - u.mean)).unflatten(0, leading)
         if not isinstance(u.discrepancy, SideBySideRoot):
             return scaled
         smooth = u.discrepancy.left
         latents = torch.cat([drawn_discrepancy(smooth.shape[3], seed) for seed in seeds])
         each = smooth.product_each(latents.to(smooth.device).repeat_interleave(leading[1], 0))
-        return scaled + each.unflatten(-1, grid.shape).unflatten(0, leading).to(mean)
+        return scaled + each.unflatten(-1, grid.shape).unflatten(0, leading).to(scaled)
 
     def __repr__(self) -> str:
         """The scales and what they scale."""

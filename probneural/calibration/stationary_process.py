@@ -83,7 +83,9 @@ class StationaryProcess:
             )
         roots = []
         for modes, amplitudes in zip(self.modes, self.amplitudes, strict=True):
-            waves = _evaluate(modes, grid.points, lower=self.lower, lengths=self.lengths, periodic=self.periodic) * amplitudes
+            waves = (
+                evaluate_waves(modes, grid.points, lower=self.lower, lengths=self.lengths, periodic=self.periodic) * amplitudes
+            )
             size = waves.square().sum(1, keepdim=True).sqrt()
             roots.append(torch.where(size > 0, waves / size, waves.new_ones(()) / math.sqrt(waves.shape[1])))
         return torch.stack(roots)
@@ -98,9 +100,9 @@ class Waves:
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self.lower, self.lengths = _box(grid)
-        self.candidates, self.frequencies = _waves(grid)
-        waves = _evaluate(self.candidates, grid.points, lower=self.lower, lengths=self.lengths, periodic=grid.periodic)
+        self.lower, self.lengths = box_of(grid)
+        self.candidates, self.frequencies = waves_of(grid)
+        waves = evaluate_waves(self.candidates, grid.points, lower=self.lower, lengths=self.lengths, periodic=grid.periodic)
         self._weighted = grid.mean_weights[:, None] * waves
 
     def __len__(self) -> int:
@@ -130,7 +132,7 @@ class Waves:
         )
 
 
-def _box(grid: Grid) -> tuple[Tensor, Tensor]:
+def box_of(grid: Grid) -> tuple[Tensor, Tensor]:
     """Left ends and extents of the domain; of scattered points, those of the box around them."""
     if grid.is_uniform:
         origins = torch.tensor([axis.origin for axis in grid.axes], dtype=torch.float64)
@@ -139,7 +141,7 @@ def _box(grid: Grid) -> tuple[Tensor, Tensor]:
     return lower, torch.where(upper > lower, upper - lower, torch.ones_like(upper))
 
 
-def _waves(grid: Grid) -> tuple[Tensor, Tensor]:
+def waves_of(grid: Grid) -> tuple[Tensor, Tensor]:
     """Waves that the grid resolves, `(K, d)`, lowest frequencies first, and their frequencies in half periods."""
     if grid.is_uniform:
         counts = [2 * ((axis.size - 1) // 2) + 1 if axis.periodic else max(1, axis.size - 1) for axis in grid.axes]
@@ -157,7 +159,7 @@ def _frequencies(waves: Tensor, periodic: Sequence[bool]) -> Tensor:
     return torch.stack([2 * ((along + 1) // 2) if flag else along for along, flag in zip(waves.mT, periodic, strict=True)], 1)
 
 
-def _evaluate(waves: Tensor, points: Tensor, *, lower: Tensor, lengths: Tensor, periodic: Sequence[bool]) -> Tensor:
+def evaluate_waves(waves: Tensor, points: Tensor, *, lower: Tensor, lengths: Tensor, periodic: Sequence[bool]) -> Tensor:
     """Values of waves at points, `(p, K)`; orthonormal in the mean over the domain."""
     products = torch.ones(len(points), len(waves), dtype=torch.float64)
     position = (points - lower) / lengths

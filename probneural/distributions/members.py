@@ -115,6 +115,8 @@ class Members:
             states = draws(inputs, self.grid)
         except DataError as error:  # predictors refuse what is not finite
             blown_up = [member for member in range(self.count) if not self._is_finite(inputs, member, lead)]
+            if not blown_up:
+                raise
             raise self._blow_up(blown_up, lead) from error
         finite = torch.isfinite(states).flatten(1).all(1)
         if not bool(finite.all()):

@@ -217,6 +217,7 @@ class Trajectory:
 
     @cached_property
     @undisturbed()
+    @torch.no_grad()
     def _kept(self) -> KeptStates:
         start = self.ensemble.starts().split(self.channels, dim=2)
         return KeptStates(list(start), steps=self.steps, budget=self.budget)

@@ -57,7 +57,7 @@ def moments(predictor: Predictor, grid: Grid, query: Grid, *, units: Float64[Ten
         UnsupportedError: If there is no such module.
     """
     if isinstance(predictor, ScaledPredictor):
-        return ScaledMoments(predictor, moments(predictor.inner, grid, query, units=units), units=units)
+        return ScaledMoments(predictor, moments(predictor.inner, grid, query, units=units), query, units=units)
     if isinstance(predictor, VariationalLastLayerPredictor):
         return moments(predictor.posterior, grid, query, units=units)
     if isinstance(predictor, LastLayerPredictor):
@@ -198,35 +198,55 @@ class SampleMoments(nn.Module):
 
 
 class ScaledMoments(nn.Module):
-    """Mean, and the root of a v + b n less the measurement noise: what `VarianceScale` makes of another predictor's moments.
+    """Mean, and the root of h (a v + b n) less measurement noise: what `VarianceScale` makes of another predictor's moments.
 
     Args:
         predictor: The calibrated predictor.
         inner: Moments of what it wraps.
+        query: Where they are.
         units: Unit of standard deviations, `(c,)`.
+
+    Raises:
+        UnsupportedError: If variances have a local scale, and the query is not a uniform grid of the whole domain.
     """
 
     factor: Tensor
     variance: Tensor
+    noise: Tensor
     units: Tensor
 
-    def __init__(self, predictor: ScaledPredictor, inner: nn.Module, *, units: Float64[Tensor, " c"]) -> None:
+    def __init__(self, predictor: ScaledPredictor, inner: nn.Module, query: Grid, *, units: Float64[Tensor, " c"]) -> None:
         super().__init__()
         self.inner = inner
-        parts = predictor.decomposition
+        parts, local = predictor.decomposition, predictor.local
+        if local is not None and not local.covers(query):
+            raise UnsupportedError(
+                expected="a uniform grid of the whole domain, along which variances are scaled locally",
+                got=repr(query),
+                remedy="export on such a grid, or calibrate with VarianceScale(local=False)",
+            )
+        self.local = None if local is None else local.on(query)
         scale, variance = predictor.scale * parts.root_fraction, torch.zeros_like(predictor.scale)
+        noise = torch.zeros_like(variance)
         if parts.process is not None:  # what is not shared belongs to each function: the pointwise variance is that of both
             noise, inner_noise = (part.detach().to(variance) for part in (predictor.noise, predictor.inner.noise))
-            scale, variance = predictor.scale, (predictor.noise_scale * inner_noise - noise).clamp_min(0.0)
+            scale, variance = predictor.scale, predictor.noise_scale * inner_noise
         self.register_buffer("factor", scale.sqrt() / units.to(scale))
         self.register_buffer("variance", variance / units.to(scale).square())
+        self.register_buffer("noise", noise / units.to(scale).square())
         self.register_buffer("units", units)
 
     def forward(self, values: Float[Tensor, "n c *grid"]) -> tuple[Tensor, Tensor]:
         """Map values to mean and standard deviation, `(n, c', *query)` each."""
         mean, deviation = self.inner(values)
-        factor, variance, units = (_spread(numbers, mean) for numbers in (self.factor, self.variance, self.units))
-        return mean, ((deviation * factor).square() + variance).sqrt() * units
+        factor, variance, noise, units = (
+            _spread(numbers, mean) for numbers in (self.factor, self.variance, self.noise, self.units)
+        )
+        total = (deviation * factor).square() + variance
+        if self.local is not None:
+            exact = total.to(torch.float64) * units.to(torch.float64).square()
+            total = total * self.local(mean, exact).to(total).reshape(total.shape)
+        return mean, (total - noise).clamp_min(0.0).sqrt() * units
 
 
 def _members(predictor: WeightSampledPredictor) -> list[nn.Module]:

@@ -47,8 +47,8 @@ def rank_deviation(histogram: Float64[Tensor, "*batch ranks"]) -> Float64[Tensor
         Delle Monache et al. (2006), Probabilistic aspects of meteorological and ozone regional ensemble forecasts, section 4.
 
     Examples:
-        >>> rank_deviation(torch.tensor([0.5, 0.0, 0.5]).double()).item()
-        0.6666666666666666
+        >>> rank_deviation(torch.tensor([0.5, 0.0, 0.0, 0.5]).double()).item()
+        1.0
     """
     return (histogram - 1.0 / histogram.shape[-1]).abs().sum(-1)
 
@@ -123,8 +123,8 @@ def inside_fraction(distances: Float64[Tensor, "k *points"], *, level: float) ->
     1 or 0, and in between at the one rank where level k is no integer: what a randomised region would be on average.
 
     Examples:
-        >>> inside_fraction(torch.tensor([[0.2], [0.1], [0.3], [0.4]]).double(), level=0.3).item()
-        0.2...
+        >>> inside_fraction(torch.tensor([[0.2], [0.1], [0.3], [0.4]]).double(), level=0.375).item()
+        0.5
     """
     closer = (distances[1:] < distances[:1]).sum(0).to(distances)
     return (level * len(distances) - closer).clamp(0.0, 1.0)

@@ -184,9 +184,9 @@ def space_time(
     return draw_planes(
         plane,
         None if truth is None else columns[3],
-        mean,
-        sd,
-        drawn[None],
+        mean=mean,
+        sd=sd,
+        draws=drawn[None],
         spread="sd",
         label=label,
         axes=(axes[0], _time_name(times)),

@@ -95,7 +95,9 @@ def field(
         check_finite(values, name)
     noisy = bool((observed[:, channel] > 0).any())
     if u.grid.dimension == 2:
-        return draw_planes(u.grid, true, mean, sd, drawn[:1], spread="sd with noise" if noisy else "sd", label=label, axes=axes)
+        return draw_planes(
+            u.grid, true, mean=mean, sd=sd, draws=drawn[:1], spread="sd with noise" if noisy else "sd", label=label, axes=axes
+        )
     half = float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64))) * sd
     name = f"{100 * level:g} % interval" + (" with noise" if noisy else "")
     return _curves(u.grid, true, mean, half, drawn, name=name, label=label, axis=axes[0])
@@ -142,7 +144,17 @@ def band(
         check_finite(values, name)
     none = mean.new_zeros(0, *mean.shape)
     if bands.grid.dimension == 2:
-        return draw_planes(bands.grid, true, mean, half, none, spread="half width", label=label, axes=axes, marks_outside=True)
+        return draw_planes(
+            bands.grid,
+            true,
+            mean=mean,
+            sd=half,
+            draws=none,
+            spread="half width",
+            label=label,
+            axes=axes,
+            marks_outside=True,
+        )
     return _curves(bands.grid, true, mean, half, none, name="simultaneous band", label=label, axis=axes[0], marks_outside=True)
 
 
@@ -327,10 +339,10 @@ def _curves(
 def draw_planes(
     grid: Grid,
     truth: Float64[Tensor, "*grid"] | None,
+    *,
     mean: Float64[Tensor, "*grid"],
     sd: Float64[Tensor, "*grid"],
     draws: Float64[Tensor, "s *grid"],
-    *,
     spread: str,
     label: str,
     axes: Sequence[str],

@@ -35,9 +35,9 @@ class GrayScott(SpectralEvolution):
     field of unit variance and 4 modes per axis, evolved for `spin_up`: patterns that are still growing. Designs and parameters
     are as in [`SpectralEvolution`][probneural.problems.SpectralEvolution].
 
-    Good values: at the defaults v changes by a seventh (L2) in the default time, while patches grow together, and small errors
-    do not grow: it is no chaos (the largest Lyapunov exponent is 0.000 ± 0.001). At F = 0.018 and k = 0.051 waves spread and
-    meet. At larger k patches may die out, and then inputs are nearly constant.
+    Good values: at the defaults worms lengthen, meet and part. v changes by 19 % (L2) in the default time, and small errors do
+    not grow: it is no chaos (the largest Lyapunov exponent is 0.000 ± 0.001). Where the feed is low or much is removed, at
+    F = 0.018 and k = 0.051 for example, patches may die out, and then inputs are nearly constant.
 
     **Accuracy.** One default time at the default step and points: relative error 1e-6 in v (L2, against 144 points and
     steps a fifth as long), from space and time alike. Tested against an independent solver.

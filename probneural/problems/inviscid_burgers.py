@@ -52,7 +52,8 @@ class InviscidBurgers(Evolution, GaussianInputProblem):
     places are 1/16 of a wavelength apart, 1/512 at most: a pair of minima closer than that, where a shock is being born,
     may be taken for one, with an error in u of the order of its variation over such a distance. The map is not
     differentiable at shocks: `derivative`, and `solve` on values that require gradients, raise an UnsupportedError. Cost is
-    grid points times places within reach, 2t max|w₀|, of each.
+    grid points times places within reach, 2t max|w₀|, of each. `trajectory` is exact at all times, but `solve` from one of its
+    states is not once there are shocks, which the trigonometric interpolant of nodal values does not hold.
 
     Args:
         time: t, at which the output is read.

@@ -270,9 +270,12 @@ class EvolvedStates(InputDistribution):
         coefficients = self._nodal(problem._starts()._draw(n, generator))
         if problem.spin_up == 0.0:
             return coefficients
+        evolved = []
         with torch.no_grad():
-            (states,) = problem._path(problem._inputs(coefficients, grid), grid, (problem.spin_up,))
-        return torch.cat([states.flatten(1), coefficients[:, states[0].numel() :]], dim=1)
+            for part in problem._chunks(coefficients, grid):
+                (states,) = problem._path(problem._inputs(part, grid), grid, (problem.spin_up,))
+                evolved.append(torch.cat([states.flatten(1), part[:, states[0].numel() :]], dim=1))
+        return torch.cat(evolved)
 
     def _nodal(self, coefficients: Tensor) -> Tensor:
         """Values of smooth random states on the coarse grid, and the parameters."""

@@ -13,6 +13,7 @@ from jaxtyping import Float64
 from torch import Size, Tensor
 
 from probneural.calibration.decomposition import Decomposition
+from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.scale import ScaledPredictor
 from probneural.calibration.stationary_process import StationaryProcess
 from probneural.curvature.jacobian_root import VarianceEstimation
@@ -149,7 +150,8 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(SampledLastLayerPredictor, on_cpu=("prior_factors", "prior_precision", "effective_observations")),
     Kind(VariationalLastLayerPredictor, on_cpu=("history",)),
     Kind(WeightSampledPredictor),
-    Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on")),
+    Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),
+    Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "center", "spread", "bounds", "coefficients")),
     Kind(Decomposition),
     Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
     Kind(FunctionDraw),

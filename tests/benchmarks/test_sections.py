@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import acquisition_cost, low_data, sections, support, tables
+from benchmarks import acquisition_cost, local_scale, low_data, sections, support, tables
 
 
 def test_parts_are_written_with_their_provenance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,6 +44,21 @@ def test_means_over_seeds() -> None:
     assert [row["head"] for row in table] == list(low_data.HEADS)
     assert table[0]["nll"] == 1.0
     assert table[0]["nll_error"] == pytest.approx(1 / 3**0.5)
+
+
+def test_gains_are_paired_by_seed() -> None:
+    scores = {"nll": 0.0, "joint_nll": None, "rank_within": 0.1}
+    rows = [
+        {"problem": "p", "head": "h", "seed": seed, "scale": scale} | scores | {"nll": seed - (scale == "local") * (1.0 + seed)}
+        for seed in range(3)
+        for scale in ("one", "local")
+    ]
+    (gain,) = local_scale.gains(rows)
+    assert gain["nll"] == -2.0
+    assert gain["nll, error"] == pytest.approx(1 / 3**0.5)
+    assert gain["joint_nll"] is None
+    first, second = local_scale.averaged(rows)
+    assert (first["scale"], first["nll"], second["nll"]) == ("one", 1.0, -1.0)
 
 
 def test_a_table_of_a_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

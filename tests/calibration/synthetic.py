@@ -77,5 +77,5 @@ def scaled_by(factor: float, predictor: Predictor) -> ScaledPredictor:
 
 def changed(scaled: ScaledPredictor, **parts: Any) -> ScaledPredictor:
     """The same predictor with some of its parts changed."""
-    names = ("inner", "scale", "noise_scale", "decomposition", "noise", "calibrated_on")
+    names = ("inner", "scale", "noise_scale", "decomposition", "noise", "calibrated_on", "local")
     return ScaledPredictor(**{name: getattr(scaled, name) for name in names} | parts)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Root
+from probneural.distributions.roots.weighted import weigh
 from probneural.functionals import Functional, MatrixFunctional, derivative, integral, sensors, stack
 from probneural.grids import Grid
 from probneural.linear_algebra.conditioning import LowRankUpdate
@@ -148,6 +149,11 @@ def scaled(root: Root, matrix: Tensor) -> tuple[Root, Tensor]:
     return root.scale(factors), torch.einsum("ncpk,c->ncpk", matrix, factors)
 
 
+def weighted(root: Root, matrix: Tensor) -> tuple[Root, Tensor]:
+    weights = 0.5 + normal("row weights", *matrix.shape[:3]).abs()
+    return weigh(root, weights), matrix * weights[..., None]
+
+
 def selected(root: Root, matrix: Tensor) -> tuple[Root, Tensor]:
     return root.select(torch.tensor([2, 0])), torch.stack([matrix[2], matrix[0]])
 
@@ -207,6 +213,11 @@ GAUSSIAN_CASES = [
     gaussian("features, composed", shared_features, "1-D", 8, composed_with_one),
     gaussian("features, composed per input", shared_features, "2-D", 8, composed_with_own, channels=2),
     gaussian("features, scaled", shared_features, "2-D", 6, scaled, channels=2),
+    gaussian("dense, weighted", dense_root, "2-D", 6, weighted, channels=2),
+    gaussian("features, weighted", shared_features, "1-D", 5, weighted),
+    gaussian("features, weighted, two channels", shared_features, "2-D", 6, weighted, channels=2),
+    gaussian("features, weighted, float32", shared_features, "ends", 6, weighted, channels=2, dtype=SINGLE),
+    gaussian("features, weighted, changed", own_features, "2-D", 6, weighted, selected, composed_with_own, scaled, channels=2),
     gaussian("features, selected", shared_features, "scattered", 6, selected),
     gaussian("features per input, all changes", own_features, "ends", 7, selected, composed_with_own, scaled, channels=2),
 ]

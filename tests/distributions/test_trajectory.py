@@ -196,6 +196,29 @@ class TestMembers:
         forecast = Multiplier(std=0.0, mean=1.0, in_channels=2).rollout(start, steps=5, members=2, history=2)
         assert [forecast.at(lead).mean[0, 0, 0].item() for lead in range(6)] == [2.0, 3.0, 5.0, 8.0, 13.0, 21.0]
 
+    def test_uncertain_histories(self) -> None:
+        states = normal(3, 1, 2, 4, seed="histories")
+        predictor = Multiplier(std=0.0, mean=1.0, in_channels=2)
+        initial = EmpiricalField(states, grid=GRID)
+        forecast = predictor.rollout(constant(channels=2), steps=2, members=3, history=2, initial=initial)
+        assert torch.equal(forecast.at(0).samples, states[:, :, 1:])
+        torch.testing.assert_close(forecast.at(2).samples, states[:, :, :1] + 2.0 * states[:, :, 1:])
+
+    def test_other_errors_of_a_step_stay_what_they_are(self) -> None:
+        class Refusing(Multiplier):
+            def _joint_draws(self, seeds: Any) -> JointDraws:
+                inner = super()._joint_draws(seeds)
+
+                def evaluated(values: Tensor, grid: Grid) -> Tensor:
+                    if len(values) > 1:
+                        raise DataError(expected="one", got="many", remedy="ask for one")
+                    return inner(values, grid)
+
+                return evaluated
+
+        with pytest.raises(DataError, match="expected one; got many"):
+            rolled(make=Refusing).at(1)
+
     def test_channels_beside_the_state(self) -> None:
         """u_{l+1} = u_l + a + b + f_l, with a from the start, b a parameter, and f_l = 10 l."""
         start = torch.tensor([1.0, 0.5]).double().reshape(1, 2, 1).expand(2, 2, 4)
@@ -256,6 +279,9 @@ class TestMemory:
 
     def test_no_gradients_are_kept_and_inference_mode_is_left(self) -> None:
         start = Field(constant().values.requires_grad_(), GRID)
+        initial = EmpiricalField(normal(5, 1, 1, 4, seed="graph").requires_grad_(), grid=GRID)
+        for options in ({}, {"initial": initial}):
+            assert not rolled(start=start, **options).at(0).samples.requires_grad
         with torch.inference_mode():
             forecast = rolled(start=start)
             samples = forecast.at(2).samples

@@ -3,8 +3,10 @@ from __future__ import annotations
 from html import unescape
 from pathlib import Path
 
+import pytest
 import torch
 
+from probneural import plots
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import score_by_lead
@@ -42,7 +44,8 @@ def test_the_verdict_says_where_spread_and_error_differ() -> None:
     assert "as close to the mean as 90 %" in bad[3]
 
 
-def test_a_forecast_in_the_plane_has_no_map_of_space_and_time(tmp_path: Path) -> None:
+def test_a_forecast_in_the_plane_has_no_map_of_space_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "png", lambda figure: b"")
     grid = Grid.uniform((4, 4))
     start = normal(2, 1, 4, 4)
     truth = Truth(normal(2, 2, 1, 4, 4, seed=1), Field(start, grid))

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from probneural.distributions import DenseRoot, FeatureRoot, Root
+from probneural.distributions.roots.sums import CorrectedRoot
+from probneural.distributions.roots.weighted import WeightedRoot
 from probneural.errors import GridError, ShapeError
 from probneural.functionals import integral
 from probneural.linear_algebra.conditioning import LowRankUpdate
@@ -100,8 +102,13 @@ class TestEveryRoot:
     def test_results_keep_kind_and_dtype(self, case: GaussianCase) -> None:
         root, (one, _) = case.field.root, transform("one", 2, case.root.shape[3])
         functional = integral(case.field.grid)
-        for result in (root.push(functional), root.compose(one), root.scale(torch.ones(root.shape[1])), root.select(slice(1))):
-            assert (type(result), result.dtype, result.device) == (type(root), root.dtype, root.device)
+        pushed = root.push(functional)
+        assert isinstance(pushed, DenseRoot if isinstance(root, WeightedRoot) else type(root))
+        kinds = {WeightedRoot: CorrectedRoot}
+        for result in (root.compose(one), root.scale(torch.ones(root.shape[1])), root.select(slice(1)), pushed):
+            assert (result.dtype, result.device) == (root.dtype, root.device)
+        assert isinstance(root.compose(one), kinds.get(type(root), type(root)))
+        assert type(root.scale(torch.ones(root.shape[1]))) is type(root.select(slice(1))) is type(root)
 
 
 def test_row_squares_of_a_wide_factor_have_gradients() -> None:

@@ -1,0 +1,199 @@
+"""How a local scale is fitted: a convex likelihood, with a penalty chosen on functions held out in turn."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from probneural.calibration.chunks import domain_average
+from probneural.calibration.local_scale import POINTWISE, LocalScale, Reader, wave_numbers
+from probneural.grids import Grid
+from probneural.randomness import stream
+
+_WIDTH = 0.08
+"""Standard deviation of the local averages, in lengths of the domain. Rougher factors make smooth residuals rough:
+what they gain point by point they lose in joint density."""
+_VALUES = 2**15
+"""Residuals that the coefficients are fitted to, about: points are chosen at random, the same in every function."""
+_RIDGES = (300.0, 30.0, 3.0, 0.3)
+"""Penalties that are compared, in functions."""
+_FOLDS = 5
+"""Parts of the calibration set, each held out once."""
+_LEAST = 2 * _FOLDS
+"""Functions below which nothing is fitted."""
+_ERRORS = 2.0
+"""Standard errors by which held-out likelihood has to gain."""
+_STEPS = 30
+"""Newton steps, at most."""
+_GAIN = 1e-9
+"""Relative gain at which they end."""
+
+Part = tuple[Float64[Tensor, "n c *grid"], Float64[Tensor, "n c *grid"], Float64[Tensor, "n c *grid"]]
+"""Predicted means of some functions, their predictive variances, and squares of their standardised residuals."""
+
+
+@torch.no_grad()
+def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Grid) -> LocalScale | None:
+    """Fit the factor of variances that is most likely, function by function at each point.
+
+    With the factor exp(theta . phi), the negative log likelihood of standardised residuals r is the mean of (theta . phi + r²
+    exp(-theta . phi)) / 2: convex in theta. A function counts as one observation, whatever its grid. The penalty, and
+    whether position matters, are what makes functions held out in turn most likely; where this gains less than two
+    standard errors over no factor at all, the channel has none.
+
+    Args:
+        parts: Goes through the calibration functions, some at a time, on the CPU; three times.
+        count: How many there are.
+        grid: Where they live.
+
+    Returns:
+        The factor, such that chi² of each channel is 1; or None if no channel gains, there are fewer than ten functions, or the
+        grid is not uniform.
+    """
+    if count < _LEAST or not grid.is_uniform:
+        return None
+    reader = Reader.of(grid, grid, width=_WIDTH)
+    blank = _blank(parts, reader, count=count, grid=grid)
+    points = _points(grid, count)
+    features: list[list[Tensor]] = [[] for _ in range(len(blank.center.mT))]
+    squares = []
+    for mean, variance, ratios in parts():
+        for kept, feature in zip(features, blank.features(reader(mean, variance)), strict=True):
+            kept.append(feature[..., points])
+        squares.append(ratios.flatten(2)[..., points])
+    stacked = torch.stack([torch.cat(kept) for kept in features], -1)
+    local, gains = _fitted(blank, stacked, torch.cat(squares), grid.mean_weights[points])
+    if not bool(gains.any()):
+        return None
+    chi2, factor = torch.zeros_like(blank.units), local.on(grid)
+    for mean, variance, ratios in parts():
+        chi2 += domain_average(ratios / factor(mean, variance).unflatten(-1, grid.shape), grid).sum(0) / count
+    constant = local.coefficients.clone()
+    constant[:, 0] += torch.where(gains, chi2.log(), 0.0)
+    return replace(local, coefficients=constant)
+
+
+def _blank(parts: Callable[[], Iterator[Part]], reader: Reader, *, count: int, grid: Grid) -> LocalScale:
+    """A factor of 1 that knows the units of what it reads."""
+    sums: list[Tensor] = []
+    for mean, variance, _ in parts():
+        read = reader(mean, variance)
+        averages = [(part * read.mean_weights).sum(-1).sum(0) for part in (read.slopes, read.sizes, read.levels)]
+        sums = averages if not sums else [total + part for total, part in zip(sums, averages, strict=True)]
+    slopes, sizes, levels = ((total / count).sqrt() for total in sums)
+    channels, features = len(levels), POINTWISE + len(wave_numbers(grid))
+    zeros = torch.zeros(channels, features, dtype=torch.float64)
+    return LocalScale(
+        grid=grid,
+        width=_WIDTH,
+        slopes=slopes,
+        amplitudes=sizes,
+        units=levels,
+        center=zeros,
+        spread=zeros + 1.0,
+        bounds=torch.stack([zeros - math.inf, zeros + math.inf]),
+        coefficients=torch.zeros(channels, features + 1, dtype=torch.float64),
+    )
+
+
+def _points(grid: Grid, count: int) -> Tensor:
+    """Some points of a grid, in their order."""
+    wanted = max(1, min(grid.size, _VALUES // count))
+    return torch.randperm(grid.size, generator=stream(0, "local scale points"))[:wanted].sort().values
+
+
+def _fitted(
+    blank: LocalScale, features: Float64[Tensor, "n c m k"], squares: Float64[Tensor, "n c m"], weights: Float64[Tensor, " m"]
+) -> tuple[LocalScale, Bool[Tensor, " c"]]:
+    """Standardise features, and fit each channel's coefficients; which channels gain."""
+    flat = features.movedim(1, 0).flatten(1, 2)
+    center, spread = flat.mean(1), flat.std(1, correction=0)
+    spread = torch.where(spread > 1e-6, spread, torch.ones_like(spread))
+    design = (features - center[:, None]) / spread[:, None]
+    span = design.movedim(1, 0).flatten(1, 2)
+    coefficients = torch.zeros_like(blank.coefficients)
+    gains = torch.zeros(len(coefficients), dtype=torch.bool)
+    weights = weights / weights.sum()
+    for channel in range(len(coefficients)):
+        one = _Likelihood(design=design[:, channel], squares=squares[:, channel], weights=weights)
+        ridge = one.choose()
+        if ridge is not None:
+            coefficients[channel], gains[channel] = one.minimiser(ridge), True
+    bounds = torch.stack([span.amin(1), span.amax(1)])
+    return replace(blank, center=center, spread=spread, bounds=bounds, coefficients=coefficients), gains
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Likelihood:
+    """Twice the negative log likelihood of one channel's residuals.
+
+    Attributes:
+        design: Standardised features, `(n, m, k)`.
+        squares: Of standardised residuals, `(n, m)`.
+        weights: Of the m points, sum 1.
+    """
+
+    design: Float64[Tensor, "n m k"]
+    squares: Float64[Tensor, "n m"]
+    weights: Float64[Tensor, " m"]
+
+    def choose(self) -> Float64[Tensor, " k"] | None:
+        """The penalties under which held-out functions are most likely, or None if they gain too little."""
+        width = self.design.shape[2]
+        is_wave = torch.arange(width) >= POINTWISE
+        pairs = itertools.product((is_wave, torch.zeros_like(is_wave)), _RIDGES)
+        candidates = [torch.where(left_out, math.inf, ridge).double() for left_out, ridge in pairs]
+        scores = torch.zeros(len(candidates) + 1, len(self.design), dtype=torch.float64)
+        part = torch.arange(len(self.design)) % _FOLDS
+        for fold in range(_FOLDS):
+            fitted, held = self._select(part != fold), self._select(part == fold)
+            for index, ridge in enumerate([torch.full((width,), math.inf, dtype=torch.float64), *candidates]):
+                scores[index, part == fold] = held.values(fitted.minimiser(ridge))
+        best = int(scores[1:].mean(1).argmin())
+        gain = scores[0] - scores[1 + best]
+        return candidates[best] if bool(gain.mean() > _ERRORS * gain.std() / math.sqrt(len(gain))) else None
+
+    def minimiser(self, ridge: Float64[Tensor, " k"]) -> Float64[Tensor, " k1"]:
+        """Coefficients, the constant first, that minimise the penalised sum: Newton's method with halved steps."""
+        free = torch.cat([torch.ones(1, dtype=torch.bool), ridge.isfinite()])
+        matrix = torch.cat([torch.ones(self.squares.numel(), 1, dtype=torch.float64), self.design.flatten(0, 1)], 1)[:, free]
+        squares, weights = self.squares.flatten(), self.weights.repeat(len(self.squares))
+        penalty = torch.cat([torch.zeros(1, dtype=torch.float64), ridge])[free]
+        found = torch.zeros(matrix.shape[1], dtype=torch.float64)
+        found[0] = (weights @ squares / weights.sum()).clamp_min(torch.finfo(torch.float64).tiny).log()
+
+        def objective(at: Tensor) -> float:
+            along = matrix @ at
+            return float(weights @ (along + squares * torch.exp(-along)) + 0.5 * penalty @ at.square())
+
+        value = objective(found)
+        for _ in range(_STEPS):
+            weighted = weights * squares * torch.exp(-(matrix @ found))
+            gradient = matrix.mT @ (weights - weighted) + penalty * found
+            curvature = (matrix * weighted[:, None]).mT @ matrix + torch.diag(penalty + 1e-9 * weights.sum())
+            step, size = torch.linalg.solve(curvature, gradient), 1.0
+            while size > 1e-6 and not objective(found - size * step) <= value:
+                size *= 0.5
+            before, value = value, objective(found - size * step)
+            if not value < before:
+                break
+            found = found - size * step
+            if before - value <= _GAIN * abs(before):
+                break
+        coefficients = torch.zeros(len(free), dtype=torch.float64)
+        coefficients[free] = found
+        return coefficients
+
+    def values(self, coefficients: Float64[Tensor, " k1"]) -> Float64[Tensor, " n"]:
+        """Mean over the points of each function, without the penalty."""
+        along = coefficients[0] + self.design @ coefficients[1:]
+        return (along + self.squares * torch.exp(-along)) @ self.weights
+
+    def _select(self, index: Bool[Tensor, " n"]) -> _Likelihood:
+        return replace(self, design=self.design[index], squares=self.squares[index])

@@ -1,0 +1,268 @@
+"""A factor of variances that varies along a function: what held-out residuals say about where errors are large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from probneural.calibration.stationary_process import box_of, evaluate_waves, waves_of
+from probneural.errors import ShapeError
+from probneural.grids import Axis, Grid, along_axis
+
+_FLOOR = 0.03
+"""Slopes and amplitudes, relative to their root mean squares, below which they count as equal."""
+_TINY = 1e-30
+"""Added to relative squares before a logarithm."""
+_WAVES = 17
+"""Waves of the position in one dimension, the constant included; half as many more for each further dimension."""
+POINTWISE = 7
+"""Features that are no waves."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LocalScale:
+    """h_c(x; u) = exp(sum over j of coefficients_cj phi_cj(x; u)), a factor of the predictive variance t of one function.
+
+    Features phi are dimensionless and know nothing of the truth: the logarithm of t, relative to its mean along the function,
+    and this mean; the logarithm of the predicted mean's slope, its square, and that of its root mean square; the
+    logarithm of the distance of the predicted mean from its average, along the function and as a whole; and waves of the
+    position. So errors may grow at a front, at a wall, or with the whole function. Variances and squares are first averaged
+    over a neighbourhood, so that h is smooth. Features are kept in the range that calibration fields span: nothing is
+    extrapolated.
+
+    A slope is a difference over one spacing of the calibration grid to either side, on whatever grid: the factor is
+    one function, seen at several resolutions.
+
+    Args:
+        grid: That of the calibration outputs, uniform.
+        width: Standard deviation of the Gaussian neighbourhood, in lengths of the domain along each axis.
+        slopes: Root mean square of each partial derivative, `(c, d)`, in physical units per the grid's units.
+        amplitudes: Root mean square distance of the mean from its average, `(c,)`, in physical units.
+        units: Square root of the mean predictive variance, `(c,)`, in physical units.
+        center: Mean of each feature, `(c, k)`.
+        spread: Standard deviation of each feature, `(c, k)`; 1 where there is none.
+        bounds: Least and largest standardised feature, `(2, c, k)`.
+        coefficients: Of the constant and then of each standardised feature, `(c, k + 1)`.
+
+    Raises:
+        ShapeError: If the tensors do not fit together.
+    """
+
+    grid: Grid
+    width: float
+    slopes: Float64[Tensor, "c d"]
+    amplitudes: Float64[Tensor, " c"]
+    units: Float64[Tensor, " c"]
+    center: Float64[Tensor, "c k"]
+    spread: Float64[Tensor, "c k"]
+    bounds: Float64[Tensor, "2 c k"]
+    coefficients: Float64[Tensor, "c k1"]
+
+    def __post_init__(self) -> None:
+        """Check that the tensors fit together."""
+        channels, count = len(self.units), POINTWISE + len(wave_numbers(self.grid))
+        shapes = [self.slopes.shape, self.amplitudes.shape, self.center.shape, self.spread.shape, self.bounds.shape]
+        expected = [(channels, self.grid.dimension), (channels,), (channels, count), (channels, count), (2, channels, count)]
+        found = [tuple(shape) for shape in (*shapes, self.coefficients.shape)]
+        if found != [*expected, (channels, count + 1)]:
+            raise ShapeError(
+                expected=f"tensors of shapes {[*expected, (channels, count + 1)]}",
+                got=str(found),
+                remedy="fit it with VarianceScale",
+            )
+
+    def covers(self, grid: Grid) -> bool:
+        """Whether the factor can be told on this grid: a uniform one that spans the calibration grid's domain."""
+        if not grid.is_uniform or grid.dimension != self.grid.dimension:
+            return False
+        return all(_span(one) == _span(other) for one, other in zip(grid.axes, self.grid.axes, strict=True))
+
+    def on(self, grid: Grid) -> LocalFactor:
+        """The factor as a function of predictions on a grid that is covered."""
+        return LocalFactor(self, Reader.of(grid, self.grid, width=self.width))
+
+    def standardised(self, feature: Float64[Tensor, "n c p"], index: int) -> Float64[Tensor, "n c p"]:
+        """A feature in units of its spread about its mean, kept within its bounds."""
+        parts = (self.center, self.spread, self.bounds[0], self.bounds[1])
+        center, spread, lower, upper = (part[:, index, None].to(feature) for part in parts)
+        return torch.minimum(torch.maximum((feature - center) / spread, lower), upper)
+
+    def features(self, read: Reading) -> Iterator[Float64[Tensor, "n c p"]]:
+        """The features at all points, one after another, not yet standardised."""
+        levels = (read.levels / _squares(self.units, read.levels)[:, None] + _TINY).log()
+        level = (levels * read.mean_weights).sum(-1, keepdim=True)
+        yield levels - level
+        yield level.expand_as(levels)
+        slopes = (read.slopes / _squares(self.slopes, read.slopes)[..., None]).mean(2)
+        steepness = 0.5 * (slopes + _FLOOR**2).log()
+        yield steepness
+        yield steepness.square()
+        yield 0.5 * ((slopes * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(slopes)
+        sizes = read.sizes / _squares(self.amplitudes, read.sizes)[:, None]
+        yield 0.5 * (sizes + _FLOOR**2).log()
+        yield 0.5 * ((sizes * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(sizes)
+        for wave in read.waves.mT:
+            yield wave.expand_as(levels)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalFactor:
+    """What a local scale multiplies variances by on one grid.
+
+    Attributes:
+        local: The local scale.
+        reader: What reads predictions there.
+    """
+
+    local: LocalScale
+    reader: Reader
+
+    def __call__(self, mean: Float[Tensor, "n c *grid"], variance: Float[Tensor, "n c *grid"]) -> Float64[Tensor, "n c p"]:
+        """The factor of the predictive variances of n functions, dimensionless.
+
+        Args:
+            mean: Predicted means, in physical units.
+            variance: Predictive variances t, in physical units squared.
+        """
+        read, weights = self.reader(mean, variance), self.local.coefficients
+        total = weights[:, 0, None].to(read.levels)
+        for index, feature in enumerate(self.local.features(read)):
+            total = total + weights[:, index + 1, None].to(feature) * self.local.standardised(feature, index)
+        return total.exp()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reading:
+    """What features are made of: quantities of n functions in float64.
+
+    Attributes:
+        levels: Predictive variance, `(n, c, p)`, in physical units squared.
+        slopes: Squared partial derivatives of the predicted mean, `(n, c, d, p)`, in their units squared.
+        sizes: Squared distance of the predicted mean from its average, `(n, c, p)`, in physical units squared.
+        waves: Of the position, `(p, w)`, the constant left out; dimensionless.
+        mean_weights: Weights of averages over the domain, `(p,)`.
+    """
+
+    levels: Float64[Tensor, "n c p"]
+    slopes: Float64[Tensor, "n c d p"]
+    sizes: Float64[Tensor, "n c p"]
+    waves: Float64[Tensor, "p w"]
+    mean_weights: Float64[Tensor, " p"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reader:
+    """Reads predictions on one grid.
+
+    Attributes:
+        differences: One per axis.
+        averages: Over neighbourhoods, one per axis, `(m, m)`.
+        waves: Of the position, `(p, w)`.
+        mean_weights: Weights of averages over the domain, `(p,)`.
+    """
+
+    differences: tuple[Difference, ...]
+    averages: tuple[Float64[Tensor, "m m"], ...]
+    waves: Float64[Tensor, "p w"]
+    mean_weights: Float64[Tensor, " p"]
+
+    @classmethod
+    def of(cls, grid: Grid, reference: Grid, *, width: float) -> Reader:
+        """What reads predictions on a grid, with slopes over the spacings of the reference grid, and averages of this width."""
+        lower, lengths = box_of(reference)
+        waves = evaluate_waves(wave_numbers(reference), grid.points, lower=lower, lengths=lengths, periodic=reference.periodic)
+        pairs = zip(grid.axes, reference.axes, strict=True)
+        differences = tuple(Difference.of(axis, spacing(other), along) for along, (axis, other) in enumerate(pairs))
+        averages = tuple(average_matrix(axis, width * axis.length) for axis in grid.axes)
+        return cls(differences=differences, averages=averages, waves=waves, mean_weights=grid.mean_weights)
+
+    def __call__(self, mean: Float[Tensor, "n c *grid"], variance: Float[Tensor, "n c *grid"]) -> Reading:
+        """Read the predictions of n functions."""
+        values = mean.to(torch.float64)
+        slopes = torch.stack([self._smooth(difference(values).square()).flatten(2) for difference in self.differences], 2)
+        flat, weights = values.flatten(2), self.mean_weights.to(values)
+        return Reading(
+            levels=self._smooth(variance.to(torch.float64)).flatten(2),
+            slopes=slopes,
+            sizes=self._smooth((flat - (flat * weights).sum(-1, keepdim=True)).square().reshape(values.shape)).flatten(2),
+            waves=self.waves.to(values),
+            mean_weights=weights,
+        )
+
+    def _smooth(self, values: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
+        """Average over neighbourhoods."""
+        for along, matrix in enumerate(self.averages):
+            values = along_axis(values, matrix.to(values), along - len(self.averages))
+        return values
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Difference:
+    """(u(x + s) - u(x - s)) / 2 s along one axis, linear between nodes; one-sided where the domain ends.
+
+    Attributes:
+        along: Number of the axis.
+        nodes: Nodes below and above x + s and then x - s, `(4, m)`.
+        shares: Of the upper node in each of the two, `(2, m)`.
+        distance: Between the two places, `(m,)`, in the grid's units.
+    """
+
+    along: int
+    nodes: Int64[Tensor, "4 m"]
+    shares: Float64[Tensor, "2 m"]
+    distance: Float64[Tensor, " m"]
+
+    @classmethod
+    def of(cls, axis: Axis, step: float, along: int) -> Difference:
+        """The difference over `step` to either side, in the grid's units."""
+        unit, last = spacing(axis), axis.size - 1
+        place = torch.arange(axis.size, dtype=torch.float64)
+        ends = torch.stack([place + step / unit, place - step / unit])
+        if not axis.periodic:
+            ends = ends.clamp(0.0, float(last))
+        lower = ends.floor().long()
+        around = [lower[0], lower[0] + 1, lower[1], lower[1] + 1]
+        nodes = torch.stack([part % axis.size if axis.periodic else part.clamp(0, last) for part in around])
+        distance = (ends[0] - ends[1]) * unit
+        return cls(along=along, nodes=nodes, shares=ends - lower, distance=torch.where(distance > 0, distance, 1.0))
+
+    def __call__(self, values: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
+        """Differences at all nodes, in the values' units per the grid's units."""
+        behind = (-1, *(1,) * (values.ndim - self.along - 3))
+        picked = [values.index_select(2 + self.along, nodes.to(values.device)) for nodes in self.nodes]
+        right, left = (share.to(values).reshape(behind) for share in self.shares)
+        difference = picked[0] + right * (picked[1] - picked[0]) - picked[2] - left * (picked[3] - picked[2])
+        return difference / self.distance.to(values).reshape(behind)
+
+
+def average_matrix(axis: Axis, width: float) -> Float64[Tensor, "m m"]:
+    """Averages of nodal values under a Gaussian about each node, of standard deviation `width` in the grid's units."""
+    distance = (axis.coordinates[:, None] - axis.coordinates).abs()
+    if axis.periodic:
+        distance = torch.minimum(distance, axis.length - distance)
+    kernel = axis.weights * torch.exp(-0.5 * (distance / width).square())
+    return kernel / kernel.sum(1, keepdim=True)
+
+
+def spacing(axis: Axis) -> float:
+    """Distance of neighbouring nodes; the length of an axis with one node."""
+    return float(axis.coordinates[1] - axis.coordinates[0]) if axis.size > 1 else axis.length
+
+
+def wave_numbers(grid: Grid) -> Int64[Tensor, "w d"]:
+    """The lowest waves that the grid resolves, without the constant."""
+    return waves_of(grid)[0][1 : max(1, _WAVES * (1 + grid.dimension) // 2)]
+
+
+def _squares(units: Tensor, like: Tensor) -> Tensor:
+    """Squares to divide by: 1 where there is nothing to compare with."""
+    squares = units.to(like).square()
+    return torch.where(squares > 0, squares, torch.ones_like(squares))
+
+
+def _span(axis: Axis) -> tuple[float, float, bool]:
+    return axis.origin, axis.length, axis.periodic

@@ -1,0 +1,215 @@
+"""Variances whose size follows position, slope and level, where the truth about the errors is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from probneural import metrics
+from probneural.calibration import LocalScale, ScaledPredictor, VarianceScale
+from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.errors import ShapeError
+from probneural.fields import Field
+from probneural.functionals import integral, sensors
+from probneural.grids import Grid
+from probneural.pairs import FieldPairs
+from tests.calibration.synthetic import pairs as homogeneous_pairs
+from tests.helpers import normal
+
+GRID = Grid.uniform(48, periodic=False)
+RING = Grid.uniform(48)
+SQUARE = Grid.uniform((12, 12), periodic=(True, False))
+
+
+class Even(Predictor):
+    """Predicts its input, with a standard deviation that is one everywhere: half of it shared, half noise."""
+
+    def __init__(self, grid: Grid, *, channels: int = 1, members: int = 0) -> None:
+        variance = torch.full((channels,), 0.5, dtype=torch.float64)
+        super().__init__(PredictorTraits(in_channels=channels, noise=variance, domain=grid, like=variance))
+        self.members = members
+
+    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        where = inputs.grid if query is None else query
+        mean = inputs.resample(where).values
+        x = 2 * math.pi * where.points[:, 0]
+        columns = torch.stack([torch.cos(x), torch.sin(x)], -1) * math.sqrt(0.5)
+        u = GaussianField(mean, DenseRoot(columns.expand(*mean.shape[:2], -1, -1).clone()), latent="even", grid=where)
+        return EmpiricalField(u.rsample(torch.Size([self.members]), seed=0), grid=where) if self.members else u
+
+
+def truths(grid: Grid, count: int, *, sd: Callable[[Tensor, Grid], Tensor], seed: int, channels: int = 1) -> FieldPairs:
+    """Smooth inputs, and outputs that stray from them by sd(input, grid) times white noise."""
+    x, weights = grid.points[:, 0], normal(count, channels, 2, seed=seed)
+    if all(grid.periodic):
+        basis = torch.stack([torch.sin(2 * math.pi * k * x + k) for k in range(1, 3)])
+    else:
+        basis = torch.stack([torch.cos(math.pi * k * x) for k in range(2)])
+    values = weights @ basis
+    drawn = sd(values, grid) * normal(count, channels, grid.size, seed=seed + 1)
+    return FieldPairs(*(Field(part.unflatten(-1, grid.shape), grid) for part in (values, values + drawn)))
+
+
+def by_position(values: Tensor, grid: Grid) -> Tensor:
+    """Small at the ends, ten times as large between them."""
+    return (0.2 * torch.exp(2.3 * torch.sin(math.pi * grid.points[:, 0]).square())).expand_as(values)
+
+
+def by_slope(values: Tensor, grid: Grid) -> Tensor:
+    """In proportion to the slope, and a tenth of it at least."""
+    slope = (values.roll(-1, -1) - values.roll(1, -1)) * grid.shape[0] / 2
+    return 0.3 + slope.abs() / 6
+
+
+def evenly(values: Tensor, grid: Grid) -> Tensor:
+    return torch.full_like(values, 0.7)
+
+
+def standardised_squares(predictor: Predictor, data: FieldPairs) -> Tensor:
+    u = predictor(data.inputs, data.outputs.grid)
+    return (data.outputs.values - u.mean).square() / (u.variance + predictor.noise.reshape(-1, *(1,) * len(u.grid.shape)))
+
+
+@pytest.mark.parametrize("members", [0, 6])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_sizes_that_follow_position_are_found(members: int, channels: int) -> None:
+    data, test = (truths(GRID, count, sd=by_position, seed=seed, channels=channels) for count, seed in ((80, 1), (200, 5)))
+    inner = Even(GRID, channels=channels, members=members)
+    scaled, even = VarianceScale().fit(inner, data), VarianceScale(local=False).fit(inner, data)
+    found, before = (standardised_squares(one, test).unflatten(-1, (8, 6)).mean((0, -1)) for one in (scaled, even))
+    assert before.amax() > 2.0 > 0.2 > before.amin()
+    assert (found - 1.0).abs().max() < 0.25  # 1,200 squares of each eighth: their mean has a standard error of .04
+    stated = scaled(test.inputs[:1]).std[0]
+    torch.testing.assert_close(stated, by_position(stated, GRID), rtol=0.25, atol=0)
+
+
+def test_sizes_that_follow_slopes_are_found() -> None:
+    data, test = (truths(RING, count, sd=by_slope, seed=seed) for count, seed in ((100, 1), (100, 5)))
+    scaled, even = (VarianceScale(local=local).fit(Even(RING), data) for local in (True, False))
+    stated, true = (values.flatten() for values in (scaled(test.inputs).std, by_slope(test.inputs.values, RING)))
+    errors = [(std / true).log().abs().mean().item() for std in (stated, even(test.inputs).std.flatten())]
+    assert errors[0] < 0.75 * errors[1]  # what the average over a neighbourhood leaves
+    assert torch.corrcoef(torch.stack([stated.log(), true.log()]))[0, 1] > 0.7
+
+
+def test_in_two_dimensions() -> None:
+    data, test = (truths(SQUARE, count, sd=by_position, seed=seed) for count, seed in ((60, 1), (300, 5)))
+    found = standardised_squares(VarianceScale().fit(Even(SQUARE), data), test).mean((0, 1))
+    assert (found.mean(-1) - 1.0).abs().max() < 0.25
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_even_errors_give_no_local_scale(seed: int) -> None:
+    assert VarianceScale().fit(Even(GRID), truths(GRID, 60, sd=evenly, seed=10 * seed)).local is None
+
+
+def test_few_functions_or_scattered_points_give_none() -> None:
+    assert VarianceScale().fit(Even(GRID), truths(GRID, 9, sd=by_position, seed=1)).local is None
+    points = Grid.scattered(GRID.points, GRID.weights)
+    data = truths(GRID, 40, sd=by_position, seed=1)
+    elsewhere = FieldPairs(data.inputs, Field(data.outputs.values, points))
+    assert VarianceScale().fit(Even(GRID), elsewhere).local is None
+
+
+def fitted(grid: Grid = GRID, channels: int = 2) -> ScaledPredictor:
+    sd = by_slope if grid is RING else by_position
+    return VarianceScale().fit(Even(grid, channels=channels), truths(grid, 60, sd=sd, seed=1, channels=channels))
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_chi2_on_the_calibration_fields_stays_one(separate: bool) -> None:
+    data = truths(GRID, 60, sd=by_position, seed=1, channels=2)
+    scaled = VarianceScale(separate=separate).fit(Even(GRID, channels=2), data)
+    assert scaled.local is not None
+    average = metrics.chi2(metrics.compare(scaled(data.inputs), data.outputs, noise=scaled.noise)).mean(0)
+    torch.testing.assert_close(average, torch.ones(2, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("grid", [GRID, RING], ids=["ends", "periodic"])
+def test_it_is_one_function_on_all_grids(grid: Grid) -> None:
+    scaled, inputs = fitted(grid), truths(grid, 3, sd=evenly, seed=7, channels=2).inputs
+    stated = scaled(inputs).std
+    fine = inputs.resample(grid.resized((4 * 47 + 1 if grid is GRID else 192,)))
+    torch.testing.assert_close(scaled(fine).std[..., ::4], stated, rtol=0.02, atol=0)
+    read = scaled(inputs, Grid.scattered(grid.points[[3, 20, 41]], torch.ones(3, dtype=torch.float64))).std
+    torch.testing.assert_close(read, stated[..., [3, 20, 41]], rtol=1e-9, atol=0)
+
+
+def test_functionals_draws_and_single_functions_agree_with_the_field() -> None:
+    scaled, inputs = fitted(), truths(GRID, 3, sd=evenly, seed=7, channels=2).inputs
+    u = scaled(inputs)
+    root = torch.cat([u.root.dense(), u.discrepancy.dense()], -1)
+    torch.testing.assert_close(root.square().sum(-1).reshape(u.variance.shape), u.variance)
+    whole = u.apply(integral(GRID))
+    torch.testing.assert_close(whole.variance, (GRID.weights @ root).square().sum(-1)[..., None])
+    torch.testing.assert_close(scaled(inputs[1:2]).std, u.std[1:2])
+    draws = u.rsample(torch.Size([4000]), seed=1)
+    assert (draws.std(0) / u.std - 1.0).abs().max() < 5.0 / math.sqrt(8000)
+    one = scaled.draw(3)(inputs.values, grid=GRID)
+    torch.testing.assert_close(scaled.draw(3)(inputs.values[:1], grid=GRID), one[:1])
+
+
+def test_what_is_drawn_has_the_size_that_is_stated() -> None:
+    """All but what has no correlation, which draws of functions leave out."""
+    scaled, inputs = fitted(channels=1), truths(GRID, 2, sd=evenly, seed=7).inputs
+    draws = torch.stack([scaled.draw(seed)(inputs.values, grid=GRID) for seed in range(300)])
+    u = scaled(inputs)
+    smooth = u.variance - u.discrepancy.right.row_squares()
+    assert (draws.var(0) / smooth - 1.0).abs().max() < 6.0 * math.sqrt(2 / 300)
+
+
+def test_gradients_pass() -> None:
+    scaled, inputs = fitted(RING, 1), truths(RING, 1, sd=evenly, seed=7).inputs
+    values = inputs.values.clone().requires_grad_(True)
+
+    def total(values: Tensor) -> Tensor:
+        return scaled(Field(values, RING)).variance.sum()
+
+    (gradient,) = torch.autograd.grad(total(values), values)
+    step = 1e-6 * normal(*values.shape, seed=3)
+    difference = (total(values.detach() + step) - total(values.detach() - step)) / 2
+    assert difference.item() == pytest.approx((gradient * step).sum().item(), rel=1e-5)
+
+
+def test_data_are_conditioned_on_in_its_units() -> None:
+    scaled, inputs = fitted(channels=1), truths(GRID, 2, sd=evenly, seed=7).inputs
+    u = scaled(inputs)
+    middle = sensors(GRID, [[0.5]])
+    seen = u.condition(middle, middle(u.mean) + 1.0, noise=1e-6)
+    assert (seen.apply(middle).mean - middle(u.mean) - 1.0).abs().max() < 1e-3
+    assert (seen.variance <= u.variance + 1e-9).all()
+
+
+def test_nothing_is_extrapolated() -> None:
+    scaled, inputs = fitted(RING, 1), truths(RING, 20, sd=by_slope, seed=7).inputs
+    local = scaled.local
+    assert local is not None
+    factors = local.on(RING)(1e6 * inputs.values, 1e12 * torch.ones_like(inputs.values))
+    known = local.on(RING)(inputs.values, torch.ones_like(inputs.values))
+    assert torch.isfinite(factors).all()
+    assert factors.max() < 20 * known.max()
+
+
+def test_values_too_small_to_square_in_float32() -> None:
+    """Units drop out."""
+    data = homogeneous_pairs(30)
+    assert VarianceScale().fit(Even(data.inputs.grid), data).local is not None
+    local = fitted(RING, 1).local
+    assert local is not None
+    assert local.on(RING)(torch.zeros(1, 1, 48), torch.full((1, 1, 48), 1e-30)).isfinite().all()
+
+
+@pytest.mark.bad_input
+def test_errors() -> None:
+    local = fitted(RING, 1).local
+    assert local is not None
+    names = ("grid", "width", "slopes", "amplitudes", "units", "center", "spread", "bounds", "coefficients")
+    parts = {name: getattr(local, name) for name in names}
+    with pytest.raises(ShapeError, match="tensors of shapes"):
+        LocalScale(**(parts | {"coefficients": local.center}))
+    assert not local.covers(GRID)
+    assert not local.covers(Grid.scattered(RING.points, RING.weights))
