@@ -35,7 +35,8 @@ NOTES = (
     "CRPS: fair, over that of the climatology, which is the distribution of the states at that lead; 'all' is over all leads. "
     f"'over residuals': CRPS over all leads divided by that of '{REFERENCE}', one state per lead with the errors that it made "
     "on the trajectories for scaling; below 1 is better",
-    "posteriors are scaled lead by lead (LeadScale) on trajectories that neither training nor scores see; 'raw' is before. "
+    "posteriors are scaled on trajectories that neither training nor scores see: their variance of one step before they are "
+    "rolled out (VarianceScale), the roll-outs lead by lead (LeadScale); 'raw' is before the latter. "
     f"spread-skill: least and largest ratio over leads. coverage: pointwise, nominal {LEVEL:g}; horizon: of whole "
     "trajectories, all points and leads together, against the members; band: of whole trajectories by a conformal band "
     "(HorizonBand) that other trajectories carry",

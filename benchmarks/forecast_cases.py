@@ -28,7 +28,8 @@ class Sizes:
         members: Roll-outs of a forecast.
         networks: Networks of an ensemble.
         rank: Of the low-rank posterior.
-        curvature: Windows that its curvature is taken from, evenly spread: hundreds of products with all would cost minutes.
+        curvature: Windows that its curvature is taken from, evenly spread, and others that every head's variance of one step
+            is scaled on: hundreds of products with all would cost minutes.
         long: Leads of the roll-outs whose stability is tested.
         kernel: Windows that the kernel operator is fitted on.
     """
@@ -37,7 +38,7 @@ class Sizes:
     scaling: int = 32
     test: int = 32
     leads: int = 20
-    epochs: int = 20
+    epochs: int = 50
     members: int = 16
     networks: int = 4
     rank: int = 16
@@ -91,7 +92,7 @@ def cases() -> list[Case]:
     problems = pn.problems
     line = {"modes": (16,), "width": 16, "depth": 3, "projection": 32}
     plane = {"modes": (9, 9), "width": 12, "depth": 3, "projection": 24}
-    few = replace(Sizes(), train=32, scaling=24, test=24, epochs=12)
+    few = replace(Sizes(), train=32, scaling=24, test=24, epochs=25)
     found = [
         Case(name="heat", problem=problems.Heat(0.01, time=0.05, dimension=1), resolution=64, network=line),
         Case(

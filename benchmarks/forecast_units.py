@@ -106,10 +106,13 @@ def _posteriors(unit: Unit, folder: Path) -> dict[str, Any]:
 
 
 def _heads(unit: Unit, head: str, make: Callable[[], Predictor], *, kinds: tuple[str, ...] = DRAWS) -> dict[str, Any]:
-    """Scores of a head, by the kind of draws; why, where it fails."""
+    """Scores of a head, by the kind of draws; why, where it fails.
+
+    Its variance of one step is scaled before it is rolled out: draws that are too wide leave the states that the network knows.
+    """
     start = time.process_time()
     try:
-        predictor = make()
+        predictor = pn.calibration.VarianceScale().fit(make(), evenly_spread(unit.truth("scaling"), unit.case.sizes.curvature))
     except FAILURES as error:
         return {f"{head}, {draws} draws": {"failed": _said(error)} for draws in kinds}
     fitting = time.process_time() - start
