@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ _OLDEST_OPSET = 18
 """Of ONNX, that PyTorch's exporter writes."""
 _LARGEST = 2**31 - 1
 """Bytes of an ONNX file: it is one protocol buffer."""
+_OUTPUT, _INNER = "output.", ".inner"
+"""What outputs are called until values within, of the same name, are renamed; and what is appended to these."""
 
 
 def to_onnx(
@@ -95,7 +98,7 @@ def _onnx_bytes(program: Program, opset_version: int) -> bytes:
                 (program.example,),
                 dynamo=True,
                 input_names=["values"],
-                output_names=program.outputs,
+                output_names=[_OUTPUT + name for name in program.outputs],
                 opset_version=opset_version,
                 optimize=False,  # it takes constants below 1e-8 for zero, which they need not be; runtimes optimise anyway
                 verbose=False,
@@ -108,6 +111,8 @@ def _onnx_bytes(program: Program, opset_version: int) -> bytes:
             got=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
             remedy="replace what the message names, or use to_torch_export or to_aot_inductor",
         ) from error
+    _rename(model.graph, {name: name + _INNER for name in program.outputs})  # an operation within may be called `mean` too
+    _rename(model.graph, {_OUTPUT + name: name for name in program.outputs})
     for node in model.graph.node:
         del node.metadata_props[:]  # where in the source it comes from: larger than the program, and nobody's business
     model.metadata_props.add(key=KEY, value=program.metadata)
@@ -119,6 +124,15 @@ def _onnx_bytes(program: Program, opset_version: int) -> bytes:
         )
     payload: bytes = model.SerializeToString()
     return payload
+
+
+def _rename(graph: Any, names: Mapping[str, str]) -> None:
+    """Give values of an ONNX graph other names, wherever they occur."""
+    for node in graph.node:
+        for values in (node.input, node.output):
+            values[:] = [names.get(name, name) for name in values]
+    for value in (*graph.output, *graph.value_info, *graph.initializer):
+        value.name = names.get(value.name, value.name)
 
 
 def to_torch_export(
