@@ -193,12 +193,14 @@ def says(thing: Any, folder: Path) -> Any:
 
 
 def agrees(described: Any, wanted: Any) -> bool:
-    """Whether two descriptions are equal; arguments that `wanted` leaves out have the constructor's defaults."""
+    """Whether two descriptions are equal; arguments that `wanted` leaves out have defaults, given once or for each axis."""
     if isinstance(wanted, dict) and isinstance(described, dict):
         if isinstance(wanted.get("parts"), dict) and isinstance(described.get("parts"), dict):
             described = {**described, "parts": {**described["parts"]}}
             for name, parameter in KINDS[wanted["kind"]].parameters.items():
-                if name not in wanted["parts"] and agrees(described["parts"].get(name, object()), parameter.default):
+                said = described["parts"].get(name, object())
+                per_axis = isinstance(said, list) and all(agrees(one, parameter.default) for one in said)
+                if name not in wanted["parts"] and (per_axis or agrees(said, parameter.default)):
                     del described["parts"][name]
         return described.keys() == wanted.keys() and all(agrees(described[key], wanted[key]) for key in wanted)
     if isinstance(wanted, list) and isinstance(described, list):
