@@ -47,7 +47,16 @@ def test_ends_that_are_said_to_be_periodic(make: Any, tmp_path: Path) -> None:
     with pytest.warns(DataWarning, match="^axis 0 of the outputs: said to be periodic, .*say periodic=False") as given:
         make(tmp_path)
     assert len(given) == 1
-    assert given[0].filename == __file__
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("grid", [Grid.uniform(32), None])
+def test_the_warning_names_the_line_that_gave_the_data(grid: Grid | None, tmp_path: Path) -> None:
+    where = {"periodic": (True,)} if grid is None else {"grid": grid}
+    for make in (lambda: FieldPairs.from_numpy(WAVES, LINES, **where), lambda: opened(tmp_path, **where)):
+        with pytest.warns(DataWarning) as given:
+            make()
+        assert given[0].filename == __file__
 
 
 def test_trajectories_are_looked_at_too(tmp_path: Path) -> None:

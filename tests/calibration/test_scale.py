@@ -51,10 +51,10 @@ def test_the_scale_is_the_mistake_that_was_made() -> None:
 @given(sd=st.floats(0.01, 100.0))
 def test_a_common_factor_of_the_stated_variances_drops_out(sd: float) -> None:
     data = pairs(12, channels=2)
-    reference = VarianceScale(separate=False).fit(Synthetic(channels=2), data)(data.inputs)
-    other = VarianceScale(separate=False).fit(Synthetic(channels=2, sd=sd, noise=0.1 * sd**2), data)
+    reference = VarianceScale(separate=False, local=False).fit(Synthetic(channels=2), data)(data.inputs)
+    other = VarianceScale(separate=False, local=False).fit(Synthetic(channels=2, sd=sd, noise=0.1 * sd**2), data)
     torch.testing.assert_close(other(data.inputs).variance, reference.variance)
-    torch.testing.assert_close(other.noise, VarianceScale(separate=False).fit(Synthetic(channels=2), data).noise)
+    torch.testing.assert_close(other.noise, VarianceScale(separate=False, local=False).fit(Synthetic(channels=2), data).noise)
 
 
 def test_it_maximises_the_marginal_likelihood() -> None:

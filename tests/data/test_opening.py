@@ -384,7 +384,7 @@ class TestListing:
             write_hdf5(path, **arrays) if kind == "h5" else np.savez(path, **arrays)
         found = [str(variable) for variable in pn_data.list_variables(path)]
         assert set(expected) <= set(found)
-        assert kind in ("the well", "darcy") or found == expected
+        assert kind in ("the well", "darcy") or sorted(found) == sorted(expected)
 
     def test_what_is_none(self, tmp_path: Path) -> None:
         with pytest.raises(FileError, match="zarr store or .npy files"):
@@ -437,7 +437,7 @@ class TestFiles:
 
     def test_a_file_that_vanishes_is_named_when_it_is_read(self, tmp_path: Path) -> None:
         path = write_hdf5(tmp_path / "f.h5", a=numbers(4, 1, 8))
-        data = pn_data.open(path, inputs=["a"], outputs=["a"], periodic=True)
+        data = pn_data.open(path, inputs=["a"], outputs=["a"], periodic=False)  # so that no row is looked at
         path.unlink()
         with pytest.raises(FileError, match="expected a to be readable"):
             data[0]

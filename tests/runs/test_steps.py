@@ -207,7 +207,7 @@ def equal(first: Path, second: Path) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("kill", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_killed_training_goes_on_to_the_same_bits(tmp_path: Path, kill: signal.Signals) -> None:
     config = cheap(written(tmp_path, points=64), epochs=60)
     runs.write_config(config, tmp_path / "run.toml")
@@ -264,6 +264,7 @@ def test_data_that_do_not_fit(tmp_path: Path, change: dict[str, object], error: 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.bad_input
 def test_data_that_are_unusable(tmp_path: Path) -> None:
     (tmp_path / "text.nc").write_text("no data")
     with pytest.raises(FileError, match=r"text.nc"):
