@@ -100,7 +100,7 @@ class VarianceScale:
 
     @undisturbed()
     def fit(self, predictor: Predictor, calibration: Dataset) -> ScaledPredictor:
-        """Fit the scales on fields that neither training nor testing uses, in three passes, a few functions at a time.
+        """Fit the scales on fields that neither training nor testing uses, in up to six passes, a few functions at a time.
 
         Args:
             predictor: What any head or calibrator returned; it is wrapped, not changed.
