@@ -20,6 +20,7 @@ from benchmarks import (
     forecast,
     gold,
     growth,
+    heads,
     kernel_fit,
     laplace,
     large_data,
@@ -126,6 +127,14 @@ COMMANDS = {
     ),
     "gold": Command(gold.main, "heads against a posterior known in closed form; minutes", options=WORKERS),
     "growth": Command(growth.main, "time and memory of every stage as the number of functions grows; about 20 minutes"),
+    "heads": Command(
+        heads.main,
+        "heads beside one another on the same networks, with their costs; three quarters of an hour, goes on if cut off",
+        full="all problems, DeepONets too, five seeds",
+        output="heads.json, or one for the problem, and finished units",
+        options={"--problem": {"help": "only this problem"}, **WORKERS},
+        check=lambda given: heads.chosen(given["mode"], given["problem"]),
+    ),
     "kernel_fit": Command(kernel_fit.main, "cost of fitting kernel operators, exactly and with inducing points; 10 minutes"),
     "laplace": Command(laplace.main, "Laplace structures: accuracy, evidence, speed and memory; about 10 minutes"),
     "large-data": Command(

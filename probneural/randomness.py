@@ -105,6 +105,8 @@ PURPOSES: Final = MappingProxyType(
         "benchmark start": "which functions are labelled first",
         "benchmark choice": "seed of a selector, per round",
         "benchmark recipe": "seed of a recipe, per round and member",
+        "heads functions": "seed of the functions of the comparison of heads, per part",
+        "heads recipe": "seed of weights and batches of its networks, per network",
         "forecast functions": "seed of the trajectories of the forecast benchmark, per part",
         "forecast network": "seed of the weights and batches of its networks, per network",
         "forecast draws": "seed of its roll-outs",

@@ -1,0 +1,169 @@
+"""The heads of the comparison: what each is made of, and what its training costs beside that of one operator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+import probneural as pn
+from benchmarks import recipes
+from benchmarks.recipes import Recipe
+from probneural.distributions import Predictor
+from probneural.randomness import stream_seed
+
+MEMBERS = 4
+QUARTERS = "ensemble of 4 quarters"
+"""Four members, each trained for a quarter of the epochs: an ensemble at the cost of one training."""
+DEFAULT = "last layer"
+ENSEMBLE = f"ensemble of {MEMBERS}"
+
+
+@dataclass(frozen=True)
+class Data:
+    """The functions of one problem under one seed.
+
+    Attributes:
+        train: Training pairs.
+        scaling: Pairs that variances are scaled on, for all heads alike.
+        weighing: Further ones, that stacking takes its weights from.
+    """
+
+    train: pn.FieldPairs
+    scaling: pn.FieldPairs
+    weighing: pn.FieldPairs
+
+
+class Workshop:
+    """Trains the networks that heads share, each once, and remembers what it cost.
+
+    Args:
+        recipe: Of the operator.
+        data: The functions.
+        seed: Of weights and batches.
+    """
+
+    def __init__(self, recipe: Recipe, data: Data, *, seed: int) -> None:
+        self.recipe, self.data, self.seed = recipe, data, seed
+        self._trained: dict[tuple[int, int], tuple[torch.nn.Module, float]] = {}
+
+    def member(self, number: int, *, parts: int = 1) -> tuple[torch.nn.Module, float]:
+        """One trained operator and its seconds of a processor; with `parts`, trained for that fraction of the epochs."""
+        key = (number, parts)
+        if key not in self._trained:
+            recipe = Recipe(
+                self.recipe.kind, max(1, self.recipe.epochs // parts), self.recipe.learning_rate, self.recipe.options
+            )
+            start = time.process_time()
+            operator, _, _ = recipe.train(self.data.train, seed=self.seed_of(number), tick=lambda: None)
+            self._trained[key] = operator, time.process_time() - start
+        return self._trained[key]
+
+    def members(self, count: int, *, parts: int = 1) -> tuple[list[torch.nn.Module], float]:
+        """Several trained operators, and their seconds together."""
+        found = [self.member(number, parts=parts) for number in range(count)]
+        return [operator for operator, _ in found], sum(seconds for _, seconds in found)
+
+    def seed_of(self, number: int) -> int:
+        """The seed of one training."""
+        return stream_seed(self.seed, "heads recipe", number)
+
+    @property
+    def seconds(self) -> float:
+        """Of a processor, that all trainings so far have taken."""
+        return sum(seconds for _, seconds in self._trained.values())
+
+    @property
+    def pairs(self) -> pn.FieldPairs:
+        """Training pairs."""
+        return self.data.train
+
+
+Maker = Callable[[Workshop], tuple[Predictor, float]]
+"""Gives a predictor whose variances are not scaled yet, and the seconds of the trainings that it shares with others."""
+
+
+def last_layer(shop: Workshop) -> tuple[Predictor, float]:
+    """The last-layer posterior of one operator."""
+    operator, seconds = shop.member(0)
+    return pn.heads.LastLayerLaplace().fit(operator, shop.pairs), seconds
+
+
+def heteroscedastic(shop: Workshop) -> tuple[Predictor, float]:
+    """A second read-out of the same operator."""
+    operator, seconds = shop.member(0)
+    return pn.heads.HeteroscedasticGaussian(seed=shop.seed_of(0)).fit(operator, shop.pairs), seconds
+
+
+def swag(shop: Workshop) -> tuple[Predictor, float]:
+    """Weights around those of the same operator, from ten further epochs at a constant learning rate."""
+    operator, seconds = shop.member(0)
+    train = partial(pn.fit, epochs=1, learning_rate=0.1 * shop.recipe.learning_rate, validation=0.0, show_progress=False)
+    head = pn.heads.SWAG(10, train=train, seed=shop.seed_of(0), show_progress=False)
+    return head.fit(operator, shop.pairs).sampled(16, seed=shop.seed_of(1)), seconds
+
+
+def noise_conditioned(shop: Workshop) -> tuple[Predictor, float]:
+    """The same operator, tuned to draw by the energy score for half of the epochs."""
+    operator, seconds = shop.member(0)
+    epochs = max(1, shop.recipe.epochs // 2)
+    head = pn.heads.NoiseConditioning(
+        64,
+        condition=lambda one: pn.operators.NoiseConditionedOperator(
+            one, layers=[_modulated(one)], noise=pn.operators.NoiseField(4), samples=2, seed=shop.seed_of(0)
+        ),
+        train=partial(pn.fit, epochs=epochs, loss=pn.training.EnergyScore(2), validation=0.0, show_progress=False),
+        seed=shop.seed_of(0),
+    )
+    return head.fit(operator, shop.pairs), seconds
+
+
+def ensemble(shop: Workshop, *, count: int, parts: int = 1) -> tuple[Predictor, float]:
+    """Several operators, each with as many epochs as the others."""
+    operators, seconds = shop.members(count, parts=parts)
+    return recipes.ensemble(operators, shop.pairs), seconds
+
+
+def mixture(shop: Workshop, *, count: int) -> tuple[Predictor, float]:
+    """Several operators, each with its own last-layer posterior."""
+    operators, seconds = shop.members(count)
+    return pn.heads.LaplaceEnsemble().fit(operators, shop.pairs), seconds
+
+
+def kernel(shop: Workshop) -> tuple[Predictor, float]:
+    """A Gaussian process without any network."""
+    return pn.heads.KernelOperator().fit(None, shop.pairs), 0.0
+
+
+def stacked(shop: Workshop) -> tuple[Predictor, float]:
+    """The last-layer posteriors of one operator and of a linear regression, and the Gaussian process, with weights."""
+    regression = pn.operators.LinearRegression.fitted(shop.pairs)
+    makers: Sequence[Maker] = (last_layer, kernel, lambda some: (pn.heads.LastLayerLaplace().fit(regression, some.pairs), 0.0))
+    scaled = [pn.calibration.VarianceScale().fit(make(shop)[0], shop.data.weighing) for make in makers]
+    return pn.calibration.Stacking().fit(scaled, shop.data.scaling), shop.member(0)[1]
+
+
+def _modulated(operator: Any) -> str:
+    """Where noise enters: the spectral layers, or the network of the input function."""
+    names = {name.split(".")[0] for name, _ in operator.named_modules() if name}
+    return "spectral" if "spectral" in names else "branch"
+
+
+HEADS: dict[str, Maker] = {
+    DEFAULT: last_layer,
+    "heteroscedastic": heteroscedastic,
+    "SWAG": swag,
+    QUARTERS: partial(ensemble, count=MEMBERS, parts=MEMBERS),
+    "noise-conditioned": noise_conditioned,
+    "stacked": stacked,
+    "kernel operator": kernel,
+    "ensemble of 2": partial(ensemble, count=2),
+    "mixture of 2": partial(mixture, count=2),
+    ENSEMBLE: partial(ensemble, count=MEMBERS),
+    f"mixture of {MEMBERS}": partial(mixture, count=MEMBERS),
+}
+"""By what the trainings cost: one, none, two, four."""

@@ -1,0 +1,168 @@
+"""Units of the comparison of heads: all heads on one problem, one operator and one amount of data, under one seed."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import probneural as pn
+from benchmarks import environment, exact
+from benchmarks.head_makers import HEADS, Data, Workshop
+from probneural.distributions import Predictor
+from probneural.errors import ProbneuralError
+from probneural.randomness import stream_seed
+
+LEVEL = 0.9
+FEW = 25
+"""Training functions where data are few."""
+EVALUATIONS = 10
+"""With few data, there are so many times the epochs; still a quarter of the training steps or less."""
+SHIFTS = 2
+"""Shifts of a problem that are scored, the first ones."""
+SCORES = (
+    "relative_l2",
+    "crps",
+    "energy",
+    "joint_nll",
+    "coverage",
+    "simultaneous_coverage",
+    "interval_width",
+    "chi2",
+    "spread_skill",
+    "n_merci",
+    "rank_within",
+    "rank_within_attainable",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How many functions there are.
+
+    Attributes:
+        held_out: For scales; as many more for the weights of stacking, and to test on.
+        whole: Of those tested, how many scores of whole functions are taken from, by dimension.
+    """
+
+    held_out: int = 200
+    whole: tuple[int, int] = (200, 40)
+
+
+SMALL = Sizes(held_out=12, whole=(6, 3))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """All heads, on one operator.
+
+    Attributes:
+        problem: Its name in `exact`.
+        kind: Of operator.
+        pairs: Training functions, or None for all that the problem has.
+        seed: Of functions, weights and batches.
+        commit: Of the code.
+        sizes: How many functions; `SMALL` trains for seconds, too.
+    """
+
+    problem: str
+    kind: str
+    pairs: int | None
+    seed: int
+    commit: str
+    sizes: Sizes = Sizes()
+
+    @property
+    def name(self) -> str:
+        """For readers of the progress."""
+        return f"{self.problem}, {self.kind}, {self.regime}, seed {self.seed}"
+
+    @property
+    def regime(self) -> str:
+        """How many training functions there are, in words."""
+        return "all functions" if self.pairs is None else f"{self.pairs} functions"
+
+    def path(self, folder: Path) -> Path:
+        """Where its rows are kept."""
+        return folder / environment.file_name(self.name, self, list(HEADS), suffix=".json")
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        """Train, fit every head, scale all alike, and score."""
+        source, recipe = _case(self.problem, self.kind, is_small=self.sizes == SMALL)
+        if self.pairs is not None:
+            recipe = replace(recipe, epochs=EVALUATIONS * recipe.epochs)
+        train, scaling, weighing, test = (
+            source.problem.sample(count, resolution=source.resolution, seed=stream_seed(self.seed, "heads functions", part))
+            for part, count in enumerate((self.pairs or source.pairs, *[self.sizes.held_out] * 3))
+        )
+        places = {"in distribution": test}
+        for number, (name, problem) in enumerate(list(source.problem.shifts().items())[:SHIFTS]):
+            own = stream_seed(self.seed, "heads functions", 4 + number)
+            places[name] = problem.sample(len(test), resolution=source.resolution, seed=own)
+        shop = Workshop(recipe, Data(train, scaling, weighing), seed=self.seed)
+        rows = []
+        for head in HEADS:
+            row: dict[str, Any] = {"problem": self.problem, "operator": self.kind, "regime": self.regime, "head": head}
+            try:
+                rows += [row | {"seed": self.seed} | found for found in self._judged(head, shop, places)]
+            except (ProbneuralError, RuntimeError) as error:  # must not cost the work on all others: the row says why
+                traceback.print_exc()
+                rows.append(row | {"seed": self.seed, "on": "in distribution", "failed": f"{type(error).__name__}: {error}"})
+        return {"rows": rows}
+
+    def _judged(self, head: str, shop: Workshop, places: Mapping[str, pn.FieldPairs]) -> list[dict[str, Any]]:
+        """One row per place."""
+        shop_before, start = shop.seconds, time.process_time()
+        raw, seconds = HEADS[head](shop)
+        facts: dict[str, Any] = {"training_seconds": seconds}
+        facts["fit_seconds"] = time.process_time() - start - (shop.seconds - shop_before)
+        test = next(iter(places.values()))
+        comparison = pn.metrics.compare(raw(test.inputs), test.outputs, noise=raw.noise)
+        facts["raw_chi2"] = float(pn.metrics.chi2(comparison).mean())
+        predictor = pn.calibration.VarianceScale().fit(raw, shop.data.scaling)
+        facts["scale"] = float(predictor.scale.max())
+        ordinary = _stated(predictor, test)
+        found = []
+        for place, pairs in places.items():
+            start = time.process_time()
+            whole = self.sizes.whole[min(pairs.outputs.grid.dimension, 2) - 1]
+            scores = pn.metrics.score(
+                predictor(pairs.inputs), pairs.outputs, noise=predictor.noise, level=LEVEL, whole=whole
+            ).to_dict()
+            row = facts | {"on": place} | {name: scores[name] for name in SCORES}
+            row["seconds"] = time.process_time() - start
+            if found:  # whether the stated variance alone tells the shifted functions from the others
+                row["auroc"] = auroc(ordinary, _stated(predictor, pairs))
+            found.append(row)
+        return found
+
+
+@lru_cache
+def _case(problem: str, kind: str, *, is_small: bool) -> tuple[Any, Any]:
+    """Where the functions come from, and the recipe of the operator."""
+    (case,) = exact.chosen("small" if is_small else "full", problem=problem)
+    return case.source, next(recipe for recipe in case.operators if recipe.kind == kind)
+
+
+def _stated(predictor: Predictor, pairs: pn.FieldPairs) -> torch.Tensor:
+    """The mean variance that is stated for each function, over the domain and channels, in physical units squared."""
+    u = predictor(pairs.inputs)
+    variance = u.variance.double().flatten(2)
+    return u.grid.mean(variance).mean(1)
+
+
+def auroc(ordinary: torch.Tensor, shifted: torch.Tensor) -> float:
+    """Probability that a shifted function's value is above an ordinary one's, ties counted half.
+
+    Examples:
+        >>> auroc(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
+        0.875
+    """
+    difference = shifted[:, None] - ordinary
+    return float((difference > 0).double().mean() + 0.5 * (difference == 0).double().mean())

@@ -1,0 +1,197 @@
+"""Heads beside one another: the same networks and data, variances scaled alike, with what each training costs.
+
+Per problem, operator, amount of data and seed, every head is fitted to networks of one recipe and scaled by `VarianceScale` on the
+same held-out functions; those that all are tested on are others again. Finished units are kept, so that a benchmark that was
+cut off goes on where it was.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import studentized_range
+
+from benchmarks import environment, exact, head_units, kept_units, sections
+from benchmarks.forecast import half_width
+from benchmarks.head_makers import ENSEMBLE, HEADS
+from benchmarks.head_units import FEW, LEVEL, Unit
+from probneural.calibration import VarianceScale
+
+SEEDS = {"default": 3, "full": 5, "small": 1}
+COMPARED = ("joint_nll", "crps", "energy")
+"""Scores that ranks and comparisons are taken of; lower is better."""
+_LOGARITHMIC = ("joint_nll",)
+"""Those that are compared by differences; others by ratios."""
+CONFIDENCE = 0.9
+
+Row = dict[str, Any]
+
+
+def chosen(mode: str, problem: str | None) -> list[tuple[str, str]]:
+    """Problems and operators of one run: the FNO on the problems of the main benchmark's default run, or all there is.
+
+    Raises:
+        ValueError: If no problem has that name.
+    """
+    cases = exact.chosen("full" if mode == "full" or problem else "default", problem=problem)
+    cases = cases[:1] if mode == "small" else cases
+    return [
+        (case.source.name, recipe.kind)
+        for case in cases
+        for recipe in case.operators
+        if recipe.kind == "FNO" or (mode == "full" and recipe.kind == "DeepONet")
+    ]
+
+
+def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
+    """Run all units, and make tables of their rows."""
+    rows: list[Row] = []
+    commit = environment.commit()
+    sizes = head_units.SMALL if mode == "small" else head_units.Sizes()
+
+    def table(make: Callable[[Sequence[Row]], list[Row]]) -> list[Row]:
+        if not rows:  # the first table runs everything
+            todo = [
+                Unit(name, kind, pairs, seed, commit, sizes)
+                for seed in range(SEEDS[mode])
+                for name, kind in chosen(mode, problem)
+                for pairs in (None, FEW)
+            ]
+            found = kept_units.spread(todo, output / "heads", workers=workers)
+            rows.extend(row for unit in todo for row in found[unit]["rows"])
+            notes.extend(failures(rows))
+        return make(rows)
+
+    parts = {"scores": averaged, "beside the ensemble": compared, "ranks": ranked, "costs": costs}
+    notes = [
+        "means over seeds, each with functions, weights and batches of its own, which all heads share. Every head is scaled by "
+        f"{VarianceScale()!r} on the same 200 functions, and tested on 200 others; stacking takes its weights from those, and "
+        "scales its predictors on 200 further ones",
+        f"coverage and width are those of central intervals at {LEVEL:g}; whole: of whole functions. AUROC: how well the stated "
+        "variance alone tells shifted functions from ordinary ones. raw chi2: before scales",
+        f"beside the ensemble: differences of nats, ratios of others, paired by seed; {CONFIDENCE:.0%} intervals of Student's t",
+        "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. Two heads whose mean ranks "
+        f"differ by less than the critical difference (Nemenyi, {1 - CONFIDENCE:.1g}) are not told apart",
+        f"with {FEW} functions there are {head_units.EVALUATIONS} times the epochs",
+    ]
+    return sections.write(
+        "heads",
+        {name: partial(table, make) for name, make in parts.items()},
+        mode=mode,
+        output=output,
+        notes=notes,
+        commit=commit,
+        problem=problem,
+    )
+
+
+def averaged(rows: Sequence[Row]) -> list[Row]:
+    """Means over seeds, by problem, operator, amount of data, place and head."""
+    keys = ("problem", "operator", "regime", "on", "head")
+    return [
+        dict(zip(keys, group, strict=True)) | {"seeds": len(own)} | {name: mean(own, name) for name in (*head_units.SCORES, "auroc")}
+        for group, own in grouped(rows, keys).items()
+    ]
+
+
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """Every head beside the ensemble at its four trainings, in distribution, with intervals over seeds."""
+    keys = ("problem", "operator", "regime", "head")
+    ordinary = [row for row in rows if row["on"] == "in distribution"]
+    known = {(*(row[key] for key in keys), row["seed"]): row for row in ordinary}
+    table = []
+    for group, own in grouped(ordinary, keys).items():
+        if group[-1] == ENSEMBLE:
+            continue
+        line: Row = dict(zip(keys, group, strict=True)) | {"seeds": len(own)}
+        for name in COMPARED:
+            pairs = [(row.get(name), known.get((*group[:-1], ENSEMBLE, row["seed"]), {}).get(name)) for row in own]
+            line[name] = _beside([pair for pair in pairs if None not in pair], is_logarithmic=name in _LOGARITHMIC)
+        table.append(line)
+    return table
+
+
+def ranked(rows: Sequence[Row]) -> list[Row]:
+    """Mean ranks of heads over problems, operators and amounts of data, and how far apart they must be."""
+    ordinary = [row for row in rows if row["on"] == "in distribution"]
+    table: list[Row] = [{"head": head} for head in HEADS]
+    for name in COMPARED:
+        places: list[dict[str, float]] = []
+        for own in grouped(ordinary, ("problem", "operator", "regime")).values():
+            means = {head: mean(some, name) for (head,), some in grouped(own, ("head",)).items()}
+            if len(means) == len(HEADS) and None not in means.values():
+                order = sorted(means, key=lambda head: means[head] or 0.0)
+                places.append({head: order.index(head) + 1.0 for head in order})
+        for line in table:
+            line[name] = statistics.fmean(place[line["head"]] for place in places) if places else None
+        table[0].setdefault("blocks", len(places))
+    blocks = table[0]["blocks"]
+    for line in table:
+        line["critical difference"] = critical_difference(len(HEADS), blocks) if blocks else None
+        line["blocks"] = blocks
+    return table
+
+
+def costs(rows: Sequence[Row]) -> list[Row]:
+    """Seconds of a processor for trainings and for the head itself, and the factors of its variances."""
+    ordinary = [row for row in rows if row["on"] == "in distribution"]
+    return [
+        {"problem": problem, "head": head, "training s": mean(own, "training_seconds"), "head s": mean(own, "fit_seconds")}
+        | {"raw chi2": mean(own, "raw_chi2"), "scale": mean(own, "scale"), "scores s": mean(own, "seconds")}
+        for (problem, head), own in grouped(ordinary, ("problem", "head")).items()
+    ]
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """A note for each head that an error ended."""
+    return [
+        f"failed: {row['problem']}, {row['operator']}, {row['regime']}, {row['head']}, seed {row['seed']}: {row['failed'][:200]}"
+        for row in rows
+        if "failed" in row
+    ]
+
+
+def critical_difference(heads: int, blocks: int) -> float:
+    """Of mean ranks, after Nemenyi.
+
+    Reference:
+        Demšar (2006), Statistical comparisons of classifiers over multiple data sets, section 3.2.2.
+
+    Examples:
+        >>> round(critical_difference(4, 14), 2)  # q = 2.291 in table 5(a) at .10
+        1.12
+    """
+    quantile = float(studentized_range.ppf(CONFIDENCE, heads, math.inf)) / math.sqrt(2.0)
+    return quantile * math.sqrt(heads * (heads + 1) / (6.0 * blocks))
+
+
+def grouped(rows: Sequence[Row], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by the values of some columns, in their order."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return found
+
+
+def mean(rows: Sequence[Row], name: str) -> float | None:
+    """Of one column; None where a row lacks it."""
+    values = [row.get(name) for row in rows]
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+def _beside(pairs: Sequence[tuple[float, float]], *, is_logarithmic: bool) -> str | None:
+    """The mean of differences, or the geometric mean of ratios, and the interval."""
+    if not pairs:
+        return None
+    changes = [one - other if is_logarithmic else math.log(one / other) for one, other in pairs]
+    middle, half = statistics.fmean(changes), half_width(changes)
+    if is_logarithmic:
+        return f"{middle:+.2f}" + ("" if half is None else f" ± {half:.2f}")
+    interval = "" if half is None else f" ({math.exp(middle - half):.2f} to {math.exp(middle + half):.2f})"
+    return f"{math.exp(middle):.2f}{interval}"
