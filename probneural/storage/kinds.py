@@ -21,6 +21,7 @@ from probneural.curvature.kfac.factors import KroneckerWeights
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.weights.iterative import IterativeWeights
 from probneural.curvature.weights.roots import DenseWeights, DiagonalWeights, LowRankWeights
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.errors import FileError, GridError, ProbneuralError, ShapeError
 from probneural.grids import Axis, Grid
@@ -167,6 +168,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(VariationalLastLayerPredictor, on_cpu=("history",)),
     Kind(WeightSampledPredictor),
     Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),
+    Kind(MixturePredictor, on_cpu=("weights", "calibrated_on")),
     Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients")),
     Kind(Decomposition),
     Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
