@@ -51,8 +51,8 @@ class MixtureField(FieldDistribution):
         ShapeError: If components or weights do not fit together.
 
     Reference:
-        Gneiting and Ranjan (2013), Combining predictive distributions, section 2 (a linear pool of calibrated components is
-        too wide).
+        Gneiting and Ranjan (2013), Combining predictive distributions, theorem 3.1 (a linear pool of calibrated components
+        is too wide).
 
     Examples:
         >>> from probneural.grids import Grid

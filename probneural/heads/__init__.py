@@ -10,10 +10,12 @@ from probneural.heads.laplace_ensemble import LaplaceEnsemble
 from probneural.heads.last_layer.bayesian import NUTS, BayesianLastLayer, VariationalInference
 from probneural.heads.last_layer.laplace import LastLayerLaplace, LastLayerPredictor
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
+from probneural.heads.swag import SWAG
 from probneural.heads.weight_samples import WeightSampledPredictor
 
 __all__ = [
     "NUTS",
+    "SWAG",
     "AnchoredEnsemble",
     "BayesianLastLayer",
     "ConvergenceWarning",

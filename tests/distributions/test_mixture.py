@@ -45,8 +45,8 @@ def by_scipy(values: Tensor, what: str) -> np.ndarray:
     """Σ w_k of a function of every value under component k, observed with noise."""
     total = np.zeros(tuple(values.shape))
     for weight, field in zip(WEIGHTS.tolist(), (FIRST, SECOND), strict=True):
-        law = stats.norm(field.mean.numpy(), (field.variance + NOISE).sqrt().numpy())
-        total += weight * getattr(law, what)(values.numpy())
+        distribution = stats.norm(field.mean.numpy(), (field.variance + NOISE).sqrt().numpy())
+        total += weight * getattr(distribution, what)(values.numpy())
     return total
 
 
