@@ -13,6 +13,7 @@ from probneural.calibration.horizon import (
 from probneural.calibration.lead_scale import LeadScale, LeadScaling, ScaledForecast
 from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.scale import ScaledPredictor, VarianceScale
+from probneural.calibration.stacking import Stacking
 from probneural.calibration.stationary_process import StationaryProcess
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "ScaledForecast",
     "ScaledPredictor",
     "SimultaneousBand",
+    "Stacking",
     "StationaryProcess",
     "TrajectoryBand",
     "VarianceScale",

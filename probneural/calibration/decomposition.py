@@ -16,6 +16,7 @@ from probneural.calibration.stationary_process import StationaryProcess, Waves
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.functionals import MatrixFunctional
@@ -143,9 +144,9 @@ def gaussian_of(u: FieldDistribution) -> GaussianField:
     """The Gaussian field that a prediction is, or that has the moments of its draws.
 
     Raises:
-        UnsupportedError: If the field is neither Gaussian nor empirical.
+        UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
     """
-    matched = u.moment_matched() if isinstance(u, EmpiricalField) else u
+    matched = u.moment_matched() if isinstance(u, EmpiricalField | MixtureField) else u
     if not isinstance(matched, GaussianField):
         raise UnsupportedError(
             expected="a predictor of Gaussian or empirical fields",
@@ -164,7 +165,7 @@ def shared_covariances(u: FieldDistribution, *, known: int) -> list[Float64[Tens
         known: How many functions came before: those beyond the number that decides are left out.
 
     Raises:
-        UnsupportedError: If the field is neither Gaussian nor empirical.
+        UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
     """
     points = _points(u.grid)
     some = u[: max(0, _VALUES // len(points) - known)]
@@ -175,7 +176,9 @@ def shared_covariances(u: FieldDistribution, *, known: int) -> list[Float64[Tens
     for index in range(len(matched)):
         single = matched[index : index + 1]
         at_points = single if len(points) == matched.grid.size else single.apply(MatrixFunctional(matched.grid, chosen))
-        rows = at_points.marginal(0).root.dense()[0].to("cpu", torch.float64)
+        alone = at_points.marginal(0)
+        roots = [alone.root] if alone.discrepancy is None else [alone.root, alone.discrepancy]
+        rows = torch.cat([root.dense()[0].to("cpu", torch.float64) for root in roots], dim=-1)
         covariances.append(rows @ rows.mT)
     return covariances
 

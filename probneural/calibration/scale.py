@@ -23,8 +23,10 @@ from probneural.calibration.local_scale import LocalScale
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
+from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField, check_factors
 from probneural.distributions.latent import digest
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import JointDraws, Predictor, drawn_discrepancy
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
@@ -71,8 +73,9 @@ class VarianceScale:
     you state stays outside as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole
     functions and densities do.
 
-    The mean stays as it is. An ensemble becomes the Gaussian field of its mean and covariance. A calibrated predictor is
-    calibrated anew from what it wraps.
+    The mean stays as it is. An ensemble becomes the Gaussian field of its mean and covariance. So does a mixture, after each of
+    its predictors is calibrated by itself: what members state and what they disagree about have other scales. A calibrated
+    predictor is calibrated anew from what it wraps.
 
     Args:
         separate: Whether covariance and noise have scales of their own. A part that is zero leaves one common scale.
@@ -120,6 +123,8 @@ class VarianceScale:
                 expected="at least 2 calibration fields", got=str(len(calibration)), remedy="hold out some training fields"
             )
         inner = predictor.inner if isinstance(predictor, ScaledPredictor) else predictor
+        if isinstance(inner, MixturePredictor):
+            inner = inner.with_predictors([self.fit(one, calibration) for one in inner.predictors])
         predicted = CalibrationPredictions(inner, calibration)
         noise = inner.noise.detach().to("cpu", torch.float64)
         field_variance = torch.zeros_like(noise)
@@ -264,12 +269,16 @@ class ScaledPredictor(Predictor):
         ratio = self._local_factor(inputs, u)
         root = u.root.scale((self.scale * self.decomposition.root_fraction).sqrt())
         smooth, white = self._discrepancies(u, ratio)
+        own = None if u.discrepancy is None else u.discrepancy.scale((self.scale * self.decomposition.root_fraction).sqrt())
+        if own is not None and ratio is not None:
+            own = weigh(own, ratio.sqrt())
+        rest = white if own is None else own if white is None else SideBySideRoot(white, own)
         calibrated = GaussianField(
             u.mean,
             root if ratio is None else weigh(root, ratio.sqrt()),
             latent=replace(u.latent, id=self._latent_id(inner, u)),
             grid=u.grid,
-            discrepancy=None if smooth is None or white is None else SideBySideRoot(smooth, white),
+            discrepancy=rest if smooth is None or rest is None else SideBySideRoot(smooth, rest),
         )
         return calibrated, None if ratio is None else ratio.sqrt().to(u.mean).unflatten(-1, u.grid.shape)
 
@@ -278,7 +287,7 @@ class ScaledPredictor(Predictor):
         parts = self.decomposition
         shape = () if self.local is None else (self.local.coefficients,)
         content = digest(self.scale, self.noise_scale, parts.root_fraction, parts.white_fraction, self.calibrated_on, *shape)
-        return f"{'members' if inner is not u else u.latent.id}~scaled-{content}"
+        return f"{'members' if isinstance(inner, EmpiricalField) else u.latent.id}~scaled-{content}"
 
     @property
     def _unexplained(self) -> Float64[Tensor, " c"]:
@@ -329,7 +338,7 @@ class ScaledPredictor(Predictor):
         factor = (self.scale * self.decomposition.root_fraction).sqrt().to(u.mean).reshape(-1, *(1,) * len(u.grid.shape))
         factor = factor if local is None else factor * local
         drawn = u.mean + factor * (self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query) - u.mean)
-        if not isinstance(u.discrepancy, SideBySideRoot):
+        if self.decomposition.process is None or not isinstance(u.discrepancy, SideBySideRoot):
             return drawn
         return drawn + self._draw_discrepancy(u.discrepancy.left, u, seed)
 
@@ -351,7 +360,7 @@ class ScaledPredictor(Predictor):
         factor = (self.scale * self.decomposition.root_fraction).sqrt().to(mean).reshape(-1, *(1,) * len(grid.shape))
         factor = factor if local is None else factor * local.unflatten(0, leading)
         scaled = mean + factor * (drawn - mean)
-        if not isinstance(u.discrepancy, SideBySideRoot):
+        if self.decomposition.process is None or not isinstance(u.discrepancy, SideBySideRoot):
             return scaled
         smooth = u.discrepancy.left
         latents = torch.cat([drawn_discrepancy(smooth.shape[3], seed) for seed in seeds])

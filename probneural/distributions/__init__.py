@@ -5,6 +5,8 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.intervals import Interval
 from probneural.distributions.latent import Latent
+from probneural.distributions.mixture import MixtureField
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import FunctionDraw, Predictor, PredictorTraits
 from probneural.distributions.roots.base import DenseRoot, FeatureRoot, Root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
@@ -22,6 +24,8 @@ __all__ = [
     "GaussianField",
     "Interval",
     "Latent",
+    "MixtureField",
+    "MixturePredictor",
     "ModulatedRoot",
     "Predictor",
     "PredictorTraits",

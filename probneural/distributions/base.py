@@ -13,7 +13,15 @@ from jaxtyping import Float, Float64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, check_real, check_sequence, check_variances
+from probneural.checks import (
+    check_finite,
+    check_instance,
+    check_integer,
+    check_real,
+    check_sequence,
+    check_variances,
+    real_tensor,
+)
 from probneural.distributions.intervals import Interval, check_probabilities, gaussian_quantiles, tails
 from probneural.distributions.roots.base import square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
@@ -247,6 +255,27 @@ class FieldDistribution(ABC):
 def draw_stream(seed: int | None) -> torch.Generator:
     """Where all draws of one seed begin, whatever they are drawn from; without a seed, somewhere new."""
     return stream(seed, "draws")
+
+
+def normal_base_samples(
+    sample_shape: torch.Size | Sequence[int], base_shape: torch.Size, *, seed: int | None, base_samples: Tensor | None
+) -> Float[Tensor, "..."]:
+    """Return standard normal base samples `(*sample_shape, *base_shape)`: those given, or new ones in float64 on the CPU.
+
+    Raises:
+        ArgumentError: If both a seed and base samples are given.
+        ShapeError: If they have another shape.
+        DataError: If they are no real numbers, or not finite.
+    """
+    shape = (*sample_shape, *base_shape)
+    if base_samples is None:
+        return torch.randn(shape, generator=draw_stream(seed), dtype=torch.float64, device="cpu")
+    if seed is not None:
+        raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
+    base_samples = real_tensor(base_samples, "base samples")
+    check_values(base_samples, shape, "base samples")
+    check_finite(base_samples, "base samples")
+    return base_samples
 
 
 def index_grid(size: int) -> Grid:

@@ -25,9 +25,9 @@ from probneural.distributions.base import (
     FieldDistribution,
     check_held,
     check_values,
-    draw_stream,
     index_grid,
     noise_variance,
+    normal_base_samples,
     sample_size,
 )
 from probneural.distributions.constraints import Constraint, Residual, checked, find_mode
@@ -187,15 +187,8 @@ class GaussianField(FieldDistribution):
     ) -> Float[Tensor, "*s n c *grid"]:
         """Draw functions; see the base class. Base samples are standard normal, `(*sample_shape, *base_shape)`."""
         count = sample_size(sample_shape)
-        shape = (*sample_shape, *self.base_shape)
-        if base_samples is None:
-            base_samples = torch.randn(shape, generator=draw_stream(seed), dtype=torch.float64, device="cpu")
-        elif seed is not None:
-            raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
-        base_samples = real_tensor(base_samples, "base samples")
-        check_values(base_samples, shape, "base samples")
-        check_finite(base_samples, "base samples")
-        latents = base_samples.to(self.root.device).reshape(count, *self.base_shape)
+        numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples)
+        latents = numbers.to(self.root.device).reshape(count, *self.base_shape)
         deviations = self.root.product(latents[:, : self.latent.rank])
         if self.discrepancy is not None and len(self):
             discrepancy_latents = latents[:, self.latent.rank :].unflatten(1, (len(self), -1))

@@ -117,7 +117,8 @@ def member_quantiles(
     exact = _interpolated(members, weights, wanted)
     if not bool((noise_std > 0).any()):
         return exact
-    return torch.where(noise_std > 0, _blurred(members, weights, wanted, noise_std), exact)
+    mass = weights.reshape(-1, *(1,) * noise_std.ndim)
+    return torch.where(noise_std > 0, mixture_quantiles(members, noise_std.expand_as(members), mass, wanted), exact)
 
 
 def _interpolated(members: Tensor, weights: Tensor, probabilities: Tensor) -> Tensor:
@@ -134,18 +135,32 @@ def _interpolated(members: Tensor, weights: Tensor, probabilities: Tensor) -> Te
 
 
 @torch.no_grad()
-def _blurred(members: Tensor, weights: Tensor, probabilities: Tensor, std: Tensor) -> Tensor:
-    """Quantiles of a mixture of Gaussians around the members, by bisection."""
-    spread_out = (-1, *(1,) * std.ndim)
-    shift = torch.special.ndtri(probabilities).reshape(spread_out) * std
-    low, high = members.amin(0) + shift, members.amax(0) + shift  # each component's quantile lies between these
-    wanted = probabilities.reshape(spread_out)
+def mixture_quantiles(
+    means: Float64[Tensor, "s *values"],
+    std: Float64[Tensor, "s *values"],
+    weights: Float64[Tensor, "s *ones"],
+    probabilities: Float64[Tensor, " k"],
+) -> Float64[Tensor, "k *values"]:
+    """Quantiles of mixtures of Gaussians, value by value, by bisection.
+
+    Args:
+        means: Of the components.
+        std: Their standard deviations; zero is legal.
+        weights: Their probabilities, of a shape that broadcasts against the values.
+        probabilities: Of the quantiles.
+    """
+    z = torch.special.ndtri(probabilities).to(means)
+    low = torch.stack([(means + one * std).amin(0) for one in z])
+    high = torch.stack([(means + one * std).amax(0) for one in z])  # the quantile lies between those of the components
+    wanted = probabilities.to(means).reshape(-1, *(1,) * (means.ndim - 1))
     rows = max(1, _CHUNK_ELEMENTS // max(low.numel(), 1))
-    parts = list(zip(members.split(rows), weights.split(rows), strict=True))
+    parts = list(zip(means.split(rows), std.split(rows), weights.to(means).split(rows), strict=True))
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         reached = torch.zeros_like(middle)
-        for some, mass in parts:
-            reached += torch.tensordot(mass, torch.special.ndtr((middle - some[:, None]) / std), dims=1)
+        for some, width, mass in parts:
+            gap = middle - some[:, None]
+            standardised = torch.where(gap == 0, torch.zeros_like(gap), gap / width[:, None])
+            reached += (mass[:, None] * torch.special.ndtr(standardised)).sum(0)
         low, high = torch.where(reached < wanted, middle, low), torch.where(reached < wanted, high, middle)
     return 0.5 * (low + high)

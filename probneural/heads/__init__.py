@@ -6,13 +6,16 @@ from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
 from probneural.heads.kernel.kernel_operator import KernelOperator, KernelPaths, KernelPredictor
 from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
+from probneural.heads.laplace_ensemble import LaplaceEnsemble
 from probneural.heads.last_layer.bayesian import NUTS, BayesianLastLayer, VariationalInference
 from probneural.heads.last_layer.laplace import LastLayerLaplace, LastLayerPredictor
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
+from probneural.heads.swag import SWAG
 from probneural.heads.weight_samples import WeightSampledPredictor
 
 __all__ = [
     "NUTS",
+    "SWAG",
     "AnchoredEnsemble",
     "BayesianLastLayer",
     "ConvergenceWarning",
@@ -25,6 +28,7 @@ __all__ = [
     "KernelPredictor",
     "Kronecker",
     "Laplace",
+    "LaplaceEnsemble",
     "LaplacePredictor",
     "LastLayerLaplace",
     "LastLayerPredictor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -70,6 +71,20 @@ class WeightSampledPredictor(Predictor):
     def members(self) -> int:
         """Number of operators s."""
         return len(self.vectors)
+
+    @torch.no_grad()
+    def operators(self) -> list[nn.Module]:
+        """Copies of the operators, one per member, in evaluation mode."""
+        modules = []
+        for index in range(self.members):
+            vectors, buffers = self._rows(slice(index, index + 1))
+            own = {**self.layout.unflatten(vectors[0]), **{name: rows[0] for name, rows in buffers.items()}}
+            module = copy.deepcopy(self.operator)
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if name in own:
+                    tensor.data = own[name].clone()  # as `Module.to` does it: what is tied stays tied
+            modules.append(module)
+        return modules
 
     def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
         check_some(inputs)

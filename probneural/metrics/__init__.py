@@ -12,7 +12,7 @@ from probneural.metrics.lead_scores import HorizonScores, LeadScore, LeadScores,
 from probneural.metrics.lead_scoring import score_by_lead
 from probneural.metrics.likelihood import gaussian_nll, joint_nll, nll
 from probneural.metrics.member_pool import rank_deviation, rank_histogram
-from probneural.metrics.ranked_probability import crps, gaussian_crps, mixture_crps
+from probneural.metrics.ranked_probability import crps, gaussian_crps, gaussian_mixture_crps, mixture_crps
 from probneural.metrics.ranking import RankCorrelation, rank_correlation
 from probneural.metrics.reliability import (
     calibration_error,
@@ -53,6 +53,7 @@ __all__ = [
     "crps",
     "energy_score",
     "gaussian_crps",
+    "gaussian_mixture_crps",
     "gaussian_nll",
     "interval_score",
     "interval_width",

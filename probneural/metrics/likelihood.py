@@ -11,6 +11,7 @@ from torch import Tensor
 from probneural.distributions.base import check_values
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.mixture import MixtureField
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.metrics.comparison import Comparison
 
@@ -18,7 +19,8 @@ from probneural.metrics.comparison import Comparison
 def nll(comparison: Comparison) -> Float64[Tensor, "n c"]:
     """The negative log density of each value under the Gaussian of the same mean and predictive variance.
 
-    It is averaged over the domain by quadrature. For an empirical field this is the moment-matched Gaussian at each point.
+    It is averaged over the domain by quadrature. For an empirical field this is the moment-matched Gaussian at each point; a
+    mixture has its own density.
 
     Returns:
         `(n, c)`, in nats per value; the density's unit is 1 / physical unit, so it depends on the units (lower is better).
@@ -31,6 +33,9 @@ def nll(comparison: Comparison) -> Float64[Tensor, "n c"]:
         ensembles: Lakshminarayanan, Pritzel and Blundell (2017), section 2.4.
     """
     _check_density(comparison)
+    u = comparison.distribution
+    if isinstance(u, MixtureField):
+        return comparison.average(-u.log_prob(comparison.truth, noise=comparison.noise, joint=False).detach())
     return comparison.average(gaussian_nll(comparison.residual, comparison.variance))
 
 
@@ -46,7 +51,7 @@ def joint_nll(comparison: Comparison) -> Float64[Tensor, " n"]:
     Raises:
         ArgumentError: If some value, up to rounding, or some direction has no variance: without noise, a field of low rank
             has no density.
-        UnsupportedError: If the distribution is neither Gaussian nor empirical.
+        UnsupportedError: If the distribution is neither Gaussian nor empirical nor a mixture.
 
     Reference:
         Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.1; Rasmussen and Williams (2006), Gaussian
@@ -55,9 +60,9 @@ def joint_nll(comparison: Comparison) -> Float64[Tensor, " n"]:
     _check_density(comparison)
     u = comparison.distribution
     field = u.moment_matched() if isinstance(u, EmpiricalField) else u
-    if not isinstance(field, GaussianField):
+    if not isinstance(field, GaussianField | MixtureField):
         raise UnsupportedError(
-            expected="a Gaussian or an empirical field", got=type(u).__name__, remedy="read the marginal score"
+            expected="a Gaussian or an empirical field, or a mixture", got=type(u).__name__, remedy="read the marginal score"
         )
     values_each = comparison.truth[0].numel()
     return -field.log_prob(comparison.truth, noise=comparison.noise).detach() / values_each

@@ -11,6 +11,7 @@ from torch import Tensor
 from probneural.distributions.base import check_values
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.mixture import MixtureField
 from probneural.errors import DataError, UnsupportedError
 from probneural.metrics.comparison import Comparison
 
@@ -22,8 +23,9 @@ def crps(comparison: Comparison, *, is_fair: bool = False) -> Float64[Tensor, "n
     """The continuous ranked probability score ∫ (F(z) - 1[y <= z])² dz, averaged over the domain by quadrature.
 
     F is the distribution function of the predicted *observation* at a point: of a Gaussian field, the Gaussian with its
-    variance plus the noise; of an empirical field, the weighted members, each blurred by the noise. Smaller is better. It is
-    a score of marginals: it does not see whether neighbouring values move together.
+    variance plus the noise; of an empirical field, the weighted members, each blurred by the noise; of a mixture, that of its
+    Gaussians, in closed form. Smaller is better. It is a score of marginals: it does not see whether neighbouring values move
+    together.
 
     Args:
         comparison: Prediction and truth.
@@ -34,7 +36,7 @@ def crps(comparison: Comparison, *, is_fair: bool = False) -> Float64[Tensor, "n
         `(n, c)`, in physical units; the absolute error where the predictive variance is zero. A fair score can be negative.
 
     Raises:
-        UnsupportedError: If the distribution is neither Gaussian nor empirical.
+        UnsupportedError: If the distribution is neither Gaussian nor empirical nor a mixture.
         DataError: If a fair score is asked of one member.
 
     Reference:
@@ -45,11 +47,15 @@ def crps(comparison: Comparison, *, is_fair: bool = False) -> Float64[Tensor, "n
     if isinstance(u, EmpiricalField):
         noise = comparison.noise if bool((comparison.noise > 0).any()) else None
         pointwise = mixture_crps(u.samples.detach(), comparison.truth, weights=u.weights, variance=noise, is_fair=is_fair)
+    elif isinstance(u, MixtureField):
+        pointwise = _of_mixture(u, comparison)
     elif isinstance(u, GaussianField):
         pointwise = gaussian_crps(comparison.residual, comparison.variance)
     else:
         raise UnsupportedError(
-            expected="a Gaussian or an empirical field", got=type(u).__name__, remedy="score its samples as an EmpiricalField"
+            expected="a Gaussian or an empirical field, or a mixture",
+            got=type(u).__name__,
+            remedy="score its samples as an EmpiricalField",
         )
     return comparison.average(pointwise)
 
@@ -76,6 +82,55 @@ def gaussian_crps(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*
     """
     check_values(variance, tuple(residual.shape), "variance")
     return _mean_absolute(residual, variance) - _deviation(variance) / math.sqrt(math.pi)
+
+
+def gaussian_mixture_crps(
+    means: Float64[Tensor, "m *points"],
+    variances: Float64[Tensor, "m *points"],
+    truth: Float64[Tensor, "*points"],
+    *,
+    weights: Float64[Tensor, "m *points"],
+) -> Float64[Tensor, "*points"]:
+    """The score of a mixture of Gaussians, in closed form; exact, so there is no fair one.
+
+    With A(μ, s²) = E|N(μ, s²)|, it is Σ_i w_i A(y - μ_i, s_i²) - 1/2 Σ_i Σ_j w_i w_j A(μ_i - μ_j, s_i² + s_j²).
+
+    Args:
+        means: μ_i, `(m, ...)`, in physical units.
+        variances: s_i², `(m, ...)`, in physical units squared, zeros allowed.
+        truth: y, `(...)`, in physical units.
+        weights: w_i, `(m, ...)`, dimensionless, summing to 1.
+
+    Returns:
+        Pointwise, in physical units.
+
+    Raises:
+        ShapeError: If the shapes do not fit together.
+
+    Reference:
+        Grimit et al. (2006), The continuous ranked probability score for circular variables, equation 5.
+
+    Examples:
+        >>> one = torch.ones(1, dtype=torch.float64)
+        >>> gaussian_mixture_crps(0 * one, one, 0 * one[0], weights=one).item()  # (√2 - 1)/√π
+        0.2336...
+    """
+    points = tuple(truth.shape)
+    for tensor, name in ((means, "means"), (variances, "variances"), (weights, "weights")):
+        check_values(tensor, (len(means), *points), name)
+    score = (weights * _mean_absolute(truth - means, variances)).sum(0)
+    for index in range(len(means)):
+        spread = _mean_absolute(means[index:] - means[index], variances[index:] + variances[index])
+        pairs = weights[index:] * spread
+        score = score - weights[index] * (pairs.sum(0) - 0.5 * pairs[0])
+    return score
+
+
+def _of_mixture(u: MixtureField, comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
+    truth = comparison.truth
+    means = torch.stack([field.mean.detach().to(truth) for field in u.components])
+    variances = torch.stack([field.variance.detach().to(truth) + comparison.noise for field in u.components])
+    return gaussian_mixture_crps(means, variances, truth, weights=u.pointwise_weights.to(truth).expand_as(means))
 
 
 def mixture_crps(

@@ -11,6 +11,7 @@ from torch import Tensor
 from probneural.checks import check_integer, check_real
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.mixture import MixtureField
 from probneural.errors import UnsupportedError
 from probneural.metrics.comparison import Comparison, RepeatedDraws, check_comparison
 from probneural.randomness import stream, stream_seed
@@ -44,14 +45,14 @@ def chi2(comparison: Comparison) -> Float64[Tensor, "n c"]:
 def pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
     """The probability integral transform F(y) of every value: uniform on [0, 1] if the marginals are right.
 
-    F is the predictive distribution function itself: Gaussian, or of the weighted members, blurred by the noise. Where it
-    jumps (members without noise, or no variance at all), the middle of the jump is taken.
+    F is the predictive distribution function itself: Gaussian, of a mixture, or of the weighted members, blurred by the noise.
+    Where it jumps (members without noise, or no variance at all), the middle of the jump is taken.
 
     Returns:
         `(n, c, *grid)`, dimensionless. Values of one function are dependent: a histogram needs many functions.
 
     Raises:
-        UnsupportedError: If the distribution is neither Gaussian nor empirical.
+        UnsupportedError: If the distribution is neither Gaussian nor empirical nor a mixture.
 
     Reference:
         Gneiting, Balabdaoui and Raftery (2007), Probabilistic forecasts, calibration and sharpness, section 3.1. Deviation:
@@ -60,9 +61,11 @@ def pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
     u = comparison.distribution
     if isinstance(u, GaussianField):
         return torch.special.ndtr(comparison.standardise(comparison.residual))
+    if isinstance(u, MixtureField):
+        return u.cdf(comparison.truth, noise=comparison.noise).detach()
     if not isinstance(u, EmpiricalField):
         raise UnsupportedError(
-            expected="a Gaussian or an empirical field",
+            expected="a Gaussian or an empirical field, or a mixture",
             got=type(u).__name__,
             remedy="wrap its samples as an EmpiricalField",
         )
@@ -86,7 +89,7 @@ def pit_histogram(comparison: Comparison, *, bins: int = 20) -> Float64[Tensor, 
 
     Raises:
         ArgumentError: If there are no bins.
-        UnsupportedError: If the distribution is neither Gaussian nor empirical.
+        UnsupportedError: If the distribution is neither Gaussian nor empirical nor a mixture.
     """
     bins = check_integer(bins, "bins")
     values = pit(comparison)
@@ -98,7 +101,7 @@ def coverage(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "
     """The fraction of the domain where the truth lies in the central interval mean ± z sd of the level.
 
     The interval is that of the Gaussian with the predictive mean and variance, for empirical fields too (a handful of members
-    has no 90 % interval of its own).
+    has no 90 % interval of its own). A mixture has its own quantiles.
 
     Args:
         comparison: Prediction and truth.
@@ -110,7 +113,11 @@ def coverage(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "
     Raises:
         ArgumentError: If the level is not between 0 and 1.
     """
-    inside = check_comparison(comparison).standardise(comparison.residual).abs() <= central_quantile(level)
+    z = central_quantile(level)
+    if isinstance(check_comparison(comparison).distribution, MixtureField):
+        inside = _central_probability(comparison) <= level
+    else:
+        inside = comparison.standardise(comparison.residual).abs() <= z
     return comparison.average(inside.to(comparison.truth))
 
 
@@ -127,7 +134,10 @@ def interval_width(comparison: Comparison, *, level: float = 0.9) -> Float64[Ten
     Raises:
         ArgumentError: If the level is not between 0 and 1.
     """
-    return 2.0 * central_quantile(level) * comparison.average(comparison.variance.sqrt())
+    z, u = central_quantile(level), comparison.distribution
+    if isinstance(u, MixtureField):
+        return comparison.average(u.interval(level, noise=comparison.noise).width.detach())
+    return 2.0 * z * comparison.average(comparison.variance.sqrt())
 
 
 def calibration_error(comparison: Comparison) -> Float64[Tensor, " c"]:
@@ -147,8 +157,11 @@ def calibration_error(comparison: Comparison) -> Float64[Tensor, " c"]:
 
 def level_coverages(comparison: Comparison) -> Float64[Tensor, "levels n c"]:
     """The fraction of the domain inside the central intervals of the levels .05, .10, ..., .95."""
-    size = comparison.standardise(comparison.residual).abs()
-    return torch.stack([comparison.average((size <= central_quantile(level)).to(size)) for level in LEVELS])
+    if isinstance(comparison.distribution, MixtureField):
+        size, thresholds = _central_probability(comparison), LEVELS
+    else:
+        size, thresholds = comparison.standardise(comparison.residual).abs(), tuple(map(central_quantile, LEVELS))
+    return torch.stack([comparison.average((size <= threshold).to(size)) for threshold in thresholds])
 
 
 def simultaneous_coverage(
@@ -231,6 +244,11 @@ def _suprema(
             deviation += comparison.noise[part].sqrt() * white
         suprema.append(comparison.standardise(deviation, index=part).abs().flatten(2).amax(-1))
     return torch.cat(suprema, dim=1)
+
+
+def _central_probability(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
+    """The level of the central interval that ends at the truth, from 0 to 1, of every value."""
+    return (2.0 * pit(comparison) - 1.0).abs()
 
 
 def central_quantile(level: float) -> float:

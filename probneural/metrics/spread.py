@@ -10,6 +10,7 @@ from torch import Tensor
 
 from probneural.checks import check_flag, check_integer
 from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.mixture import MixtureField
 from probneural.errors import DataError
 from probneural.metrics.comparison import Comparison
 from probneural.metrics.quantiles import WeightedQuantiles
@@ -33,7 +34,8 @@ def sharpness(comparison: Comparison) -> Float64[Tensor, "n c"]:
 def interval_score(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "n c"]:
     """The interval score (u - l) + 2/α (l - y)⁺ + 2/α (y - u)⁺ of the central intervals, with α = 1 - level.
 
-    The interval [l, u] is mean ± z sd, as in [`coverage`][probneural.metrics.reliability.coverage], for empirical fields too.
+    The interval [l, u] is mean ± z sd, as in [`coverage`][probneural.metrics.reliability.coverage], for empirical fields too; a
+    mixture has its own quantiles.
     The score is averaged over the domain by quadrature; smaller is better. It is proper for the pair of quantiles.
 
     Args:
@@ -49,7 +51,11 @@ def interval_score(comparison: Comparison, *, level: float = 0.9) -> Float64[Ten
     Reference:
         Winkler (1972); Gneiting and Raftery (2007), Strictly proper scoring rules, equation 43.
     """
-    half = central_quantile(level) * comparison.variance.sqrt()
+    half, u = central_quantile(level) * comparison.variance.sqrt(), comparison.distribution
+    if isinstance(u, MixtureField):
+        lower, upper = (end.detach() for end in u.interval(level, noise=comparison.noise))
+        outside = (lower - comparison.truth).clamp(min=0.0) + (comparison.truth - upper).clamp(min=0.0)
+        return comparison.average(upper - lower + 2.0 / (1.0 - level) * outside)
     outside = (comparison.residual.abs() - half).clamp(min=0.0)
     return comparison.average(2.0 * half + 2.0 / (1.0 - level) * outside)
 

@@ -20,7 +20,13 @@ from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.kfac.factors import KroneckerWeights
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.weights.iterative import IterativeWeights
-from probneural.curvature.weights.roots import DenseWeights, DiagonalWeights, LowRankWeights
+from probneural.curvature.weights.roots import (
+    DenseWeights,
+    DiagonalWeights,
+    LowRankPlusDiagonalWeights,
+    LowRankWeights,
+)
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.errors import FileError, GridError, ProbneuralError, ShapeError
 from probneural.grids import Axis, Grid
@@ -167,6 +173,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(VariationalLastLayerPredictor, on_cpu=("history",)),
     Kind(WeightSampledPredictor),
     Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),
+    Kind(MixturePredictor, on_cpu=("weights", "calibrated_on")),
     Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients")),
     Kind(Decomposition),
     Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
@@ -179,6 +186,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(DenseWeights),
     Kind(DiagonalWeights),
     Kind(LowRankWeights),
+    Kind(LowRankPlusDiagonalWeights),
     Kind(KroneckerWeights, parts=KroneckerWeights.tensors, build=_kronecker_weights),
     Kind(IterativeWeights, parts=IterativeWeights.tensors),  # which says why not
     Kind(Grid, build=_grid, on_cpu=("_points", "_weights")),

@@ -206,3 +206,57 @@ class LowRankWeights(WeightRoot):
 
     def _sharpened(self, vectors: Tensor) -> Tensor:
         return LowRankUpdate(self.directions.mT, self.factors.to(self.directions)).product(vectors)
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankPlusDiagonalWeights(WeightRoot):
+    """Independent weights plus some columns: R = [diag(std) C].
+
+    Args:
+        std: Standard deviations of the independent part, `(P,)`, in parameter units; zero is legal.
+        columns: C, `(P, r)`, in parameter units.
+
+    Raises:
+        ShapeError: If the two do not fit together.
+    """
+
+    std: Float[Tensor, " P"]
+    columns: Float[Tensor, "P r"]
+
+    def __post_init__(self) -> None:
+        """Check the shapes."""
+        if self.columns.shape[0] != len(self.std):
+            raise ShapeError(
+                expected=f"columns of {len(self.std)} parameters",
+                got=str(self.columns.shape[0]),
+                remedy="one row per parameter",
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of parameters P."""
+        return self.std.shape[0]
+
+    @property
+    def rank(self) -> int:
+        """P and the number of columns."""
+        return self.std.shape[0] + self.columns.shape[1]
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and on the device of products."""
+        return self.std
+
+    def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s P"]:
+        """Scale entry by entry, and add the columns."""
+        own, along = latents.to(self.std).split([self.size, self.columns.shape[1]], dim=1)
+        return own * self.std + along @ self.columns.mT
+
+    def transposed_product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s k"]:
+        """Scale entry by entry, and multiply by the columns."""
+        given = vectors.to(self.std)
+        return torch.cat([given * self.std, given @ self.columns], dim=1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Standard deviations and columns."""
+        return {"std": self.std, "columns": self.columns}

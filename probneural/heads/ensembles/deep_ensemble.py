@@ -149,7 +149,7 @@ class DeepEnsemble:
         copied = _copy(check_module(operator, "operator"))
         layout = ParameterVector.of(copied)
         given = training_data(data, copied, is_shared=False)
-        pairs = _own(given)
+        pairs = owned(given)
         residuals_of(copy.deepcopy(copied).eval(), pairs[:1], given.query)  # outputs that do not fit cost no training
         kept = 1 if self.keeps_operator else 0
         jobs = [(number, stream_seed(self.seed, "ensemble member", number)) for number in range(kept, self.members)]
@@ -166,7 +166,7 @@ class DeepEnsemble:
         return _predictor(copied, layout, [states[number] for number in range(self.members)], training_data(data, copied))
 
 
-def _own(data: TrainingData) -> Dataset:
+def owned(data: TrainingData) -> Dataset:
     """Data of one dtype that a training function may change: copies of what is in memory."""
     if not isinstance(data.pairs, FieldPairs):
         return data.pairs.to(data.inputs.dtype).to(data.inputs.device)

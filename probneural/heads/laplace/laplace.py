@@ -34,6 +34,8 @@ from probneural.threads import copy_for_call
 _MATERIALISED = 2**25
 """Entries of a root that is formed at once rather than kept as products (128 MiB in float32)."""
 
+TRAJECTORY = "trajectory"
+"""Name of the structure of weights that were observed while training went on; no curvature is behind it."""
 _VARIANCE_ESTIMATION = VarianceEstimation()
 _STRUCTURE = Kronecker(probes=16)
 """What fits operators of any size in about the time that training them takes."""
@@ -142,7 +144,7 @@ class Laplace:
 
 
 class LaplacePredictor(Predictor):
-    """What `Laplace` fits.
+    """What `Laplace` and `SWAG` fit.
 
     Attributes:
         operator: The predictor's own copy of the operator.
@@ -153,7 +155,7 @@ class LaplacePredictor(Predictor):
         noise: Observation variance per channel, `(c,)`, in physical units squared.
         prior_precision: `(P,)`, per parameter unit squared.
         effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
-        log_evidence: In nats, of the training outputs in physical units.
+        log_evidence: In nats, of the training outputs in physical units; NaN where there is no prior.
         log_evidence_error: Its standard error where it is estimated, in nats.
         report: What the structure found out, by name.
         latent: The name of the weights' randomness.
@@ -176,9 +178,11 @@ class LaplacePredictor(Predictor):
         shift: Float[Tensor, " P"] | None = None,
     ) -> None:
         layout.check(operator)
-        if structure not in STRUCTURES:
+        if structure not in (*STRUCTURES, TRAJECTORY):
             raise ArgumentError(
-                expected=f"one of {', '.join(STRUCTURES)}", got=repr(structure), remedy="name the weights' structure"
+                expected=f"one of {', '.join((*STRUCTURES, TRAJECTORY))}",
+                got=repr(structure),
+                remedy="name the weights' structure",
             )
         self._vector = layout.flatten(dict(operator.named_parameters()))
         traits = PredictorTraits(in_channels=in_channels, noise=hyperparameters.noise, domain=domain, like=self._vector)

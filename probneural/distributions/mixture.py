@@ -1,0 +1,347 @@
+"""Mixtures of Gaussian fields: several posteriors, one of which is right."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.checks import check_finite, check_flag, check_instance, check_sequence, real_tensor
+from probneural.contexts import undisturbed
+from probneural.distributions.base import (
+    FieldDistribution,
+    check_held,
+    check_values,
+    normal_base_samples,
+    sample_size,
+)
+from probneural.distributions.gaussian import GaussianField, check_factors
+from probneural.distributions.intervals import check_probabilities, mixture_quantiles
+from probneural.distributions.latent import Latent, digest
+from probneural.distributions.roots.base import DenseRoot, Root, square_units
+from probneural.distributions.roots.sums import SideBySideRoot
+from probneural.distributions.roots.weighted import weigh
+from probneural.errors import DataError, GridError, ShapeError
+from probneural.fields import select_rows
+from probneural.functionals import Functional, check_functional
+
+
+class MixtureField(FieldDistribution):
+    """p(u) = Σ_k w_k N(u; m_k, C_k): each draw comes from one of the components, as a whole function.
+
+    Everything is exact: mean and variance by the laws of total expectation and variance, densities of whole functions by a sum
+    over components, distribution functions and quantiles of every value by root search, functionals component by component.
+
+    With one weight per component, a draw takes all n functions from the same component: it is one operator. With one per
+    component and function, a draw's functions share one uniform number, which each compares with its own weights.
+
+    Args:
+        components: m Gaussian fields of the same functions on one grid; a mixture among them counts as its components.
+        weights: `(m,)`, or `(m, n)` where they depend on the function; not negative, dimensionless, normalised here; equal by
+            default.
+
+    Raises:
+        DataError: If a component is no Gaussian field or mixture, there are none, or weights are negative, not finite, or all
+            zero.
+        GridError: If components live on different grids.
+        ShapeError: If components or weights do not fit together.
+
+    Reference:
+        Gneiting and Ranjan (2013), Combining predictive distributions, theorem 3.1 (a linear pool of calibrated components
+        is too wide).
+
+    Examples:
+        >>> from probneural.grids import Grid
+        >>> settings = {"latent": "xi", "grid": Grid.uniform((1,))}
+        >>> root = DenseRoot(torch.ones(1, 1, 1, 1))
+        >>> field = MixtureField([GaussianField(torch.full((1, 1, 1), x), root, **settings) for x in (-2.0, 2.0)])
+        >>> field.mean.item(), field.variance.item()
+        (0.0, 5.0)
+    """
+
+    def __init__(
+        self, components: Sequence[GaussianField | MixtureField], weights: Float[Tensor, "m *n"] | None = None
+    ) -> None:
+        given = list(check_sequence(components, "components", remedy="give a list of Gaussian fields", error=DataError))
+        if not given:
+            raise DataError(expected="at least one component", got="none", remedy="give a list of Gaussian fields")
+        for field in given:
+            if not isinstance(field, MixtureField):
+                check_instance(field, GaussianField, "component", remedy="of an ensemble's field: field.moment_matched()")
+        self.grid = given[0].grid
+        shape = tuple(given[0].mean.shape)
+        for field in given:
+            if field.grid != self.grid:
+                raise GridError(
+                    expected=f"components on one grid, {self.grid!r}", got=repr(field.grid), remedy="predict all with one query"
+                )
+            check_values(field.mean, shape, "mean of a component")
+        mass = checked_weights(weights, len(given), shape[0])
+        self.components, self.weights = _flattened(given, mass)
+
+    def __len__(self) -> int:
+        """Number of functions n."""
+        return len(self.components[0])
+
+    @property
+    def pointwise_weights(self) -> Float64[Tensor, "m n *ones"]:
+        """Weights that broadcast against the components' values, `(m, n, 1, ...)`."""
+        mass = self.weights if self.weights.ndim == 2 else self.weights[:, None].expand(-1, len(self))
+        return mass.reshape(*mass.shape, *(1,) * (1 + len(self.grid.shape)))
+
+    def _mixed(self, parts: Sequence[Tensor]) -> Tensor:
+        """The weighted sum of one tensor `(n, c, *grid)` per component."""
+        pairs = zip(self.pointwise_weights, parts, strict=True)
+        return functools.reduce(torch.add, (mass.to(part) * part for mass, part in pairs))
+
+    @property
+    @undisturbed()
+    def mean(self) -> Float[Tensor, "n c *grid"]:
+        """The weighted mean, `(n, c, *grid.shape)`, in physical units."""
+        return self._mixed([field.mean for field in self.components])
+
+    @property
+    @undisturbed()
+    def variance(self) -> Float[Tensor, "n c *grid"]:
+        """Σ w_k (v_k + (m_k - mean)²), `(n, c, *grid.shape)`, in physical units squared.
+
+        Raises:
+            DataError: If the mean's dtype does not hold it; it holds the standard deviation.
+        """
+        mean = self.mean
+        variance = self._mixed([field.variance + (field.mean - mean).square() for field in self.components])
+        if bool((square_units(variance.flatten(2)) != 1.0).any()):
+            check_held(variance, self.standard_deviation, mean)
+        return variance
+
+    @property
+    @undisturbed()
+    def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
+        """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
+        mean = self.mean
+        sizes = [torch.hypot(field.standard_deviation, field.mean - mean) for field in self.components]
+        unit = functools.reduce(torch.maximum, sizes).detach()
+        unit = torch.where(unit > 0, unit, torch.ones_like(unit))
+        return self._mixed([(size / unit).square() for size in sizes]).sqrt() * unit
+
+    @property
+    def base_shape(self) -> torch.Size:
+        """`(1 + k_1 + ... + k_m,)`: a number that chooses the component, then what drives each of them."""
+        return torch.Size([1 + sum(field.base_shape[0] for field in self.components)])
+
+    @undisturbed()
+    def rsample(
+        self,
+        sample_shape: torch.Size | Sequence[int] = (),
+        *,
+        seed: int | None = None,
+        base_samples: Tensor | None = None,
+    ) -> Float[Tensor, "*s n c *grid"]:
+        """Draw functions; see the base class. Base samples are standard normal, `(*sample_shape, *base_shape)`.
+
+        A draw is differentiable through the component that it came from; the choice is not.
+        """
+        count, mean = sample_size(sample_shape), self.mean
+        numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples)
+        numbers = numbers.reshape(count, -1)
+        uniform = torch.special.ndtr(numbers[:, 0].detach().to("cpu", torch.float64))
+        chosen = choose(self.weights.detach().cpu(), uniform, len(self))
+        drawn = mean.new_zeros(count, *mean.shape)
+        ends = itertools.accumulate((field.base_shape[0] for field in self.components), initial=1)
+        for index, (field, start) in enumerate(zip(self.components, ends, strict=False)):
+            rows = torch.nonzero((chosen == index).any(1)).flatten()
+            if not len(rows):
+                continue
+            stop = start + field.base_shape[0]
+            own = field.rsample((len(rows),), base_samples=numbers[rows.to(numbers.device), start:stop])
+            is_own = (chosen[rows] == index).reshape(len(rows), len(self), *(1,) * (mean.ndim - 1)).to(mean.device)
+            rows = rows.to(mean.device)
+            drawn = drawn.index_copy(0, rows, torch.where(is_own, own.to(drawn), drawn[rows]))
+        return drawn.reshape(*sample_shape, *mean.shape)
+
+    @undisturbed()
+    def cdf(
+        self, values: Float[Tensor, "n c *grid"], *, noise: float | Float[Tensor, "..."] = 0.0
+    ) -> Float64[Tensor, "n c *grid"]:
+        """The distribution function of every value by itself, Σ w_k Φ((y - m_k) / √(v_k + noise)).
+
+        Where a component has no variance and y is its mean, the middle of the jump is taken.
+
+        Args:
+            values: Where to evaluate, `(n, c, *grid)`, in physical units.
+            noise: Variance of the noise of the measurement that is predicted, as in `quantile`.
+
+        Returns:
+            Probabilities, `(n, c, *grid)`, float64.
+
+        Raises:
+            ShapeError: If the values have another shape; nothing is broadcast.
+            DataError: If a value is not finite.
+            ArgumentError: If the noise is negative, not finite, or of another shape.
+        """
+        given = real_tensor(values, "values")
+        check_values(given, tuple(self.mean.shape), "values")
+        check_finite(given, "values")
+        given = given.to(self.mean.device, torch.float64)
+        parts = []
+        for field in self.components:
+            gap, std = given - field.mean.to(given), field._observed_std(noise).to(given)
+            parts.append(torch.special.ndtr(torch.where(gap == 0, torch.zeros_like(gap), gap / std)))
+        return self._mixed(parts)
+
+    @undisturbed()
+    def quantile(
+        self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0
+    ) -> Float64[Tensor, "*k n c *grid"]:
+        """Quantiles of every value; see the base class. They are the mixture's own, by bisection, without a gradient."""
+        wanted = check_probabilities(q)
+        found = mixture_quantiles(
+            torch.stack([field.mean.to(torch.float64) for field in self.components]),
+            torch.stack([field._observed_std(noise) for field in self.components]),
+            self.pointwise_weights,
+            wanted.reshape(-1),
+        )
+        return found if wanted.ndim else found[0]
+
+    def log_prob(
+        self, values: Float[Tensor, "n c *grid"], *, noise: float | Tensor = 0.0, joint: bool = True
+    ) -> Float[Tensor, "..."]:
+        """Log density of observed functions, log Σ w_k N(y; m_k, C_k + noise), in nats.
+
+        Args:
+            values: Observations at every grid point, `(n, c, *grid.shape)`.
+            noise: Variance of independent observation noise at each point, in physical units squared.
+            joint: Whether to take all values of a function jointly, or each by itself.
+
+        Returns:
+            `(n,)` if joint, else `(n, c, *grid.shape)`; float64.
+
+        Raises:
+            ArgumentError: If a component has no density because some direction has no variance at all.
+        """
+        joint = check_flag(joint, "joint")
+        densities = torch.stack([field.log_prob(values, noise=noise, joint=joint) for field in self.components])
+        mass = self.pointwise_weights.to(densities)
+        return torch.logsumexp(densities + (mass.flatten(1) if joint else mass).log(), dim=0)
+
+    def apply(self, functional: Functional) -> MixtureField:
+        """Push every component forward, exactly."""
+        check_functional(functional, grid=self.grid)
+        images = [field.apply(functional) for field in self.components]
+        return MixtureField(images, self.weights)._with_labels(functional.labels)
+
+    def scale(self, factors: Float[Tensor, " c"]) -> MixtureField:
+        """Multiply the deviation from the mixture's mean by a factor per channel: components widen, and move apart."""
+        mean = self.mean
+        per_channel = check_factors(factors, mean.shape[1]).to(mean).reshape(-1, *(1,) * len(self.grid.shape))
+        moved = [_moved(field.scale(factors), mean + per_channel * (field.mean - mean)) for field in self.components]
+        return MixtureField(moved, self.weights)._with_labels(self.labels)
+
+    def moment_matched(self) -> GaussianField:
+        """Return the Gaussian field of the same mean and covariance.
+
+        Its latent holds those of all components, and a number per component for what they disagree about.
+        """
+        mean, root = self.mean, self.pointwise_weights.sqrt()
+        parts = [self._weighed(field.root, index) for index, field in enumerate(self.components)]
+        between = [(field.mean - mean) * part.to(mean) for field, part in zip(self.components, root, strict=True)]
+        parts.append(DenseRoot(torch.stack([part.flatten(2) for part in between], -1)))
+        own = [
+            self._weighed(field.discrepancy, index)
+            for index, field in enumerate(self.components)
+            if field.discrepancy is not None
+        ]
+        joined = functools.reduce(SideBySideRoot, parts)
+        latents = [field.latent for field in self.components]
+        lasts = self.weights.ndim == 1 and all(latent.is_shared_across_calls for latent in latents)
+        name = f"mixture-{digest(self.weights)}({','.join(latent.id for latent in latents)})"
+        return GaussianField(
+            mean,
+            joined,
+            latent=Latent(id=name, rank=joined.shape[3], is_shared_across_calls=lasts),
+            grid=self.grid,
+            discrepancy=functools.reduce(SideBySideRoot, own) if own else None,
+        )._with_labels(self.labels)
+
+    def _weighed(self, root: Root, index: int) -> Root:
+        """A component's root times the root of its weight."""
+        if self.weights.ndim == 1:
+            return root.scale(self.weights[index].sqrt().expand(root.shape[1]))
+        return weigh(root, self.weights[index].sqrt()[:, None, None].expand(root.shape[:3]).to(root.like))
+
+    def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> MixtureField:
+        """Select functions of every component."""
+        rows = select_rows(index, len(self))
+        weights = self.weights if self.weights.ndim == 1 else self.weights[:, rows]
+        return MixtureField([field[rows] for field in self.components], weights)._with_labels(self.labels)
+
+    def marginal(self, index: int) -> MixtureField:
+        """One function by itself, under latents of its own where that makes roots smaller."""
+        weights = self.weights if self.weights.ndim == 1 else self.weights[:, index : index + 1]
+        return MixtureField([field.marginal(index) for field in self.components], weights)._with_labels(self.labels)
+
+
+def checked_weights(weights: Tensor | None, count: int, functions: int | None = None) -> Float64[Tensor, "m *n"]:
+    """Return weights of `count` components that sum to 1, in float64; lists and arrays will do.
+
+    Args:
+        weights: `(m,)`, or `(m, n)`; None for equal ones.
+        count: Number of components m.
+        functions: n, or None where weights cannot depend on the function.
+
+    Raises:
+        ShapeError: If they have another shape.
+        DataError: If they are negative, not finite, or all zero.
+    """
+    if weights is None:
+        return torch.full((count,), 1.0 / count, dtype=torch.float64, device="cpu")
+    mass = real_tensor(weights, "weights").to(torch.float64)
+    if tuple(mass.shape) not in {(count,), (count, functions)}:
+        each = "" if functions is None else f", or ({count}, {functions}) for each function its own"
+        raise ShapeError(
+            expected=f"weights ({count},), one per component{each}",
+            got=str(tuple(mass.shape)),
+            remedy="leave them out for equal ones",
+        )
+    if not bool((torch.isfinite(mass) & (mass >= 0)).all() and (mass.sum(0) > 0).all()):
+        raise DataError(expected="finite weights >= 0 that are not all zero", got=str(mass.tolist()), remedy="check them")
+    total = mass.sum(0)
+    rounding = 4.0 * torch.finfo(torch.float64).eps
+    return torch.where((total - 1.0).abs() <= rounding, mass, mass / total)  # what is normalised keeps its bits
+
+
+def choose(weights: Float64[Tensor, "m *n"], uniform: Float64[Tensor, " s"], functions: int) -> Tensor:
+    """The component of each draw and function, `(s, n)`: where its uniform number falls among the cumulative weights."""
+    cumulative = (weights if weights.ndim == 2 else weights[:, None]).cumsum(0)[:-1]
+    chosen = (uniform[:, None, None] >= cumulative.mT[None]).sum(-1)
+    held = torch.nonzero(weights.reshape(len(weights), -1).amax(1) > 0).flatten()
+    return chosen.clamp_max(int(held[-1]) if len(held) else 0).expand(-1, functions)
+
+
+def _moved(field: GaussianField, mean: Float[Tensor, "n c *grid"]) -> GaussianField:
+    """The same deviation around another mean."""
+    return GaussianField(mean, field.root, latent=field.latent, grid=field.grid, discrepancy=field.discrepancy)
+
+
+def _flattened(
+    given: Sequence[GaussianField | MixtureField], mass: Float64[Tensor, "m *n"]
+) -> tuple[tuple[GaussianField, ...], Float64[Tensor, "k *n"]]:
+    """Components of components, with products of weights."""
+    if not any(isinstance(field, MixtureField) for field in given):
+        return tuple(field for field in given if isinstance(field, GaussianField)), mass
+    is_shared = mass.ndim == 1 and all(field.weights.ndim == 1 for field in given if isinstance(field, MixtureField))
+    fields: list[GaussianField] = []
+    parts: list[Tensor] = []
+    for field, weight in zip(given, mass, strict=True):
+        inner = field.components if isinstance(field, MixtureField) else (field,)
+        own = field.weights.to(weight) if isinstance(field, MixtureField) else weight.new_ones(1)
+        fields += inner
+        if is_shared:
+            parts.append(weight * own)
+        else:
+            parts.append(weight.expand(len(given[0])) * (own if own.ndim == 2 else own[:, None]))
+    return tuple(fields), torch.cat(parts)

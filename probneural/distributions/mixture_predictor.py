@@ -1,0 +1,173 @@
+"""Several predictors brought to one answer: a mixture of what each of them says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from probneural.checks import check_instance, check_sequence
+from probneural.distributions.base import FieldDistribution
+from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.mixture import MixtureField, checked_weights, choose
+from probneural.distributions.predictor import JointDraws, Predictor, PredictorTraits
+from probneural.distributions.roots.modulated import DiagonalRoot
+from probneural.distributions.roots.sums import SideBySideRoot
+from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.randomness import stream
+
+
+class MixturePredictor(Predictor):
+    """Predicts the mixture of what m predictors predict: one of them is right, with the probability that is its weight.
+
+    A predictor of empirical fields takes part with the Gaussian field of their mean and covariance. The noise is the least of
+    the predictors' noise variances; what another one states beyond that belongs to its component's field, as a discrepancy
+    without correlation. So the density of an observation is the weighted sum of the predictors' own, with the noise of each.
+
+    Args:
+        predictors: m predictors of one problem, for inputs of one domain, on one device; operators, heads, dtypes and
+            calibrations may differ.
+        weights: `(m,)`, not negative, dimensionless, normalised here; equal by default.
+        calibrated_on: Fingerprints of the pairs that the weights were fitted on, `(n,)`.
+
+    Attributes:
+        predictors: The same.
+        weights: The same, `(m,)`, float64, with the sum 1: the probability of each predictor.
+        calibrated_on: Fingerprints of those pairs, and of those that the predictors themselves were calibrated on.
+
+    Raises:
+        DataError: If one is no predictor, there are none, or weights are negative, not finite or all zero.
+        ShapeError: If channels differ, or there is not one weight for each predictor.
+        GridError: If domains differ.
+        UnsupportedError: If they compute on different devices.
+    """
+
+    def __init__(
+        self,
+        predictors: Sequence[Predictor],
+        weights: Float64[Tensor, " m"] | None = None,
+        *,
+        calibrated_on: Int64[Tensor, " n"] | None = None,
+    ) -> None:
+        self.predictors = checked_predictors(predictors)
+        first = max(self.predictors, key=lambda one: torch.finfo(one.dtype).bits)
+        noises = torch.stack([one.noise.detach().to(first.noise) for one in self.predictors])
+        super().__init__(
+            PredictorTraits(in_channels=first.in_channels, noise=noises.amin(0), domain=first.domain, like=first.traits.like)
+        )
+        self.weights = checked_weights(weights, len(self.predictors)).cpu()
+        own = [] if calibrated_on is None else [calibrated_on]
+        self.calibrated_on = torch.cat([*own, *(one.calibrated_on.to("cpu") for one in self.predictors)]).unique()
+        self._excess = noises - noises.amin(0)
+
+    @property
+    def residual_variance(self) -> Float64[Tensor, " c"]:
+        """Variance by which one value departs from a component's shared operator, on average, `(c,)`, on the CPU."""
+        return self.weights @ torch.stack([one.residual_variance for one in self.predictors])
+
+    def with_predictors(self, predictors: Sequence[Predictor]) -> MixturePredictor:
+        """Return the mixture of other predictors with the same weights."""
+        return MixturePredictor(predictors, self.weights)
+
+    def _predict(self, inputs: Field, query: Grid | None) -> MixtureField:
+        parts = zip(self.predictors, self._excess, strict=True)
+        return MixtureField(
+            [_component(one(inputs, query), excess, index) for index, (one, excess) in enumerate(parts)], self.weights
+        )
+
+    def _owner(self, seed: int) -> int:
+        """The number of the predictor that the draw of this seed comes from."""
+        uniform = torch.rand(1, generator=stream(seed, "mixture component"), dtype=torch.float64, device="cpu")
+        return int(choose(self.weights, uniform, 1))
+
+    def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Tensor:
+        """The draw of this seed of one of the predictors."""
+        return self.predictors[self._owner(seed)].draw(seed)(inputs.values, grid=inputs.grid, query=query).to(self.dtype)
+
+    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
+        owners = [self._owner(seed) for seed in seeds]
+        rows = {owner: [row for row, one in enumerate(owners) if one == owner] for owner in sorted({*owners})}
+        draws = {owner: self.predictors[owner]._joint_draws([seeds[row] for row in own]) for owner, own in rows.items()}
+
+        def evaluated(values: Tensor, grid: Grid) -> Tensor:
+            parts: dict[int, Tensor] = {}
+            for owner, own in rows.items():
+                found = draws[owner](values[own].to(self.predictors[owner].dtype), grid).to(self.dtype)
+                parts |= dict(zip(own, found, strict=True))
+            return torch.stack([parts[row] for row in range(len(owners))])
+
+        return evaluated
+
+    def __repr__(self) -> str:
+        """The predictors and their weights."""
+        parts = (f"{weight:.3g} x {one!r}" for weight, one in zip(self.weights.tolist(), self.predictors, strict=True))
+        return f"MixturePredictor({', '.join(parts)})"
+
+
+def checked_predictors(predictors: Sequence[Predictor]) -> tuple[Predictor, ...]:
+    """Return predictors that can answer the same question.
+
+    Raises:
+        DataError: If one is no predictor, or there are none.
+        ShapeError: If channels differ.
+        GridError: If domains differ.
+        UnsupportedError: If they compute on different devices.
+    """
+    remedy = "give a list of what heads or calibrators returned"
+    found = check_sequence(predictors, "predictors", remedy=remedy, error=DataError)
+    if not found:
+        raise DataError(expected="at least one predictor", got="none", remedy=remedy)
+    for one in found:
+        check_instance(one, Predictor, "predictor", remedy=remedy)
+    first = found[0]
+    for number, one in enumerate(found[1:], 1):
+        if (one.in_channels, one.out_channels) != (first.in_channels, first.out_channels):
+            raise ShapeError(
+                expected=f"predictors from {first.in_channels} to {first.out_channels} channels",
+                got=f"number {number} from {one.in_channels} to {one.out_channels}",
+                remedy="fit all on data of the same problem",
+            )
+        try:
+            first._check_domain(one.domain)
+        except GridError as error:
+            raise GridError(
+                expected=f"predictors of one domain, {first.domain!r}",
+                got=f"number {number} of {one.domain!r}",
+                remedy="fit all on data of the same problem; only the resolution may differ",
+            ) from error
+        if one.device != first.device:
+            raise UnsupportedError(
+                expected=f"predictors on one device, {first.device}",
+                got=f"number {number} on {one.device}",
+                remedy="load them with pn.load(path, device=...)",
+            )
+    return tuple(found)
+
+
+def _component(u: FieldDistribution, excess: Float64[Tensor, " c"], number: int) -> GaussianField | MixtureField:
+    """What one predictor predicts, as a component.
+
+    Raises:
+        UnsupportedError: If it is neither Gaussian nor empirical nor a mixture.
+    """
+    if isinstance(u, MixtureField):
+        return MixtureField([_component(field, excess, number) for field in u.components], u.weights)
+    if isinstance(u, EmpiricalField):
+        matched = u.moment_matched()  # its latent has one number per member, the same members in every call
+        u = GaussianField(matched.mean, matched.root, latent=f"members of {number}", grid=u.grid)
+    if not isinstance(u, GaussianField):
+        raise UnsupportedError(
+            expected="predictors of Gaussian or empirical fields, or of mixtures",
+            got=type(u).__name__,
+            remedy="wrap its samples as an EmpiricalField",
+        )
+    if not bool((excess > 0).any()):
+        return u
+    white = DiagonalRoot(excess.sqrt().to(u.mean)[:, None].expand(u.root.shape[:3]))
+    own = white if u.discrepancy is None else SideBySideRoot(u.discrepancy, white)
+    return GaussianField(u.mean, u.root, latent=u.latent, grid=u.grid, discrepancy=own)

@@ -1,0 +1,151 @@
+"""Ensembles of posteriors: several trained operators, each with a posterior around its own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import KW_ONLY, dataclass
+from typing import Protocol
+
+from torch import nn
+
+from probneural.checks import assign, check_instance, check_module
+from probneural.distributions import MixturePredictor, Predictor
+from probneural.errors import ArgumentError, DataError
+from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
+from probneural.heads.ensembles.members import TrainFunction
+from probneural.heads.ensembles.reinitialisation import Build
+from probneural.heads.last_layer.laplace import LastLayerLaplace
+from probneural.pairs import Dataset
+
+
+class Head(Protocol):
+    """What turns a trained operator into a predictor."""
+
+    def fit(self, operator: nn.Module, data: Dataset) -> Predictor:
+        """Fit a posterior around the operator."""
+
+
+_LAST_LAYER = LastLayerLaplace()
+
+
+@dataclass(frozen=True)
+class LaplaceEnsemble:
+    """M trained operators of one architecture, each with its own posterior: a mixture of Laplace approximations.
+
+    A Laplace posterior knows one mode of the weights, and an ensemble knows where several modes are, but nothing of their
+    width. The mixture has both: its variance is the mean of the members' own variances plus the variance of their means.
+    Members are those that `DeepEnsemble` of the same seed trains; the head then costs what it costs M times.
+
+    Raw variances of Laplace heads are far too small or too large, so calibrate: `VarianceScale` scales each member and then the
+    mean and covariance of the mixture.
+
+    Args:
+        members: M.
+        train: The training function, called as `train(operator, data, seed=seed)`; see
+            [`DeepEnsemble`][probneural.heads.DeepEnsemble]. Not needed where `fit` is given operators that are trained.
+        head: What is fitted to each member: any object with `fit(operator, data)` that returns a predictor.
+        build: Makes a member: called as `build(seed)`, returns an untrained operator. By default every submodule's own
+            `reset_parameters` draws new weights.
+        keeps_operator: Whether the operator, already trained, is member 0 as it is.
+        seed: Random seed. Member i is the same one in an ensemble of any size.
+        workers: Processes that train members, or an executor.
+        show_progress: Whether to show one progress bar over the members.
+
+    Raises:
+        ArgumentError: If a setting is out of range, or the head has no `fit`.
+
+    Reference:
+        Eschenhagen, Daxberger, Hennig and Kristiadi (2021), Mixtures of Laplace approximations for improved post-hoc
+        uncertainty in deep learning. Deviation: `VarianceScale` makes a Gaussian field of the mixture.
+
+    Examples:
+        >>> import torch
+        >>> from probneural.fields import Field
+        >>> from probneural.grids import Grid
+        >>> from probneural.pairs import FieldPairs
+        >>> fields = Field(torch.randn(4, 1, 8, generator=torch.Generator().manual_seed(0)), Grid.uniform((8,)))
+        >>> operators = [nn.Conv1d(1, 1, 1), nn.Conv1d(1, 1, 1)]
+        >>> predictor = LaplaceEnsemble().fit(operators, FieldPairs(fields, fields))
+        >>> len(predictor(fields).components)
+        2
+    """
+
+    members: int = 2
+    _: KW_ONLY
+    train: TrainFunction | None = None
+    head: Head = _LAST_LAYER
+    build: Build | None = None
+    keeps_operator: bool = False
+    seed: int = 0
+    workers: int | Executor = 1
+    show_progress: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if not callable(getattr(self.head, "fit", None)):
+            raise ArgumentError(
+                expected="a head, an object with fit(operator, data)",
+                got=repr(self.head),
+                remedy="for example head=pn.heads.LastLayerLaplace()",
+            )
+        checked = self._ensemble(_untrained if self.train is None else self.train)
+        for name in ("members", "seed", "workers", "keeps_operator", "show_progress"):
+            assign(self, **{name: getattr(checked, name)})
+
+    def _ensemble(self, train: TrainFunction) -> DeepEnsemble:
+        return DeepEnsemble(
+            self.members,
+            train=train,
+            build=self.build,
+            keeps_operator=self.keeps_operator,
+            seed=self.seed,
+            workers=self.workers,
+            show_progress=self.show_progress,
+        )
+
+    def fit(self, operator: nn.Module | Sequence[nn.Module], data: Dataset) -> MixturePredictor:
+        """Train the members, and fit the head to each.
+
+        Args:
+            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`, whose architecture all members have; or a list of
+                operators that are trained already, of any architectures, which then are the members, however many.
+            data: Training pairs; neither they nor the operators are changed.
+
+        Returns:
+            The mixture of the members' predictors, equally weighted.
+
+        Raises:
+            ArgumentError: If members have to be trained and there is no training function, or weights cannot be drawn anew.
+            TrainingError: If a member fails, which is named.
+            DataError: If the head returns no predictor, there are no operators, or the data are not finite pairs.
+            ShapeError: If the operators' outputs do not fit the data's.
+        """
+        if isinstance(operator, nn.Module) or not isinstance(operator, Sequence):
+            trained: Sequence[nn.Module] = self._trained(check_module(operator, "operator"), data)
+        else:
+            trained = [check_module(one, "operator") for one in operator]
+        if not trained:
+            raise DataError(expected="at least one trained operator", got="none", remedy="give an operator to train")
+        remedy = "a head's fit(operator, data) returns a predictor"
+        return MixturePredictor(
+            [check_instance(self.head.fit(one, data), Predictor, "what the head returns", remedy=remedy) for one in trained]
+        )
+
+    def _trained(self, operator: nn.Module, data: Dataset) -> list[nn.Module]:
+        """The members of the deep ensemble of these settings."""
+        if self.train is None:
+            raise ArgumentError(
+                expected="train=, a training function called as train(operator, data, seed=seed) that trains in place",
+                got="none, and one operator",
+                remedy="pass train=functools.partial(pn.fit, epochs=50), or fit to a list of trained operators",
+            )
+        members = self._ensemble(self.train).fit(operator, data).operators()
+        for member in members:
+            for own, given in zip(member.parameters(), operator.parameters(), strict=True):
+                own.requires_grad_(given.requires_grad)
+        return members
+
+
+def _untrained(operator: nn.Module, data: Dataset, *, seed: int) -> None:
+    """Stands for a training function where none is needed."""

@@ -1,0 +1,130 @@
+"""Stacking: weights against a truth that is known, optimality, and a calibration score that no single predictor beats."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from probneural.calibration import Stacking, VarianceScale
+from probneural.calibration.stacking import stacking_weights
+from probneural.distributions import DenseRoot, GaussianField, MixturePredictor, Predictor, PredictorTraits
+from probneural.errors import ArgumentError, CalibrationError, DataError
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.pairs import FieldPairs
+from tests.helpers import generator, normal
+
+GRID = Grid.uniform((8,))
+NOISE = 0.01
+
+
+class Shifted(Predictor):
+    """Predicts each output as its input plus a shift, with one standard deviation for the whole function."""
+
+    def __init__(self, shift: float, *, sd: float = 0.3) -> None:
+        variance = torch.full((1,), NOISE, dtype=torch.float64)
+        super().__init__(PredictorTraits(in_channels=1, noise=variance, domain=GRID, like=variance))
+        self.shift, self.sd = shift, sd
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        mean = inputs.values + self.shift
+        return GaussianField(mean, DenseRoot(torch.full((*mean.shape, 1), self.sd).to(mean)), latent="sd", grid=inputs.grid)
+
+
+def mixed(count: int, *, fraction: float, seed: int = 0) -> FieldPairs:
+    """Outputs that are draws of `Shifted(-0.3)`, and of `Shifted(0.3)` in the given fraction of functions."""
+    inputs = normal(count, 1, 8, seed=seed)
+    side = torch.rand(count, 1, 1, generator=generator(seed + 1)) < fraction
+    level = torch.where(side, 0.3, -0.3) + 0.3 * normal(count, 1, 1, seed=seed + 2)
+    return FieldPairs(Field(inputs, GRID), Field(inputs + level + NOISE**0.5 * normal(count, 1, 8, seed=seed + 3), GRID))
+
+
+def densities(predictors: list[Predictor], data: FieldPairs, *, joint: bool = True) -> Tensor:
+    return torch.stack(
+        [one(data.inputs).log_prob(data.outputs.values, noise=NOISE, joint=joint).flatten() for one in predictors], -1
+    )
+
+
+PAIR: list[Predictor] = [Shifted(0.3), Shifted(-0.3)]
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.5])
+def test_the_true_mixing_weight_is_found(fraction: float) -> None:
+    """Within four standard errors, by the Fisher information of the weight."""
+    data = mixed(300, fraction=fraction)
+    weights = Stacking().fit(PAIR, data).weights
+    shares = densities(PAIR, data).exp()
+    score = (shares[:, 0] - shares[:, 1]) / (shares @ torch.tensor([fraction, 1 - fraction]).double())
+    assert abs(float(weights[0]) - fraction) <= 4 * float(score.square().sum().rsqrt())
+    assert float(weights.sum()) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_a_dominating_predictor_gets_all_weight() -> None:
+    data = mixed(200, fraction=1.0)
+    weights = Stacking().fit([Shifted(-3.0), Shifted(0.3), Shifted(0.3, sd=3.0)], data).weights
+    assert float(weights[1]) > 0.97
+    assert float(weights[0]) == 0.0
+
+
+@pytest.mark.parametrize("score", ["joint", "marginal"])
+def test_no_single_predictor_nor_other_weights_have_a_better_calibration_score(score: str) -> None:
+    predictors = [Shifted(0.3), Shifted(-0.3), Shifted(0.0, sd=0.5), Shifted(0.1, sd=0.05)]
+    data, joint = mixed(100, fraction=0.4, seed=5), score == "joint"
+    stacked = Stacking(score).fit(predictors, data)  # type: ignore[arg-type]
+    logs = densities(predictors, data, joint=joint)
+
+    def total(weights: Tensor) -> float:
+        return float(torch.logsumexp(logs + weights.log(), 1).mean())
+
+    best = total(stacked.weights)
+    others = torch.distributions.Dirichlet(torch.ones(4).double())
+    torch.manual_seed(0)
+    assert all(total(one) <= best + 1e-7 for one in (*torch.eye(4).double(), *others.sample((50,))))
+    reported = stacked(data.inputs).log_prob(data.outputs.values, noise=stacked.noise, joint=joint).mean()
+    assert float(reported) == pytest.approx(best, abs=1e-10)
+
+
+def test_equal_predictors_share_and_equal_one() -> None:
+    data = mixed(50, fraction=1.0)
+    stacked = Stacking().fit([Shifted(0.3), Shifted(0.3)], data)
+    torch.testing.assert_close(stacked(data.inputs).variance, PAIR[0](data.inputs).variance, rtol=1e-12, atol=1e-12)
+
+
+def test_optimality_conditions_hold_where_densities_lie_far_apart() -> None:
+    """Weights that are positive have derivative 1, others at most that; logs of whole functions differ by hundreds of nats."""
+    logs = 300.0 * normal(60, 5, seed=3)
+    logs[:, 4] -= 2000.0
+    counts = torch.full((60,), 1 / 60, dtype=torch.float64)
+    weights = stacking_weights(logs, counts)
+    responsibilities = torch.softmax(logs + weights.log(), 1)
+    slope = counts @ (responsibilities / weights.clamp_min(1e-300))
+    assert float((slope[weights > 0] - 1).abs().max()) <= 1e-4
+    assert float(weights[4]) == 0.0
+
+
+def test_a_stack_is_calibrated_and_remembers_its_data() -> None:
+    data = mixed(60, fraction=0.5)
+    stacked = Stacking().fit(PAIR, data)
+    assert isinstance(stacked, MixturePredictor)
+    assert len(stacked.calibrated_on) == 60
+    scaled = VarianceScale(local=False).fit(stacked, mixed(60, fraction=0.5, seed=9))
+    assert isinstance(scaled(data.inputs), GaussianField)
+
+
+@pytest.mark.bad_input
+class TestBadInput:
+    def test_settings(self) -> None:
+        with pytest.raises(ArgumentError, match="score"):
+            Stacking("pointwise")  # type: ignore[arg-type]
+
+    def test_predictors_and_fields(self) -> None:
+        data = mixed(5, fraction=0.5)
+        with pytest.raises(DataError, match="at least one predictor"):
+            Stacking().fit([], data)
+        with pytest.raises(CalibrationError, match="at least one calibration field"):
+            Stacking().fit(PAIR, data[:0])
+
+    def test_observations_without_density(self) -> None:
+        with pytest.raises(CalibrationError, match="a finite log density"):
+            stacking_weights(torch.full((2, 2), -torch.inf, dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64))

@@ -1,0 +1,235 @@
+"""Mixtures of Gaussian fields against closed forms, SciPy and their own draws."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, MixtureField
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.fields import Field
+from probneural.functionals import integral, sensors
+from probneural.grids import Grid
+from probneural.metrics import compare, coverage, crps, energy_score, interval_score, interval_width, joint_nll, nll, pit, score
+from probneural.metrics.ranked_probability import mixture_crps
+from tests.distributions.cases import normal
+
+GRID = Grid.uniform(6)
+NOISE = 0.2
+
+
+def gaussian(name: str, *, rank: int = 8, functions: int = 3, own: bool = False, grid: Grid = GRID) -> GaussianField:
+    shape = (functions, 1, grid.size)
+    return GaussianField(
+        normal(name, *shape),
+        DenseRoot(0.5 * normal(name + " root", *shape, rank)),
+        latent=name,
+        grid=grid,
+        discrepancy=DenseRoot(0.3 * normal(name + " own", *shape, 2)) if own else None,
+    )
+
+
+FIRST, SECOND = gaussian("first"), gaussian("second", rank=7, own=True)
+WEIGHTS = torch.tensor([0.3, 0.7], dtype=torch.float64)
+MIXED = MixtureField([FIRST, SECOND], WEIGHTS)
+EACH = MixtureField([FIRST, SECOND], torch.tensor([[0.1, 0.5, 1.0], [0.9, 0.5, 0.0]], dtype=torch.float64))
+TRUTH = normal("truth", 3, 1, 6)
+
+
+def by_scipy(values: Tensor, what: str) -> np.ndarray:
+    """Σ w_k of a function of every value under component k, observed with noise."""
+    total = np.zeros(tuple(values.shape))
+    for weight, field in zip(WEIGHTS.tolist(), (FIRST, SECOND), strict=True):
+        distribution = stats.norm(field.mean.numpy(), (field.variance + NOISE).sqrt().numpy())
+        total += weight * getattr(distribution, what)(values.numpy())
+    return total
+
+
+def test_density_of_whole_functions_is_the_sum_over_components() -> None:
+    expected = np.zeros(3)
+    for weight, field in zip(WEIGHTS.tolist(), (FIRST, SECOND), strict=True):
+        for row in range(3):
+            covariance = field.covariance[row].to_dense().numpy() + NOISE * np.eye(6)
+            expected[row] += weight * stats.multivariate_normal(field.mean[row, 0].numpy(), covariance).pdf(
+                TRUTH[row, 0].numpy()
+            )
+    np.testing.assert_allclose(MIXED.log_prob(TRUTH, noise=NOISE).exp().numpy(), expected, rtol=1e-10)
+
+
+def test_density_and_distribution_function_of_values_are_those_of_scipy() -> None:
+    np.testing.assert_allclose(MIXED.log_prob(TRUTH, noise=NOISE, joint=False).exp(), by_scipy(TRUTH, "pdf"), rtol=1e-12)
+    np.testing.assert_allclose(MIXED.cdf(TRUTH, noise=NOISE), by_scipy(TRUTH, "cdf"), rtol=1e-12)
+
+
+@pytest.mark.parametrize("field", [MIXED, EACH])
+def test_quantiles_invert_the_distribution_function(field: MixtureField) -> None:
+    levels = [1e-9, 0.05, 0.5, 0.95]
+    for level, values in zip(levels, field.quantile(levels, noise=NOISE), strict=True):
+        torch.testing.assert_close(field.cdf(values, noise=NOISE), torch.full_like(values, level), rtol=1e-6, atol=1e-13)
+    lower, upper = field.interval(0.9, noise=NOISE)
+    torch.testing.assert_close(lower, field.quantile(0.05, noise=NOISE), rtol=1e-12, atol=1e-12)
+    assert bool((upper > lower).all())
+
+
+def constant(value: float, std: float, *, functions: int = 1) -> GaussianField:
+    """A field that is constant in space."""
+    root = DenseRoot(torch.full((functions, 1, 6, 1), std).double())
+    return GaussianField(torch.full((functions, 1, 6), value).double(), root, latent="xi", grid=GRID)
+
+
+def test_quantiles_of_two_far_components_are_theirs() -> None:
+    """With half of the mass on each side, the quartiles are the components' medians: a Gaussian's would be elsewhere."""
+    field = MixtureField([constant(-1.0, 0.01), constant(1.0, 0.01)])
+    quartiles = field.quantile([0.25, 0.75])
+    torch.testing.assert_close(quartiles[0], torch.full((1, 1, 6), -1.0).double(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(quartiles[1], torch.full((1, 1, 6), 1.0).double(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("field", [MIXED, EACH])
+def test_moments_are_those_of_the_draws_and_of_the_matched_gaussian(field: MixtureField) -> None:
+    draws = field.rsample((20_000,), seed=0)
+    spread = (field.variance / len(draws)).sqrt()
+    assert bool(((draws.mean(0) - field.mean).abs() <= 5 * spread).all())
+    matched = field.moment_matched()
+    torch.testing.assert_close(matched.mean, field.mean)
+    torch.testing.assert_close(matched.variance, field.variance)
+    torch.testing.assert_close(field.standard_deviation, field.variance.sqrt())
+    for row in range(3):
+        covariance = matched.covariance[row].to_dense()
+        scale = covariance.diagonal().sqrt()
+        error = torch.cov(draws[:, row, 0].mT) - covariance
+        assert float((error / scale / scale[:, None]).abs().max()) <= 0.06  # kurtosis included
+
+
+def test_a_draw_comes_from_one_component_at_all_functions() -> None:
+    apart = [constant(-1.0, 1e-3, functions=2), constant(1.0, 1e-3, functions=2)]
+    signs = MixtureField(apart, torch.tensor([0.25, 0.75])).rsample((4000,), seed=1).sign().flatten(1)
+    assert bool((signs == signs[:, :1]).all())
+    assert abs(float((signs[:, 0] > 0).double().mean()) - 0.75) <= 5 * math.sqrt(0.25 * 0.75 / 4000)
+
+
+def test_functionals_go_component_by_component() -> None:
+    functional = integral(GRID)
+    image, draws = MIXED.apply(functional), functional(MIXED.rsample((20_000,), seed=3))
+    assert isinstance(image, MixtureField)
+    torch.testing.assert_close(image.variance, MIXED.moment_matched().apply(functional).variance)
+    for level in (0.1, 0.5, 0.9):
+        below = (draws <= image.quantile(level)).double().mean(0)
+        assert float((below - level).abs().max()) <= 5 * math.sqrt(level * (1 - level) / len(draws))
+    labelled = MIXED.apply(sensors(GRID, [[0.0]]))
+    assert labelled.std.shape == (3, 1, 1)
+
+
+@pytest.mark.parametrize("weights", [[1.0, 2.0, 3.0], None])
+def test_identical_components_equal_the_component(weights: list[float] | None) -> None:
+    field = MixtureField([SECOND] * 3, None if weights is None else torch.tensor(weights))
+    close = {"rtol": 1e-12, "atol": 1e-12}
+    for name in ("mean", "variance", "standard_deviation"):
+        torch.testing.assert_close(getattr(field, name), getattr(SECOND, name), **close)
+    for joint in (True, False):
+        torch.testing.assert_close(
+            field.log_prob(TRUTH, noise=NOISE, joint=joint), SECOND.log_prob(TRUTH, noise=NOISE, joint=joint), **close
+        )
+    torch.testing.assert_close(field.quantile([0.05, 0.9]), SECOND.quantile([0.05, 0.9]), **close)
+    torch.testing.assert_close(field.moment_matched().covariance.to_dense(), SECOND.covariance.to_dense(), **close)
+    for one in (crps, nll, pit, joint_nll, coverage, interval_width, interval_score):
+        first, second = (one(compare(u, Field(TRUTH, GRID), noise=NOISE)) for u in (field, SECOND))
+        torch.testing.assert_close(first, second, **close)
+
+
+def test_crps_is_that_of_many_draws_and_of_one_gaussian() -> None:
+    truth = Field(TRUTH, GRID)
+    exact = crps(compare(MIXED, truth))
+    draws = EmpiricalField(MIXED.rsample((1000,), seed=5), grid=GRID)
+    sampled = crps(compare(draws, truth), is_fair=True)
+    assert float((exact - sampled).abs().max()) <= 0.06
+    members = torch.stack([FIRST.mean, SECOND.mean])
+    blurred = mixture_crps(members, TRUTH, weights=WEIGHTS, variance=torch.full_like(TRUTH, NOISE))
+    points = [GaussianField(one, DenseRoot(torch.zeros(3, 1, 6, 1).double()), latent="xi", grid=GRID) for one in members]
+    mixed = crps(compare(MixtureField(points, WEIGHTS), truth, noise=NOISE))
+    torch.testing.assert_close(mixed, blurred.mean(-1))
+
+
+def test_scaling_widens_about_the_mixtures_mean() -> None:
+    wider = MIXED.scale(torch.tensor([2.0]))
+    torch.testing.assert_close(wider.mean, MIXED.mean)
+    torch.testing.assert_close(wider.moment_matched().covariance.to_dense(), 4 * MIXED.moment_matched().covariance.to_dense())
+
+
+@pytest.mark.parametrize("field", [MIXED, EACH])
+def test_selection_keeps_what_is_said_of_each_function(field: MixtureField) -> None:
+    for rows in ([2, 0], slice(1, 3), 1, slice(3, 3)):
+        chosen = field[rows]
+        index = [rows] if isinstance(rows, int) else rows
+        torch.testing.assert_close(chosen.variance, field.variance[index])
+        torch.testing.assert_close(chosen.log_prob(TRUTH[index], noise=NOISE), field.log_prob(TRUTH, noise=NOISE)[index])
+    torch.testing.assert_close(field.marginal(2).variance, field.variance[2:])
+
+
+def test_mixtures_of_mixtures_are_flat() -> None:
+    outer = MixtureField([MIXED, FIRST], torch.tensor([0.5, 0.5], dtype=torch.float64))
+    torch.testing.assert_close(outer.weights, torch.tensor([0.15, 0.35, 0.5], dtype=torch.float64))
+    each = MixtureField([EACH, FIRST], torch.tensor([0.5, 0.5], dtype=torch.float64))
+    torch.testing.assert_close(each.variance, MixtureField([*EACH.components, FIRST], each.weights).variance)
+    assert each.weights.shape == (3, 3)
+
+
+def test_all_scores_exist_and_a_true_mixture_is_calibrated() -> None:
+    """Functions drawn from the mixture itself: scores are those of a right statement, which no Gaussian of its moments has."""
+    field = MixtureField([gaussian("left", functions=1), gaussian("right", functions=1)])[[0] * 100]
+    truth = Field(field[:1].rsample((100,), seed=2)[:, 0], GRID)
+    scores = score(field, truth)
+    assert not scores.reasons
+    assert scores.coverage == pytest.approx(0.9, abs=0.06)
+    assert scores.simultaneous_coverage == pytest.approx(0.9, abs=0.1)
+    assert scores.calibration_error < 0.05
+    matched = score(field.moment_matched(), truth)
+    assert scores.joint_nll < matched.joint_nll
+    assert scores.crps < matched.crps
+    assert scores.energy == pytest.approx(float(energy_score(compare(field[:20], truth[:20]), draws=300).mean()), abs=0.2)
+
+
+def test_gradients_flow_to_the_components() -> None:
+    def values(mean: Tensor) -> list[Tensor]:
+        moved = GaussianField(mean, FIRST.root, latent="moved", grid=GRID)
+        field = MixtureField([moved, SECOND], WEIGHTS)
+        return [
+            field.mean,
+            field.variance,
+            field.standard_deviation,
+            field.log_prob(TRUTH, noise=NOISE),
+            field.rsample((4,), seed=0),
+        ]
+
+    assert torch.autograd.gradcheck(values, FIRST.mean.clone().requires_grad_())
+
+
+@pytest.mark.bad_input
+class TestBadInput:
+    def test_components(self) -> None:
+        with pytest.raises(DataError, match="at least one component"):
+            MixtureField([])
+        with pytest.raises(DataError, match="GaussianField as component"):
+            MixtureField([FIRST, EmpiricalField(TRUTH[None], grid=GRID)])
+        with pytest.raises(GridError, match="components on one grid"):
+            MixtureField([FIRST, gaussian("other", grid=Grid.uniform(5))])
+        with pytest.raises(ShapeError, match="mean of a component"):
+            MixtureField([FIRST, FIRST[:2]])
+
+    def test_weights(self) -> None:
+        with pytest.raises(ShapeError, match=r"weights \(2,\)"):
+            MixtureField([FIRST, SECOND], torch.ones(3))
+        for weights in ([1.0, -1.0], [0.0, 0.0], [math.nan, 1.0]):
+            with pytest.raises(DataError, match="finite weights >= 0"):
+                MixtureField([FIRST, SECOND], torch.tensor(weights))
+
+    def test_values(self) -> None:
+        with pytest.raises(ShapeError, match="values of shape"):
+            MIXED.cdf(TRUTH[:1])
+        with pytest.raises(ArgumentError, match="a seed or base samples"):
+            MIXED.rsample((1,), seed=0, base_samples=torch.zeros(1, *MIXED.base_shape))

@@ -1,0 +1,161 @@
+"""Mixtures of predictors: fields, noise, draws, roll-outs and files."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from probneural.calibration import ScaledPredictor, SimultaneousBand, VarianceScale
+from probneural.distributions import GaussianField, MixtureField, MixturePredictor
+from probneural.errors import CalibrationError, DataError, GridError, ShapeError
+from probneural.fields import Field
+from probneural.functionals import integral
+from probneural.grids import Grid
+from probneural.heads import LastLayerLaplace
+from probneural.metrics import score, score_pairs
+from probneural.operators import FNO
+from probneural.plots import field as plot_field
+from probneural.storage import load, save
+from tests.calibration.synthetic import Members, Synthetic, pairs
+from tests.heads.cases import PERIODIC, data_for, fields
+
+WEIGHTS = torch.tensor([0.25, 0.75], dtype=torch.float64)
+PAIR = [Synthetic(sd=0.5, noise=0.1), Synthetic(sd=2.0, noise=0.4)]
+DATA = pairs(40)
+
+
+def fitted() -> MixturePredictor:
+    """Two operators with posteriors of their last layers."""
+    operators = [FNO(1, 1, modes=(3,), width=4, depth=1, projection=6, seed=seed).double() for seed in range(2)]
+    data = data_for(operators[0], fields(PERIODIC, 6, 1, seed=1))
+    return MixturePredictor([LastLayerLaplace().fit(one, data) for one in operators], WEIGHTS)
+
+
+FITTED = fitted()
+INPUTS = fields(PERIODIC, 2, 1, seed=9)
+
+
+def test_observations_have_the_weighted_sum_of_the_predictors_own_densities() -> None:
+    """Each with its own noise: the mixture's is the least, and the rest belongs to the component."""
+    mixture = MixturePredictor(PAIR, WEIGHTS)
+    assert mixture.noise.tolist() == [pytest.approx(0.1)]
+    truth = DATA.outputs.values
+    own = [one(DATA.inputs).log_prob(truth, noise=one.noise) for one in PAIR]
+    expected = torch.logsumexp(torch.stack(own) + WEIGHTS.log()[:, None], 0)
+    torch.testing.assert_close(mixture(DATA.inputs).log_prob(truth, noise=mixture.noise), expected)
+    assert float(mixture.residual_variance) == pytest.approx(0.25 * 0.1 + 0.75 * 0.4)
+
+
+def test_ensembles_take_part_with_their_moments() -> None:
+    members = Members(sd=2.0)
+    field = MixturePredictor([Synthetic(), members], WEIGHTS)(DATA.inputs)
+    assert isinstance(field, MixtureField)
+    torch.testing.assert_close(field.components[1].variance, members(DATA.inputs).variance)
+
+
+def test_draws_are_draws_of_one_predictor_on_every_grid() -> None:
+    owners = [FITTED._owner(seed) for seed in range(400)]
+    assert abs(sum(owners) / 400 - 0.75) <= 5 * math.sqrt(0.25 * 0.75 / 400)
+    for seed in range(4):
+        own = FITTED.predictors[owners[seed]].draw(seed)
+        torch.testing.assert_close(FITTED.draw(seed)(INPUTS.values), own(INPUTS.values), rtol=0, atol=0)
+    finer = fields(PERIODIC.resized(24), 2, 1, seed=9)
+    torch.testing.assert_close(FITTED.draw(1)(finer.values)[..., ::2], FITTED.draw(1)(INPUTS.values))
+    seeds = list(range(6))
+    values = torch.stack([fields(PERIODIC, 2, 1, seed=seed).values for seed in seeds])
+    together = FITTED._joint_draws(seeds)(values, PERIODIC)
+    alone = torch.stack([FITTED.draw(seed)(one) for seed, one in zip(seeds, values, strict=True)])
+    torch.testing.assert_close(together, alone)
+
+
+def test_rolls_out() -> None:
+    states = FITTED.rollout(INPUTS, steps=2, members=5, seed=0, show_progress=False).at(2)
+    assert states.samples.shape == (5, 2, 1, 12)
+    first = FITTED.rollout(INPUTS, steps=1, members=5, seed=0, show_progress=False).at(1).samples
+    assert len({float(one.sum()) for one in first}) == 5
+
+
+def test_files_hold_all_of_it(tmp_path: Path) -> None:
+    save(FITTED, tmp_path / "mixture")
+    again = load(tmp_path / "mixture")
+    assert isinstance(again, MixturePredictor)
+    assert torch.equal(again.weights, FITTED.weights)
+    for name in ("mean", "variance"):
+        assert torch.equal(getattr(again(INPUTS), name), getattr(FITTED(INPUTS), name))
+    assert torch.equal(again.draw(3)(INPUTS.values), FITTED.draw(3)(INPUTS.values))
+
+
+def test_zero_shot_resolution_functionals_and_figures() -> None:
+    finer = fields(PERIODIC.resized(24), 2, 1, seed=9)
+    coarse, fine = FITTED(INPUTS), FITTED(finer)
+    torch.testing.assert_close(fine.mean[..., ::2], coarse.mean)
+    torch.testing.assert_close(fine.cdf(fine.mean)[..., ::2], coarse.cdf(coarse.mean))
+    total = fine.apply(integral(finer.grid))
+    lower, upper = total.interval(0.9)
+    assert bool((lower < total.mean).all() and (total.mean < upper).all())
+    plot_field(fine)
+
+
+def test_calibration_scales_the_predictors_and_then_the_mixture(tmp_path: Path) -> None:
+    """Means are right up to noise here: chi² of the calibrated field is 1, and it is a Gaussian field of one latent."""
+    mixture = MixturePredictor([Synthetic(sd=0.1), Synthetic(sd=5.0)])
+    scaled = VarianceScale(local=False).fit(mixture, DATA)
+    assert isinstance(scaled, ScaledPredictor)
+    assert all(isinstance(one, ScaledPredictor) for one in scaled.inner.predictors)  # type: ignore[attr-defined]
+    assert score_pairs(scaled, DATA).chi2 == pytest.approx(1.0, rel=1e-6)
+    u, again = scaled(DATA.inputs[:3]), scaled(DATA.inputs[3:6])
+    assert isinstance(u, GaussianField)
+    assert u.latent.id == again.latent.id
+    assert bool((u.cross_covariance(again).abs() > 0).any())
+    draws = scaled._joint_draws(range(300))(DATA.inputs.values[:2].expand(300, -1, -1, -1), DATA.inputs.grid)
+    white = u.discrepancy.without_white()[1] if u.discrepancy is not None else 0.0
+    expected = (u.variance.flatten(2) - white)[:2]
+    ratio = draws.var(0).flatten(2).mean(-1) / expected.mean(-1)
+    assert bool(((ratio - 1).abs() < 0.35).all())
+    anew = VarianceScale(local=False).fit(scaled, DATA)
+    torch.testing.assert_close(anew(DATA.inputs).variance, scaled(DATA.inputs).variance)
+
+
+def test_bands_refuse_what_any_part_was_scaled_on() -> None:
+    scaled = VarianceScale(local=False).fit(Synthetic(), DATA)
+    mixture = MixturePredictor([scaled, Synthetic()])
+    with pytest.raises(CalibrationError, match="variances were not scaled on"):
+        SimultaneousBand().fit(mixture, DATA)
+    fresh = pairs(30, seed=50)
+    band = SimultaneousBand().fit(mixture, fresh)
+    assert 0.7 <= band.coverage(pairs(60, seed=60)) <= 1.0
+
+
+def test_scores_of_a_predictor_are_those_of_its_fields() -> None:
+    mixture = MixturePredictor(PAIR, WEIGHTS)
+    few = DATA[:6]
+    assert score_pairs(mixture, few) == score(mixture(few.inputs), few.outputs, noise=mixture.noise)
+
+
+@pytest.mark.bad_input
+class TestBadInput:
+    def test_predictors_that_do_not_fit_together(self) -> None:
+        with pytest.raises(DataError, match="at least one predictor"):
+            MixturePredictor([])
+        with pytest.raises(DataError, match="a Predictor as predictor"):
+            MixturePredictor([torch.nn.Linear(1, 1)])  # type: ignore[list-item]
+        with pytest.raises(ShapeError, match="predictors from 1 to 1 channels"):
+            MixturePredictor([Synthetic(), Synthetic(channels=2)])
+        operator = FNO(1, 1, modes=(3,), width=4, depth=1, projection=6, seed=0).double()
+        longer = fields(Grid.uniform((12,), lengths=(2.0,)), 6, 1, seed=1)
+        elsewhere = LastLayerLaplace().fit(operator, data_for(operator, longer))
+        with pytest.raises(GridError, match="predictors of one domain"):
+            MixturePredictor([FITTED, elsewhere])
+
+    def test_weights(self) -> None:
+        with pytest.raises(ShapeError, match=r"weights \(2,\)"):
+            MixturePredictor(PAIR, torch.ones(3))
+        with pytest.raises(DataError, match="finite weights >= 0"):
+            MixturePredictor(PAIR, torch.tensor([-1.0, 2.0]))
+
+    def test_inputs(self) -> None:
+        with pytest.raises(ShapeError, match="1 channels"):
+            FITTED(Field(torch.zeros(1, 2, 12), PERIODIC))
