@@ -68,7 +68,7 @@ class Describer:
     """
 
     def __init__(self, inputs: Grid, outputs: Grid) -> None:
-        self.grid = _described_on(inputs)
+        self.grid = described_on(inputs)
         self.outputs = outputs
         self.step = max(1, CHUNK_VALUES // max(inputs.size, outputs.size))
         self._waves = Waves(self.grid)
@@ -137,7 +137,7 @@ def bands_of(frequencies: Int64[Tensor, "k d"], *, all_periodic: bool) -> Int64[
     return band.unique(return_inverse=True)[1]
 
 
-def _described_on(grid: Grid) -> Grid:
+def described_on(grid: Grid) -> Grid:
     """The grid itself, or a coarser one of its domain where it is large; scattered points stay."""
     if grid.size <= _POINTS or not grid.is_uniform:
         return grid

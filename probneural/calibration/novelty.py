@@ -10,12 +10,12 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.calibration.chunks import check_pairs
-from probneural.calibration.descriptions import Describer, Descriptions
+from probneural.calibration.descriptions import Describer, Descriptions, described_on
 from probneural.calibration.novelty_scores import FittedScores, combined, standards
 from probneural.checks import assign, check_choice, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.predictor import Predictor
-from probneural.errors import CalibrationError
+from probneural.errors import CalibrationError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
@@ -69,7 +69,7 @@ class Novelty:
         ArgumentError: If the fraction is not between 0 and 1, or the seed is none.
 
     Reference:
-        Bates et al. (2023), Testing for outliers with conformal p-values, equation 3; Hubert, Rousseeuw and Vanden Branden
+        Bates et al. (2023), Testing for outliers with conformal p-values, section 1; Hubert, Rousseeuw and Vanden Branden
         (2005), ROBPCA, for score and orthogonal distances (here without their robust estimates); Lee et al. (2018), A simple
         unified framework for detecting out-of-distribution samples, for features (here pooled over the domain, of one class).
     """
@@ -127,12 +127,25 @@ class NoveltyMeasure:
         outputs: Grid of the calibration outputs.
         fitted: The scores.
         standards: Mean and standard deviation of each score's logarithm, by which they are combined.
+
+    Raises:
+        ShapeError: If scores and grid do not fit together.
     """
 
     inputs: Grid
     outputs: Grid
     fitted: FittedScores
-    standards: Mapping[str, tuple[float, ...]]
+    standards: Mapping[str, tuple[float, float]]
+
+    def __post_init__(self) -> None:
+        """Check that the scores are those of functions on this grid."""
+        values, points = len(self.fitted.components.center), described_on(self.inputs).size
+        if values % points or not self.standards or any(len(both) != 2 for both in self.standards.values()):
+            raise ShapeError(
+                expected=f"components of functions on {points} points, and two standards for each score",
+                got=f"{values} values and {dict(self.standards)}",
+                remedy="fit it with Novelty",
+            )
 
     def of(self, described: Descriptions) -> dict[str, Float64[Tensor, " n"]]:
         """Scores by name, of functions whose descriptions are complete."""

@@ -27,7 +27,7 @@ from probneural.grids import Grid
 from probneural.pairs import Dataset, batches
 from probneural.randomness import stream
 
-_POINTS = 256
+_POINTS = 64
 """Values of a function whose errors say by how much its variance is to grow."""
 _ORDINARY = 0.5
 """Weight of calibration functions beside shifted ones."""

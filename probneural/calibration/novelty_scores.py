@@ -26,6 +26,8 @@ _FOLDS = 5
 """Parts of the functions that are scored by the others in turn."""
 _ROUNDING = 1e-12
 """Variance, as a fraction of the total, that counts as none."""
+LEAST_RESIDUAL = 1e-6
+"""Added to what components leave, in the total variance: smaller residuals count as equal, those of rounding above all."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -56,11 +58,14 @@ class LeadingComponents:
         return cls(center=center, directions=directions[:rank], variances=variances[:rank], total=total if total > 0 else 1.0)
 
     def __call__(self, values: Float64[Tensor, "n d"]) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " n"]]:
-        """Squared distances of functions within the components, in their variances, and beyond, in the total variance."""
+        """Squared distances of functions within the components, in their variances, and beyond, in the total variance.
+
+        A millionth of that is added to the latter.
+        """
         centered = values - self.center
         along = centered @ self.directions.mT
         beyond = (centered - along @ self.directions).square().sum(1)
-        return (along.square() / self.variances).sum(1), beyond / self.total
+        return (along.square() / self.variances).sum(1), beyond / self.total + LEAST_RESIDUAL
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

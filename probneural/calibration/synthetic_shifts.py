@@ -63,14 +63,12 @@ def synthetic_shifts(inputs: Field, *, seed: int = 0) -> dict[str, Field]:
     level = torch.where(is_positive, values.clamp_min(torch.finfo(torch.float64).tiny).log(), values)
     mean = level.mean(0, keepdim=True)
     deviation, count = level - mean, len(inputs)
-    strength = {
-        kind: torch.rand(count, 1, 1, generator=stream(seed, "synthetic shifts", kind), dtype=torch.float64) for kind in (0, 1)
-    }
+    factor, power = (torch.rand(count, 1, 1, generator=stream(seed, "synthetic shifts", kind)).double() for kind in (0, 1))
     partner = 1 + int(torch.randint(count - 1, (), generator=stream(seed, "synthetic shifts", 2)))
     changed = {
-        "stretched": deviation * (1.0 + (LARGEST - 1.0) * strength[0]),
+        "stretched": deviation * (1.0 + (LARGEST - 1.0) * factor),
         "superposed": deviation + deviation.roll(partner, 0),
-        "roughened": _roughened(deviation, inputs, ROUGHEST * strength[1]),
+        "roughened": _roughened(deviation, inputs, ROUGHEST * power),
     }
     found = {}
     for kind, moved in changed.items():
@@ -89,4 +87,4 @@ def _roughened(deviation: Float64[Tensor, "n c p"], inputs: Field, power: Float6
     before, after = (part.square().sum(2, keepdim=True).mean(0, keepdim=True) for part in (coefficients, raised))
     raised = raised * torch.where(after > 0, before / after.clamp_min(torch.finfo(torch.float64).tiny), 1.0).sqrt()
     basis = evaluate_waves(waves.candidates, grid.points, lower=waves.lower, lengths=waves.lengths, periodic=grid.periodic)
-    return raised @ basis.mT
+    return deviation + (raised - coefficients) @ basis.mT
