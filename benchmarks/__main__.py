@@ -26,6 +26,7 @@ from benchmarks import (
     large_data,
     local_scale,
     low_data,
+    novelty,
     published,
     reading,
     recurrent,
@@ -146,6 +147,14 @@ COMMANDS = {
         local_scale.main, "variances with one factor and with a local one, on all problems; about 15 minutes", options=WORKERS
     ),
     "low-data": Command(low_data.main, "heads where training functions are few; about 15 minutes", options=WORKERS),
+    "novelty": Command(
+        novelty.main,
+        "which shifts scores of novelty see, and what widened error bars cover; about five minutes a problem and seed, goes on "
+        "if cut off",
+        output="novelty.json, or one for the problem, and finished units",
+        options={**PROBLEM, **WORKERS},
+        check=lambda given: novelty.chosen(given["problem"]),
+    ),
     "published": Command(
         published.main, "settings that papers report, beside their figures; about 20 minutes", options=WORKERS
     ),

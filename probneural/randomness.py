@@ -55,6 +55,8 @@ PURPOSES: Final = MappingProxyType(
         "perturbed observations": "errors of the observations that members of an ensemble filter take in, per lead and number",
         "likelihood points": "points at which the correlation of residuals is judged",
         "local scale points": "points whose residuals say how large variances are along a function",
+        "novelty points": "points whose residuals say how variances grow with novelty",
+        "synthetic shifts": "strengths of synthetic shifts, and which functions are added up, per kind",
         # training
         "validation": "seed of the split into what is trained on and what is watched",
         "batches": "order of the pairs, per epoch",
@@ -123,6 +125,8 @@ PURPOSES: Final = MappingProxyType(
         "low-data functions": "seed of the functions of the low-data benchmark, per part",
         "local-scale functions": "seed of the functions of the local-scale benchmark, per part",
         "local-scale recipe": "seed of the training of the local-scale benchmark",
+        "novelty functions": "seed of the functions of the novelty benchmark, per part",
+        "novelty recipe": "seed of the training of the novelty benchmark",
         "low-data recipe": "seed of the training of the low-data benchmark, per member",
         "gold inputs": "coefficients of the input functions of gold 1",
         "gold truth": "operator and noise of gold 1",

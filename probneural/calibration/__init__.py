@@ -1,4 +1,4 @@
-"""Calibration on held-out fields: a scale for the variance, and bands with a finite-sample guarantee."""
+"""Calibration on held-out fields: scales of variances, bands with a finite-sample guarantee, and when not to trust either."""
 
 from probneural.calibration.bands import Band, BandField, SimultaneousBand
 from probneural.calibration.conformal import ConformalScores, conformal_scores
@@ -12,9 +12,12 @@ from probneural.calibration.horizon import (
 )
 from probneural.calibration.lead_scale import LeadScale, LeadScaling, ScaledForecast
 from probneural.calibration.local_scale import LocalScale
+from probneural.calibration.novelty import Novelty, NoveltyDetector
+from probneural.calibration.novelty_scale import InflatedPredictor, NoveltyScale
 from probneural.calibration.scale import ScaledPredictor, VarianceScale
 from probneural.calibration.stacking import Stacking
 from probneural.calibration.stationary_process import StationaryProcess
+from probneural.calibration.synthetic_shifts import synthetic_shifts
 
 __all__ = [
     "Band",
@@ -24,9 +27,13 @@ __all__ = [
     "ConformalScores",
     "Decomposition",
     "HorizonBand",
+    "InflatedPredictor",
     "LeadScale",
     "LeadScaling",
     "LocalScale",
+    "Novelty",
+    "NoveltyDetector",
+    "NoveltyScale",
     "ScaledForecast",
     "ScaledPredictor",
     "SimultaneousBand",
@@ -36,4 +43,5 @@ __all__ = [
     "VarianceScale",
     "conformal_scores",
     "conformal_scores_by_lead",
+    "synthetic_shifts",
 ]

@@ -113,7 +113,8 @@ class VarianceScale:
             A predictor whose covariances and noise are scaled, and which remembers these pairs.
 
         Raises:
-            CalibrationError: If there are fewer than 2 fields, no predictive variance where there are errors, or no errors.
+            CalibrationError: If there are fewer than 2 fields, no predictive variance where there are errors, no errors, or a
+                calibrated predictor was widened since.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
@@ -130,6 +131,7 @@ class VarianceScale:
         field_variance = torch.zeros_like(noise)
         shared: list[Tensor] = []
         for u, (stated, _) in predicted.distributions():  # what is formed for the one serves the other
+            _check_discrepancy(u)
             of_field = stated.variance - noise.to(stated.variance).reshape(-1, *(1,) * len(u.grid.shape))
             field_variance += domain_average(of_field, u.grid).sum(0).cpu() / len(calibration)
             shared += shared_covariances(u, known=len(shared))
@@ -370,6 +372,16 @@ class ScaledPredictor(Predictor):
     def __repr__(self) -> str:
         """The scales and what they scale."""
         return f"ScaledPredictor({self.inner!r}, scale={self.scale.tolist()}, noise_scale={self.noise_scale.tolist()})"
+
+
+def _check_discrepancy(u: FieldDistribution) -> None:
+    """Raise a CalibrationError if functions have a discrepancy already, which a second decomposition would lose."""
+    if isinstance(u, GaussianField) and u.discrepancy is not None:
+        raise CalibrationError(
+            expected="a head's own field, without a discrepancy",
+            got="one that was calibrated, and then changed",
+            remedy="fit VarianceScale before NoveltyScale, not after it",
+        )
 
 
 def _pieces(seeds: Sequence[int], step: int) -> list[Sequence[int]]:

@@ -109,9 +109,13 @@ class Waves:
         """Number K of waves."""
         return len(self.candidates)
 
+    def coefficients(self, values: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c K"]:
+        """Coefficients of samples, by quadrature."""
+        return values @ self._weighted
+
     def powers(self, values: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c K"]:
-        """Squared coefficients of samples, by quadrature."""
-        return (values @ self._weighted).square()
+        """Squared coefficients of samples."""
+        return self.coefficients(values).square()
 
     def process(self, power: Float64[Tensor, "c K"]) -> StationaryProcess:
         """The process with these mean powers, averaged over cosine and sine: its waves of most power are kept."""

@@ -13,7 +13,11 @@ from jaxtyping import Float64
 from torch import Size, Tensor
 
 from probneural.calibration.decomposition import Decomposition
+from probneural.calibration.inflation import Inflation
 from probneural.calibration.local_scale import LocalScale
+from probneural.calibration.novelty import NoveltyMeasure
+from probneural.calibration.novelty_scale import InflatedPredictor
+from probneural.calibration.novelty_scores import FittedScores, LeadingComponents, MahalanobisDistance
 from probneural.calibration.scale import ScaledPredictor
 from probneural.calibration.stationary_process import StationaryProcess
 from probneural.curvature.jacobian_root import VarianceEstimation
@@ -175,6 +179,12 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),
     Kind(MixturePredictor, on_cpu=("weights", "calibrated_on")),
     Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients")),
+    Kind(InflatedPredictor, on_cpu=("inflation", "measure", "calibrated_on")),
+    Kind(Inflation, on_cpu=("knots", "exponents")),
+    Kind(NoveltyMeasure, on_cpu=("fitted",)),
+    Kind(FittedScores, on_cpu=("components", "least_power", "spectrum", "features", "variance")),
+    Kind(LeadingComponents, on_cpu=("center", "directions", "variances")),
+    Kind(MahalanobisDistance, on_cpu=("center", "whitening")),
     Kind(Decomposition),
     Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
     Kind(FunctionDraw),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from probneural.calibration import Novelty
 from probneural.distributions import GaussianField
 from probneural.errors import DataError, ShapeError
 from probneural.fields import Field, evaluate
@@ -297,3 +298,15 @@ def test_bad_settings(kind: type) -> None:
             kind(prior_precision=value).fit(case.operator, case.data)
     with pytest.raises(ShapeError, match="prior_precision"):
         kind(prior_precision=torch.ones(3)).fit(case.operator, case.data)
+
+
+@ANY_PAIR
+def test_novelty_of_inputs(head: str, operator: str) -> None:
+    """Inputs far larger than those of calibration have the least p-value there is."""
+    case, predictor = operator_case(operator), fitted(head, operator)
+    calibration, fresh = (fields(case.inputs.grid, 24, case.inputs.channels, seed=seed) for seed in (31, 32))
+    u = predictor(calibration)
+    detector = Novelty().fit(predictor, FieldPairs(calibration, Field(u.mean, u.grid)))
+    p_values = detector(Field(torch.cat([fresh.values[:3], 50.0 * fresh.values[3:5]]), fresh.grid))
+    assert p_values[3:].tolist() == [1 / 13] * 2
+    assert float(p_values[:3].amax()) > 1 / 13

@@ -1,0 +1,263 @@
+"""When not to trust: how unlike the calibration functions an input function is, as conformal p-values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.calibration.chunks import check_pairs
+from probneural.calibration.descriptions import Describer, Descriptions, described_on
+from probneural.calibration.novelty_scores import FittedScores, combined, standards
+from probneural.checks import assign, check_choice, check_real
+from probneural.contexts import undisturbed
+from probneural.distributions.predictor import Predictor
+from probneural.errors import CalibrationError, ShapeError
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
+from probneural.randomness import check_seed
+
+COMBINED = "combined"
+"""Name of the score that joins all others."""
+_LEAST = 10
+"""Functions that scores are fitted on, at least."""
+_MOST = 1000
+"""Functions that scores are fitted on, at most."""
+
+
+@dataclass(frozen=True)
+class Novelty:
+    """Test whether an input function is like those of calibration: conformal p-values, one per function.
+
+    The calibration functions are divided at random. Scores are fitted on one part. The m others give the ranks: with scores
+    s_1, ..., s_m of theirs, and s of a new function,
+
+        p = (1 + #{i: s_i >= s}) / (m + 1).
+
+    If the new function is exchangeable with the calibration functions, P(p <= t) <= t for every t, whatever the scores, the
+    head and the distribution of the functions; without ties p is uniform on 1/(m + 1), ..., 1. The probability is over the
+    calibration functions and the new one together. Flagging p <= .05 thus raises a false alarm for 5 % of ordinary functions. A
+    small p says that the input is strange, not that the prediction is wrong; a large one does not say that it is right: a
+    changed equation with the same inputs cannot be seen.
+
+    The scores, larger where a function is stranger:
+
+    - `"components"`: squared Mahalanobis distance within the leading principal components of the input functions;
+    - `"residual"`: mean square that these components leave, where functions look like none that was seen;
+    - `"spectrum"`: squared Mahalanobis distance of the logarithms of power in bands of wave numbers, per channel. It sees
+      amplitude and roughness at once, and not where in the domain something happens;
+    - `"features"`: the same of averages and standard deviations over the domain of the features before the read-out, for heads
+      of a last layer;
+    - `"variance"`: the epistemic variance that the head states, averaged over the domain and relative to its mean over
+      functions seen: before any calibration, and without noise;
+    - `"combined"`: the largest of the logarithms of all of them, each standardised by its scatter over functions that it was
+      not fitted on.
+
+    Outputs take no part. One p-value per score is valid by itself; the smallest of several is not, `"combined"` is. A function
+    has one description on every grid: it is brought to the calibration inputs' grid, and what that one does not resolve counts
+    as power in a last band.
+
+    Args:
+        fraction: Of the calibration functions that scores are fitted on, between 0 and 1.
+        seed: Of the division.
+
+    Raises:
+        ArgumentError: If the fraction is not between 0 and 1, or the seed is none.
+
+    Reference:
+        Bates et al. (2023), Testing for outliers with conformal p-values, section 1; Hubert, Rousseeuw and Vanden Branden
+        (2005), ROBPCA, for score and orthogonal distances (here without their robust estimates); Lee et al. (2018), A simple
+        unified framework for detecting out-of-distribution samples, for features (here pooled over the domain, of one class).
+    """
+
+    fraction: float = 0.5
+    _: KW_ONLY
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        fraction = check_real(self.fraction, "fraction", above=0.0, below=1.0)
+        assign(self, fraction=fraction, seed=check_seed(self.seed))
+
+    @undisturbed()
+    @torch.no_grad()
+    def fit(self, predictor: Predictor, calibration: Dataset, *, reference: Dataset | None = None) -> NoveltyDetector:
+        """Fit scores, and rank those of calibration functions.
+
+        Args:
+            predictor: What any head or calibrator returned. Calibrations are looked through: the head's own variance counts,
+                which knows no calibration function, so these may be the ones that scales or bands were fitted on.
+            calibration: Held-out pairs that the head was not fitted on; only inputs are read.
+            reference: Pairs on the same grids to fit scores on instead, those of training for example; all calibration
+                functions then give ranks. A thousand are used at most.
+
+        Returns:
+            The detector: call it on input functions.
+
+        Raises:
+            CalibrationError: If scores would be fitted on fewer than 10 functions, or nothing is left to rank.
+            DataError: If a data set is none, or a value is not finite.
+            ShapeError: If channels are not the predictor's.
+        """
+        check_pairs(predictor, calibration)
+        fitted_on, ranked = divided(self, calibration, reference)
+        head = uncalibrated(predictor)
+        describer = Describer(calibration.inputs.grid, calibration.outputs.grid)
+        seen = _described(describer, head, fitted_on.subset(evenly_spread_rows(len(fitted_on), _MOST)))
+        measure = NoveltyMeasure(
+            inputs=calibration.inputs.grid,
+            outputs=calibration.outputs.grid,
+            fitted=FittedScores.fit(seen),
+            standards=standards(seen),
+        )
+        scores = measure.of(_described(describer, head, ranked))
+        return NoveltyDetector(predictor=predictor, measure=measure, calibration=scores)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NoveltyMeasure:
+    """Scores of input functions, fitted on some.
+
+    Args:
+        inputs: Grid of the calibration inputs.
+        outputs: Grid of the calibration outputs.
+        fitted: The scores.
+        standards: Mean and standard deviation of each score's logarithm, by which they are combined.
+
+    Raises:
+        ShapeError: If scores and grid do not fit together.
+    """
+
+    inputs: Grid
+    outputs: Grid
+    fitted: FittedScores
+    standards: Mapping[str, tuple[float, float]]
+
+    def __post_init__(self) -> None:
+        """Check that the scores are those of functions on this grid."""
+        values, points = len(self.fitted.components.center), described_on(self.inputs).size
+        if values % points or not self.standards or any(len(both) != 2 for both in self.standards.values()):
+            raise ShapeError(
+                expected=f"components of functions on {points} points, and two standards for each score",
+                got=f"{values} values and {dict(self.standards)}",
+                remedy="fit it with Novelty",
+            )
+
+    def of(self, described: Descriptions) -> dict[str, Float64[Tensor, " n"]]:
+        """Scores by name, of functions whose descriptions are complete."""
+        scores = self.fitted(described)
+        return scores | {COMBINED: combined(scores, self.standards)}
+
+    def __call__(self, predictor: Predictor, inputs: Field) -> dict[str, Float64[Tensor, " n"]]:
+        """Scores by name, `(n,)`, dimensionless, float64 on the CPU.
+
+        Args:
+            predictor: The one that they were fitted for; its calibrations do not matter.
+            inputs: `(n, in_channels, *grid)`.
+        """
+        return self.of(Describer(self.inputs, self.outputs)(uncalibrated(predictor), inputs))
+
+    def partial(self, predictor: Predictor, inputs: Field, *, asks_head: bool) -> dict[str, Float64[Tensor, " n"]]:
+        """The same without the combined score, and without those that the head is asked for where it is not to be."""
+        describer = Describer(self.inputs, self.outputs)
+        return self.fitted(describer(uncalibrated(predictor), inputs, asks_head=asks_head))
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class NoveltyDetector:
+    """How strange input functions are, from [`Novelty`][probneural.calibration.Novelty]; call it on inputs.
+
+    Args:
+        predictor: What it was fitted for.
+        measure: The scores.
+        calibration: Scores of the calibration functions that new ones are ranked among, by name, `(m,)`.
+    """
+
+    predictor: Predictor
+    measure: NoveltyMeasure
+    calibration: Mapping[str, Float64[Tensor, " m"]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the scores, the combined one last."""
+        return tuple(self.calibration)
+
+    def __call__(self, inputs: Field, *, score: str = COMBINED) -> Float64[Tensor, " n"]:
+        """Conformal p-values of input functions: small where a function is unlike those of calibration.
+
+        Args:
+            inputs: `(n, in_channels, *grid)`, on the domain of the calibration inputs.
+            score: Which; see [`Novelty`][probneural.calibration.Novelty].
+
+        Returns:
+            `(n,)`, in [1/(m + 1), 1], float64 on the CPU.
+
+        Raises:
+            ArgumentError: If there is no such score; a head without a last layer has no `"features"`.
+            DataError: If the inputs are no `Field`, or not finite.
+            ShapeError: If the number of channels is not the predictor's.
+            GridError: If the inputs live on another domain.
+        """
+        check_choice(score, self.names, "score")
+        return conformal_p_values(self.scores(inputs)[score], self.calibration[score])
+
+    def p_values(self, inputs: Field) -> dict[str, Float64[Tensor, " n"]]:
+        """P-values of all scores by name, as in a call. Each is valid by itself, the smallest of them is not."""
+        return {name: conformal_p_values(score, self.calibration[name]) for name, score in self.scores(inputs).items()}
+
+    @undisturbed()
+    @torch.no_grad()
+    def scores(self, inputs: Field) -> dict[str, Float64[Tensor, " n"]]:
+        """Raw scores by name, `(n,)`, dimensionless; larger is stranger, beyond the largest of calibration too."""
+        return self.measure(self.predictor, inputs)
+
+    def __repr__(self) -> str:
+        """Its scores, and among how many functions it ranks."""
+        return f"NoveltyDetector({', '.join(self.names)}; ranks among {len(self.calibration[COMBINED])} functions)"
+
+
+def conformal_p_values(scores: Float64[Tensor, " n"], calibration: Float64[Tensor, " m"]) -> Float64[Tensor, " n"]:
+    """(1 + #{i: s_i >= s}) / (m + 1) for each score s; ties count against the function, so they cannot lower a p-value.
+
+    Examples:
+        >>> conformal_p_values(torch.tensor([0.5, 3.0, 9.0]).double(), torch.tensor([1.0, 2.0, 3.0]).double()).tolist()
+        [1.0, 0.5, 0.25]
+    """
+    ordered = calibration.sort().values
+    below = torch.searchsorted(ordered, scores.contiguous(), right=False)
+    return (1.0 + len(ordered) - below) / (len(ordered) + 1.0)
+
+
+def uncalibrated(predictor: Predictor) -> Predictor:
+    """A head's own predictor, under all calibrations."""
+    while isinstance(inner := getattr(predictor, "inner", None), Predictor):
+        predictor = inner
+    return predictor
+
+
+def divided(novelty: Novelty, calibration: Dataset, reference: Dataset | None) -> tuple[Dataset, Dataset]:
+    """Functions that scores are fitted on, and those that give ranks."""
+    if reference is not None:
+        check_dataset(reference, "reference", least=0)
+        _check_counts(len(reference), len(calibration))
+        return reference, calibration
+    count = int(novelty.fraction * len(calibration) + 0.5)
+    _check_counts(count, len(calibration) - count)
+    return calibration.split(count, seed=novelty.seed)
+
+
+def _described(describer: Describer, predictor: Predictor, pairs: Dataset) -> Descriptions:
+    return Descriptions.cat([describer(predictor, part.inputs) for part in batches(pairs, describer.step)])
+
+
+def _check_counts(fitted_on: int, ranked: int) -> None:
+    if fitted_on < _LEAST or ranked < 1:
+        raise CalibrationError(
+            expected=f"at least {_LEAST} functions to fit scores on, and others to rank",
+            got=f"{fitted_on} and {ranked}",
+            remedy="hold out more functions, or give training pairs as reference",
+        )

@@ -1,0 +1,248 @@
+"""Error bars that widen where inputs are strange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from probneural.calibration.chunks import CHUNK_VALUES, check_pairs, distributions, fingerprints
+from probneural.calibration.inflation import Inflation
+from probneural.calibration.novelty import Novelty, NoveltyDetector, NoveltyMeasure, divided
+from probneural.checks import assign, check_instance
+from probneural.contexts import undisturbed
+from probneural.distributions.base import FieldDistribution
+from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.latent import digest
+from probneural.distributions.predictor import JointDraws, Predictor
+from probneural.distributions.roots.base import FeatureRoot, Root
+from probneural.distributions.roots.weighted import weigh
+from probneural.errors import ArgumentError, CalibrationError, UnsupportedError
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.pairs import Dataset, batches
+from probneural.randomness import stream
+
+_POINTS = 64
+"""Values of a function whose errors say by how much its variance is to grow."""
+_ORDINARY = 0.5
+"""Weight of calibration functions beside shifted ones."""
+
+
+@dataclass(frozen=True)
+class NoveltyScale:
+    """Widen error bars where inputs are unlike those of calibration, by what labelled shifts show.
+
+    All that a predictor states of a function is multiplied by one factor,
+
+        covariance = g(s)² C,        g² = prod over j of max(1, s_j / k_j)^theta_j,
+
+    where s are the scores `"components"`, `"residual"` and `"variance"` of [`Novelty`][probneural.calibration.Novelty], the
+    knots k are their medians and their 0.9 quantiles over ordinary functions, and theta >= 0 maximises the Gaussian likelihood
+    of errors on calibration functions and on shifted ones, which count alike. So bars never become narrower, hardly change for
+    ordinary functions, and grow by a power of the distance beyond what was tried. Means stay, and so do correlations.
+
+    Shifts need labels: from a solver for inputs that [`synthetic_shifts`][probneural.calibration.synthetic_shifts] makes of
+    calibration inputs, or measured ones. What helps against other shifts is that errors grow with the distance from what was
+    seen, by whatever shift it came about; nothing guarantees that they do. A changed equation with unchanged inputs is not
+    seen, and widens nothing.
+
+    Measurement noise, which is not part of the field, stays. So calibrate first: `VarianceScale` moves what a head calls noise
+    into the field.
+
+    Args:
+        novelty: How scores are fitted.
+
+    Raises:
+        ArgumentError: If `novelty` is none.
+    """
+
+    novelty: Novelty = field(default_factory=Novelty)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        assign(self, novelty=check_instance(self.novelty, Novelty, "novelty", remedy="use Novelty()", error=ArgumentError))
+
+    @undisturbed()
+    @torch.no_grad()
+    def fit(
+        self,
+        predictor: Predictor,
+        calibration: Dataset,
+        *,
+        shifted: Dataset | Sequence[Dataset],
+        reference: Dataset | None = None,
+    ) -> InflatedPredictor:
+        """Fit scores and the factor.
+
+        Args:
+            predictor: What any head or calibrator returned; it is wrapped, not changed. One that is inflated already is
+                inflated anew from what it wraps.
+            calibration: Held-out pairs of the distribution of training, which scales may have been fitted on.
+            shifted: Pairs with other inputs, and true outputs on the calibration outputs' grid: one set, or several, which
+                count alike.
+            reference: See [`Novelty.fit`][probneural.calibration.Novelty.fit].
+
+        Returns:
+            A predictor that widens, and which remembers all these pairs.
+
+        Raises:
+            CalibrationError: If there are too few functions, no shifted ones, or no variance in the predictions.
+            DataError: If a data set is none, or a value is not finite.
+            ShapeError: If channels are not the predictor's.
+        """
+        inner = predictor.inner if isinstance(predictor, InflatedPredictor) else predictor
+        sets = tuple(shifted) if isinstance(shifted, list | tuple) else (shifted,)
+        for pairs in sets:
+            check_pairs(inner, pairs)
+        if not sets or not all(len(pairs) for pairs in sets):
+            raise CalibrationError(
+                expected="shifted pairs",
+                got=f"{len(sets)} sets of {[len(pairs) for pairs in sets]}",
+                remedy="label synthetic shifts: pn.calibration.synthetic_shifts(calibration.inputs, seed=0)",
+            )
+        detector = self.novelty.fit(inner, calibration, reference=reference)
+        blank = Inflation.at(detector.calibration)
+        _, ordinary = divided(self.novelty, calibration, reference)
+        errors = [_errors(inner, pairs) for pairs in (ordinary, *sets)]
+        distances = [blank.distances(detector.calibration), *(_distances(detector, blank, pairs) for pairs in sets)]
+        weights = [_ORDINARY, *[(1.0 - _ORDINARY) / len(sets)] * len(sets)]
+        inflation = blank.fitted(
+            torch.cat(distances),
+            *(torch.cat(parts) for parts in zip(*errors, strict=True)),
+            weights=torch.cat(
+                [torch.full((len(one),), weight / len(one)).double() for one, weight in zip(distances, weights, strict=True)]
+            ),
+        )
+        used = torch.cat([inner.calibrated_on, *(fingerprints(pairs) for pairs in (calibration, *sets))])
+        return InflatedPredictor(inner, inflation, measure=detector.measure, calibrated_on=used)
+
+
+class InflatedPredictor(Predictor):
+    """A predictor whose covariances grow with the novelty of the input function; means and correlations stay.
+
+    See [`NoveltyScale`][probneural.calibration.NoveltyScale].
+
+    Args:
+        inner: The predictor it wraps.
+        inflation: g² of scores.
+        measure: Scores of input functions.
+        calibrated_on: Fingerprints of the calibration and shifted pairs, and of those that `inner` was calibrated on, `(n,)`: a
+            conformal band needs others.
+    """
+
+    def __init__(
+        self, inner: Predictor, inflation: Inflation, *, measure: NoveltyMeasure, calibrated_on: Int64[Tensor, " n"]
+    ) -> None:
+        super().__init__(inner.traits)
+        self.inner = inner
+        self.inflation = inflation
+        self.measure = measure
+        self.calibrated_on = calibrated_on
+        self.effective_observations = inner.effective_observations
+
+    @property
+    def residual_variance(self) -> Float[Tensor, " c"]:
+        """That of the wrapped predictor: of an ordinary function."""
+        return self.inner.residual_variance
+
+    @undisturbed()
+    def factors(self, inputs: Field) -> Float64[Tensor, " n"]:
+        """The factor g² >= 1 of the variances of each function, `(n,)`, dimensionless, on the CPU.
+
+        Args:
+            inputs: `(n, in_channels, *grid)`.
+        """
+        return self.inflation(self.measure.partial(self.inner, inputs, asks_head=self.inflation.asks_head))
+
+    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        u = self.inner(inputs, query)
+        factor = self.factors(inputs).sqrt().to(u.mean)
+        if isinstance(u, EmpiricalField):
+            each = factor.reshape(-1, *(1,) * (u.mean.ndim - 1))
+            return EmpiricalField(u.mean + each * (u.samples - u.mean), u.weights, grid=u.grid)
+        if not isinstance(u, GaussianField):
+            raise UnsupportedError(
+                expected="a predictor of Gaussian or empirical fields",
+                got=type(u).__name__,
+                remedy="wrap its samples as an EmpiricalField",
+            )
+        return GaussianField(
+            u.mean,
+            _inflated(u.root, factor),
+            latent=u.latent.renamed(f"inflated-{digest(self.inflation.knots, self.inflation.exponents, self.calibrated_on)}"),
+            grid=u.grid,
+            discrepancy=None if u.discrepancy is None else _inflated(u.discrepancy, factor),
+        )
+
+    def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
+        """The inner predictor's draw, its deviation from the mean inflated."""
+        mean = self.inner(inputs, query).mean
+        factor = self.factors(inputs).sqrt().to(mean).reshape(-1, *(1,) * (mean.ndim - 1))
+        return mean + factor * (self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query) - mean)
+
+    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
+        inner = self.inner._joint_draws(seeds)
+
+        def evaluated(values: Tensor, grid: Grid) -> Tensor:
+            inputs = Field(values.flatten(0, 1), grid)
+            mean = self.inner(inputs).mean
+            factor = self.factors(inputs).sqrt().to(mean).reshape(-1, *(1,) * (mean.ndim - 1))
+            both = (part.unflatten(0, values.shape[:2]) for part in (mean, factor))
+            center, scale = both
+            return center + scale * (inner(values, grid) - center)
+
+        return evaluated
+
+    def __repr__(self) -> str:
+        """What is inflated, and how much of it."""
+        exponents = ", ".join(
+            f"{name} {size:.3g}" for name, size in zip(self.inflation.names, self.inflation.exponents, strict=True)
+        )
+        return f"InflatedPredictor({self.inner!r}, exponents: {exponents})"
+
+
+def _inflated(root: Root, factor: Float[Tensor, " n"]) -> Root:
+    """The root with all rows of a function multiplied by one factor."""
+    if isinstance(root, FeatureRoot):
+        return FeatureRoot(root.features * factor.to(root.features)[:, None, None], root.factor)
+    return weigh(root, factor[:, None, None].expand(root.shape[:3]))
+
+
+def _distances(detector: NoveltyDetector, blank: Inflation, pairs: Dataset) -> Float64[Tensor, "n j"]:
+    """How far shifted functions lie beyond the knots."""
+    size = max(1, CHUNK_VALUES // pairs.inputs.grid.size)
+    return torch.cat([blank.distances(detector.scores(part.inputs)) for part in batches(pairs, size)])
+
+
+def _errors(
+    predictor: Predictor, pairs: Dataset
+) -> tuple[Float64[Tensor, "n m"], Float64[Tensor, "n m"], Float64[Tensor, "n m"]]:
+    """Variances of the field, squared errors and noise at some values of each function; errors without variance are left out.
+
+    Raises:
+        CalibrationError: If no variance is stated at all.
+    """
+    grid, channels = pairs.outputs.grid, pairs.outputs.channels
+    wanted = min(grid.size, max(1, _POINTS // channels))
+    points = torch.randperm(grid.size, generator=stream(0, "novelty points"))[:wanted].sort().values
+    noise = predictor.noise.detach().to("cpu", torch.float64)[:, None].expand(channels, wanted).flatten()
+    variances, squares = [], []
+    for u, truth in distributions(predictor, pairs):
+        variance, error = (
+            part.detach().to("cpu", torch.float64).flatten(2)[..., points].flatten(1) for part in (u.variance, truth - u.mean)
+        )
+        variances.append(variance)
+        squares.append(torch.where(variance + noise > 0, error.square(), 0.0))
+    stated = torch.cat(variances)
+    if not bool((stated > 0).any()):
+        raise CalibrationError(
+            expected="a predictor whose field has a variance",
+            got="zero everywhere, which no factor can widen",
+            remedy="calibrate it first: VarianceScale moves what a head calls noise into the field",
+        )
+    return stated, torch.cat(squares), noise.expand_as(stated)

@@ -1,0 +1,176 @@
+"""Scores of how far an input function is from those that were seen, and how they are fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.calibration.descriptions import Descriptions
+from probneural.linear_algebra.principal_components import eigenpairs, singular_values
+
+KEPT_VARIANCE = 0.99
+"""Fraction of the functions' variance that leading components hold, where there are functions enough."""
+_FUNCTIONS_PER_COMPONENT = 4
+"""Functions to estimate a component's variance from, at least."""
+_LEAST_POWER = 1e-4
+"""Power of a band, relative to the mean total of its channel, below which bands count as equal."""
+_LOG_STD = 0.1
+"""Standard deviation of a band's log power that counts as none: a tenth of the power."""
+_RIDGE = 1e-4
+"""The same for pooled features, as a fraction of their mean variance."""
+_FOLDS = 5
+"""Parts of the functions that are scored by the others in turn."""
+_ROUNDING = 1e-12
+"""Variance, as a fraction of the total, that counts as none."""
+LEAST_RESIDUAL = 1e-6
+"""Added to what components leave, in the total variance: smaller residuals count as equal, those of rounding above all."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LeadingComponents:
+    """Principal components of input functions: the score distance within them, and the distance that they leave.
+
+    Args:
+        center: Mean function, `(d,)`, in the values' units.
+        directions: Orthonormal, `(r, d)`.
+        variances: Along the directions, `(r,)`.
+        total: Variance in all directions; a residual is measured in it.
+    """
+
+    center: Float64[Tensor, " d"]
+    directions: Float64[Tensor, "r d"]
+    variances: Float64[Tensor, " r"]
+    total: float
+
+    @classmethod
+    def fit(cls, values: Float64[Tensor, "n d"]) -> LeadingComponents:
+        """Components of n functions: those of most variance, a quarter as many as there are functions at most."""
+        center = values.mean(0)
+        _, singular, directions = singular_values(values - center)
+        variances = singular.square() / max(1, len(values) - 1)
+        total = float(variances.sum())
+        wanted = int((variances.cumsum(0) < KEPT_VARIANCE * total).sum()) + 1
+        rank = min(wanted, max(1, len(values) // _FUNCTIONS_PER_COMPONENT), int((variances > _ROUNDING * total).sum()))
+        return cls(center=center, directions=directions[:rank], variances=variances[:rank], total=total if total > 0 else 1.0)
+
+    def __call__(self, values: Float64[Tensor, "n d"]) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " n"]]:
+        """Squared distances of functions within the components, in their variances, and beyond, in the total variance.
+
+        A millionth of that is added to the latter.
+        """
+        centered = values - self.center
+        along = centered @ self.directions.mT
+        beyond = (centered - along @ self.directions).square().sum(1)
+        return (along.square() / self.variances).sum(1), beyond / self.total + LEAST_RESIDUAL
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MahalanobisDistance:
+    """|W (x - m)|², with W^T W the inverse of a covariance.
+
+    Args:
+        center: M, `(d,)`.
+        whitening: W, `(d, d)`.
+    """
+
+    center: Float64[Tensor, " d"]
+    whitening: Float64[Tensor, "d d"]
+
+    @classmethod
+    def fit(cls, rows: Float64[Tensor, "n d"], *, ridge: float) -> MahalanobisDistance:
+        """Mean and covariance of n rows; the fraction d/(n + d) of correlations is given up, and `ridge` added to variances."""
+        count, size = rows.shape
+        centered = rows - rows.mean(0)
+        covariance = centered.mT @ centered / max(1, count - 1)
+        fraction = size / (count + size)
+        covariance = (1.0 - fraction) * covariance + torch.diag(fraction * covariance.diagonal() + ridge)
+        values, vectors = eigenpairs(covariance)
+        tiny = torch.finfo(torch.float64).tiny
+        return cls(center=rows.mean(0), whitening=vectors.mT / values.clamp_min(tiny).sqrt()[:, None])
+
+    def __call__(self, rows: Float64[Tensor, "n d"]) -> Float64[Tensor, " n"]:
+        """Squared distances of rows, dimensionless."""
+        return ((rows - self.center) @ self.whitening.mT).square().sum(1)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FittedScores:
+    """The scores of an input function that follow from its description, all larger where it is stranger.
+
+    Args:
+        components: Of the functions.
+        least_power: Added to the power of each band before logarithms are taken, `(c, 1)`, in physical units squared.
+        spectrum: Of logarithms of band powers.
+        features: Of pooled features, or None where the head has none.
+        variance: Mean variance that the head states, `(c',)`, in physical units squared.
+    """
+
+    components: LeadingComponents
+    least_power: Float64[Tensor, "c 1"]
+    spectrum: MahalanobisDistance
+    features: MahalanobisDistance | None
+    variance: Float64[Tensor, " c2"]
+
+    @classmethod
+    def fit(cls, seen: Descriptions) -> FittedScores:
+        """Fit all scores on descriptions of some functions, complete ones."""
+        if seen.values is None or seen.powers is None or seen.variance is None:
+            raise ValueError("scores are fitted on complete descriptions")
+        total = seen.powers.sum(2, keepdim=True).mean(0)
+        least = (_LEAST_POWER * total).clamp_min(torch.finfo(torch.float64).tiny)
+        levels = (seen.powers + least).log().flatten(1)
+        ridge = 0.0 if seen.features is None else _RIDGE * float(seen.features.var(0, correction=0).mean())
+        mean = seen.variance.mean(0)
+        return cls(
+            components=LeadingComponents.fit(seen.values),
+            least_power=least,
+            spectrum=MahalanobisDistance.fit(levels, ridge=_LOG_STD**2),
+            features=None if seen.features is None else MahalanobisDistance.fit(seen.features, ridge=ridge),
+            variance=torch.where(mean > 0, mean, torch.ones_like(mean)),
+        )
+
+    def __call__(self, described: Descriptions) -> dict[str, Float64[Tensor, " n"]]:
+        """Scores by name, `(n,)`, dimensionless; those whose part of the description is missing are left out."""
+        found: dict[str, Tensor] = {}
+        if described.values is not None and described.powers is not None:
+            found["components"], found["residual"] = self.components(described.values)
+            found["spectrum"] = self.spectrum((described.powers + self.least_power).log().flatten(1))
+        if described.features is not None and self.features is not None:
+            found["features"] = self.features(described.features)
+        if described.variance is not None:
+            found["variance"] = (described.variance / self.variance).mean(1)
+        return found
+
+
+def standards(seen: Descriptions) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of each score's logarithm over functions that it was not fitted on, a fifth at a time."""
+    part = torch.arange(_count(seen)) % _FOLDS
+    logs: dict[str, list[Tensor]] = {}
+    for fold in range(_FOLDS):
+        for name, score in FittedScores.fit(seen[part != fold])(seen[part == fold]).items():
+            logs.setdefault(name, []).append(log_score(score))
+    return {name: _moments(torch.cat(values)) for name, values in logs.items()}
+
+
+def combined(scores: Mapping[str, Float64[Tensor, " n"]], units: Mapping[str, tuple[float, float]]) -> Float64[Tensor, " n"]:
+    """The largest of the logarithms of scores, each in units of its own scatter about its own mean."""
+    return torch.stack([(log_score(scores[name]) - mean) / std for name, (mean, std) in units.items()]).amax(0)
+
+
+def log_score(score: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
+    """The logarithm of a score, which may be zero."""
+    return score.clamp_min(torch.finfo(torch.float64).tiny).log()
+
+
+def _moments(values: Tensor) -> tuple[float, float]:
+    std = float(values.std(correction=0))
+    return float(values.mean()), std if std > 1e-6 else 1.0
+
+
+def _count(seen: Descriptions) -> int:
+    assert seen.values is not None
+    return len(seen.values)
