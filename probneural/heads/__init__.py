@@ -9,6 +9,7 @@ from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Krone
 from probneural.heads.last_layer.bayesian import NUTS, BayesianLastLayer, VariationalInference
 from probneural.heads.last_layer.laplace import LastLayerLaplace, LastLayerPredictor
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
+from probneural.heads.noise_conditioning import NoiseConditionedPredictor, NoiseConditioning
 from probneural.heads.weight_samples import WeightSampledPredictor
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "LastLayerPredictor",
     "LevenbergMarquardt",
     "LowRank",
+    "NoiseConditionedPredictor",
+    "NoiseConditioning",
     "SampledLastLayerPredictor",
     "VariationalInference",
     "VariationalLastLayerPredictor",

@@ -32,6 +32,7 @@ from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.heads.last_layer.laplace import LastLayerPredictor
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
 from probneural.heads.last_layer.readout import Readout
+from probneural.heads.noise_conditioning import NoiseConditionedPredictor
 from probneural.heads.weight_posterior import Hyperparameters
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.operators import (
@@ -40,6 +41,8 @@ from probneural.operators import (
     HiddenLayers,
     LinearRegression,
     NeuralODEOperator,
+    NoiseConditionedOperator,
+    NoiseField,
     ODESolver,
     Operator,
     PODDeepONet,
@@ -166,12 +169,15 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(SampledLastLayerPredictor, on_cpu=("prior_factors", "prior_precision", "effective_observations")),
     Kind(VariationalLastLayerPredictor, on_cpu=("history",)),
     Kind(WeightSampledPredictor),
+    Kind(NoiseConditionedPredictor),
     Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),
     Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients")),
     Kind(Decomposition),
     Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
     Kind(FunctionDraw),
     Kind(Rollout),
+    Kind(NoiseConditionedOperator, parts=NoiseConditionedOperator.parts, build=NoiseConditionedOperator.from_parts),
+    Kind(NoiseField),
     Kind(Readout),
     Kind(Hyperparameters, on_cpu=("prior_precision", "effective_observations")),
     Kind(ParameterVector, build=_layout),
