@@ -82,6 +82,8 @@ PURPOSES: Final = MappingProxyType(
         "anchored member": "anchor and noise of a member, per member",
         "operator noise": "noise of the members and draws of an operator that is conditioned on it",
         "noise-conditioned training": "what the training of such an operator draws from torch's global generators",
+        "heteroscedastic factors": "initial factors of a read-out of covariances",
+        "heteroscedastic batches": "order of the pairs while such a read-out is trained, per epoch",
         "chain starts": "where Markov chains start",
         "chain": "a Markov chain, per chain",
         "variational": "steps of a variational posterior",

@@ -3,6 +3,8 @@
 from probneural.errors import ConvergenceWarning
 from probneural.heads.ensembles.anchored_ensemble import AnchoredEnsemble, LevenbergMarquardt
 from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
+from probneural.heads.last_layer.heteroscedastic import HeteroscedasticGaussian
+from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor
 from probneural.heads.kernel.kernel_operator import KernelOperator, KernelPaths, KernelPredictor
 from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
@@ -20,6 +22,8 @@ __all__ = [
     "DeepEnsemble",
     "Diagonal",
     "Full",
+    "HeteroscedasticGaussian",
+    "HeteroscedasticPredictor",
     "Iterative",
     "KernelOperator",
     "KernelPaths",

@@ -24,6 +24,7 @@ from probneural.curvature.weights.roots import DenseWeights, DiagonalWeights, Lo
 from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.errors import FileError, GridError, ProbneuralError, ShapeError
 from probneural.grids import Axis, Grid
+from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor
 from probneural.heads.kernel.gaussian_processes import Covariance, Process
 from probneural.heads.kernel.inducing_points import InducingProcess
 from probneural.heads.kernel.kernel_operator import KernelPaths, KernelPredictor
@@ -170,6 +171,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(VariationalLastLayerPredictor, on_cpu=("history",)),
     Kind(WeightSampledPredictor),
     Kind(NoiseConditionedPredictor),
+    Kind(HeteroscedasticPredictor),
     Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),
     Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients")),
     Kind(Decomposition),
