@@ -175,8 +175,13 @@ def shared_covariances(u: FieldDistribution, *, known: int) -> list[Float64[Tens
     for index in range(len(matched)):
         single = matched[index : index + 1]
         at_points = single if len(points) == matched.grid.size else single.apply(MatrixFunctional(matched.grid, chosen))
-        rows = at_points.marginal(0).root.dense()[0].to("cpu", torch.float64)
-        covariances.append(rows @ rows.mT)
+        alone = at_points.marginal(0)
+        covariance = torch.zeros((), dtype=torch.float64, device="cpu")
+        for root in (alone.root, alone.discrepancy):
+            if root is not None:
+                rows = root.dense()[0].to("cpu", torch.float64)
+                covariance = covariance + rows @ rows.mT
+        covariances.append(covariance)
     return covariances
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -26,6 +28,7 @@ from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.gaussian import GaussianField, check_factors
 from probneural.distributions.latent import digest
 from probneural.distributions.predictor import JointDraws, Predictor, drawn_discrepancy
+from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.distributions.roots.weighted import weigh
@@ -65,8 +68,8 @@ class VarianceScale:
 
         covariance = h^½ (w a C + D rho D + f b n I) h^½,        D² = (1 - w) a v + (1 - f) b n,
 
-    with C the head's covariance, h its local scale and rho the correlation of the standardised residuals, a stationary process
-    whose spectrum the calibration fields give. The weights w and f maximise the likelihood of calibration fields, taken jointly
+    with C the head's covariance (of what it states as each function's own, too), h its local scale and rho the correlation of
+    the standardised residuals, a stationary process whose spectrum the calibration fields give. The weights w and f maximise the likelihood of calibration fields, taken jointly
     over their points, given the spectrum of the others. Of the part without correlation, f b n, only the measurement noise that
     you state stays outside as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole
     functions and densities do.
@@ -254,24 +257,28 @@ class ScaledPredictor(Predictor):
         return self.noise.detach().to("cpu", torch.float64) + self.decomposition.variance
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
-        return self._calibrated(inputs, query)[0]
+        return self._calibrated(inputs, query).field
 
-    @undisturbed()
-    def _calibrated(self, inputs: Field, query: Grid | None) -> tuple[GaussianField, Float[Tensor, "n c *grid"] | None]:
-        """The calibrated field, and the root of the local scale."""
-        inner = self.inner(inputs, query)
-        u = gaussian_of(inner)
-        ratio = self._local_factor(inputs, u)
-        root = u.root.scale((self.scale * self.decomposition.root_fraction).sqrt())
-        smooth, white = self._discrepancies(u, ratio)
-        calibrated = GaussianField(
-            u.mean,
-            root if ratio is None else weigh(root, ratio.sqrt()),
-            latent=replace(u.latent, id=self._latent_id(inner, u)),
-            grid=u.grid,
-            discrepancy=None if smooth is None or white is None else SideBySideRoot(smooth, white),
-        )
-        return calibrated, None if ratio is None else ratio.sqrt().to(u.mean).unflatten(-1, u.grid.shape)
+    def _calibrated(self, inputs: Field, query: Grid | None) -> _Calibrated:
+        """The calibrated field, the part of its discrepancy that draws know, and the root of the local scale."""
+        with undisturbed():
+            inner = self.inner(inputs, query)
+            u = gaussian_of(inner)
+            ratio = self._local_factor(inputs, u)
+            deviation = (self.scale * self.decomposition.root_fraction).sqrt()
+            root = _weighed(u.root.scale(deviation), ratio)
+            smooth, white = self._discrepancies(u, ratio)
+            own = None if u.discrepancy is None else _weighed(u.discrepancy.scale(deviation), ratio)
+            calibrated = GaussianField(
+                u.mean,
+                root,
+                latent=replace(u.latent, id=self._latent_id(inner, u)),
+                grid=u.grid,
+                discrepancy=_side_by_side(own, smooth, white),
+            )
+            return _Calibrated(
+                calibrated, smooth, None if ratio is None else ratio.sqrt().to(u.mean).unflatten(-1, u.grid.shape)
+            )
 
     def _latent_id(self, inner: FieldDistribution, u: GaussianField) -> str:
         """A name of its own: what data say about xi depends on the root that it came through. Members are in every call."""
@@ -325,13 +332,11 @@ class ScaledPredictor(Predictor):
 
         What has no correlation is left out: it is another one on every grid.
         """
-        u, local = self._calibrated(inputs, query)
+        u, smooth, local = self._calibrated(inputs, query)
         factor = (self.scale * self.decomposition.root_fraction).sqrt().to(u.mean).reshape(-1, *(1,) * len(u.grid.shape))
         factor = factor if local is None else factor * local
         drawn = u.mean + factor * (self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query) - u.mean)
-        if not isinstance(u.discrepancy, SideBySideRoot):
-            return drawn
-        return drawn + self._draw_discrepancy(u.discrepancy.left, u, seed)
+        return drawn if smooth is None else drawn + self._draw_discrepancy(smooth, u, seed)
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
         inner = self.inner._joint_draws(seeds)
@@ -346,14 +351,13 @@ class ScaledPredictor(Predictor):
     def _scaled_draws(self, values: Tensor, drawn: Tensor, seeds: Sequence[int], *, grid: Grid) -> Tensor:
         """What `_draw` makes of the inner predictor's draws `(s, n, c', *grid)`, at inputs `(s, n, c, *grid)`."""
         leading = values.shape[:2]
-        u, local = self._calibrated(Field(values.flatten(0, 1), grid), None)
+        u, smooth, local = self._calibrated(Field(values.flatten(0, 1), grid), None)
         mean = u.mean.unflatten(0, leading)
         factor = (self.scale * self.decomposition.root_fraction).sqrt().to(mean).reshape(-1, *(1,) * len(grid.shape))
         factor = factor if local is None else factor * local.unflatten(0, leading)
         scaled = mean + factor * (drawn - mean)
-        if not isinstance(u.discrepancy, SideBySideRoot):
+        if smooth is None:
             return scaled
-        smooth = u.discrepancy.left
         latents = torch.cat([drawn_discrepancy(smooth.shape[3], seed) for seed in seeds])
         each = smooth.product_each(latents.to(smooth.device).repeat_interleave(leading[1], 0))
         return scaled + each.unflatten(-1, grid.shape).unflatten(0, leading).to(scaled)
@@ -361,6 +365,30 @@ class ScaledPredictor(Predictor):
     def __repr__(self) -> str:
         """The scales and what they scale."""
         return f"ScaledPredictor({self.inner!r}, scale={self.scale.tolist()}, noise_scale={self.noise_scale.tolist()})"
+
+
+class _Calibrated(NamedTuple):
+    """A calibrated field and what draws need beside it.
+
+    Attributes:
+        field: Calibrated.
+        smooth: D times the process, or None.
+        local: The root of the local scale, or None where it is 1.
+    """
+
+    field: GaussianField
+    smooth: ModulatedRoot | None
+    local: Float[Tensor, "n c *grid"] | None
+
+
+def _weighed(root: Root, ratio: Float64[Tensor, "n c p"] | None) -> Root:
+    return root if ratio is None else weigh(root, ratio.sqrt())
+
+
+def _side_by_side(*roots: Root | None) -> Root | None:
+    """The root of the sum of independent fields, or None of none."""
+    known = [root for root in roots if root is not None]
+    return functools.reduce(SideBySideRoot, known) if known else None
 
 
 def _pieces(seeds: Sequence[int], step: int) -> list[Sequence[int]]:

@@ -63,6 +63,7 @@ class NoiseConditioning:
     Examples:
         >>> class Shifted(nn.Module):
         ...     noise_size = 1
+        ...
         ...     def conditioned(self, values, noise, *, grid=None, query=None):
         ...         return values + noise[:, :, None]
         >>> fields = Field(torch.zeros(4, 1, 8), Grid.uniform((8,)))

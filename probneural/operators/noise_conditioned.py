@@ -319,7 +319,9 @@ def _named(operator: nn.Module, layers: object) -> tuple[str, ...]:
         inner = [f"{name}.{key}" for key, _ in module.named_children()] if isinstance(module, nn.ModuleList) else [name]
         found += inner
     if not found:
-        raise ArgumentError(expected="one layer or more", got=repr(layers), remedy="leave layers out for noise among the inputs")
+        raise ArgumentError(
+            expected="one layer or more", got=repr(layers), remedy="leave layers out for noise among the inputs"
+        )
     for name in found:
         _width(modules[name])
     return tuple(dict.fromkeys(found))

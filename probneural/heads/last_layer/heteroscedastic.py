@@ -26,8 +26,8 @@ _KEPT_ELEMENTS = 2**25
 """Feature values kept over all epochs, at most (128 MiB in float32); more are evaluated again in each."""
 _OPERATOR_RATE = 0.1
 """Learning rate of the operator's own weights, in that of the read-out's."""
-_NOISE_FLOOR = 1e-12
-"""Noise variance, in units of the outputs' variance: what the data scatter by is in the field."""
+_LEAST_UNIT = 1e-6
+"""Least unit of residuals, in units of the outputs' standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,12 @@ class HeteroscedasticGaussian:
     Gaussian log density of the training outputs, all values of a function together, by Adam with a cosine schedule; the
     operator stays as it is, or with `trains_operator` goes on learning by the same density. What it states is what the
     training residuals are like, so it knows nothing of inputs unlike them, and an operator that has learned its training data
-    by heart states too little: calibrate it on held-out fields, or fit it on pairs the operator has not seen.
+    by heart states too little: calibrate it on held-out fields, or fit it on pairs the operator has not seen. All scatter is in
+    the field, so `noise` is 0.
 
     The rank decides what it can state. With `rank=0` the covariance is a diagonal, whose density cannot exceed that of
     independent values: on fields seen through a few sensors, that alone costs more than a nat per value (`python -m benchmarks
-    heteroscedastic` has the floor in closed form, and the gain of a rank).
+    sampling` has the floor in closed form, and the gain of a rank).
 
     Args:
         rank: r, columns of the low-rank part, shared by all channels.
@@ -121,7 +122,7 @@ class HeteroscedasticGaussian:
         readout = find_readout(operator, pairs.some(2).inputs, self.readout, query=pairs.query)
         gram, _, residuals = statistics(readout, pairs)
         scale = pairs.output_units()[1]
-        unit = torch.maximum((residuals.squares / pairs.functions).sqrt(), scale * math.sqrt(_NOISE_FLOOR))
+        unit = torch.maximum((residuals.squares / pairs.functions).sqrt(), _LEAST_UNIT * scale)
         sizes = (gram.diagonal() / pairs.functions).sqrt()
         sizes = torch.where(sizes > 0, sizes, 1.0)
         if not readout.has_bias:
@@ -132,17 +133,16 @@ class HeteroscedasticGaussian:
         readout.operator.requires_grad_(False)
         if self.trains_operator:  # its last layer may have moved
             readout = find_readout(readout.operator, pairs.some(2).inputs, readout.name, query=pairs.query)
-        predictor = HeteroscedasticPredictor(
+        return HeteroscedasticPredictor(
             readout=readout,
             variance_weights=variance_weights,
             factor_weights=factor_weights,
             unit=unit,
-            noise=_NOISE_FLOOR * scale.square(),
+            noise=torch.zeros_like(scale),
             report={"nats_per_value": self._density(source, weights), "rank": float(self.rank)},
             domain=pairs.inputs.grid,
             in_channels=pairs.inputs.channels,
         )
-        return predictor
 
     @torch.enable_grad()
     def _trained(self, source: _Source, sizes: Float64[Tensor, " f"]) -> tuple[Tensor, Tensor]:
