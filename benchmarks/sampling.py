@@ -36,10 +36,10 @@ def main(*, mode: str, output: Path, workers: int, seeds: int = SEEDS) -> dict[s
         commit=commit,
         notes=[
             "Energy distance: 2 E|X - Y| - E|X - X'| - E|Y - Y'| of stated and exact draws in the root-mean-square norm, "
-            "averaged over test functions. Coverage: exact probability of stated central 90 % intervals, nothing calibrated but "
+            "a mean over test functions. Coverage: exact probability of stated central 90 % intervals, nothing calibrated but "
             "the last layer. sd ratio: root of the mean ratio of variances. Means over seeds; in brackets, least and largest.",
-            "Sparse sensors: nats per point lost beside the exact posterior, and what every diagonal covariance loses at least. "
-            "Each seed has its own sensors.",
+            "Sparse sensors: nats per point lost beside the exact posterior, and what every diagonal covariance loses at "
+            "least. Each seed has its own sensors.",
         ],
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from probneural.calibration.chunks import (
     CalibrationPredictions,
-    Pair,
-    PredictedMoments,
     check_pairs,
     domain_average,
     fingerprints,
@@ -22,6 +20,7 @@ from probneural.calibration.chunks import (
 from probneural.calibration.decomposition import Decomposition, decompose, gaussian_of, shared_covariances
 from probneural.calibration.local_fit import Part, fit_local_scale
 from probneural.calibration.local_scale import LocalScale
+from probneural.calibration.variance_profile import ROUNDING, likelihood_profile, standardised_squares
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
@@ -36,10 +35,6 @@ from probneural.errors import CalibrationError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid, resample
 from probneural.pairs import Dataset
-
-_ROUNDING = 8.0
-"""Units in the last place, of a function's largest value, up to which errors and deviations count as none (as in metrics)."""
-
 
 FRACTIONS = (0.05, 0.95)
 """Smallest and largest fraction of the mean predictive variance that separate scales leave to the noise."""
@@ -69,7 +64,8 @@ class VarianceScale:
         covariance = h^½ (w a C + D rho D + f b n I) h^½,        D² = (1 - w) a v + (1 - f) b n,
 
     with C the head's covariance (of what it states as each function's own, too), h its local scale and rho the correlation of
-    the standardised residuals, a stationary process whose spectrum the calibration fields give. The weights w and f maximise the likelihood of calibration fields, taken jointly
+    the standardised residuals, a stationary process whose spectrum the calibration fields give. The weights w and f maximise
+    the likelihood of calibration fields, taken jointly
     over their points, given the spectrum of the others. Of the part without correlation, f b n, only the measurement noise that
     you state stays outside as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole
     functions and densities do.
@@ -132,7 +128,7 @@ class VarianceScale:
             field_variance += domain_average(of_field, u.grid).sum(0).cpu() / len(calibration)
             shared += shared_covariances(u, known=len(shared))
         ratios = self._ratios(field_variance, noise)
-        chi2, spread = _profile(inner, predicted, calibration, ratios)
+        chi2, spread = likelihood_profile(inner, predicted, calibration, ratios)
         best = (chi2.log() + spread).argmin(dim=0, keepdim=True)
         scale, ratio = chi2.gather(0, best)[0], ratios.gather(0, best)[0]
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
@@ -180,7 +176,7 @@ class VarianceScale:
             for stated, truth in predicted:
                 variance = factor.to(stated.variance) * stated.variance + shift.to(stated.variance)
                 moved = replace(stated, variance=variance)
-                yield stated.mean.cpu(), variance.cpu(), _squares(moved, truth, calibration.outputs.dtype).cpu()
+                yield stated.mean.cpu(), variance.cpu(), standardised_squares(moved, truth, calibration.outputs.dtype).cpu()
 
         return fit_local_scale(parts, count=len(calibration), grid=grid)
 
@@ -196,7 +192,7 @@ class VarianceScale:
             return torch.ones(1, len(noise), dtype=torch.float64)
         fractions = torch.linspace(*FRACTIONS, _CANDIDATES, dtype=torch.float64)
         ratios = (fractions / (1.0 - fractions))[:, None] * (field_variance / noise)
-        both = (field_variance > _ROUNDING * torch.finfo(torch.float64).eps * noise) & (noise > 0)
+        both = (field_variance > ROUNDING * torch.finfo(torch.float64).eps * noise) & (noise > 0)
         return torch.where(both, ratios, torch.ones_like(ratios))
 
 
@@ -393,33 +389,3 @@ def _side_by_side(*roots: Root | None) -> Root | None:
 
 def _pieces(seeds: Sequence[int], step: int) -> list[Sequence[int]]:
     return [seeds[start : start + step] for start in range(0, len(seeds), step)]
-
-
-def _profile(
-    predictor: Predictor, moments: Iterable[Pair], calibration: Dataset, ratios: Float64[Tensor, "k c"]
-) -> tuple[Float64[Tensor, "k c"], Float64[Tensor, "k c"]]:
-    """chi² and mean log variance of the calibration fields for field variance plus `ratio` times the noise.
-
-    Their sum with a logarithm on chi² is twice the negative log likelihood at the best common scale, up to a constant.
-    """
-    grid = calibration.outputs.grid
-    chi2, spread = torch.zeros_like(ratios), torch.zeros_like(ratios)
-    for predicted, truth in moments:
-        noise = predictor.noise.detach().to(predicted.variance).reshape(-1, *(1,) * len(grid.shape))
-        for number, ratio in enumerate(ratios.to(predicted.variance.device)):
-            extra = (ratio - 1.0).reshape(-1, *(1,) * len(grid.shape)) * noise
-            moved = replace(predicted, variance=predicted.variance + extra)
-            chi2[number] += domain_average(_squares(moved, truth, calibration.outputs.dtype), grid).sum(0).cpu()
-            if len(ratios) > 1:
-                spread[number] += domain_average(moved.variance.log(), grid).sum(0).cpu()
-    return chi2 / len(calibration), spread / len(calibration)
-
-
-def _squares(predicted: PredictedMoments, truth: Tensor, dtype: torch.dtype) -> Tensor:
-    """Standardised squared residuals; 0 where residual and deviation are both zero up to rounding."""
-    residual = truth - predicted.mean
-    axes = tuple(range(2, truth.ndim))
-    unit = _ROUNDING * max(predicted.epsilon, torch.finfo(dtype).eps)
-    rounding = unit * torch.maximum(predicted.mean.abs(), truth.abs()).amax(axes, keepdim=True)
-    none = (residual.abs() <= rounding) & (predicted.variance <= rounding.square())
-    return torch.where(none, torch.zeros_like(residual), residual.square() / predicted.variance)

@@ -3,12 +3,12 @@
 from probneural.errors import ConvergenceWarning
 from probneural.heads.ensembles.anchored_ensemble import AnchoredEnsemble, LevenbergMarquardt
 from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
-from probneural.heads.last_layer.heteroscedastic import HeteroscedasticGaussian
-from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor
 from probneural.heads.kernel.kernel_operator import KernelOperator, KernelPaths, KernelPredictor
 from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
 from probneural.heads.last_layer.bayesian import NUTS, BayesianLastLayer, VariationalInference
+from probneural.heads.last_layer.heteroscedastic import HeteroscedasticGaussian
+from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor
 from probneural.heads.last_layer.laplace import LastLayerLaplace, LastLayerPredictor
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
 from probneural.heads.noise_conditioning import NoiseConditionedPredictor, NoiseConditioning

@@ -39,8 +39,8 @@ class NoiseConditioning:
     spread is too small, on held-out functions and more so under a shift. Calibrate it.
 
     The operator is a [`NoiseConditionedOperator`][probneural.operators.NoiseConditionedOperator], or any module that has
-    `noise_size`, a number, and `conditioned(values, noise, grid=..., query=...)`, which maps inputs `(n, c, *grid)` and standard
-    normal coefficients `(n, noise_size)` to `(n, c', *query)`. It is taken as trained, or trained here by `train`.
+    `noise_size`, a number, and `conditioned(values, noise, grid=..., query=...)`, which maps inputs `(n, c, *grid)` and
+    standard normal coefficients `(n, noise_size)` to `(n, c', *query)`. It is taken as trained, or trained here by `train`.
 
     Args:
         members: Draws in a prediction. Below 100, intervals are those of the Gaussian with their mean and variance.

@@ -42,8 +42,8 @@ class NoiseConditionedOperator(Operator):
     noise, and [`NoiseConditioning`][probneural.heads.NoiseConditioning] makes a predictor of it.
 
     It draws what training data show: one output per input is enough, but few data are learned by heart like any others, and
-    the spread is then too small. Calibrate it on held-out fields. Noise that is constant in space gives draws that vary together
-    over the domain, whatever the loss; noise of many modes with a pointwise loss need not.
+    the spread is then too small. Calibrate it on held-out fields. The CRPS judges points one by one, so draws whose points are
+    right may still vary together in a wrong way; where that matters, train by the energy score.
 
     Args:
         operator: Any module, which is trained in place. It says its `in_channels` and `out_channels`.

@@ -22,8 +22,8 @@ class NoiseField:
 
     The functions e_j are products over the axes of waves |k| < m, scaled so that z has mean square 1 over the domain: sines and
     cosines of periodic axes, on which z is stationary, and cosines of half periods of others, where its variance is up to twice
-    that at the ends. A draw is its coefficients, so it is the same function on every grid. Without modes z is constant in space:
-    one random vector for a whole function.
+    that at the ends. A draw is its coefficients, so it is the same function on every grid. Without modes z is constant in
+    space: one random vector for a whole function.
 
     Args:
         channels: Number of independent fields q.

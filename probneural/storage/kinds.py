@@ -24,12 +24,12 @@ from probneural.curvature.weights.roots import DenseWeights, DiagonalWeights, Lo
 from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.errors import FileError, GridError, ProbneuralError, ShapeError
 from probneural.grids import Axis, Grid
-from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor
 from probneural.heads.kernel.gaussian_processes import Covariance, Process
 from probneural.heads.kernel.inducing_points import InducingProcess
 from probneural.heads.kernel.kernel_operator import KernelPaths, KernelPredictor
 from probneural.heads.kernel.principal_components import PrincipalComponents
 from probneural.heads.laplace.laplace import LaplacePredictor
+from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor
 from probneural.heads.last_layer.laplace import LastLayerPredictor
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
 from probneural.heads.last_layer.readout import Readout

@@ -203,7 +203,7 @@ class _SampleScore(ABC):
 
     @property
     def _spread_weight(self) -> float:
-        """Weight of E|X - X'| / 2, taken over pairs of different samples: 1 where the score is fair, 1 - 1/M where it is not."""
+        """Weight of E|X - X'| / 2, taken over pairs of different samples: 1 if the score is fair, 1 - 1/M if it is not."""
         return 1.0 - (1.0 - self.fairness) / self.samples
 
     def __call__(

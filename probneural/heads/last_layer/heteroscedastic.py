@@ -14,9 +14,9 @@ from probneural.contexts import undisturbed
 from probneural.errors import TrainingError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.heads.last_layer.low_rank_density import log_density_per_value
 from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor, diagonal, with_constant
 from probneural.heads.last_layer.laplace import statistics
+from probneural.heads.last_layer.low_rank_density import log_density_per_value
 from probneural.heads.last_layer.readout import Readout, find_readout
 from probneural.heads.training_data import TrainingData, training_data
 from probneural.pairs import Dataset
