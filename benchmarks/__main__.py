@@ -30,6 +30,7 @@ from benchmarks import (
     published,
     reading,
     recurrent,
+    sampling,
     speed,
     tables,
     training,
@@ -162,6 +163,12 @@ COMMANDS = {
     "recurrent": Command(
         recurrent.main,
         "a recurrent operator on noisy tones, beside the exact posterior; about 15 minutes",
+        options=WORKERS,
+    ),
+    "sampling": Command(
+        sampling.main,
+        "draws and covariances beside distributions that are known exactly; about half an hour, goes on if cut off",
+        output="sampling.json and finished units",
         options=WORKERS,
     ),
     "speed": Command(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -11,8 +13,6 @@ from torch import Tensor
 
 from probneural.calibration.chunks import (
     CalibrationPredictions,
-    Pair,
-    PredictedMoments,
     check_pairs,
     domain_average,
     fingerprints,
@@ -20,6 +20,7 @@ from probneural.calibration.chunks import (
 from probneural.calibration.decomposition import Decomposition, decompose, gaussian_of, shared_covariances
 from probneural.calibration.local_fit import Part, fit_local_scale
 from probneural.calibration.local_scale import LocalScale
+from probneural.calibration.variance_profile import ROUNDING, likelihood_profile, standardised_squares
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
@@ -28,6 +29,7 @@ from probneural.distributions.gaussian import GaussianField, check_factors
 from probneural.distributions.latent import digest
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import JointDraws, Predictor, drawn_discrepancy
+from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.distributions.roots.weighted import weigh
@@ -35,10 +37,6 @@ from probneural.errors import CalibrationError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid, resample
 from probneural.pairs import Dataset
-
-_ROUNDING = 8.0
-"""Units in the last place, of a function's largest value, up to which errors and deviations count as none (as in metrics)."""
-
 
 FRACTIONS = (0.05, 0.95)
 """Smallest and largest fraction of the mean predictive variance that separate scales leave to the noise."""
@@ -67,8 +65,9 @@ class VarianceScale:
 
         covariance = h^½ (w a C + D rho D + f b n I) h^½,        D² = (1 - w) a v + (1 - f) b n,
 
-    with C the head's covariance, h its local scale and rho the correlation of the standardised residuals, a stationary process
-    whose spectrum the calibration fields give. The weights w and f maximise the likelihood of calibration fields, taken jointly
+    with C the head's covariance (of what it states as each function's own, too), h its local scale and rho the correlation of
+    the standardised residuals, a stationary process whose spectrum the calibration fields give. The weights w and f maximise
+    the likelihood of calibration fields, taken jointly
     over their points, given the spectrum of the others. Of the part without correlation, f b n, only the measurement noise that
     you state stays outside as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole
     functions and densities do.
@@ -131,12 +130,11 @@ class VarianceScale:
         field_variance = torch.zeros_like(noise)
         shared: list[Tensor] = []
         for u, (stated, _) in predicted.distributions():  # what is formed for the one serves the other
-            _check_discrepancy(u)
             of_field = stated.variance - noise.to(stated.variance).reshape(-1, *(1,) * len(u.grid.shape))
             field_variance += domain_average(of_field, u.grid).sum(0).cpu() / len(calibration)
             shared += shared_covariances(u, known=len(shared))
         ratios = self._ratios(field_variance, noise)
-        chi2, spread = _profile(inner, predicted, calibration, ratios)
+        chi2, spread = likelihood_profile(inner, predicted, calibration, ratios)
         best = (chi2.log() + spread).argmin(dim=0, keepdim=True)
         scale, ratio = chi2.gather(0, best)[0], ratios.gather(0, best)[0]
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
@@ -184,7 +182,7 @@ class VarianceScale:
             for stated, truth in predicted:
                 variance = factor.to(stated.variance) * stated.variance + shift.to(stated.variance)
                 moved = replace(stated, variance=variance)
-                yield stated.mean.cpu(), variance.cpu(), _squares(moved, truth, calibration.outputs.dtype).cpu()
+                yield stated.mean.cpu(), variance.cpu(), standardised_squares(moved, truth, calibration.outputs.dtype).cpu()
 
         return fit_local_scale(parts, count=len(calibration), grid=grid)
 
@@ -200,7 +198,7 @@ class VarianceScale:
             return torch.ones(1, len(noise), dtype=torch.float64)
         fractions = torch.linspace(*FRACTIONS, _CANDIDATES, dtype=torch.float64)
         ratios = (fractions / (1.0 - fractions))[:, None] * (field_variance / noise)
-        both = (field_variance > _ROUNDING * torch.finfo(torch.float64).eps * noise) & (noise > 0)
+        both = (field_variance > ROUNDING * torch.finfo(torch.float64).eps * noise) & (noise > 0)
         return torch.where(both, ratios, torch.ones_like(ratios))
 
 
@@ -261,28 +259,28 @@ class ScaledPredictor(Predictor):
         return self.noise.detach().to("cpu", torch.float64) + self.decomposition.variance
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
-        return self._calibrated(inputs, query)[0]
+        return self._calibrated(inputs, query).field
 
-    @undisturbed()
-    def _calibrated(self, inputs: Field, query: Grid | None) -> tuple[GaussianField, Float[Tensor, "n c *grid"] | None]:
-        """The calibrated field, and the root of the local scale."""
-        inner = self.inner(inputs, query)
-        u = gaussian_of(inner)
-        ratio = self._local_factor(inputs, u)
-        root = u.root.scale((self.scale * self.decomposition.root_fraction).sqrt())
-        smooth, white = self._discrepancies(u, ratio)
-        own = None if u.discrepancy is None else u.discrepancy.scale((self.scale * self.decomposition.root_fraction).sqrt())
-        if own is not None and ratio is not None:
-            own = weigh(own, ratio.sqrt())
-        rest = white if own is None else own if white is None else SideBySideRoot(white, own)
-        calibrated = GaussianField(
-            u.mean,
-            root if ratio is None else weigh(root, ratio.sqrt()),
-            latent=replace(u.latent, id=self._latent_id(inner, u)),
-            grid=u.grid,
-            discrepancy=rest if smooth is None or rest is None else SideBySideRoot(smooth, rest),
-        )
-        return calibrated, None if ratio is None else ratio.sqrt().to(u.mean).unflatten(-1, u.grid.shape)
+    def _calibrated(self, inputs: Field, query: Grid | None) -> _Calibrated:
+        """The calibrated field, the part of its discrepancy that draws know, and the root of the local scale."""
+        with undisturbed():
+            inner = self.inner(inputs, query)
+            u = gaussian_of(inner)
+            ratio = self._local_factor(inputs, u)
+            deviation = (self.scale * self.decomposition.root_fraction).sqrt()
+            root = _weighed(u.root.scale(deviation), ratio)
+            smooth, white = self._discrepancies(u, ratio)
+            own = None if u.discrepancy is None else _weighed(u.discrepancy.scale(deviation), ratio)
+            calibrated = GaussianField(
+                u.mean,
+                root,
+                latent=replace(u.latent, id=self._latent_id(inner, u)),
+                grid=u.grid,
+                discrepancy=_side_by_side(own, smooth, white),
+            )
+            return _Calibrated(
+                calibrated, smooth, None if ratio is None else ratio.sqrt().to(u.mean).unflatten(-1, u.grid.shape)
+            )
 
     def _latent_id(self, inner: FieldDistribution, u: GaussianField) -> str:
         """A name of its own: what data say about xi depends on the root that it came through. Members are in every call."""
@@ -336,13 +334,11 @@ class ScaledPredictor(Predictor):
 
         What has no correlation is left out: it is another one on every grid.
         """
-        u, local = self._calibrated(inputs, query)
+        u, smooth, local = self._calibrated(inputs, query)
         factor = (self.scale * self.decomposition.root_fraction).sqrt().to(u.mean).reshape(-1, *(1,) * len(u.grid.shape))
         factor = factor if local is None else factor * local
         drawn = u.mean + factor * (self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query) - u.mean)
-        if self.decomposition.process is None or not isinstance(u.discrepancy, SideBySideRoot):
-            return drawn
-        return drawn + self._draw_discrepancy(u.discrepancy.left, u, seed)
+        return drawn if smooth is None else drawn + self._draw_discrepancy(smooth, u, seed)
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
         inner = self.inner._joint_draws(seeds)
@@ -357,14 +353,13 @@ class ScaledPredictor(Predictor):
     def _scaled_draws(self, values: Tensor, drawn: Tensor, seeds: Sequence[int], *, grid: Grid) -> Tensor:
         """What `_draw` makes of the inner predictor's draws `(s, n, c', *grid)`, at inputs `(s, n, c, *grid)`."""
         leading = values.shape[:2]
-        u, local = self._calibrated(Field(values.flatten(0, 1), grid), None)
+        u, smooth, local = self._calibrated(Field(values.flatten(0, 1), grid), None)
         mean = u.mean.unflatten(0, leading)
         factor = (self.scale * self.decomposition.root_fraction).sqrt().to(mean).reshape(-1, *(1,) * len(grid.shape))
         factor = factor if local is None else factor * local.unflatten(0, leading)
         scaled = mean + factor * (drawn - mean)
-        if self.decomposition.process is None or not isinstance(u.discrepancy, SideBySideRoot):
+        if smooth is None:
             return scaled
-        smooth = u.discrepancy.left
         latents = torch.cat([drawn_discrepancy(smooth.shape[3], seed) for seed in seeds])
         each = smooth.product_each(latents.to(smooth.device).repeat_interleave(leading[1], 0))
         return scaled + each.unflatten(-1, grid.shape).unflatten(0, leading).to(scaled)
@@ -374,45 +369,29 @@ class ScaledPredictor(Predictor):
         return f"ScaledPredictor({self.inner!r}, scale={self.scale.tolist()}, noise_scale={self.noise_scale.tolist()})"
 
 
-def _check_discrepancy(u: FieldDistribution) -> None:
-    """Raise a CalibrationError if functions have a discrepancy already, which a second decomposition would lose."""
-    if isinstance(u, GaussianField) and u.discrepancy is not None:
-        raise CalibrationError(
-            expected="a head's own field, without a discrepancy",
-            got="one that was calibrated, and then changed",
-            remedy="fit VarianceScale before NoveltyScale, not after it",
-        )
+class _Calibrated(NamedTuple):
+    """A calibrated field and what draws need beside it.
+
+    Attributes:
+        field: Calibrated.
+        smooth: D times the process, or None.
+        local: The root of the local scale, or None where it is 1.
+    """
+
+    field: GaussianField
+    smooth: ModulatedRoot | None
+    local: Float[Tensor, "n c *grid"] | None
+
+
+def _weighed(root: Root, ratio: Float64[Tensor, "n c p"] | None) -> Root:
+    return root if ratio is None else weigh(root, ratio.sqrt())
+
+
+def _side_by_side(*roots: Root | None) -> Root | None:
+    """The root of the sum of independent fields, or None of none."""
+    known = [root for root in roots if root is not None]
+    return functools.reduce(SideBySideRoot, known) if known else None
 
 
 def _pieces(seeds: Sequence[int], step: int) -> list[Sequence[int]]:
     return [seeds[start : start + step] for start in range(0, len(seeds), step)]
-
-
-def _profile(
-    predictor: Predictor, moments: Iterable[Pair], calibration: Dataset, ratios: Float64[Tensor, "k c"]
-) -> tuple[Float64[Tensor, "k c"], Float64[Tensor, "k c"]]:
-    """chi² and mean log variance of the calibration fields for field variance plus `ratio` times the noise.
-
-    Their sum with a logarithm on chi² is twice the negative log likelihood at the best common scale, up to a constant.
-    """
-    grid = calibration.outputs.grid
-    chi2, spread = torch.zeros_like(ratios), torch.zeros_like(ratios)
-    for predicted, truth in moments:
-        noise = predictor.noise.detach().to(predicted.variance).reshape(-1, *(1,) * len(grid.shape))
-        for number, ratio in enumerate(ratios.to(predicted.variance.device)):
-            extra = (ratio - 1.0).reshape(-1, *(1,) * len(grid.shape)) * noise
-            moved = replace(predicted, variance=predicted.variance + extra)
-            chi2[number] += domain_average(_squares(moved, truth, calibration.outputs.dtype), grid).sum(0).cpu()
-            if len(ratios) > 1:
-                spread[number] += domain_average(moved.variance.log(), grid).sum(0).cpu()
-    return chi2 / len(calibration), spread / len(calibration)
-
-
-def _squares(predicted: PredictedMoments, truth: Tensor, dtype: torch.dtype) -> Tensor:
-    """Standardised squared residuals; 0 where residual and deviation are both zero up to rounding."""
-    residual = truth - predicted.mean
-    axes = tuple(range(2, truth.ndim))
-    unit = _ROUNDING * max(predicted.epsilon, torch.finfo(dtype).eps)
-    rounding = unit * torch.maximum(predicted.mean.abs(), truth.abs()).amax(axes, keepdim=True)
-    none = (residual.abs() <= rounding) & (predicted.variance <= rounding.square())
-    return torch.where(none, torch.zeros_like(residual), residual.square() / predicted.variance)

@@ -8,8 +8,11 @@ from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
 from probneural.heads.laplace_ensemble import LaplaceEnsemble
 from probneural.heads.last_layer.bayesian import NUTS, BayesianLastLayer, VariationalInference
+from probneural.heads.last_layer.heteroscedastic import HeteroscedasticGaussian
+from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor
 from probneural.heads.last_layer.laplace import LastLayerLaplace, LastLayerPredictor
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
+from probneural.heads.noise_conditioning import NoiseConditionedPredictor, NoiseConditioning
 from probneural.heads.swag import SWAG
 from probneural.heads.weight_samples import WeightSampledPredictor
 
@@ -22,6 +25,8 @@ __all__ = [
     "DeepEnsemble",
     "Diagonal",
     "Full",
+    "HeteroscedasticGaussian",
+    "HeteroscedasticPredictor",
     "Iterative",
     "KernelOperator",
     "KernelPaths",
@@ -34,6 +39,8 @@ __all__ = [
     "LastLayerPredictor",
     "LevenbergMarquardt",
     "LowRank",
+    "NoiseConditionedPredictor",
+    "NoiseConditioning",
     "SampledLastLayerPredictor",
     "VariationalInference",
     "VariationalLastLayerPredictor",

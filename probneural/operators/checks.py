@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from probneural.checks import check_instance, check_integer, check_sequence
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
@@ -57,3 +57,15 @@ def check_modes(modes: Sequence[int]) -> tuple[int, ...]:
             expected="a positive number of modes for each of 1 to 3 axes", got=repr(modes), remedy="give e.g. modes=(16,)"
         )
     return entries
+
+
+def stated_channels(operator: nn.Module, name: str) -> int:
+    """Return a number of channels that a module says of itself, or raise an ArgumentError."""
+    stated = getattr(operator, name, None)
+    if stated is None:
+        raise ArgumentError(
+            expected=f"an operator that says its {name}",
+            got=type(operator).__name__,
+            remedy=f"set the attribute: operator.{name} = 1",
+        )
+    return check_integer(stated, name)

@@ -12,7 +12,7 @@ from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Field, takes_grid
 from probneural.grids import Grid, resample
 from probneural.operators.base import Operator
-from probneural.operators.checks import check_where
+from probneural.operators.checks import check_where, stated_channels
 from probneural.pairs import Dataset, FieldPairs, evenly_spread_rows
 
 _MOST_PAIRS = 1024
@@ -77,7 +77,7 @@ class Rollout(Operator):
         self.all_leads = check_flag(all_leads, "all_leads")
         self.keeps_boundary = check_flag(keeps_boundary, "keeps_boundary")
         self.checkpoints = check_flag(checkpoints, "checkpoints")
-        self.channels, of_step = _said(operator, "out_channels"), _said(operator, "in_channels")
+        self.channels, of_step = stated_channels(operator, "out_channels"), stated_channels(operator, "in_channels")
         if of_step < self.history * self.channels + self.forcing_channels:
             raise ArgumentError(
                 expected=f"an operator of {self.history * self.channels + self.forcing_channels} input channels or more",
@@ -192,15 +192,3 @@ def _interpolated(values: Tensor, grid: Grid | None, query: Grid | None) -> Tens
     if grid is None:
         raise GridError(expected="the values' grid beside a query", got="None", remedy="pass grid= too")
     return resample(values, grid, query)
-
-
-def _said(operator: nn.Module, name: str) -> int:
-    """A number of channels that a module says of itself."""
-    said = getattr(operator, name, None)
-    if said is None:
-        raise ArgumentError(
-            expected=f"an operator that says its {name}",
-            got=type(operator).__name__,
-            remedy=f"set the attribute: operator.{name} = 1",
-        )
-    return check_integer(said, name)

@@ -39,9 +39,11 @@ from probneural.heads.kernel.inducing_points import InducingProcess
 from probneural.heads.kernel.kernel_operator import KernelPaths, KernelPredictor
 from probneural.heads.kernel.principal_components import PrincipalComponents
 from probneural.heads.laplace.laplace import LaplacePredictor
+from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor
 from probneural.heads.last_layer.laplace import LastLayerPredictor
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
 from probneural.heads.last_layer.readout import Readout
+from probneural.heads.noise_conditioning import NoiseConditionedPredictor
 from probneural.heads.weight_posterior import Hyperparameters
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.operators import (
@@ -50,6 +52,8 @@ from probneural.operators import (
     HiddenLayers,
     LinearRegression,
     NeuralODEOperator,
+    NoiseConditionedOperator,
+    NoiseField,
     ODESolver,
     Operator,
     PODDeepONet,
@@ -176,6 +180,8 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(SampledLastLayerPredictor, on_cpu=("prior_factors", "prior_precision", "effective_observations")),
     Kind(VariationalLastLayerPredictor, on_cpu=("history",)),
     Kind(WeightSampledPredictor),
+    Kind(NoiseConditionedPredictor),
+    Kind(HeteroscedasticPredictor),
     Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),
     Kind(MixturePredictor, on_cpu=("weights", "calibrated_on")),
     Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients")),
@@ -189,6 +195,8 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
     Kind(FunctionDraw),
     Kind(Rollout),
+    Kind(NoiseConditionedOperator, parts=NoiseConditionedOperator.parts, build=NoiseConditionedOperator.from_parts),
+    Kind(NoiseField),
     Kind(Readout),
     Kind(Hyperparameters, on_cpu=("prior_precision", "effective_observations")),
     Kind(ParameterVector, build=_layout),

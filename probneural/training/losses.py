@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -194,10 +194,17 @@ class _SampleScore(ABC):
     """A score of operators that draw samples."""
 
     samples: int
+    fairness: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the number of samples."""
-        assign(self, samples=check_integer(self.samples, "samples", least=2))
+        """Check the settings."""
+        fairness = check_real(self.fairness, "fairness", least=0.0, most=1.0)
+        assign(self, samples=check_integer(self.samples, "samples", least=2), fairness=fairness)
+
+    @property
+    def _spread_weight(self) -> float:
+        """Weight of E|X - X'| / 2, taken over pairs of different samples: 1 if the score is fair, 1 - 1/M if it is not."""
+        return 1.0 - (1.0 - self.fairness) / self.samples
 
     def __call__(
         self, predicted: Float[Tensor, "n sc *grid"], target: Float[Tensor, "n c *grid"], grid: Grid
@@ -221,15 +228,21 @@ class CRPS(_SampleScore):
     E|X - y| - E|X - X'| / 2 without bias from the number of samples, averaged over the domain, channels and functions. The
     operator returns its samples as channels, all channels of one sample after the other: `(n, samples * c, *grid)`.
 
+    The fair score of M samples is degenerate: where M - 1 of them equal the truth, it is the same whatever the last one is,
+    which then feels no gradient. A fairness a < 1 mixes in the score of the samples themselves, which pulls it in:
+    a (fair score) + (1 - a) (score of the samples). Its optimum is too narrow: with w = 1 - (1 - a) / M, that of a Gaussian
+    has w / (2 - w^2)^1/2 of the standard deviation, about 1 - 2 (1 - a) / M.
+
     Args:
         samples: How many there are, two or more.
+        fairness: a, from 0 (the score of the samples) to 1 (without bias).
 
     Raises:
-        ArgumentError: If there are fewer.
+        ArgumentError: If there are fewer, or the fairness is out of range.
 
     Reference:
         Gneiting and Raftery (2007), Strictly proper scoring rules, prediction, and estimation, equation 21; Ferro (2014), Fair
-        scores for ensemble forecasts.
+        scores for ensemble forecasts; Lang et al. (2024), AIFS-CRPS, equation 4 (almost fair CRPS, with a = 0.95).
 
     Examples:
         >>> CRPS(2)(torch.tensor([[[0.0], [2.0]]]), torch.tensor([[[1.0]]]), Grid.scattered([[0.5]], [1.0])).item()
@@ -241,7 +254,7 @@ class CRPS(_SampleScore):
         ranks = 2.0 * torch.arange(self.samples, device=drawn.device, dtype=drawn.dtype) - (self.samples - 1)
         ordered = drawn.sort(1).values.movedim(1, -1)
         spread = (ordered @ ranks) / (self.samples * (self.samples - 1))
-        return grid.mean((error - spread).flatten(2)).mean()
+        return grid.mean((error - self._spread_weight * spread).flatten(2)).mean()
 
 
 @dataclass(frozen=True)
@@ -253,9 +266,10 @@ class EnergyScore(_SampleScore):
 
     Args:
         samples: How many there are, two or more.
+        fairness: As for the CRPS.
 
     Raises:
-        ArgumentError: If there are fewer.
+        ArgumentError: If there are fewer, or the fairness is out of range.
 
     Reference:
         Gneiting and Raftery (2007), Strictly proper scoring rules, prediction, and estimation, equation 22.
@@ -267,7 +281,7 @@ class EnergyScore(_SampleScore):
         truth = (target.flatten(2) * scale).flatten(1)
         error = (flat - truth[:, None]).norm(dim=2).mean(1)
         gaps = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum((1, 2))
-        return (error - gaps / (2 * self.samples * (self.samples - 1))).mean()
+        return (error - self._spread_weight * gaps / (2 * self.samples * (self.samples - 1))).mean()
 
 
 @dataclass(frozen=True)

@@ -143,8 +143,9 @@ def test_it_composes_with_scales_and_bands(tmp_path: Path) -> None:
             SimultaneousBand().fit(found, used)
     band = SimultaneousBand().fit(found, conformal)
     assert band(fresh).half_width.shape == (6, 1, 16)
-    with pytest.raises(CalibrationError, match="before NoveltyScale"):
-        VarianceScale().fit(found, conformal)
+    above = VarianceScale(local=False).fit(found, conformal)
+    scores = pn.metrics.score(above(conformal.inputs), conformal.outputs, noise=above.noise)
+    assert scores.chi2 == pytest.approx(1.0, rel=1e-3)
     anew = NoveltyScale().fit(found, scaling, shifted=[shifted, shifted[:10]])
     assert anew.inner is scaled
     assert torch.equal(anew.inflation.exponents, found.inflation.exponents)
