@@ -1,8 +1,8 @@
 """Heads beside one another: the same networks and data, variances scaled alike, with what each training costs.
 
-Per problem, operator, amount of data and seed, every head is fitted to networks of one recipe and scaled by `VarianceScale` on the
-same held-out functions; those that all are tested on are others again. Finished units are kept, so that a benchmark that was
-cut off goes on where it was.
+Per problem, operator, amount of data and seed, every head is fitted to networks of one recipe and scaled by `VarianceScale` on
+the same held-out functions; those that all are tested on are others again. Finished units are kept, so that a benchmark that
+was cut off goes on where it was.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         "means over seeds, each with functions, weights and batches of its own, which all heads share. Every head is scaled by "
         f"{VarianceScale()!r} on the same 200 functions, and tested on 200 others; stacking takes its weights from those, and "
         "scales its predictors on 200 further ones",
-        f"coverage and width are those of central intervals at {LEVEL:g}; whole: of whole functions. AUROC: how well the stated "
-        "variance alone tells shifted functions from ordinary ones. raw chi2: before scales",
-        f"beside the ensemble: differences of nats, ratios of others, paired by seed; {CONFIDENCE:.0%} intervals of Student's t",
-        "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. Two heads whose mean ranks "
+        f"coverage and width are those of central intervals at {LEVEL:g}; simultaneous: of whole functions. auroc: how well "
+        "the stated variance alone tells shifted functions from ordinary ones. raw chi2: before scales",
+        f"beside the ensemble: differences of nats, ratios of others, paired by seed; {CONFIDENCE:.0%} intervals of Student's",
+        "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. Heads whose mean ranks "
         f"differ by less than the critical difference (Nemenyi, {1 - CONFIDENCE:.1g}) are not told apart",
         f"with {FEW} functions there are {head_units.EVALUATIONS} times the epochs",
     ]
@@ -93,8 +93,9 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
 def averaged(rows: Sequence[Row]) -> list[Row]:
     """Means over seeds, by problem, operator, amount of data, place and head."""
     keys = ("problem", "operator", "regime", "on", "head")
+    names = (*head_units.SCORES, "auroc")
     return [
-        dict(zip(keys, group, strict=True)) | {"seeds": len(own)} | {name: mean(own, name) for name in (*head_units.SCORES, "auroc")}
+        dict(zip(keys, group, strict=True)) | {"seeds": len(own)} | {name: mean(own, name) for name in names}
         for group, own in grouped(rows, keys).items()
     ]
 
@@ -150,7 +151,9 @@ def costs(rows: Sequence[Row]) -> list[Row]:
 def failures(rows: Sequence[Row]) -> list[str]:
     """A note for each head that an error ended."""
     return [
-        f"failed: {row['problem']}, {row['operator']}, {row['regime']}, {row['head']}, seed {row['seed']}: {row['failed'][:200]}"
+        ", ".join(
+            ["failed", *(str(row[key]) for key in ("problem", "operator", "regime", "head", "seed")), row["failed"][:200]]
+        )
         for row in rows
         if "failed" in row
     ]

@@ -1,0 +1,86 @@
+"""The comparison of heads: what is averaged, compared and ranked, and what a unit does where a head fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import head_makers, head_units, heads
+from benchmarks.head_makers import ENSEMBLE, HEADS
+from benchmarks.head_units import Unit
+from probneural.errors import CalibrationError
+
+COMMIT = "0123456789ab-modified"
+UNIT = Unit("Burgers, viscosity 0.1", "FNO", None, 0, COMMIT, head_units.SMALL)
+
+
+def rows(scores: dict[str, float], *, problem: str = "p", seeds: int = 2, on: str = "in distribution") -> list[dict[str, Any]]:
+    """One row per head and seed, of scores that grow by a hundredth with the seed."""
+    place = {"problem": problem, "operator": "FNO", "regime": "all functions", "on": on}
+    return [
+        place | {"head": head, "seed": seed} | dict.fromkeys(heads.COMPARED, value * (1.0 + 0.01 * seed))
+        for head, value in scores.items()
+        for seed in range(seeds)
+    ]
+
+
+def test_heads_are_compared_with_the_ensemble_of_their_own_seed() -> None:
+    some = rows({"last layer": 2.0, ENSEMBLE: 1.0}) + rows({"last layer": 9.0}, on="amplitude")
+    (line,) = heads.compared(some)
+    assert (line["head"], line["seeds"]) == ("last layer", 2)
+    assert line["crps"] == "2.00 (2.00 to 2.00)"
+    assert line["joint_nll"].startswith("+1.00 ± 0.03")  # 1 and 1.01, and t(.95, 1) = 6.31 times .005
+
+
+def test_ranks_are_of_means_over_seeds_and_averaged_over_blocks() -> None:
+    order = {head: float(number) for number, head in enumerate(HEADS, start=1)}
+    turned = {head: float(len(HEADS) + 1 - number) for head, number in order.items()}
+    table = heads.ranked(rows(order) + rows(order, problem="q") + rows(turned, problem="r"))
+    assert [line["crps"] for line in table[:2]] == pytest.approx([(1 + 1 + len(HEADS)) / 3, (2 + 2 + len(HEADS) - 1) / 3])
+    assert {line["blocks"] for line in table} == {3}
+
+
+def test_a_block_in_which_a_head_failed_has_no_ranks() -> None:
+    order = {head: float(number) for number, head in enumerate(HEADS, start=1)}
+    some = rows(order) + rows(order, problem="q")
+    some[-1] = {key: value for key, value in some[-1].items() if key not in heads.COMPARED} | {"failed": "CalibrationError: no"}
+    assert heads.ranked(some)[0]["blocks"] == 1
+    (note,) = heads.failures(some)
+    assert note == f"failed, q, FNO, all functions, {list(HEADS)[-1]}, 1, CalibrationError: no"
+    assert heads.mean(some[-2:], "crps") is None
+
+
+def test_a_head_that_fails_costs_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(shop: head_makers.Workshop) -> Any:
+        raise CalibrationError(expected="a head", got="none", remedy="take another")
+
+    monkeypatch.setattr(head_units, "HEADS", {"fails": fails, "last layer": head_makers.last_layer})
+    found = UNIT.run(tmp_path)["rows"]
+    assert [row["head"] for row in found] == ["fails", *["last layer"] * 3]
+    assert "expected a head" in found[0]["failed"]
+    assert {row["on"] for row in found[1:]} == {"in distribution", *(row["on"] for row in found[2:])}
+    assert all(0.0 <= row["auroc"] <= 1.0 for row in found[2:])
+
+
+def test_trainings_are_shared_and_their_seconds_counted_once() -> None:
+    source, recipe = head_units._case(UNIT.problem, UNIT.kind, is_small=True)
+    train = source.problem.sample(10, resolution=16, seed=0)
+    shop = head_makers.Workshop(replace(recipe, epochs=1), head_makers.Data(train, train, train), seed=0)
+    first, seconds = shop.member(0)
+    assert shop.member(0) == (first, seconds)
+    shop.members(2)
+    assert shop.seconds == pytest.approx(seconds + shop.member(1)[1])
+    weights = [torch.cat([one.flatten() for one in shop.member(number)[0].parameters()]) for number in (0, 1)]
+    assert not torch.equal(*weights)
+
+
+@pytest.mark.slow
+def test_a_small_run(tmp_path: Path) -> None:
+    found = heads.main(mode="small", output=tmp_path, workers=1)
+    assert not [note for note in found["notes"] if note.startswith("failed")]
+    assert {row["head"] for row in found["sections"]["scores"]} == set(HEADS)
+    assert {row["regime"] for row in found["sections"]["scores"]} == {"all functions", f"{head_units.FEW} functions"}
