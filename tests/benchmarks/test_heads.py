@@ -68,7 +68,7 @@ def test_a_head_that_fails_costs_one_row(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_trainings_are_shared_and_their_seconds_counted_once() -> None:
     source, recipe = head_units._case(UNIT.problem, UNIT.kind, is_small=True)
-    train = source.problem.sample(10, resolution=16, seed=0)
+    train = source.problem.sample(10, resolution=64, seed=0)
     shop = head_makers.Workshop(replace(recipe, epochs=1), head_makers.Data(train, train, train), seed=0)
     first, seconds = shop.member(0)
     assert shop.member(0) == (first, seconds)
