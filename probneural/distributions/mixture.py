@@ -33,7 +33,7 @@ from probneural.functionals import Functional, check_functional
 class MixtureField(FieldDistribution):
     """p(u) = Σ_k w_k N(u; m_k, C_k): each draw comes from one of the components, as a whole function.
 
-    Everything is exact: mean and variance by the laws of total expectation and variance, densities of whole functions by a sum
+    Everything is exact: mean and variance, within components and between them, densities of whole functions by a sum
     over components, distribution functions and quantiles of every value by root search, functionals component by component.
 
     With one weight per component, a draw takes all n functions from the same component: it is one operator. With one per
