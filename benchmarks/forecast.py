@@ -18,7 +18,7 @@ from scipy.stats import t as student
 
 from benchmarks import environment, forecast_cases, forecast_units, kept_units, sections
 from benchmarks.forecast_cases import Sizes
-from benchmarks.forecast_recipes import GRADIENT
+from benchmarks.forecast_recipes import GRADIENT, RECURRENT
 from benchmarks.forecast_units import BASELINES, BOUND, LEVEL, POSTERIORS, VALID, Unit
 
 SEEDS = 3
@@ -39,9 +39,10 @@ NOTES = (
     "rolled out (VarianceScale), the roll-outs lead by lead (LeadScale); 'raw' is before the latter. "
     f"spread-skill: least and largest ratio over leads. coverage: pointwise, nominal {LEVEL:g}; horizon: of whole "
     "trajectories, all points and leads together, against the members; band: of whole trajectories by a conformal band "
-    "(HorizonBand) that other trajectories carry",
-    f"the curvature behind low rank is that of {Sizes().curvature} windows, and the kernel operator is fitted on "
-    f"{Sizes().kernel}, evenly spread over all",
+    f"(HorizonBand) that {Sizes().bands} other trajectories carry (shallow water: fewer)",
+    "all forecasts start at the second state of a trajectory; only the recurrent operator sees the first as well",
+    f"the kernel operator is fitted on {Sizes().kernel} windows, evenly spread over all. A low-rank posterior is left out: its "
+    "scaled draws ask for the variance at every state that a member passes, which costs a gradient per value of the field",
     f"recipes have equal numbers of evaluations of the network, one with its gradient counted as {GRADIENT}; seconds are "
     f"processor time. error: relative L2. valid: leads until it exceeds {VALID:g}. stable: starts from which the long roll-out "
     f"stays below {BOUND:g} times the largest true norm",
@@ -168,7 +169,7 @@ def failures(results: Results) -> list[str]:
 def _methods(problem: str, results: Results) -> dict[str, dict[int, Mapping[str, Any]]]:
     """Results by forecast and seed, without those that failed; those without a network first."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for recipe in ("", *POSTERIORS):
+    for recipe in ("", *POSTERIORS, RECURRENT):
         for unit, result in results.items():
             if unit.case.name != problem or unit.kind == "recipes" or unit.recipe != recipe:
                 continue

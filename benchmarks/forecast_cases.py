@@ -13,6 +13,8 @@ from probneural.randomness import stream_seed
 Truth = pn.FieldTrajectories
 PARTS = ("train", "scaling", "bands", "test")
 """What the trajectories of a seed are for; each part has functions of its own."""
+HISTORY = 2
+"""States that a recurrent operator reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,33 +23,32 @@ class Sizes:
 
     Attributes:
         train: Trajectories to train on.
-        scaling: Those that scales, residuals and the ridge are fitted on; as many more carry bands.
+        scaling: Those that scales, residuals and the ridge are fitted on.
+        bands: Those that carry bands: coverage of one band varies by about (.09 / bands)^1/2.
         test: Those that are scored.
         leads: Steps of a trajectory.
         epochs: Passes of the recipe of one step over its windows; other recipes have as many evaluations.
         members: Roll-outs of a forecast.
         networks: Networks of an ensemble.
-        rank: Of the low-rank posterior.
-        curvature: Windows that its curvature is taken from, evenly spread, and others that every head's variance of one step
-            is scaled on: hundreds of products with all would cost minutes.
+        steps: Windows, evenly spread over those for scaling, that a head's variance of one step is scaled on.
         long: Leads of the roll-outs whose stability is tested.
         kernel: Windows that the kernel operator is fitted on.
     """
 
-    train: int = 48
-    scaling: int = 32
-    test: int = 32
+    train: int = 200
+    scaling: int = 200
+    bands: int = 100
+    test: int = 200
     leads: int = 20
-    epochs: int = 50
+    epochs: int = 12
     members: int = 16
     networks: int = 4
-    rank: int = 16
-    curvature: int = 120
+    steps: int = 120
     long: int = 200
     kernel: int = 300
 
 
-SMALL = Sizes(train=6, scaling=10, test=4, leads=4, epochs=1, members=3, networks=2, rank=4, curvature=12, long=6, kernel=12)
+SMALL = Sizes(train=6, scaling=10, bands=10, test=4, leads=4, epochs=1, members=3, networks=2, steps=12, long=6, kernel=12)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +70,38 @@ class Case:
     sizes: Sizes = Sizes()
 
     def truth(self, part: str, *, seed: int) -> Truth:
-        """Exact trajectories of one part under a seed; those of a chaotic equation take seconds, so a few are remembered."""
-        return _truth(self, part, seed)
+        """Exact trajectories of one part under a seed, the first state left out, which only some know: see `started`."""
+        full = self.started(part, seed=seed)
+        return Truth(full.at(1), full.values[:, 1:], times=full.times[1:] - full.times[0])
+
+    def started(self, part: str, *, seed: int) -> Truth:
+        """The same with one state before the start of all forecasts.
+
+        Those of a chaotic equation take seconds, so a few are remembered.
+        """
+        return _started(self, part, seed)
 
     def build(self, truth: Truth, *, seed: int) -> pn.operators.FNO:
         """An untrained network of one step."""
         return pn.operators.FNO(truth.start.channels, truth.channels, **self.network, seed=seed)
 
+    def build_recurrent(self, truth: Truth, *, seed: int) -> pn.operators.RecurrentOperator:
+        """An untrained recurrent operator that reads the two latest states, of the network's modes, width and depth."""
+        modes, width, depth = (self.network[name] for name in ("modes", "width", "depth"))
+        return pn.operators.RecurrentOperator(
+            HISTORY * truth.channels,
+            truth.channels,
+            encoder=pn.operators.SpectralEncoder(modes=modes, depth=depth, history=HISTORY),
+            layers=pn.operators.RecurrentLayers(width=width, heads=1),
+            seed=seed,
+        )
+
 
 @lru_cache(maxsize=len(PARTS))
-def _truth(case: Case, part: str, seed: int) -> Truth:
-    sizes = case.sizes
-    count = {"train": sizes.train, "scaling": sizes.scaling, "bands": sizes.scaling, "test": sizes.test}[part]
-    times = [case.problem.time * lead for lead in range(1, sizes.leads + 1)]
+def _started(case: Case, part: str, seed: int) -> Truth:
+    times = [case.problem.time * lead for lead in range(1, case.sizes.leads + 2)]
     own = stream_seed(seed, "forecast functions", PARTS.index(part))
-    found: Truth = case.problem.trajectory(count, times=times, resolution=case.resolution, seed=own)
+    found: Truth = case.problem.trajectory(getattr(case.sizes, part), times=times, resolution=case.resolution, seed=own)
     return found
 
 
@@ -92,8 +110,8 @@ def cases() -> list[Case]:
     problems = pn.problems
     line = {"modes": (16,), "width": 16, "depth": 3, "projection": 32}
     plane = {"modes": (9, 9), "width": 12, "depth": 3, "projection": 24}
-    few = replace(Sizes(), train=32, scaling=24, test=24, epochs=25)
-    found = [
+    few = replace(Sizes(), train=80, scaling=60, bands=60, test=60, epochs=10)
+    return [
         Case(name="heat", problem=problems.Heat(0.01, time=0.05, dimension=1), resolution=64, network=line),
         Case(
             name="advection-diffusion",
@@ -104,11 +122,13 @@ def cases() -> list[Case]:
         Case(name="shallow water", problem=problems.ShallowWater(time=0.02), resolution=24, network=plane, sizes=few),
         Case(name="burgers", problem=problems.Burgers(viscosity=0.01, time=0.05), resolution=64, network=line),
         Case(name="korteweg-de vries", problem=problems.KortewegDeVries(0.15), resolution=128, network=line),
+        Case(
+            name="kuramoto-sivashinsky",
+            problem=problems.KuramotoSivashinsky(time=1.0),
+            resolution=96,
+            network=line | {"modes": (24,)},
+        ),
     ]
-    if hasattr(problems, "KuramotoSivashinsky"):
-        chaotic = problems.KuramotoSivashinsky(time=1.0)
-        found.append(Case(name="kuramoto-sivashinsky", problem=chaotic, resolution=96, network=line | {"modes": (24,)}))
-    return found
 
 
 def chosen(problem: str | None, *, small: bool) -> list[Case]:
@@ -129,7 +149,6 @@ def _smaller(case: Case) -> Case:
     return replace(case, network=network, sizes=SMALL)
 
 
-def evenly_spread(truth: Truth, count: int) -> pn.FieldPairs:
-    """So many windows of one step, evenly spread over all."""
-    pairs = truth.windows()
+def evenly_spread(pairs: pn.FieldPairs, count: int) -> pn.FieldPairs:
+    """So many windows, evenly spread over all."""
     return pairs[evenly_spread_rows(len(pairs), count)]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import probneural as pn
 from benchmarks import environment, forecast_recipes, recipes
-from benchmarks.forecast_cases import Case, Truth, evenly_spread
-from benchmarks.forecast_recipes import RECIPES, DressedForecast, StepRegression
+from benchmarks.forecast_cases import HISTORY, Case, Truth, evenly_spread
+from benchmarks.forecast_recipes import RECIPES, RECURRENT, DressedForecast, StepRegression
 from probneural.distributions import Forecast, Predictor
 from probneural.errors import ProbneuralError
 from probneural.randomness import stream_seed
@@ -41,7 +41,7 @@ class Unit:
     Attributes:
         case: The equation.
         kind: `"posteriors"`, `"baselines"` or `"recipes"`.
-        recipe: A name of `RECIPES`, or nothing.
+        recipe: A name of `RECIPES`, `RECURRENT`, or nothing.
         seed: Of functions, weights and draws.
         commit: Of the code, taken once per benchmark: it may change while a long one goes on.
     """
@@ -64,6 +64,7 @@ class Unit:
     def run(self, folder: Path) -> dict[str, Any]:
         """Do it, with networks that are kept in a folder."""
         work = {"posteriors": _posteriors, "baselines": _baselines, "recipes": _recipe}[self.kind]
+        work = _recurrent if self.recipe == RECURRENT else work
         return work(self, folder)
 
     def trained(self, folder: Path, number: int = 0) -> tuple[Any, dict[str, Any]]:
@@ -84,7 +85,7 @@ def units(todo: list[Case], *, seeds: int, commit: str) -> list[Unit]:
         for seed in range(seeds):
             found += [Unit(case, "recipes", recipe, seed, commit) for recipe in RECIPES]
             found.append(Unit(case, BASELINES, "", seed, commit))
-            found += [Unit(case, "posteriors", recipe, seed, commit) for recipe in POSTERIORS]
+            found += [Unit(case, "posteriors", recipe, seed, commit) for recipe in (*POSTERIORS, RECURRENT)]
     return found
 
 
@@ -93,10 +94,8 @@ def _posteriors(unit: Unit, folder: Path) -> dict[str, Any]:
     sizes, train = unit.case.sizes, unit.truth("train")
     networks = [unit.trained(folder, number) for number in range(sizes.networks)]
     pairs, first = train.windows(), networks[0][0]
-    some = evenly_spread(train, sizes.curvature)
     makers: dict[str, Callable[[], Predictor]] = {
         "last layer": lambda: pn.heads.LastLayerLaplace().fit(first, pairs),
-        "low rank": lambda: pn.heads.Laplace(pn.heads.LowRank(rank=sizes.rank), show_progress=False).fit(first, some),
         f"ensemble of {sizes.networks}": lambda: recipes.ensemble([network for network, _ in networks], pairs),
     }
     methods: dict[str, Any] = {"residuals": _dressed(unit, partial(forecast_recipes.rolled_out, first))}
@@ -105,14 +104,28 @@ def _posteriors(unit: Unit, folder: Path) -> dict[str, Any]:
     return {"methods": methods, "training_seconds": [facts["seconds"] for _, facts in networks]}
 
 
-def _heads(unit: Unit, head: str, make: Callable[[], Predictor], *, kinds: tuple[str, ...] = DRAWS) -> dict[str, Any]:
+def _recurrent(unit: Unit, folder: Path) -> dict[str, Any]:
+    """Scores of a recurrent operator, which reads one state more than all others, with the last-layer posterior."""
+    operator, facts = unit.trained(folder)
+    pairs = unit.case.started("train", seed=unit.seed).windows(history=HISTORY)
+    methods = _heads(unit, "last layer", lambda: pn.heads.LastLayerLaplace().fit(operator, pairs), history=HISTORY)
+    return {"methods": methods, "training_seconds": [facts["seconds"]]}
+
+
+def _heads(
+    unit: Unit, head: str, make: Callable[[], Predictor], *, kinds: tuple[str, ...] = DRAWS, history: int = 1
+) -> dict[str, Any]:
     """Scores of a head, by the kind of draws; why, where it fails.
 
     Its variance of one step is scaled before it is rolled out: draws that are too wide leave the states that the network knows.
     """
     start = time.process_time()
     try:
-        predictor = pn.calibration.VarianceScale().fit(make(), evenly_spread(unit.truth("scaling"), unit.case.sizes.curvature))
+        steps = unit.case.started("scaling", seed=unit.seed).windows(
+            history=HISTORY
+        )  # all but the first have two states before
+        steps = steps if history > 1 else unit.truth("scaling").windows()
+        predictor = pn.calibration.VarianceScale().fit(make(), evenly_spread(steps, unit.case.sizes.steps))
     except FAILURES as error:
         return {f"{head}, {draws} draws": {"failed": _said(error)} for draws in kinds}
     fitting = time.process_time() - start
@@ -121,45 +134,52 @@ def _heads(unit: Unit, head: str, make: Callable[[], Predictor], *, kinds: tuple
         start = time.process_time()
         name = f"{head}, {draws} draws"
         try:
-            found[name] = _calibrated(unit, predictor, draws=draws)
+            found[name] = _calibrated(unit, predictor, draws=draws, history=history)
         except FAILURES as error:
             found[name] = {"failed": _said(error)}
         found[name] |= {"fit_seconds": fitting, "seconds": time.process_time() - start}
     return found
 
 
-def _calibrated(unit: Unit, predictor: Predictor, *, draws: str) -> dict[str, Any]:
+def _calibrated(unit: Unit, predictor: Predictor, *, draws: str, history: int) -> dict[str, Any]:
     """Scores of a predictor's roll-outs, raw and with the scale of each lead fitted on other trajectories.
 
     All parts have one seed: a forecast is then one map of the start, as the conformal band asks.
     """
-    sizes, scaling, test = unit.case.sizes, unit.truth("scaling"), unit.truth("test")
-    seed = stream_seed(unit.seed, "forecast draws")
+    sizes, seed = unit.case.sizes, stream_seed(unit.seed, "forecast draws")
 
-    def forecast(truth: Truth) -> Forecast:
-        return predictor.rollout(
-            truth.start, steps=sizes.leads, members=sizes.members, draws=draws, seed=seed, show_progress=False
-        )
+    def forecast(part: str) -> Forecast:
+        full = unit.case.started(part, seed=unit.seed)
+        states = [full.at(lead).values for lead in range(2 - history, 2)]
+        start = pn.Field(torch.cat(states, dim=1), full.grid)
+        options: dict[str, Any] = {"steps": sizes.leads, "members": sizes.members, "draws": draws, "seed": seed}
+        return predictor.rollout(start, **options, history=history, show_progress=False)
 
-    raw = forecast(test)
-    scale = pn.calibration.LeadScale().fit(forecast(scaling), scaling)
-    return _scored(unit, lambda truth: scale(raw if truth is test else forecast(truth)), test) | {"raw": _scores(raw, test)}
+    raw = forecast("test")
+    scale = pn.calibration.LeadScale().fit(forecast("scaling"), unit.truth("scaling"))
+    found = _scored(unit, lambda part: scale(raw if part == "test" else forecast(part)))
+    return found | {"raw": _scores(raw, unit.truth("test"))}
 
 
 def _dressed(unit: Unit, roll_out: Callable[[Truth], Tensor]) -> dict[str, Any]:
     """Scores of one state per lead that is dressed with its errors on the trajectories for scaling."""
-    scaling, test = unit.truth("scaling"), unit.truth("test")
+    scaling = unit.truth("scaling")
     try:
         errors = scaling.values - roll_out(scaling).to(scaling.values)
-        return _scored(unit, lambda truth: DressedForecast(roll_out(truth).to(truth.values), errors, grid=truth.grid), test)
+
+        def forecast(part: str) -> Forecast:
+            truth = unit.truth(part)
+            return DressedForecast(roll_out(truth).to(truth.values), errors, grid=truth.grid)
+
+        return _scored(unit, forecast)
     except FAILURES as error:
         return {"failed": _said(error)}
 
 
-def _scored(unit: Unit, forecast: Callable[[Truth], Forecast], test: Truth) -> dict[str, Any]:
+def _scored(unit: Unit, forecast: Callable[[str], Forecast]) -> dict[str, Any]:
     """Scores of forecasts of the test trajectories, and the coverage of a band that others carry."""
-    bands, found = unit.truth("bands"), forecast(test)
-    band = pn.calibration.HorizonBand(LEVEL).fit(forecast(bands), bands)
+    bands, test, found = unit.truth("bands"), unit.truth("test"), forecast("test")
+    band = pn.calibration.HorizonBand(LEVEL).fit(forecast("bands"), bands)
     return _scores(found, test) | {"band": band.coverage(found, test).horizon}
 
 
@@ -174,7 +194,7 @@ def _baselines(unit: Unit, folder: Path) -> dict[str, Any]:
         "climatology": _dressed(unit, forecast_recipes.climatology),
         "regression of the step": _dressed(unit, regression.rolled_out) | {"fit_seconds": seconds, "ridge": regression.ridge},
     }
-    some = evenly_spread(train, unit.case.sizes.kernel)
+    some = evenly_spread(train.windows(), unit.case.sizes.kernel)
     methods |= _heads(unit, "kernel operator", lambda: pn.heads.KernelOperator().fit(None, some), kinds=DRAWS[:1])
     return {"methods": methods}
 

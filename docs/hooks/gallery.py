@@ -78,7 +78,7 @@ def _page(name: str) -> str:
     parts = [f"# {_title(name)}", _description(name)]
     parts += [f"![What the script draws: {_introduction(name)}]({figure})" for figure in entry["figures"]]
     if entry["printed"]:
-        parts += [f"It prints, after {entry['seconds']} s with one thread:", f"```text\n{entry['printed']}\n```"]
+        parts += [f"It prints, after {entry['seconds']} s of one core:", f"```text\n{entry['printed']}\n```"]
     parts.append(f"Download it as a [script]({name}.py){{: download }} or a [notebook]({name}.ipynb){{: download }}.")
     parts.append(f'```python\n--8<-- "examples/{name}.py"\n```')
     return "\n\n".join(parts) + "\n"

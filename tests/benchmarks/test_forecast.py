@@ -183,7 +183,7 @@ def test_a_small_run(name: str, tmp_path: Path) -> None:
     found = forecast.main(mode="small", output=tmp_path, workers=1, problem=name)
     assert (tmp_path / f"forecast-{name.replace(' ', '-')}.json").exists()
     names = {row["forecast"] for row in found["sections"]["posteriors"] if row["seeds"]}
-    for head in ("residuals", "last layer, step draws", "low rank, trajectory draws", "ensemble of 2, step draws"):
+    for head in ("residuals", "last layer, step draws", "last layer, trajectory draws", "ensemble of 2, step draws"):
         assert {f"one step, {head}", f"pushed forward, {head}"} <= names
     assert {"persistence", "climatology", "regression of the step", "kernel operator, trajectory draws"} <= names
     assert [row["training"] for row in found["sections"]["recipes"]] == list(RECIPES)
