@@ -328,7 +328,7 @@ def _moved(field: GaussianField, mean: Float[Tensor, "n c *grid"]) -> GaussianFi
 
 
 def _flattened(
-    given: Sequence[GaussianField | MixtureField], mass: Float64[Tensor, "m *n"]
+    given: Sequence[GaussianField | MixtureField], mass: Float64[Tensor, "m *given"]
 ) -> tuple[tuple[GaussianField, ...], Float64[Tensor, "k *n"]]:
     """Components of components, with products of weights."""
     if not any(isinstance(field, MixtureField) for field in given):
