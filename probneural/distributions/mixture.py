@@ -33,7 +33,7 @@ from probneural.functionals import Functional, check_functional
 class MixtureField(FieldDistribution):
     """p(u) = Σ_k w_k N(u; m_k, C_k): each draw comes from one of the components, as a whole function.
 
-    Everything is exact: mean and variance by the laws of total expectation and variance, densities of whole functions by a sum
+    Everything is exact: mean and variance, within components and between them, densities of whole functions by a sum
     over components, distribution functions and quantiles of every value by root search, functionals component by component.
 
     With one weight per component, a draw takes all n functions from the same component: it is one operator. With one per
@@ -328,7 +328,7 @@ def _moved(field: GaussianField, mean: Float[Tensor, "n c *grid"]) -> GaussianFi
 
 
 def _flattened(
-    given: Sequence[GaussianField | MixtureField], mass: Float64[Tensor, "m *n"]
+    given: Sequence[GaussianField | MixtureField], mass: Float64[Tensor, "m *given"]
 ) -> tuple[tuple[GaussianField, ...], Float64[Tensor, "k *n"]]:
     """Components of components, with products of weights."""
     if not any(isinstance(field, MixtureField) for field in given):

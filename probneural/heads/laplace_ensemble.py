@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import nn
 
@@ -19,6 +19,7 @@ from probneural.heads.last_layer.laplace import LastLayerLaplace
 from probneural.pairs import Dataset
 
 
+@runtime_checkable
 class Head(Protocol):
     """What turns a trained operator into a predictor."""
 
@@ -37,8 +38,8 @@ class LaplaceEnsemble:
     width. The mixture has both: its variance is the mean of the members' own variances plus the variance of their means.
     Members are those that `DeepEnsemble` of the same seed trains; the head then costs what it costs M times.
 
-    Raw variances of Laplace heads are far too small or too large, so calibrate: `VarianceScale` scales each member and then the
-    mean and covariance of the mixture.
+    Raw variances of Laplace heads are far off, so calibrate: `VarianceScale` scales each member, and then the mean and
+    covariance of the mixture.
 
     Args:
         members: M.
@@ -65,7 +66,7 @@ class LaplaceEnsemble:
         >>> from probneural.grids import Grid
         >>> from probneural.pairs import FieldPairs
         >>> fields = Field(torch.randn(4, 1, 8, generator=torch.Generator().manual_seed(0)), Grid.uniform((8,)))
-        >>> operators = [nn.Conv1d(1, 1, 1), nn.Conv1d(1, 1, 1)]
+        >>> operators = [nn.Sequential(nn.Conv1d(1, 3, 1), nn.Tanh(), nn.Conv1d(3, 1, 1)) for _ in range(2)]
         >>> predictor = LaplaceEnsemble().fit(operators, FieldPairs(fields, fields))
         >>> len(predictor(fields).components)
         2

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Float64
-from torch import nn
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from probneural.checks import assign, check_callable, check_flag, check_instance, check_integer, check_module, check_real

@@ -86,9 +86,9 @@ def gaussian_crps(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*
 
 def gaussian_mixture_crps(
     means: Float64[Tensor, "m *points"],
-    variances: Float64[Tensor, "m *points"],
     truth: Float64[Tensor, "*points"],
     *,
+    variances: Float64[Tensor, "m *points"],
     weights: Float64[Tensor, "m *points"],
 ) -> Float64[Tensor, "*points"]:
     """The score of a mixture of Gaussians, in closed form; exact, so there is no fair one.
@@ -97,8 +97,8 @@ def gaussian_mixture_crps(
 
     Args:
         means: μ_i, `(m, ...)`, in physical units.
-        variances: s_i², `(m, ...)`, in physical units squared, zeros allowed.
         truth: y, `(...)`, in physical units.
+        variances: s_i², `(m, ...)`, in physical units squared, zeros allowed.
         weights: w_i, `(m, ...)`, dimensionless, summing to 1.
 
     Returns:
@@ -112,7 +112,7 @@ def gaussian_mixture_crps(
 
     Examples:
         >>> one = torch.ones(1, dtype=torch.float64)
-        >>> gaussian_mixture_crps(0 * one, one, 0 * one[0], weights=one).item()  # (√2 - 1)/√π
+        >>> gaussian_mixture_crps(0 * one, 0 * one[0], variances=one, weights=one).item()  # (√2 - 1)/√π
         0.2336...
     """
     points = tuple(truth.shape)
@@ -130,7 +130,7 @@ def _of_mixture(u: MixtureField, comparison: Comparison) -> Float64[Tensor, "n c
     truth = comparison.truth
     means = torch.stack([field.mean.detach().to(truth) for field in u.components])
     variances = torch.stack([field.variance.detach().to(truth) + comparison.noise for field in u.components])
-    return gaussian_mixture_crps(means, variances, truth, weights=u.pointwise_weights.to(truth).expand_as(means))
+    return gaussian_mixture_crps(means, truth, variances=variances, weights=u.pointwise_weights.to(truth).expand_as(means))
 
 
 def mixture_crps(

@@ -24,7 +24,7 @@ from tests.heads.cases import PERIODIC, data_for, fields
 
 WEIGHTS = torch.tensor([0.25, 0.75], dtype=torch.float64)
 PAIR = [Synthetic(sd=0.5, noise=0.1), Synthetic(sd=2.0, noise=0.4)]
-DATA = pairs(40)
+DATA = pairs(24)
 
 
 def fitted() -> MixturePredictor:
@@ -110,7 +110,7 @@ def test_calibration_scales_the_predictors_and_then_the_mixture(tmp_path: Path) 
     assert isinstance(u, GaussianField)
     assert u.latent.id == again.latent.id
     assert bool((u.cross_covariance(again).abs() > 0).any())
-    draws = scaled._joint_draws(range(300))(DATA.inputs.values[:2].expand(300, -1, -1, -1), DATA.inputs.grid)
+    draws = scaled._joint_draws(range(200))(DATA.inputs.values[:2].expand(200, -1, -1, -1), DATA.inputs.grid)
     white = u.discrepancy.without_white()[1] if u.discrepancy is not None else 0.0
     expected = (u.variance.flatten(2) - white)[:2]
     ratio = draws.var(0).flatten(2).mean(-1) / expected.mean(-1)
