@@ -140,6 +140,7 @@ def auroc(ordinary: Tensor, shifted: Tensor) -> float:
     """Probability that a shifted function's score is above an ordinary one's, ties counted half.
 
     Examples:
+        >>> import torch
         >>> auroc(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
         0.875
     """

@@ -17,7 +17,7 @@ from probneural.calibration.novelty_scale import InflatedPredictor, NoveltyScale
 from probneural.calibration.scale import ScaledPredictor, VarianceScale
 from probneural.calibration.stacking import Stacking
 from probneural.calibration.stationary_process import StationaryProcess
-from probneural.calibration.synthetic_shifts import synthetic_shifts
+from probneural.calibration.synthetic_inputs import synthetic_shifts
 
 __all__ = [
     "Band",

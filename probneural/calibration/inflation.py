@@ -14,7 +14,7 @@ from probneural.errors import ArgumentError
 
 SCORES = ("components", "residual", "variance")
 """Scores that errors grow with in proportion; spectra and pooled features tell functions apart more sharply than errors do."""
-KNOTS = (0.5, 0.9)
+KNOTS = (0.5, 0.9, 0.99)
 """Quantiles of the ordinary functions' scores from which on variances grow."""
 _SWEEPS = 400
 """Passes over the exponents, at most."""
@@ -77,10 +77,10 @@ class Inflation:
     def fitted(
         self,
         distances: Float64[Tensor, "n j"],
+        *,
         variance: Float64[Tensor, "n m"],
         squares: Float64[Tensor, "n m"],
         noise: Float64[Tensor, "n m"],
-        *,
         weights: Float64[Tensor, " n"],
     ) -> Inflation:
         """Exponents under which Gaussian errors of variance g² v + s are most likely; one function counts as one observation.

@@ -40,7 +40,8 @@ class Novelty:
 
     If the new function is exchangeable with the calibration functions, P(p <= t) <= t for every t, whatever the scores, the
     head and the distribution of the functions; without ties p is uniform on 1/(m + 1), ..., 1. The probability is over the
-    calibration functions and the new one together. Flagging p <= .05 thus raises a false alarm for 5 % of ordinary functions. A
+    calibration functions and the new one together. Windows of one trajectory are not exchangeable with those of another: take
+    one of each. Flagging p <= .05 thus raises a false alarm for 5 % of ordinary functions. A
     small p says that the input is strange, not that the prediction is wrong; a large one does not say that it is right: a
     changed equation with the same inputs cannot be seen.
 
@@ -104,7 +105,7 @@ class Novelty:
             ShapeError: If channels are not the predictor's.
         """
         check_pairs(predictor, calibration)
-        fitted_on, ranked = divided(self, calibration, reference)
+        fitted_on, ranked = divided(self, calibration, reference=reference)
         head = uncalibrated(predictor)
         describer = Describer(calibration.inputs.grid, calibration.outputs.grid)
         seen = _described(describer, head, fitted_on.subset(evenly_spread_rows(len(fitted_on), _MOST)))
@@ -229,7 +230,7 @@ def conformal_p_values(scores: Float64[Tensor, " n"], calibration: Float64[Tenso
     """
     ordered = calibration.sort().values
     below = torch.searchsorted(ordered, scores.contiguous(), right=False)
-    return (1.0 + len(ordered) - below) / (len(ordered) + 1.0)
+    return (1.0 + len(ordered) - below.to(torch.float64)) / (len(ordered) + 1.0)
 
 
 def uncalibrated(predictor: Predictor) -> Predictor:
@@ -239,7 +240,7 @@ def uncalibrated(predictor: Predictor) -> Predictor:
     return predictor
 
 
-def divided(novelty: Novelty, calibration: Dataset, reference: Dataset | None) -> tuple[Dataset, Dataset]:
+def divided(novelty: Novelty, calibration: Dataset, *, reference: Dataset | None) -> tuple[Dataset, Dataset]:
     """Functions that scores are fitted on, and those that give ranks."""
     if reference is not None:
         check_dataset(reference, "reference", least=0)

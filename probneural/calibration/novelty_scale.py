@@ -42,7 +42,7 @@ class NoveltyScale:
         covariance = g(s)² C,        g² = prod over j of max(1, s_j / k_j)^theta_j,
 
     where s are the scores `"components"`, `"residual"` and `"variance"` of [`Novelty`][probneural.calibration.Novelty], the
-    knots k are their medians and their 0.9 quantiles over ordinary functions, and theta >= 0 maximises the Gaussian likelihood
+    knots k are their quantiles .5, .9 and .99 over ordinary functions, and theta >= 0 maximises the Gaussian likelihood
     of errors on calibration functions and on shifted ones, which count alike. So bars never become narrower, hardly change for
     ordinary functions, and grow by a power of the distance beyond what was tried. Means stay, and so do correlations.
 
@@ -107,15 +107,19 @@ class NoveltyScale:
             )
         detector = self.novelty.fit(inner, calibration, reference=reference)
         blank = Inflation.at(detector.calibration)
-        _, ordinary = divided(self.novelty, calibration, reference)
-        errors = [_errors(inner, pairs) for pairs in (ordinary, *sets)]
+        _, ordinary = divided(self.novelty, calibration, reference=reference)
+        variance, squares, noise = (
+            torch.cat(parts) for parts in zip(*(_errors(inner, pairs) for pairs in (ordinary, *sets)), strict=True)
+        )
         distances = [blank.distances(detector.calibration), *(_distances(detector, blank, pairs) for pairs in sets)]
         weights = [_ORDINARY, *[(1.0 - _ORDINARY) / len(sets)] * len(sets)]
         inflation = blank.fitted(
             torch.cat(distances),
-            *(torch.cat(parts) for parts in zip(*errors, strict=True)),
+            variance=variance,
+            squares=squares,
+            noise=noise,
             weights=torch.cat(
-                [torch.full((len(one),), weight / len(one)).double() for one, weight in zip(distances, weights, strict=True)]
+                [one.new_full((len(one),), part / len(one)) for one, part in zip(distances, weights, strict=True)]
             ),
         )
         used = torch.cat([inner.calibrated_on, *(fingerprints(pairs) for pairs in (calibration, *sets))])

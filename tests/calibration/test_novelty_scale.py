@@ -73,7 +73,7 @@ def test_bars_never_become_narrower_and_means_stay(widened: InflatedPredictor) -
 def test_without_growth_there_is_no_inflation() -> None:
     """Errors smaller than stated: every exponent is at its bound."""
     quiet = NoveltyScale().fit(Synthetic(), pairs(60, errors=0.5), shifted=pairs(60, errors=0.5, seed=9))
-    assert torch.equal(quiet.inflation.exponents, torch.zeros(6, dtype=torch.float64))
+    assert torch.equal(quiet.inflation.exponents, torch.zeros(9, dtype=torch.float64))
     data = pairs(5, seed=3)
     assert torch.equal(quiet(data.inputs).variance, Synthetic()(data.inputs).variance)
 
@@ -85,7 +85,7 @@ def test_the_exponent_of_one_distance_is_in_closed_form(ratio: float, expected: 
     variance = 1.0 + normal(4, 5, seed=0).square()
     blank = Inflation(names=("residual",), knots=NONE, exponents=NONE)
     weights = torch.full((4,), 0.25, dtype=torch.float64)
-    fitted = blank.fitted(distances, variance, ratio * variance, 0.0 * variance, weights=weights)
+    fitted = blank.fitted(distances, variance=variance, squares=ratio * variance, noise=0.0 * variance, weights=weights)
     assert float(fitted.exponents) == pytest.approx(expected, abs=1e-5)
     scores = {"residual": torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)}
     torch.testing.assert_close(fitted(scores), torch.tensor([1.0, 1.0, 2.0**expected], dtype=torch.float64))
@@ -97,7 +97,7 @@ def test_exponents_minimise_the_likelihood_with_noise() -> None:
     truth = torch.tensor([1.5, 0.0, 0.7], dtype=torch.float64)
     squares = ((distances @ truth).exp()[:, None] * variance + noise) * normal(60, 4, seed=3).square()
     blank = Inflation(names=("a", "b", "c"), knots=NONE.expand(3), exponents=NONE.expand(3))
-    found = blank.fitted(distances, variance, squares, noise, weights=weights).exponents
+    found = blank.fitted(distances, variance=variance, squares=squares, noise=noise, weights=weights).exponents
 
     def objective(exponents: Tensor) -> float:
         total = (distances @ exponents).exp()[:, None] * variance + noise
@@ -171,10 +171,14 @@ def test_what_was_widened_may_be_scaled(widened: InflatedPredictor) -> None:
     assert chi2(VarianceScale(local=False).fit(widened, data), data) == pytest.approx(1.0)
 
 
-def test_bad_settings_and_data() -> None:
-    data = pairs(40)
+@pytest.mark.bad_input
+def test_bad_settings() -> None:
     with pytest.raises(ArgumentError, match="novelty"):
         NoveltyScale(novelty=0.5)  # type: ignore[arg-type]
+
+
+def test_bad_data() -> None:
+    data = pairs(40)
     for shifted in ([], [data, data[:0]]):
         with pytest.raises(CalibrationError, match="shifted pairs"):
             NoveltyScale().fit(Synthetic(), data, shifted=shifted)
@@ -203,8 +207,11 @@ def test_synthetic_shifts_are_larger_and_rougher() -> None:
 
     assert rough(found["roughened"]) > 1.2 * rough(inputs)
     assert rough(found["stretched"]) == pytest.approx(rough(inputs), rel=0.1)
-    other = synthetic_shifts(inputs, seed=2)
+    other, strong = synthetic_shifts(inputs, seed=2), synthetic_shifts(inputs, strength=2.0, seed=1)
     assert not torch.equal(other["stretched"].values, found["stretched"].values)
+    assert rough(strong["roughened"]) > 1.2 * rough(found["roughened"])
+    with pytest.raises(ArgumentError, match="strength"):
+        synthetic_shifts(inputs, strength=0.0)
 
 
 def test_synthetic_shifts_keep_what_is_positive_and_what_is_constant() -> None:
