@@ -169,7 +169,7 @@ class HeteroscedasticGaussian:
                 loss = -(spread.detach() ** self.beta * density).mean()
                 if not bool(torch.isfinite(loss)):
                     raise TrainingError(
-                        expected="a finite density", got=f"{float(loss)} in epoch {epoch}", remedy="lower the learning rate"
+                        expected="a finite density", got=f"{float(loss.detach())} in epoch {epoch}", remedy="lower the learning rate"
                     )
                 loss.backward()
                 optimizer.step()
