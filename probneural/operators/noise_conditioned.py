@@ -47,7 +47,7 @@ class NoiseConditionedOperator(Operator):
 
     Args:
         operator: Any module, which is trained in place. It says its `in_channels` and `out_channels`.
-        noise: The law of z.
+        noise: The distribution of z.
         layers: Names of the submodules whose outputs noise modulates; of a `ModuleList`, all of it (`"spectral"` of an `FNO`).
             Each has `out_channels`, its outputs being `(n, channels, *grid)`, or `out_features`, `(n, ..., features)`. With
             modes, their outputs live on the inputs' grid.
