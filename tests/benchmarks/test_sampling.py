@@ -27,14 +27,14 @@ def test_moments_are_those_of_the_draws() -> None:
 
 def test_energy_distance_of_shifted_normals() -> None:
     """One value, N(0, 1) beside N(2, 1): 2 E|N(2, 2)| - 4 / sqrt(pi), with E|N(m, s^2)| in closed form; none from itself."""
-    draws = torch.randn(3, 40, 1000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draws = torch.randn(3, 16, 600, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     apart = random_speed.energy_distance(draws[0], 2.0 + draws[1])
     z = 2.0 / math.sqrt(2.0)
     expected = 2 * (2.0 * math.erf(z / math.sqrt(2)) + 2.0 / math.sqrt(math.pi) * math.exp(-(z**2) / 2)) - 4 / math.sqrt(
         math.pi
     )
-    assert float(apart.mean()) == pytest.approx(expected, rel=0.02)
-    assert abs(float(random_speed.energy_distance(draws[0], draws[2]).mean())) < 2e-3
+    assert float(apart.mean()) == pytest.approx(expected, rel=0.05)
+    assert abs(float(random_speed.energy_distance(draws[0], draws[2]).mean())) < 5e-3
     assert random_speed.coverage(draws[0], draws[1]) == pytest.approx(0.9, abs=0.01)
 
 
