@@ -75,3 +75,13 @@ def coverage(stated: Float64[Tensor, "n s p"], exact: Float64[Tensor, "n t p"], 
     """Probability, under the exact law, of the central intervals of stated draws, averaged over points and functions."""
     low, high = (stated.quantile(q, dim=1, keepdim=True) for q in ((1 - level) / 2, (1 + level) / 2))
     return float(((exact >= low) & (exact <= high)).double().mean())
+
+
+def gaussian_draws(
+    mean: Float64[Tensor, "n p"], covariance: Float64[Tensor, "n p p"], *, count: int, seed: int
+) -> Float64[Tensor, "n s p"]:
+    """Draws of Gaussians."""
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors * values.clamp_min(0.0).sqrt()[:, None]
+    normal = torch.randn(count, root.shape[2], generator=stream(seed, "sampling speeds", 4), dtype=torch.float64)
+    return mean[:, None] + torch.einsum("npk,sk->nsp", root, normal)

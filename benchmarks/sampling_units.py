@@ -14,7 +14,7 @@ from torch import Tensor
 import probneural as pn
 from benchmarks import environment, random_speed, sparse_sensors
 from probneural.distributions import EmpiricalField, GaussianField
-from probneural.randomness import stream, stream_seed
+from probneural.randomness import stream_seed
 
 EXACT = "Gaussian of exact mean and covariance"
 LINEARISED = "last-layer Laplace, calibrated"
@@ -92,7 +92,7 @@ class Unit:
         found: dict[str, Any] = {}
         if self.method == EXACT:
             mean, covariance = random_speed.moments(spectrum)
-            stated = _gaussian_draws(mean, covariance, self.sizes.draws, seed=self.seed)
+            stated = random_speed.gaussian_draws(mean, covariance, count=self.sizes.draws, seed=self.seed)
         else:
             predictor, found["epochs"] = self._trained(folder)
             u = predictor(inputs)
@@ -162,11 +162,3 @@ def _draws(u: pn.distributions.FieldDistribution, count: int, *, seed: int) -> T
     if isinstance(u, EmpiricalField):
         return u.samples[:, :, 0].movedim(0, 1).double()
     return u.rsample((count,), seed=stream_seed(seed, "sampling training", 3))[:, :, 0].movedim(0, 1).double()
-
-
-def _gaussian_draws(mean: Tensor, covariance: Tensor, count: int, *, seed: int) -> Tensor:
-    """Draws of Gaussians, `(n, s, p)`."""
-    values, vectors = torch.linalg.eigh(covariance)
-    root = vectors * values.clamp_min(0.0).sqrt()[:, None]
-    normal = torch.randn(count, root.shape[2], generator=stream(seed, "sampling speeds", 4), dtype=torch.float64)
-    return mean[:, None] + torch.einsum("npk,sk->nsp", root, normal)

@@ -134,7 +134,7 @@ class VarianceScale:
             field_variance += domain_average(of_field, u.grid).sum(0).cpu() / len(calibration)
             shared += shared_covariances(u, known=len(shared))
         ratios = self._ratios(field_variance, noise)
-        chi2, spread = likelihood_profile(inner, predicted, calibration, ratios)
+        chi2, spread = likelihood_profile(inner, predicted, calibration=calibration, ratios=ratios)
         best = (chi2.log() + spread).argmin(dim=0, keepdim=True)
         scale, ratio = chi2.gather(0, best)[0], ratios.gather(0, best)[0]
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
@@ -182,7 +182,11 @@ class VarianceScale:
             for stated, truth in predicted:
                 variance = factor.to(stated.variance) * stated.variance + shift.to(stated.variance)
                 moved = replace(stated, variance=variance)
-                yield stated.mean.cpu(), variance.cpu(), standardised_squares(moved, truth, calibration.outputs.dtype).cpu()
+                yield (
+                    stated.mean.cpu(),
+                    variance.cpu(),
+                    standardised_squares(moved, truth, dtype=calibration.outputs.dtype).cpu(),
+                )
 
         return fit_local_scale(parts, count=len(calibration), grid=grid)
 

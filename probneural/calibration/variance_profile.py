@@ -18,7 +18,7 @@ ROUNDING = 8.0
 
 
 def likelihood_profile(
-    predictor: Predictor, moments: Iterable[Pair], calibration: Dataset, ratios: Float64[Tensor, "k c"]
+    predictor: Predictor, moments: Iterable[Pair], *, calibration: Dataset, ratios: Float64[Tensor, "k c"]
 ) -> tuple[Float64[Tensor, "k c"], Float64[Tensor, "k c"]]:
     """chi² and mean log variance of the calibration fields for field variance plus `ratio` times the noise.
 
@@ -31,13 +31,15 @@ def likelihood_profile(
         for number, ratio in enumerate(ratios.to(predicted.variance.device)):
             extra = (ratio - 1.0).reshape(-1, *(1,) * len(grid.shape)) * noise
             moved = replace(predicted, variance=predicted.variance + extra)
-            chi2[number] += domain_average(standardised_squares(moved, truth, calibration.outputs.dtype), grid).sum(0).cpu()
+            chi2[number] += (
+                domain_average(standardised_squares(moved, truth, dtype=calibration.outputs.dtype), grid).sum(0).cpu()
+            )
             if len(ratios) > 1:
                 spread[number] += domain_average(moved.variance.log(), grid).sum(0).cpu()
     return chi2 / len(calibration), spread / len(calibration)
 
 
-def standardised_squares(predicted: PredictedMoments, truth: Tensor, dtype: torch.dtype) -> Tensor:
+def standardised_squares(predicted: PredictedMoments, truth: Tensor, *, dtype: torch.dtype) -> Tensor:
     """Standardised squared residuals; 0 where residual and deviation are both zero up to rounding."""
     residual = truth - predicted.mean
     axes = tuple(range(2, truth.ndim))

@@ -122,6 +122,7 @@ class NoiseConditioning:
             copied = check_module(self.condition(copied), "what condition returns")
         size = _noise_size(copied)
         if self.train is not None:
+            _check_outputs(copied, given, size)  # outputs that do not fit cost no training
             pairs = given.pairs.to(given.inputs.dtype)
             with torch.enable_grad(), seeded(self.seed, "noise-conditioned training", devices=[given.inputs.device]):
                 self.train(copied, pairs, seed=self.seed)
@@ -138,7 +139,8 @@ class NoiseConditioning:
             domain=given.inputs.grid,
             in_channels=given.inputs.channels,
         )
-        _check_outputs(predictor, given)
+        _check_outputs(predictor.operator, given, size)
+        _check_varies(predictor, given)
         return predictor
 
 
@@ -269,16 +271,23 @@ def _noise_size(operator: nn.Module) -> int:
 
 
 @torch.no_grad()
-def _check_outputs(predictor: NoiseConditionedPredictor, data: TrainingData) -> None:
-    """Raise an error unless outputs are of the data's shape, and vary with the noise."""
+def _check_outputs(operator: nn.Module, data: TrainingData, size: int) -> None:
+    """Raise a ShapeError unless outputs are of the data's shape."""
     some = data.some(1)
-    drawn = predictor._samples(some.inputs, data.query, predictor.latents[:2])
-    if drawn.shape[1:] != some.outputs.values.shape:
+    noise = torch.zeros(1, size, dtype=some.inputs.dtype, device=some.inputs.device)
+    found = evaluate(_AtNoise(copy.deepcopy(operator).eval(), noise), some.inputs, data.query)
+    if found.shape != some.outputs.values.shape:
         raise ShapeError(
             expected=f"an operator with outputs {tuple(some.outputs.values.shape)}",
-            got=str(tuple(drawn.shape[1:])),
+            got=str(tuple(found.shape)),
             remedy="check its channels",
         )
+
+
+@torch.no_grad()
+def _check_varies(predictor: NoiseConditionedPredictor, data: TrainingData) -> None:
+    """Raise a TrainingError unless outputs vary with the noise."""
+    drawn = predictor._samples(data.some(1).inputs, data.query, predictor.latents[:2])
     if torch.equal(drawn[0], drawn[1]):
         raise TrainingError(
             expected="draws that vary with the noise",

@@ -47,7 +47,7 @@ class NoiseConditionedOperator(Operator):
 
     Args:
         operator: Any module, which is trained in place. It says its `in_channels` and `out_channels`.
-        noise: The law of z.
+        noise: The distribution of z.
         layers: Names of the submodules whose outputs noise modulates; of a `ModuleList`, all of it (`"spectral"` of an `FNO`).
             Each has `out_channels`, its outputs being `(n, channels, *grid)`, or `out_features`, `(n, ..., features)`. With
             modes, their outputs live on the inputs' grid.
@@ -235,6 +235,8 @@ class NoiseConditionedOperator(Operator):
         weights = None if self.modulation is None else dict(self.modulation.state_dict())
         return {
             "operator": self.operator,
+            "in_channels": stated_channels(self.operator, "in_channels"),
+            "out_channels": self.channels,
             "noise": self.noise,
             "layers": self.layers,
             "embedding": self.embedding,
@@ -247,6 +249,8 @@ class NoiseConditionedOperator(Operator):
         cls,
         operator: nn.Module,
         *,
+        in_channels: int,
+        out_channels: int,
         noise: NoiseField,
         layers: tuple[str, ...],
         embedding: HiddenLayers,
@@ -258,6 +262,9 @@ class NoiseConditionedOperator(Operator):
         Raises:
             ArgumentError: If the weights are not those of its network.
         """
+        for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
+            if getattr(operator, name, None) is None:  # what was set on another library's module is not in its state
+                setattr(operator, name, channels)
         built = cls(operator, noise=noise, layers=layers or None, embedding=embedding, samples=samples, seed=0)
         own = {} if built.modulation is None else built.modulation.state_dict()
         given = {} if weights is None else dict(weights)

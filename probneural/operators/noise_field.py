@@ -1,4 +1,4 @@
-"""Band-limited random fields: the noise that enters an operator, the same law and the same draws on every grid."""
+"""Band-limited random fields: the noise that enters an operator, the same distribution and the same draws on every grid."""
 
 from __future__ import annotations
 

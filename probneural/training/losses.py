@@ -242,7 +242,7 @@ class CRPS(_SampleScore):
 
     Reference:
         Gneiting and Raftery (2007), Strictly proper scoring rules, prediction, and estimation, equation 21; Ferro (2014), Fair
-        scores for ensemble forecasts; Lang et al. (2024), AIFS-CRPS, equation 4 (almost fair CRPS, with a = 0.95).
+        scores for ensemble forecasts; Lang et al. (2024), AIFS-CRPS (the almost fair CRPS, with a = 0.95).
 
     Examples:
         >>> CRPS(2)(torch.tensor([[[0.0], [2.0]]]), torch.tensor([[[1.0]]]), Grid.scattered([[0.5]], [1.0])).item()

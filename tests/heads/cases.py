@@ -21,10 +21,20 @@ from probneural.heads import (
     LastLayerLaplace,
     LevenbergMarquardt,
     LowRank,
+    NoiseConditioning,
 )
 from probneural.heads.laplace.structures import STRUCTURES, Structure
-from probneural.operators import FNO, DeepONet, HiddenLayers, LinearRegression, PODDeepONet
+from probneural.operators import (
+    FNO,
+    DeepONet,
+    HiddenLayers,
+    LinearRegression,
+    NoiseConditionedOperator,
+    NoiseField,
+    PODDeepONet,
+)
 from probneural.pairs import FieldPairs
+from probneural.training import CRPS
 from tests.helpers import generator
 
 
@@ -238,13 +248,36 @@ def reinitialise(operator: nn.Module) -> None:
         parameter.copy_(0.5 * torch.randn_like(parameter))
 
 
+def on_noise(operator: nn.Module) -> NoiseConditionedOperator:
+    """Condition any of the operators here on noise, by the first layer on the grid."""
+    names = dict(operator.named_modules())
+    layer = next(name for name in ("spectral", "first", "head") if name in names)
+    operator.in_channels, operator.out_channels = 1, 1  # type: ignore[assignment]
+    layers = HiddenLayers(width=4, depth=1)
+    return NoiseConditionedOperator(operator, noise=NoiseField(2), layers=[layer], embedding=layers, seed=0)
+
+
+def briefly_by_score(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
+    """Three training steps of an operator that answers with two draws."""
+    torch.manual_seed(seed)
+    optimizer = torch.optim.Adam([value for value in operator.parameters() if value.requires_grad], lr=1e-2)
+    query = None if data.outputs.grid == data.inputs.grid else data.outputs.grid
+    for _ in range(3):
+        optimizer.zero_grad()
+        CRPS(2)(evaluate(operator, data.inputs, query), data.outputs.values, data.outputs.grid).backward()
+        optimizer.step()
+
+
 ENSEMBLES = {
     "deep-ensemble": DeepEnsemble(4, train=briefly, reinitialise=reinitialise, show_progress=False),
     "anchored": AnchoredEnsemble(
         4, noise=0.01, prior_precision=2.0, effective_observations=5.0, optimizer=LevenbergMarquardt(max_iterations=2)
     ),
+    "noise-conditioned": NoiseConditioning(6, condition=on_noise, train=briefly_by_score),
 }
 """Heads that predict empirical fields."""
+FRESH_DRAWS = ("noise-conditioned",)
+"""Heads whose function draws are none of the members of a prediction."""
 
 
 def operator_case(name: str) -> OperatorCase:

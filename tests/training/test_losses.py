@@ -155,6 +155,53 @@ def test_scores_of_samples_by_hand() -> None:
     assert EnergyScore(3)(drawn.flatten(1, 2), target, grid).item() == pytest.approx(energy)
 
 
+@pytest.mark.parametrize("loss", [CRPS, EnergyScore])
+def test_almost_fair_scores_lie_between_the_fair_one_and_that_of_the_samples(loss: type) -> None:
+    """At fairness 0 the score is that of a distribution with mass 1/M at each sample: E|X - X'| has the pairs i = i, too."""
+    grid = Grid.uniform(3)
+    drawn = torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    target = torch.randn(4, 1, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    gaps, errors = drawn[:, :, None] - drawn[:, None], drawn - target
+    if loss is CRPS:
+        plain = errors.abs().mean() - gaps.abs().mean() / 2
+    else:
+        plain = errors.square().mean(-1).sqrt().mean() - gaps.square().mean(-1).sqrt().mean() / 2
+    fair = loss(3)(drawn, target, grid)
+    assert loss(3, fairness=0.0)(drawn, target, grid).item() == pytest.approx(plain.item())
+    assert loss(3, fairness=0.95)(drawn, target, grid).item() == pytest.approx(float(0.95 * fair + 0.05 * plain))
+    for fairness in (-0.1, 1.1):
+        with pytest.raises(ArgumentError, match="fairness"):
+            loss(2, fairness=fairness)
+
+
+def test_the_fair_score_is_degenerate_and_the_almost_fair_one_is_not() -> None:
+    """Two samples, one of them the truth: where the other is does not matter to the fair score."""
+    grid = Grid.scattered([[0.5]], [1.0])
+    losses = {
+        fairness: [
+            CRPS(2, fairness=fairness)(torch.tensor([[[0.0], [far]]]).double(), torch.zeros(1, 1, 1).double(), grid).item()
+            for far in (1, 9)
+        ]
+        for fairness in (1.0, 0.95)
+    }
+    assert losses[1.0] == [0.0, 0.0]
+    assert losses[0.95] == pytest.approx([0.0125, 0.1125])  # |x| (1 - w) / 2 with w = 1 - .05 / 2
+
+
+def test_the_energy_score_of_normal_samples_has_no_bias() -> None:
+    """X, y ~ N(0, I_d): E||X - y|| - E||X - X'|| / 2 = E||N(0, 2 I)|| / 2 = Gamma((d + 1) / 2) / Gamma(d / 2), in the l2 norm.
+
+    The deviation of one score is about .5 here, so the mean of 4,000 is within .03, four standard errors.
+    """
+    points = 6
+    generator, grid = torch.Generator().manual_seed(3), Grid.uniform(points)
+    expected = math.gamma((points + 1) / 2) / math.gamma(points / 2) / math.sqrt(points)
+    for samples in (2, 5):
+        drawn = torch.randn(4000, samples, points, generator=generator, dtype=torch.float64)
+        target = torch.randn(4000, 1, points, generator=generator, dtype=torch.float64)
+        assert EnergyScore(samples)(drawn, target, grid).item() == pytest.approx(expected, abs=0.03)
+
+
 def test_gradients_of_scores_are_finite_where_samples_agree() -> None:
     grid = Grid.uniform(4)
     for loss in (CRPS(2), EnergyScore(2)):

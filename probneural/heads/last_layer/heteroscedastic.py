@@ -70,8 +70,8 @@ class HeteroscedasticGaussian:
         >>> from probneural.pairs import FieldPairs
         >>> noisy = torch.randn(50, 1, 16, generator=torch.Generator().manual_seed(0))
         >>> grid = Grid.uniform((16,))
-        >>> pairs = FieldPairs(Field(torch.zeros(50, 1, 16), grid), Field(0.5 * noisy, grid))
-        >>> predictor = HeteroscedasticGaussian(0, epochs=20).fit(nn.Conv1d(1, 1, 1), pairs)
+        >>> pairs = FieldPairs(Field(torch.ones(50, 1, 16), grid), Field(0.5 * noisy, grid))
+        >>> predictor = HeteroscedasticGaussian(0, epochs=20).fit(nn.Sequential(nn.Conv1d(1, 1, 1)), pairs)
         >>> bool(predictor(pairs.inputs).variance.mean() > 0.2)
         True
     """
@@ -165,11 +165,13 @@ class HeteroscedasticGaussian:
             order = torch.randperm(len(source), generator=stream(self.seed, "heteroscedastic batches", epoch))
             for rows in order.split(self.batch_size):
                 optimizer.zero_grad(set_to_none=True)
-                density, spread = source.densities(rows, variances / sizes, factors / sizes[:, None])
-                loss = -(spread.detach() ** self.beta * density).mean()
+                density, typical_variance = source.densities(rows, variances / sizes, factors / sizes[:, None])
+                loss = -(typical_variance.detach() ** self.beta * density).mean()
                 if not bool(torch.isfinite(loss)):
                     raise TrainingError(
-                        expected="a finite density", got=f"{float(loss)} in epoch {epoch}", remedy="lower the learning rate"
+                        expected="a finite density",
+                        got=f"{float(loss.detach())} in epoch {epoch}",
+                        remedy="lower the learning rate",
                     )
                 loss.backward()
                 optimizer.step()
@@ -216,8 +218,8 @@ class _Source:
         features = features.to(torch.float64)
         variance = diagonal(features, variances).flatten(1)
         columns = torch.einsum("npf,cfr->ncpr", features, factors).flatten(1, 2)
-        spread = (variance + columns.square().sum(-1)).log().mean(1).exp()
-        return log_density_per_value(residual.flatten(1), variance, columns), spread
+        typical_variance = (variance + columns.square().sum(-1)).log().mean(1).exp()
+        return log_density_per_value(residual.flatten(1), variance, columns), typical_variance
 
     def _of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         if self._kept is not None:

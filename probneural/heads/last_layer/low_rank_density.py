@@ -32,7 +32,7 @@ def log_density_per_value(
     weighted = factors / variance[..., None]
     capacitance = factors.mT @ weighted
     capacitance = capacitance + torch.eye(factors.shape[2], dtype=factors.dtype, device=factors.device)
-    triangle = torch.linalg.cholesky(capacitance)
+    triangle, _ = torch.linalg.cholesky_ex(capacitance)  # what overflows gives NaN, which the caller refuses
     along = torch.linalg.solve_triangular(triangle, (weighted.mT @ residual[..., None]), upper=False)[..., 0]
     log_determinant = variance.log().sum(1) + 2.0 * triangle.diagonal(dim1=1, dim2=2).log().sum(1)
     squares = (residual.square() / variance).sum(1) - along.square().sum(1)
