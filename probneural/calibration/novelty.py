@@ -16,7 +16,7 @@ from probneural.checks import assign, check_choice, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError, ShapeError
-from probneural.fields import Field
+from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
 from probneural.randomness import check_seed
@@ -213,8 +213,12 @@ class NoveltyDetector:
     @undisturbed()
     @torch.no_grad()
     def scores(self, inputs: Field) -> dict[str, Float64[Tensor, " n"]]:
-        """Raw scores by name, `(n,)`, dimensionless; larger is stranger, beyond the largest of calibration too."""
-        return self.measure(self.predictor, inputs)
+        """Raw scores by name, `(n,)`, dimensionless; larger is stranger, beyond the largest of calibration too.
+
+        Raises:
+            DataError: If the inputs are no field, or not finite.
+        """
+        return self.measure(self.predictor, check_field(inputs, "inputs"))
 
     def __repr__(self) -> str:
         """Its scores, and among how many functions it ranks."""
