@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -82,5 +83,10 @@ def repeated(work: Callable[..., Any], tasks: Sequence[Sequence[tuple[Any, ...]]
 
 
 def stem(name: str, *, problem: str | None) -> str:
-    """Name of a benchmark's files, without an ending."""
-    return name if problem is None else f"{name}-{problem.lower().replace(' ', '-')}"
+    """Name of a benchmark's files, without an ending.
+
+    Examples:
+        >>> stem("heads", problem="Burgers, viscosity 0.01")
+        'heads-burgers-viscosity-0-01'
+    """
+    return name if problem is None else f"{name}-{re.sub(r'[^a-z0-9]+', '-', problem.lower())}"

@@ -37,7 +37,7 @@ PIVOTS = {
 LAYOUTS = {"intervals": report.interval_rows, "members": report.member_rows}
 """Tables of another form."""
 _MARK = re.compile(
-    r"(<!-- table: ([a-z_-]+)(?:/([a-z -]+?))?(?: on ([a-z ]+))?(, default problems)? -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- table: ([a-z0-9_-]+)(?:/([a-z -]+?))?(?: on ([a-z ]+))?(, default problems)? -->\n).*?(<!-- end -->)", re.DOTALL
 )
 
 
