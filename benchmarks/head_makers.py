@@ -102,7 +102,8 @@ def heteroscedastic(shop: Workshop) -> tuple[Predictor, float]:
 def swag(shop: Workshop) -> tuple[Predictor, float]:
     """Weights around those of the same operator, from ten further epochs at a constant learning rate."""
     operator, seconds = shop.member(0)
-    train = partial(pn.fit, epochs=1, learning_rate=0.1 * shop.recipe.learning_rate, validation=0.0, show_progress=False)
+    rate, constant = 0.1 * shop.recipe.learning_rate, pn.training.Optimization(schedule=None)
+    train = partial(pn.fit, epochs=1, learning_rate=rate, optimization=constant, validation=0.0, show_progress=False)
     head = pn.heads.SWAG(10, train=train, seed=shop.seed_of(0), show_progress=False)
     return head.fit(operator, shop.pairs).sampled(16, seed=shop.seed_of(1)), seconds
 

@@ -15,6 +15,7 @@ import torch
 import probneural as pn
 from benchmarks import environment, exact
 from benchmarks.head_makers import HEADS, Data, Workshop
+from benchmarks.novelty import auroc
 from probneural.distributions import Predictor
 from probneural.errors import ProbneuralError
 from probneural.randomness import stream_seed
@@ -155,14 +156,3 @@ def _stated(predictor: Predictor, pairs: pn.FieldPairs) -> torch.Tensor:
     u = predictor(pairs.inputs)
     variance = u.variance.double().flatten(2)
     return u.grid.mean(variance).mean(1)
-
-
-def auroc(ordinary: torch.Tensor, shifted: torch.Tensor) -> float:
-    """Probability that a shifted function's value is above an ordinary one's, ties counted half.
-
-    Examples:
-        >>> auroc(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
-        0.875
-    """
-    difference = shifted[:, None] - ordinary
-    return float((difference > 0).double().mean() + 0.5 * (difference == 0).double().mean())

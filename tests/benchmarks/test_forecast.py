@@ -73,6 +73,31 @@ def test_dressed_forecasts_are_forecasts_whose_errors_were_made_elsewhere() -> N
     assert torch.equal(forecast_recipes.persistence(truth)[:, 2], truth.at(0).values)
 
 
+def test_forecasts_start_at_the_second_state() -> None:
+    chosen = case()
+    full, truth = chosen.started("test", seed=0), chosen.truth("test", seed=0)
+    assert (full.steps, truth.steps) == (chosen.sizes.leads + 1, chosen.sizes.leads)
+    assert torch.equal(truth.at(0).values, full.at(1).values)
+    assert torch.equal(truth.at(2).values, full.at(3).values)
+    torch.testing.assert_close(truth.times, full.times[:-1])
+
+
+def test_a_recurrent_operator_starts_from_both_states(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    starts: list[torch.Tensor] = []
+    rollout = pn.distributions.Predictor.rollout
+
+    def recorded(self: Any, start: pn.Field, **options: Any) -> Any:
+        starts.append(start.values)
+        assert options["history"] == forecast_cases.HISTORY
+        return rollout(self, start, **options)
+
+    monkeypatch.setattr(pn.distributions.Predictor, "rollout", recorded)
+    found = Unit(case(), "posteriors", forecast_recipes.RECURRENT, 0, f"{COMMIT}-modified").run(tmp_path)
+    assert all("failed" not in scores for scores in found["methods"].values())
+    full = case().started("test", seed=0)
+    assert torch.equal(starts[0], torch.cat([full.at(0).values, full.at(1).values], dim=1))
+
+
 def test_parts_and_seeds_have_functions_of_their_own() -> None:
     chosen = case()
     first = [chosen.truth(part, seed=seed).at(0).values[0] for part in forecast_cases.PARTS for seed in (0, 1)]

@@ -132,7 +132,7 @@ def test_nothing_sees_an_equation_that_changed_with_equal_inputs() -> None:
     assert torch.equal(test.inputs.values, changed.inputs.values)
     for name, values in detector.p_values(changed.inputs).items():
         assert torch.equal(values, detector(test.inputs, score=name))
-        assert (values <= 0.5).double().mean() == pytest.approx(0.5, abs=0.25)
+        assert (values <= 0.5).double().mean() == pytest.approx(0.5, abs=0.25)  # Beta(15, 16): .09, to 2.8 deviations
 
     def coverage(data: FieldPairs) -> float:
         u = scaled(data.inputs)
