@@ -224,7 +224,7 @@ def _recipe(unit: Unit, folder: Path) -> dict[str, Any]:
 
 def _scores(forecast: Forecast, truth: Truth) -> dict[str, Any]:
     """Scores by lead and over all leads."""
-    found = pn.metrics.score_by_lead(forecast, truth, level=LEVEL, threshold=VALID).to_dict()
+    found = pn.metrics.score_by_lead(forecast, truth, level=LEVEL, threshold=VALID, scores=KEPT).to_dict()
     scores: Mapping[str, Any] = found["scores"]
     kept = {name: {key: scores[name][key] for key in ("values", "overall")} for name in KEPT if name in scores}
     return {"scores": kept, "horizon": found["horizon"]}

@@ -190,15 +190,13 @@ class InflatedPredictor(Predictor):
         return mean + factor * (self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query) - mean)
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        inner = self.inner._joint_draws(seeds)
+        inner = self.inner._draws_with_field(seeds)
 
         def evaluated(values: Tensor, grid: Grid) -> Tensor:
-            inputs = Field(values.flatten(0, 1), grid)
-            mean = self.inner(inputs).mean
-            factor = self.factors(inputs).sqrt().to(mean).reshape(-1, *(1,) * (mean.ndim - 1))
-            both = (part.unflatten(0, values.shape[:2]) for part in (mean, factor))
-            center, scale = both
-            return center + scale * (inner(values, grid) - center)
+            drawn, u = inner(values, grid)
+            mean = u.mean.unflatten(0, drawn.shape[:2])
+            factor = self.factors(Field(values.flatten(0, 1), grid)).sqrt().to(mean)
+            return mean + factor.reshape(*drawn.shape[:2], *(1,) * (mean.ndim - 2)) * (drawn - mean)
 
         return evaluated
 

@@ -28,7 +28,7 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField, check_factors
 from probneural.distributions.latent import digest
 from probneural.distributions.mixture_predictor import MixturePredictor
-from probneural.distributions.predictor import JointDraws, Predictor, drawn_discrepancy
+from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor, drawn_discrepancy
 from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
@@ -265,10 +265,16 @@ class ScaledPredictor(Predictor):
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         return self._calibrated(inputs, query).field
 
-    def _calibrated(self, inputs: Field, query: Grid | None) -> _Calibrated:
-        """The calibrated field, the part of its discrepancy that draws know, and the root of the local scale."""
+    def _calibrated(self, inputs: Field, query: Grid | None, inner: FieldDistribution | None = None) -> _Calibrated:
+        """The calibrated field, the part of its discrepancy that draws know, and the root of the local scale.
+
+        Args:
+            inputs: Input functions.
+            query: Where to evaluate, or None for the inputs' grid.
+            inner: What the inner predictor predicts there, if it is known.
+        """
         with undisturbed():
-            inner = self.inner(inputs, query)
+            inner = self.inner(inputs, query) if inner is None else inner
             u = gaussian_of(inner)
             ratio = self._local_factor(inputs, u)
             deviation = (self.scale * self.decomposition.root_fraction).sqrt()
@@ -345,19 +351,30 @@ class ScaledPredictor(Predictor):
         return drawn if smooth is None else drawn + self._draw_discrepancy(smooth, u, seed)
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        inner = self.inner._joint_draws(seeds)
+        of_some = functools.cache(self._draws_with_field)  # few points at once: features of all need much memory
 
         def evaluated(values: Tensor, grid: Grid) -> Tensor:
             step = max(1, _DRAWN_POINTS // (values.shape[1] * grid.size))
-            pieces = zip(values.split(step), inner(values, grid).split(step), _pieces(seeds, step), strict=True)
-            return torch.cat([self._scaled_draws(given, drawn, some, grid=grid) for given, drawn, some in pieces])
+            parts = [tuple(seeds[start : start + step]) for start in range(0, len(seeds), step)]
+            return torch.cat([of_some(own)(given, grid)[0] for own, given in zip(parts, values.split(step), strict=True)])
 
         return evaluated
 
-    def _scaled_draws(self, values: Tensor, drawn: Tensor, seeds: Sequence[int], *, grid: Grid) -> Tensor:
-        """What `_draw` makes of the inner predictor's draws `(s, n, c', *grid)`, at inputs `(s, n, c, *grid)`."""
-        leading = values.shape[:2]
-        u, smooth, local = self._calibrated(Field(values.flatten(0, 1), grid), None)
+    def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
+        inner = self.inner._draws_with_field(seeds)
+
+        def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, GaussianField]:
+            drawn, u = inner(values, grid)
+            found = self._calibrated(Field(values.flatten(0, 1), grid), None, u)
+            return self._scaled_draws(found, drawn, seeds), found.field
+
+        return evaluated
+
+    def _scaled_draws(self, calibrated: _Calibrated, drawn: Float[Tensor, "s n c *grid"], seeds: Sequence[int]) -> Tensor:
+        """What `_draw` makes of the inner predictor's draws; calibrated are all s n functions."""
+        leading = drawn.shape[:2]
+        u, smooth, local = calibrated
+        grid = u.grid
         mean = u.mean.unflatten(0, leading)
         factor = (self.scale * self.decomposition.root_fraction).sqrt().to(mean).reshape(-1, *(1,) * len(grid.shape))
         factor = factor if local is None else factor * local.unflatten(0, leading)
@@ -395,7 +412,3 @@ def _side_by_side(*roots: Root | None) -> Root | None:
     """The root of the sum of independent fields, or None of none."""
     known = [root for root in roots if root is not None]
     return functools.reduce(SideBySideRoot, known) if known else None
-
-
-def _pieces(seeds: Sequence[int], step: int) -> list[Sequence[int]]:
-    return [seeds[start : start + step] for start in range(0, len(seeds), step)]

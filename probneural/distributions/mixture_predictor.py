@@ -13,7 +13,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField, checked_weights, choose
-from probneural.distributions.predictor import JointDraws, Predictor, PredictorTraits
+from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor, PredictorTraits
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
@@ -75,10 +75,12 @@ class MixturePredictor(Predictor):
         return MixturePredictor(predictors, self.weights)
 
     def _predict(self, inputs: Field, query: Grid | None) -> MixtureField:
-        parts = zip(self.predictors, self._excess, strict=True)
-        return MixtureField(
-            [_component(one(inputs, query), excess, index) for index, (one, excess) in enumerate(parts)], self.weights
-        )
+        return self._mixture([one(inputs, query) for one in self.predictors])
+
+    def _mixture(self, predicted: Sequence[FieldDistribution]) -> MixtureField:
+        """The mixture of what the predictors predicted."""
+        parts = zip(predicted, self._excess, strict=True)
+        return MixtureField([_component(u, excess, index) for index, (u, excess) in enumerate(parts)], self.weights)
 
     def _owner(self, seed: int) -> int:
         """The number of the predictor that the draw of this seed comes from."""
@@ -100,6 +102,17 @@ class MixturePredictor(Predictor):
                 found = draws[owner](values[own].to(self.predictors[owner].dtype), grid).to(self.dtype)
                 parts |= dict(zip(own, found, strict=True))
             return torch.stack([parts[row] for row in range(len(owners))])
+
+        return evaluated
+
+    def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
+        owners = [self._owner(seed) for seed in seeds]
+        draws = [one._draws_with_field(seeds) for one in self.predictors]
+
+        def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, MixtureField]:
+            found = [draw(values.to(one.dtype), grid) for one, draw in zip(self.predictors, draws, strict=True)]
+            drawn = torch.stack([found[owner][0][index].to(self.dtype) for index, owner in enumerate(owners)])
+            return drawn, self._mixture([u for _, u in found])
 
         return evaluated
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 JointDraws = Callable[[Tensor, Grid], Tensor]
 """From values `(s, n, c, *grid)` on a grid, those at index i for draw i, to the draws' values `(s, n, c', *grid)`."""
+DrawsWithField = Callable[[Tensor, Grid], tuple[Tensor, FieldDistribution]]
+"""The same, and the distribution over the s n functions that the draws are from, those of draw 0 first."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -205,6 +207,18 @@ class Predictor(ABC):
 
         return evaluated
 
+    def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
+        """Joint draws and what is predicted at their inputs, for calibrators, whose draws need both.
+
+        Override where the operator's evaluation gives both.
+        """
+        draws = self._joint_draws(seeds)
+
+        def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, FieldDistribution]:
+            return draws(values, grid), self(Field(values.flatten(0, 1), grid))
+
+        return evaluated
+
     @staticmethod
     def _draw_discrepancy(root: Root, like: FieldDistribution, seed: int) -> Float[Tensor, "n c *grid"]:
         """The draw of this name of a discrepancy, with one latent vector for all functions."""
@@ -291,6 +305,20 @@ def drawn_discrepancy(rank: int, seed: int) -> Float64[Tensor, "1 k"]:
 def drawn_member(weights: Float[Tensor, " s"], seed: int) -> int:
     """The number of the member that the draw of this seed is."""
     return int(torch.multinomial(weights.detach().cpu(), 1, generator=draw_stream(seed)))
+
+
+def draws_of_members(predictor: Predictor, members: int, seeds: Sequence[int]) -> DrawsWithField:
+    """Joint draws of a predictor whose draws are equally probable members: those of the field that holds all members."""
+    equal = torch.ones(members, dtype=torch.float64, device="cpu")
+    owners = [drawn_member(equal, seed) for seed in seeds]
+
+    def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, FieldDistribution]:
+        u = predictor(Field(values.flatten(0, 1), grid))
+        assert isinstance(u, EmpiricalField)
+        each = u.samples.unflatten(1, values.shape[:2])
+        return torch.stack([each[owner, index] for index, owner in enumerate(owners)]), u
+
+    return evaluated
 
 
 class FunctionDraw(nn.Module):

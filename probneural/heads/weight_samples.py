@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from probneural.curvature import ParameterVector
 from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
-from probneural.distributions.predictor import JointDraws, drawn_member
+from probneural.distributions.predictor import DrawsWithField, JointDraws, drawn_member, draws_of_members
 from probneural.errors import ProbneuralError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
@@ -114,6 +114,9 @@ class WeightSampledPredictor(Predictor):
             return torch.stack([parts[row] for row in range(len(values))])
 
         return evaluated
+
+    def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
+        return draws_of_members(self, self.members, seeds)
 
     def _evaluate(self, vector: Tensor, buffers: Mapping[str, Tensor], inputs: Field, query: Grid | None) -> Tensor:
         """One member."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_integer, check_positive, check_real, real_tensor
+from probneural.checks import check_choice, check_integer, check_positive, check_real, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values
 from probneural.distributions.trajectory import Forecast
@@ -34,6 +34,7 @@ def score_by_lead(
     threshold: float = 0.5,
     whole: int | None = None,
     times: Sequence[float] | Tensor | None = None,
+    scores: Collection[str] | None = None,
     seed: int = 0,
 ) -> LeadScores:
     """Score a forecast at every lead and over all, in one pass that holds one lead at a time.
@@ -52,6 +53,8 @@ def score_by_lead(
         threshold: Relative L2 error up to which the mean counts as a valid prediction.
         whole: How many functions, the first ones, the scores of whole functions are computed on; all by default.
         times: Time of each lead, for tables and figures, in the user's units.
+        scores: Names of the scores to compute, such as `("crps", "spread_skill")`; all by default. The variogram score costs
+            most, then the energy score.
         seed: Makes draws repeatable, where there are no members, or noise is added to them.
 
     Returns:
@@ -62,7 +65,7 @@ def score_by_lead(
         ShapeError: If functions or channels are not equally many, or there is not one time per lead.
         GridError: If the grids differ.
         ArgumentError: If the truth ends before the forecast, the level is not between 0 and 1, the threshold is not
-            positive, `whole` is below 1, or the noise is unusable.
+            positive, `whole` is below 1, a score has no such name, or the noise is unusable.
 
     Reference:
         Fortin et al. (2014), equation 15, for the factor of the variance; Ferro (2014), Fair scores for ensemble forecasts.
@@ -73,6 +76,7 @@ def score_by_lead(
         threshold=check_positive(threshold, "threshold"),
         whole=None if whole is None else check_integer(whole, "whole"),
         seed=check_integer(seed, "seed", least=0),
+        scores=_names(scores),
     )
     running = _Running(settings)
     current: LeadNumbers | None = None
@@ -95,7 +99,7 @@ class _Running:
         self.ranks: list[Estimate] = []
         self.ratios: list[Tensor] = []
         self.sums: Numbers = {}
-        self.reasons: dict[str, str] = {}
+        self.reasons = {name: "not asked for" for name in TITLES if name not in settings.scores}
         self.valid: Tensor | None = None
         self.valid_time: Tensor | None = None
         self.edges: tuple[float, ...] = ()
@@ -139,7 +143,7 @@ class _Running:
         means = {name: values / count for name, values in self.sums.items() if name != "suprema"}
         overall = estimates(means, eps=self.eps)
         found: dict[str, LeadScore] = {}
-        for name in TITLES:
+        for name in (name for name in TITLES if name in self.settings.scores):
             each = [lead.get(name, _NOTHING) for lead in self.leads]
             if any(one is not _NOTHING for one in each):
                 together = overall.get(name, _NOTHING)
@@ -177,6 +181,14 @@ class _Running:
             still_valid=still,
             threshold=self.settings.threshold,
         )
+
+
+def _names(scores: Collection[str] | None) -> frozenset[str]:
+    """The names of scores, all of them known."""
+    if scores is None:
+        return frozenset(TITLES)
+    names = [scores] if isinstance(scores, str) else list(scores)
+    return frozenset(check_choice(name, tuple(TITLES), "scores") for name in names)
 
 
 def _pair(found: Estimate) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float64
@@ -33,6 +34,15 @@ _PIT_BINS = 20
 """Bins that stand for ranks, where there are no members."""
 _EPS = 2.0**-52
 
+_SOURCES = {
+    "rmse": ("square",),
+    "spread": ("square", "variance"),
+    "spread_skill": ("square", "variance"),
+    "rank_deviation": ("ranks",),
+    "spectrum_error": ("spectra",),
+}
+"""Numbers that a score follows from, where they have another name."""
+
 Numbers = dict[str, Tensor]
 """Arrays whose first axis is functions, by name."""
 
@@ -47,6 +57,7 @@ class LeadSettings:
         threshold: Relative L2 error up to which a forecast is valid.
         whole: How many functions, the first ones, the scores of whole functions are computed on; None for all.
         seed: Of draws, where they are needed.
+        scores: Names of the scores to compute.
     """
 
     noise: float | Tensor
@@ -54,6 +65,12 @@ class LeadSettings:
     threshold: float
     whole: int | None
     seed: int
+    scores: frozenset[str]
+
+    @cached_property
+    def numbers(self) -> frozenset[str]:
+        """Names of the numbers per function that the scores, and those of whole trajectories, follow from."""
+        return frozenset({"relative_l2", "suprema"}.union(*(_SOURCES.get(name, (name,)) for name in self.scores)))
 
 
 class _Compared:
@@ -158,7 +175,7 @@ class LeadNumbers:
         return torch.stack([true.power, drawn], dim=1)
 
     def _put(self, name: str, compute: Callable[[], Tensor]) -> None:
-        if name in self.reasons:
+        if name in self.reasons or name not in self._settings.numbers:
             return
         try:
             self._parts.setdefault(name, []).append(compute().detach().to("cpu"))

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from probneural.calibration import VarianceScale
-from probneural.distributions import Predictor
+from probneural.distributions import MixturePredictor, Predictor
 from probneural.fields import Field, evaluate
-from probneural.heads import KernelOperator, LastLayerLaplace
+from probneural.heads import KernelOperator, LastLayerLaplace, weight_samples
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
-from probneural.operators import Rollout
-from tests.heads.cases import ALL_PAIRS, data_for, fields, fitted, operator_case
+from probneural.operators import FNO, Rollout
+from tests.heads.cases import ALL_PAIRS, data_for, fields, fitted, operator_case, small_fno
 from tests.helpers import normal
 
 MORE = [("last-layer", "fno-outputs"), ("last-layer", "channels-last"), ("kronecker", "fno-outputs"), ("deep-ensemble", "conv")]
@@ -59,7 +59,12 @@ def other(name: str) -> Predictor:
         return other("kernel").sampled(3, seed=1)  # type: ignore[attr-defined]
     if name == "weight samples":
         return fitted("diagonal", "fno-1d").sampled(3, seed=1)
+    if name == "mixture":
+        second = small_fno(seed=5)().double()
+        head = LastLayerLaplace().fit(second, data_for(second, case.data.inputs, seed=8))
+        return MixturePredictor([fitted("last-layer", "fno-1d"), head], torch.tensor([0.7, 0.3], dtype=torch.float64))
     inner = {"scaled kernel": other("kernel")} if name == "scaled kernel" else {}
+    inner |= {"scaled mixture": other("mixture")} if name == "scaled mixture" else {}
     inner |= {"scaled ensemble": fitted("deep-ensemble", "fno-1d"), "scaled last layer": fitted("last-layer", "fno-1d")}
     return VarianceScale().fit(inner[name], held_out)
 
@@ -74,6 +79,8 @@ OTHERS = (
     "scaled kernel",
     "scaled ensemble",
     "scaled last layer",
+    "mixture",
+    "scaled mixture",
 )
 
 
@@ -108,3 +115,15 @@ def test_a_member_is_the_repeated_draw() -> None:
     forecast = predictor.rollout(start, steps=4, members=2, seed=0)
     repeated = Rollout(predictor.draw(forecast.ensemble.seeds(1)[1]), 4)
     torch.testing.assert_close(forecast.at(4).samples[1], evaluate(repeated, start), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("scaled last layer", 1), ("scaled ensemble", 4), ("scaled mixture", 2)])
+def test_a_calibrated_step_evaluates_each_operator_once(name: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is added is as large as the variance, which takes every operator; the draw is one of these evaluations."""
+    predictor, start = other(name), operator_case("fno-1d").inputs
+    monkeypatch.setattr(weight_samples, "_VMAP_POINTS", 0)  # members one after the other, so that they can be counted
+    seen: list[int] = []
+    forward = FNO.forward
+    monkeypatch.setattr(FNO, "forward", lambda self, values, **rest: seen.append(len(values)) or forward(self, values, **rest))
+    predictor.rollout(start, steps=3, members=4, seed=0).at(3)
+    assert sum(seen) == expected * 3 * 4 * len(start)

@@ -15,7 +15,7 @@ from probneural.distributions import EmpiricalField
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.metrics import compare, lead_pairs, score_by_lead
+from probneural.metrics import compare, lead_pairs, lead_sums, score_by_lead
 from probneural.metrics.member_pool import MemberPool, inside_fraction, suprema
 from probneural.metrics.reliability import drawn_suprema
 from probneural.trajectories import FieldTrajectories
@@ -51,6 +51,20 @@ def test_each_lead_has_the_scores_of_its_field() -> None:
     assert scores.ranks is not None
     torch.testing.assert_close(scores.ranks.frequencies.sum(1), torch.ones(3).double())
     assert scores.ranks.frequencies.shape == (3, 7)
+
+
+@pytest.mark.parametrize("name", ["crps", "spread_skill", "spread", "rank_deviation", "simultaneous_coverage"])
+def test_scores_that_are_not_asked_for_are_not_computed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    forecast, truth = forecast_and_truth(12, steps=3, members=6, channels=2)
+    every = score_by_lead(forecast, truth)
+    monkeypatch.setattr(lead_sums, "variogram_score", lambda *_, **__: pytest.fail("a variogram score"))
+    scores = score_by_lead(forecast, truth, scores=[name])
+    assert set(scores.scores) == {name}
+    torch.testing.assert_close(scores[name].values, every[name].values, rtol=0, atol=0)
+    assert (scores.horizon.coverage, scores.horizon.valid_time) == (every.horizon.coverage, every.horizon.valid_time)
+    assert (scores.ranks is None) == (name != "rank_deviation")
+    assert scores.spectra is None
+    assert scores.reasons["variogram"] == "not asked for"
 
 
 def test_the_horizon_is_left_where_one_lead_is() -> None:
@@ -249,7 +263,7 @@ def test_what_does_not_fit_is_refused() -> None:
 @pytest.mark.bad_input
 def test_wrong_settings() -> None:
     forecast, truth = forecast_and_truth(3, steps=2, members=4)
-    for wrong in ({"level": 0.0}, {"threshold": 0.0}, {"whole": 0}, {"seed": -1}, {"noise": -1.0}):
+    for wrong in ({"level": 0.0}, {"threshold": 0.0}, {"whole": 0}, {"seed": -1}, {"noise": -1.0}, {"scores": ["skill"]}):
         with pytest.raises(ArgumentError):
             score_by_lead(forecast, truth, **wrong)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="roll a predictor out"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probneural.checks import check_integer
 from probneural.distributions import EmpiricalField, FieldDistribution, Predictor, PredictorTraits
-from probneural.distributions.predictor import JointDraws, drawn_member
+from probneural.distributions.predictor import DrawsWithField, JointDraws, drawn_member, draws_of_members
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -127,6 +127,9 @@ class SampledLastLayerPredictor(Predictor):
         equal = torch.ones(len(self.deviations), dtype=torch.float64, device="cpu")
         return draws_of_weights(self.readout, self.deviations[[drawn_member(equal, seed) for seed in seeds]])
 
+    def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
+        return draws_of_members(self, len(self.deviations), seeds)
+
 
 class VariationalLastLayerPredictor(Predictor):
     """What `BayesianLastLayer` fits by variational inference: Gaussian weights.
@@ -168,3 +171,6 @@ class VariationalLastLayerPredictor(Predictor):
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
         return self.posterior._joint_draws(seeds)
+
+    def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
+        return self.posterior._draws_with_field(seeds)

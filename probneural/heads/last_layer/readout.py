@@ -89,12 +89,24 @@ def draws_of_weights(readout: Readout, deviations: Float64[Tensor, "s c f"]) -> 
         parts = []
         for some, moved in zip(values.split(step), deviations.split(step), strict=True):
             mean, features = readout.evaluate(Field(some.flatten(0, 1), grid))
-            rows = features.unflatten(0, some.shape[:2])
-            change = torch.einsum("snpf,scf->sncp", rows, moved.to(rows))
-            parts.append(mean.unflatten(0, some.shape[:2]) + change.unflatten(-1, grid.shape))
+            parts.append(deviated(mean, features, moved))
         return torch.cat(parts)
 
     return evaluated
+
+
+def deviated(mean: Tensor, rows: Float[Tensor, "n p f"], deviations: Float64[Tensor, "s c f"]) -> Float[Tensor, "s n c *grid"]:
+    """Values of draws of the last layer, draw i at the i-th of s equal parts of the functions.
+
+    Args:
+        mean: What the operator gives, `(s n, c, *grid)`.
+        rows: Its features at all points, of all s n functions.
+        deviations: Of the weights of each draw from those that gave the mean, in physical units.
+    """
+    count = (len(deviations), -1)
+    change = torch.einsum("snpf,scf->sncp", rows.unflatten(0, count), deviations.to(rows))
+    values = mean.unflatten(0, count)
+    return values + change.reshape(values.shape)
 
 
 def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query: Grid | None = None) -> Readout:
