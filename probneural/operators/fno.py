@@ -19,6 +19,7 @@ from probneural.operators.layers import (
     Embedding,
     Ends,
     PointwiseLinear,
+    ReadoutLinear,
     SpectralConv,
     channels_innermost,
     check_embedding,
@@ -112,7 +113,7 @@ class FNO(Operator):
             hidden = self.channel_mlp or 0
             self.mixers = nn.ModuleList(ChannelMLP(width, hidden) for _ in range(depth if hidden else 0))
             self.projection = PointwiseLinear(width, projection)
-            self.readout = PointwiseLinear(projection, out_channels)
+            self.readout = ReadoutLinear(projection, out_channels)
 
     def forward(
         self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None
