@@ -1,6 +1,8 @@
 """Calibration on held-out fields: scales of variances, bands with a finite-sample guarantee, and when not to trust either."""
 
-from probneural.calibration.bands import Band, BandField, SimultaneousBand
+from probneural.calibration.band_fields import BandField
+from probneural.calibration.bands import Band, PointwiseBand, SimultaneousBand
+from probneural.calibration.conditional_bands import GroupBand, WeightedBand
 from probneural.calibration.conformal import ConformalScores, conformal_scores
 from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.horizon import (
@@ -26,6 +28,7 @@ __all__ = [
     "BandTrajectory",
     "ConformalScores",
     "Decomposition",
+    "GroupBand",
     "HorizonBand",
     "InflatedPredictor",
     "LeadScale",
@@ -34,6 +37,7 @@ __all__ = [
     "Novelty",
     "NoveltyDetector",
     "NoveltyScale",
+    "PointwiseBand",
     "ScaledForecast",
     "ScaledPredictor",
     "SimultaneousBand",
@@ -41,6 +45,7 @@ __all__ = [
     "StationaryProcess",
     "TrajectoryBand",
     "VarianceScale",
+    "WeightedBand",
     "conformal_scores",
     "conformal_scores_by_lead",
     "synthetic_shifts",

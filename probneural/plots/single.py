@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.calibration.bands import BandField
+from probneural.calibration.band_fields import BandField
 from probneural.checks import check_finite, check_instance, check_integer, check_positive, check_real
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.errors import ArgumentError, DataError, GridError
