@@ -1,6 +1,7 @@
 """Calibration on held-out fields: scales of variances, bands with a finite-sample guarantee, and when not to trust either."""
 
 from probneural.calibration.band_fields import BandField
+from probneural.calibration.band_losses import BandLoss, MissedExceedance, fraction_outside
 from probneural.calibration.bands import Band, PointwiseBand, SimultaneousBand
 from probneural.calibration.conditional_bands import GroupBand, WeightedBand
 from probneural.calibration.conformal import ConformalScores, conformal_scores
@@ -16,6 +17,7 @@ from probneural.calibration.lead_scale import LeadScale, LeadScaling, ScaledFore
 from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.novelty import Novelty, NoveltyDetector
 from probneural.calibration.novelty_scale import InflatedPredictor, NoveltyScale
+from probneural.calibration.risk_control import RiskBand, RiskControl
 from probneural.calibration.scale import ScaledPredictor, VarianceScale
 from probneural.calibration.stacking import Stacking
 from probneural.calibration.stationary_process import StationaryProcess
@@ -25,6 +27,7 @@ __all__ = [
     "Band",
     "BandCoverage",
     "BandField",
+    "BandLoss",
     "BandTrajectory",
     "ConformalScores",
     "Decomposition",
@@ -34,10 +37,13 @@ __all__ = [
     "LeadScale",
     "LeadScaling",
     "LocalScale",
+    "MissedExceedance",
     "Novelty",
     "NoveltyDetector",
     "NoveltyScale",
     "PointwiseBand",
+    "RiskBand",
+    "RiskControl",
     "ScaledForecast",
     "ScaledPredictor",
     "SimultaneousBand",
@@ -48,5 +54,6 @@ __all__ = [
     "WeightedBand",
     "conformal_scores",
     "conformal_scores_by_lead",
+    "fraction_outside",
     "synthetic_shifts",
 ]
