@@ -22,9 +22,11 @@ class BandField:
     """Bands around n functions.
 
     Args:
-        mean: Centre of the bands, `(n, c, *grid)`, in physical units.
-        half_width: Half their width, `(n, c, *grid)`, in physical units.
+        mean: What was predicted, `(n, c, *grid)`, in physical units.
+        half_width: Half the bands' width, `(n, c, *grid)`, in physical units.
         grid: Where they live.
+        offset: By how much the middle of the bands lies above the mean, `(n, c, *grid)`, in physical units; None for bands
+            that reach equally far below and above.
 
     Raises:
         ShapeError: If the shapes do not fit together.
@@ -34,21 +36,29 @@ class BandField:
     half_width: Float64[Tensor, "n c *grid"]
     _: KW_ONLY
     grid: Grid
+    offset: Float64[Tensor, "n c *grid"] | None = None
 
     def __post_init__(self) -> None:
         """Check that the shapes fit together."""
         check_values(self.mean, (*self.mean.shape[:2], *self.grid.shape), "mean")
         check_values(self.half_width, tuple(self.mean.shape), "half width")
+        if self.offset is not None:
+            check_values(self.offset, tuple(self.mean.shape), "offset")
+
+    @property
+    def middle(self) -> Float64[Tensor, "n c *grid"]:
+        """What lies half-way between the edges, `(n, c, *grid)`, in physical units."""
+        return self.mean if self.offset is None else self.mean + self.offset
 
     @property
     def lower(self) -> Float64[Tensor, "n c *grid"]:
         """Lower edge, `(n, c, *grid)`, in physical units."""
-        return self.mean - self.half_width
+        return self.middle - self.half_width
 
     @property
     def upper(self) -> Float64[Tensor, "n c *grid"]:
         """Upper edge, `(n, c, *grid)`, in physical units."""
-        return self.mean + self.half_width
+        return self.middle + self.half_width
 
     def contains(self, truth: Field) -> Bool[Tensor, " n"]:
         """Which functions lie inside at every point and in every channel, edges included.
@@ -84,7 +94,7 @@ class BandField:
             )
         check_values(truth.values, tuple(self.mean.shape), "truth")
         check_finite(truth.values, "true values")
-        distance = (truth.values.detach().to(self.mean) - self.mean).abs()
+        distance = (truth.values.detach().to(self.mean) - self.middle).abs()
         return distance <= self.half_width
 
     def width(self) -> Float64[Tensor, "n c"]:
@@ -104,4 +114,8 @@ def band_around(shape: BandShape, quantile: Float64[Tensor, " n"], *, grid: Grid
     """The band of each function's own quantile; an infinite one is the whole line, also where the local scale is zero."""
     q = quantile.to(shape.mean).reshape(-1, *(1,) * (shape.mean.ndim - 1))
     half = torch.where(torch.isinf(q), q, q * shape.scale)
-    return BandField(mean=shape.mean, half_width=half, grid=grid)
+    if shape.is_symmetric:
+        return BandField(mean=shape.mean, half_width=half, grid=grid)
+    finite = torch.where(torch.isinf(q), torch.zeros_like(q), q)  # an infinite band has no middle
+    offset = shape.centre - shape.mean + 0.5 * finite * (shape.above - shape.below)
+    return BandField(mean=shape.mean, half_width=half, grid=grid, offset=offset)

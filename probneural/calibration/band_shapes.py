@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.calibration.chunks import domain_average, moments
-from probneural.checks import check_choice, check_real
+from probneural.checks import check_choice, check_finite, check_real
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError
 from probneural.grids import Grid
 
-Modulation = Literal["std", "constant"]
+Modulation = Literal["std", "constant", "quantiles"]
 FLOOR = 0.1
 """Default floor of a band's local scale, as a fraction of its root mean square over the domain."""
+QUANTILES = (0.05, 0.5, 0.95)
+"""What "quantiles" reads off a distribution: the band of half width 1 is its central interval of 90 %, about the median."""
 _ROUNDING = 1e-12
 """By how much a sum of quadrature weights may fall short of the fraction of the domain that it stands for."""
 
@@ -42,6 +44,11 @@ class BandShape(NamedTuple):
         """Half the width of the band, `(n, c, *grid)`, in physical units."""
         return 0.5 * (self.below + self.above)
 
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether it reaches equally far below and above what was predicted."""
+        return self.below is self.above and self.centre is self.mean
+
     def ratios(self, truth: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
         """By what factor the band has to grow to reach each value; dimensionless, or physical if the scale is 1."""
         deviation = truth - self.centre
@@ -56,6 +63,8 @@ def band_shape(u: FieldDistribution, predictor: Predictor, *, modulation: Modula
         DataError: If a prediction is not finite.
     """
     predicted = moments(u, predictor.noise)
+    if modulation == "quantiles":
+        return _between_quantiles(u, predictor, mean=predicted.mean, floor=floor)
     if modulation == "std":
         scale = floored_std(predicted.variance, u.grid, floor=floor)
     else:
@@ -95,13 +104,24 @@ def floored_std(variance: Float64[Tensor, "n c *grid"], grid: Grid, *, floor: fl
 
 def check_modulation(modulation: str, floor: float) -> None:
     """Raise an ArgumentError unless the modulation exists and the floor lies between 0 and 1."""
-    check_choice(modulation, ("std", "constant"), "modulation")
+    check_choice(modulation, get_args(Modulation), "modulation")
     check_real(floor, "floor", least=0.0, most=1.0)
 
 
 def _floored(scale: Tensor, size: Float64[Tensor, "n c"], *, floor: float) -> Tensor:
     least = floor * size
     return torch.maximum(scale, least.reshape(*least.shape, *(1,) * (scale.ndim - 2)))
+
+
+def _between_quantiles(
+    u: FieldDistribution, predictor: Predictor, *, mean: Float64[Tensor, "n c *grid"], floor: float
+) -> BandShape:
+    lower, centre, upper = u.quantile(QUANTILES, noise=predictor.noise).detach()
+    check_finite(lower, "predicted quantiles")
+    check_finite(upper, "predicted quantiles")
+    size = domain_average((0.5 * (upper - lower)).square(), u.grid).sqrt()
+    below, above = (_floored(side, size, floor=floor) for side in (centre - lower, upper - centre))
+    return BandShape(mean, centre, below, above)
 
 
 def _constant_scale(variance: Float64[Tensor, "n c *grid"], predictor: Predictor) -> Float64[Tensor, "n c *grid"]:

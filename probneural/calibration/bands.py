@@ -38,7 +38,9 @@ class SimultaneousBand:
         level: Nominal coverage, between 0 and 1.
         modulation: "std": scale(x) is the predictive standard deviation (field and noise), so the band is wide where the
             predictor is uncertain. "constant": one width everywhere; with several channels, in proportion to the roots of the
-            predictor's residual variance.
+            predictor's residual variance. "quantiles": from the median down to the quantile .05 and up to .95, so that the
+            band is as asymmetric as the distribution; for fields whose quantiles are not Gaussian (mixtures, and a hundred
+            members or more), else as "std". With measurement noise, members' quantiles are found by bisection: slower.
         floor: Least local scale, as a fraction of the scale's root mean square over the domain of the same function and
             channel, from 0 to 1; keeps points without predictive variance from deciding the width of the whole band.
 
@@ -48,7 +50,9 @@ class SimultaneousBand:
     Reference:
         Diquigiovanni, Fontana and Vantini (2022), Conformal prediction bands for multivariate functional data, section 2, with
         the predictive standard deviation as modulation function; Lei et al. (2018), Distribution-free predictive inference
-        for regression, section 2.2 and 5.2 (split conformal, local weights); Vovk, Gammerman and Shafer (2005).
+        for regression, section 2.2 and 5.2 (split conformal, local weights); Vovk, Gammerman and Shafer (2005). Quantiles:
+        Romano, Patterson and Candès (2019), Conformalized quantile regression; multiplied, not shifted, as by Kivaranovic,
+        Johnson and Leeb (2020), so that the edges never cross and one number fits all units.
     """
 
     level: float = 0.9

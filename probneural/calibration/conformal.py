@@ -110,7 +110,8 @@ def conformal_scores(
         predictor: Fitted without these pairs.
         pairs: Inputs and outputs; the grids may differ.
         modulation: "std" for a local scale max(sd, floor * rms of sd over the domain), sd being the predictive standard
-            deviation; "constant" for a scale that is the same everywhere (see `SimultaneousBand`).
+            deviation; "constant" for a scale that is the same everywhere; "quantiles" for the distances of the quantiles
+            .05 and .95 from the median, which then takes the mean's place (see `SimultaneousBand`).
         floor: Dimensionless, from 0 to 1.
         fraction: Which part of the domain a band has to hold, above 0 and at most 1, dimensionless. Below 1 the score is a
             quantile over the domain, by quadrature, in place of the supremum; the largest one over the channels.
