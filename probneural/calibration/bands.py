@@ -249,7 +249,7 @@ class Band:
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
-        scores = scores_for(self.method, self.predictor, pairs)
+        scores = scores_for(self.method, self.predictor, pairs=pairs)
         return float((scores.values <= self.quantile).to(torch.float64).mean())
 
     def __repr__(self) -> str:
@@ -267,9 +267,9 @@ def _fit(
 ) -> Band | GroupBand | WeightedBand:
     if groups is not None and weights is not None:
         raise ArgumentError(expected="groups or weights", got="both", remedy="fit one band per group, with its weights")
-    scores = scores_for(method, predictor, calibration, is_new=True)
+    scores = scores_for(method, predictor, pairs=calibration, is_new=True)
     if groups is not None:
-        return fit_groups(method, predictor, scores, groups)
+        return fit_groups(method, predictor, scores=scores, groups=groups)
     if weights is not None:
-        return fit_weighted(method, predictor, scores, weights)
+        return fit_weighted(method, predictor, scores=scores, weights=weights)
     return Band(predictor, quantile=scores.quantile(method.probability), method=method)

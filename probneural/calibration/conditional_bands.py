@@ -49,7 +49,7 @@ class GroupBand:
         method: Level, modulation and floor it was calibrated with.
 
     Reference:
-        Vovk (2012), Conditional validity of inductive conformal predictors, section 3 (Mondrian predictors).
+        Vovk (2013), Conditional validity of inductive conformal predictors (label- and object-conditional validity).
     """
 
     predictor: Predictor
@@ -88,7 +88,7 @@ class GroupBand:
             DataError: If a value is not finite.
             ShapeError: If labels are not one per function, or the outputs do not have the predictor's channels.
         """
-        scores = scores_for(self.method, self.predictor, pairs).values.cpu()
+        scores = scores_for(self.method, self.predictor, pairs=pairs).values.cpu()
         labels = check_labels(groups, len(scores))
         inside = scores <= self._of(labels)
         return {label: float(inside[rows].to(torch.float64).mean()) for label, rows in rows_by_label(labels).items()}
@@ -122,7 +122,8 @@ class WeightedBand:
         p <= P(inside)
 
     over calibration set and new pair; what "inside" means, and p, are the method's. With estimated weights ŵ of mean 1,
-    coverage is less by at most half the mean of |ŵ - w| over calibration inputs.
+    the statement is for inputs of density ŵ, so coverage of others is less by at most half the mean of |ŵ - w| over
+    calibration inputs, the distance in total variation.
 
     **Infinite bands.** Where v is more than the fraction 1 - p of Σ w + v, the quantile is infinite, and so is the band:
     no finite one could be promised for an input so unlike those of calibration. `quantiles(weights)` says for which functions.
@@ -134,8 +135,7 @@ class WeightedBand:
         method: Level, modulation and floor.
 
     Reference:
-        Tibshirani, Barber, Candès and Ramdas (2019), Conformal prediction under covariate shift, corollary 1; Lei and Candès
-        (2021), Conformal inference of counterfactuals and individual treatment effects (estimated weights).
+        Tibshirani, Barber, Candès and Ramdas (2019), Conformal prediction under covariate shift, corollary 1.
     """
 
     predictor: Predictor
@@ -190,7 +190,7 @@ class WeightedBand:
             DataError: If a value is not finite.
             ShapeError: If weights are not one per function, or the outputs do not have the predictor's channels.
         """
-        scores = scores_for(self.method, self.predictor, pairs).values
+        scores = scores_for(self.method, self.predictor, pairs=pairs).values
         return float((scores <= self.quantiles(check_weights(weights, len(scores)))).to(torch.float64).mean())
 
     def __repr__(self) -> str:
@@ -198,7 +198,7 @@ class WeightedBand:
         return f"WeightedBand({len(self.scores)} functions, {self.effective_sample_size:.4g} effective, {self.method!r})"
 
 
-def fit_groups(method: BandMethod, predictor: Predictor, scores: ConformalScores, groups: Labels) -> GroupBand:
+def fit_groups(method: BandMethod, predictor: Predictor, *, scores: ConformalScores, groups: Labels) -> GroupBand:
     """Take a quantile per group.
 
     Raises:
@@ -219,7 +219,7 @@ def fit_groups(method: BandMethod, predictor: Predictor, scores: ConformalScores
     return GroupBand(predictor, quantiles=MappingProxyType(quantiles), method=method)
 
 
-def fit_weighted(method: BandMethod, predictor: Predictor, scores: ConformalScores, weights: Weights) -> WeightedBand:
+def fit_weighted(method: BandMethod, predictor: Predictor, *, scores: ConformalScores, weights: Weights) -> WeightedBand:
     """Keep scores and weights.
 
     Raises:

@@ -142,7 +142,7 @@ def conformal_scores(
     return ConformalScores(torch.cat(values), torch.cat(scales))
 
 
-def scores_for(method: BandMethod, predictor: Predictor, pairs: Dataset, *, is_new: bool = False) -> ConformalScores:
+def scores_for(method: BandMethod, predictor: Predictor, *, pairs: Dataset, is_new: bool = False) -> ConformalScores:
     """Score every pair as a method asks.
 
     Args:
