@@ -17,6 +17,7 @@ from probneural.calibration.lead_scale import LeadScale, LeadScaling, ScaledFore
 from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.novelty import Novelty, NoveltyDetector
 from probneural.calibration.novelty_scale import InflatedPredictor, NoveltyScale
+from probneural.calibration.residual_bands import ResidualBand, ResidualBound
 from probneural.calibration.risk_control import RiskBand, RiskControl
 from probneural.calibration.scale import ScaledPredictor, VarianceScale
 from probneural.calibration.stacking import Stacking
@@ -42,6 +43,8 @@ __all__ = [
     "NoveltyDetector",
     "NoveltyScale",
     "PointwiseBand",
+    "ResidualBand",
+    "ResidualBound",
     "RiskBand",
     "RiskControl",
     "ScaledForecast",
