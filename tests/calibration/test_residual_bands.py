@@ -105,6 +105,22 @@ def test_an_error_that_the_equation_does_not_see_has_no_residual() -> None:
     assert right.quantile < 0.05 * inputs.values.abs().max()
 
 
+def test_residuals_see_short_waves_of_the_error_best() -> None:
+    """−(e^g u')' = 1 where g = ln 2: an error sin πmx has the residual 2 π² m² sin πmx."""
+    grid = pn.problems.Darcy1D().grid(257)
+    inputs, x = Field(torch.full((9, 1, 257), math.log(2.0), dtype=torch.float64), grid), grid.points[:, 0]
+
+    def left(predicted: Tensor, inputs: Field, grid: Grid) -> Tensor:
+        step, flux = 1 / (grid.size - 1), 0.5 * (inputs.values[..., 1:] + inputs.values[..., :-1])
+        divergence = (flux.exp() * predicted.diff(dim=-1) / step).diff(dim=-1) / step
+        return torch.nn.functional.pad(divergence + 1.0, (1, 1))
+
+    for mode in (1, 4):
+        error = torch.sin(math.pi * mode * x)
+        bound = ResidualBand(left).fit(Wrong(pn.problems.Darcy1D(), error, grid), inputs)
+        assert bound.quantile == pytest.approx(2 * math.pi**2 * mode**2, rel=2e-3)
+
+
 @pytest.mark.bad_input
 def test_errors() -> None:
     inputs = pairs(12).inputs
