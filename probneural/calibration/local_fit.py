@@ -81,7 +81,8 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
         chi2 += domain_average(ratios / factor(mean, variance).unflatten(-1, grid.shape), grid).sum(0) / count
     constant = local.coefficients.clone()
     constant[:, 0] += torch.where(gains & ~bent, chi2.log(), 0.0)
-    return replace(local, coefficients=constant, curve=local.curve.raised(torch.where(bent, chi2.log(), 0.0)))
+    curve = None if local.curve is None else local.curve.raised(torch.where(bent, chi2.log(), 0.0))
+    return replace(local, coefficients=constant, curve=curve)
 
 
 def _blank(parts: Callable[[], Iterator[Part]], reader: Reader, *, count: int, grid: Grid) -> LocalScale:
@@ -102,7 +103,6 @@ def _blank(parts: Callable[[], Iterator[Part]], reader: Reader, *, count: int, g
         units=levels,
         standards=torch.stack([zeros, zeros + 1.0, zeros - math.inf, zeros + math.inf]),
         coefficients=torch.zeros(channels, features + 1, dtype=torch.float64),
-        curve=VarianceCurve.flat(channels),
     )
 
 
@@ -159,9 +159,9 @@ def _bent(
     is_bent = torch.tensor([one is not None for one in found])
     if not bool(is_bent.any()):
         return local, is_bent
-    flat = VarianceCurve.flat(1, knots=next(len(one[0]) for one in found if one is not None))
-    parts = zip(*(one or (flat.knots[0], flat.heights[0]) for one in found), strict=True)
-    knots, heights = map(torch.stack, parts)
+    count = next(len(one[0]) for one in found if one is not None)
+    flat = torch.arange(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
+    knots, heights = (torch.stack(parts) for parts in zip(*(one or flat for one in found), strict=True))
     return replace(local, curve=VarianceCurve(knots=knots, heights=heights)), is_bent
 
 

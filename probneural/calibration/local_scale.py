@@ -50,7 +50,7 @@ class LocalScale:
         standards: Mean of each feature, its standard deviation (1 where there is none), and the least and the largest
             standardised value, `(4, c, k)`.
         coefficients: Of the constant and then of each standardised feature, `(c, k + 1)`.
-        curve: g, of logarithms of variances in units squared.
+        curve: g, of logarithms of variances in units squared; None where it would be zero in every channel.
 
     Raises:
         ShapeError: If the tensors do not fit together.
@@ -63,7 +63,7 @@ class LocalScale:
     units: Float64[Tensor, " c"]
     standards: Float64[Tensor, "4 c k"]
     coefficients: Float64[Tensor, "c k1"]
-    curve: VarianceCurve
+    curve: VarianceCurve | None = None
 
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""
@@ -71,10 +71,11 @@ class LocalScale:
         tensors = (self.slopes, self.amplitudes, self.standards, self.coefficients)
         expected = [(channels, self.grid.dimension), (channels,), (4, channels, count), (channels, count + 1)]
         found = [tuple(tensor.shape) for tensor in tensors]
-        if found != expected or len(self.curve.knots) != channels:
+        bent = channels if self.curve is None else len(self.curve.knots)
+        if found != expected or bent != channels:
             raise ShapeError(
                 expected=f"tensors of shapes {expected}, and a curve of {channels} channels",
-                got=f"{found}, {len(self.curve.knots)}",
+                got=f"{found}, {bent}",
                 remedy="fit it with VarianceScale",
             )
 
@@ -136,7 +137,7 @@ class LocalFactor:
         """
         local, read = self.local, self.reader(mean, variance)
         total = self.linear(read)
-        return (total if local.curve.is_flat else total + local.curve(total + local.logs(read))).exp()
+        return (total if local.curve is None else total + local.curve(total + local.logs(read))).exp()
 
     def linear(self, read: Quantities) -> Float64[Tensor, "n c p"]:
         """What the features make of it: the logarithm of the factor before the curve."""

@@ -43,7 +43,7 @@ class VarianceCurve:
 
     Args:
         knots: Increasing, `(c, m)`.
-        heights: At the knots, `(c, m)`; zero where nothing is added.
+        heights: At the knots, `(c, m)`; zero in channels to which nothing is added.
 
     Raises:
         ShapeError: If the two do not fit together, or knots do not increase.
@@ -69,26 +69,17 @@ class VarianceCurve:
                 remedy="fit it with VarianceScale",
             )
 
-    @classmethod
-    def flat(cls, channels: int, knots: int = 2) -> VarianceCurve:
-        """The curve that adds nothing."""
-        places = torch.arange(knots, dtype=torch.float64).expand(channels, -1)
-        return cls(knots=places, heights=torch.zeros_like(places))
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether it adds nothing."""
-        return not bool(self.heights.any())
-
     def raised(self, heights: Float64[Tensor, " c"]) -> VarianceCurve:
         """The same, with one number more per channel."""
         return replace(self, heights=self.heights + heights[:, None])
 
     def __call__(self, logs: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c p"]:
         """Heights at logarithms of variances."""
-        knots, heights = self.knots.to(logs), self.heights.to(logs)
-        rows = logs.movedim(1, 0).flatten(1).contiguous()
-        above = torch.searchsorted(knots, rows).clamp(1, knots.shape[1] - 1)
-        (left, low), (right, high) = ([part.gather(1, place) for part in (knots, heights)] for place in (above - 1, above))
-        along = ((rows - left) / (right - left)).clamp(0.0, 1.0)
-        return (low + along * (high - low)).unflatten(1, (logs.shape[0], logs.shape[2])).movedim(0, 1)
+        knots, heights = self.knots.to(logs)[..., None], self.heights.to(logs)[..., None]
+        widths = knots.diff(dim=1)
+        slopes = heights.diff(dim=1) / widths
+        total = heights[:, 0].expand_as(logs)
+        for piece in range(widths.shape[1]):  # not a table lookup, which exported files could not hold
+            beyond = (logs - knots[:, piece]).clamp_min(0.0)
+            total = total + slopes[:, piece] * torch.minimum(beyond, widths[:, piece])
+        return total

@@ -129,8 +129,8 @@ def test_variances_are_right_at_each_order_of_magnitude() -> None:
     inner = Proportional(RING)
     scaled = VarianceScale().fit(inner, of_many_sizes(200, seed=1))
     assert scaled.local is not None
-    assert not scaled.local.curve.is_flat
-    straight = replace(scaled.local, curve=VarianceCurve.flat(1))
+    assert scaled.local.curve is not None
+    straight = replace(scaled.local, curve=None)
     test = of_many_sizes(400, seed=11)
     order = test.inputs.values.square().mean((1, 2)).argsort()
     worst = []
@@ -259,8 +259,13 @@ def test_errors() -> None:
     with pytest.raises(ShapeError, match="tensors of shapes"):
         LocalScale(**(parts | {"coefficients": local.coefficients[:, 1:]}))
     with pytest.raises(ShapeError, match="a curve of 1 channels"):
-        LocalScale(**(parts | {"curve": VarianceCurve.flat(2)}))
+        LocalScale(
+            **(
+                parts
+                | {"curve": VarianceCurve(knots=torch.arange(2.0).expand(2, 2).double(), heights=torch.zeros(2, 2).double())}
+            )
+        )
     with pytest.raises(ShapeError, match="knots that increase"):
-        replace(local.curve, knots=local.curve.knots.flip(-1))
+        VarianceCurve(knots=torch.zeros(1, 2).double(), heights=torch.zeros(1, 2).double())
     assert not local.covers(GRID)
     assert not local.covers(Grid.scattered(RING.points, RING.weights))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.calibration import VarianceScale
+from probneural.calibration.variance_curve import VarianceCurve
 from probneural.distributions import Predictor
 from probneural.errors import UnsupportedError
 from probneural.export.modules import moments
@@ -18,7 +20,9 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
 from probneural.pairs import FieldPairs
+from probneural.storage import load, save
 from tests.heads import cases
+from tests.helpers import normal
 from tests.test_storage_structure import sampled_last_layer, variational_last_layer
 
 FOREIGN = ("conv", "channels-last", "complex", "denormalised", "no-bias")
@@ -79,6 +83,23 @@ def test_scales(head: str, operator: str, noise: float, separate: bool) -> None:
     case = cases.operator_case(operator)
     scaled = VarianceScale(separate=separate, noise=noise).fit(cases.fitted(head, operator), case.data)
     compare(scaled, case.inputs)
+
+
+def test_local_scales_with_a_curve(tmp_path: Path) -> None:
+    case = cases.operator_case("fno-1d")
+    plain = cases.data_for(case.operator, cases.fields(cases.PERIODIC, 60, 1, seed=3), noise=0.0)
+    sizes = torch.exp(torch.sin(2 * torch.pi * cases.PERIODIC.points[:, 0]))
+    errors = sizes * normal(60, 1, cases.PERIODIC.size, seed=5)
+    data = FieldPairs(plain.inputs, Field(plain.outputs.values + errors, cases.PERIODIC))
+    scaled: Any = VarianceScale().fit(cases.fitted("last-layer", "fno-1d"), data)
+    assert scaled.local is not None
+    curve = VarianceCurve(knots=torch.tensor([[-3.0, 0.0, 2.0]]).double(), heights=torch.tensor([[0.5, -0.2, 0.3]]).double())
+    parts = {name: getattr(scaled, name) for name in ("scale", "noise_scale", "decomposition", "noise", "calibrated_on")}
+    bent = type(scaled)(scaled.inner, **parts, local=replace(scaled.local, curve=curve))
+    assert float((bent(case.inputs).variance / scaled(case.inputs).variance - 1.0).abs().max()) > 0.05
+    compare(bent, case.inputs)
+    save(bent, tmp_path / "bent.safetensors")
+    torch.testing.assert_close(load(tmp_path / "bent.safetensors")(case.inputs).variance, bent(case.inputs).variance)
 
 
 def test_scales_without_a_discrepancy() -> None:
