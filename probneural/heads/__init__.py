@@ -3,6 +3,7 @@
 from probneural.errors import ConvergenceWarning
 from probneural.heads.ensembles.anchored_ensemble import AnchoredEnsemble, LevenbergMarquardt
 from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
+from probneural.heads.ensembles.snapshot_ensemble import SnapshotEnsemble
 from probneural.heads.kernel.kernel_operator import KernelOperator, KernelPaths, KernelPredictor
 from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
@@ -42,6 +43,7 @@ __all__ = [
     "NoiseConditionedPredictor",
     "NoiseConditioning",
     "SampledLastLayerPredictor",
+    "SnapshotEnsemble",
     "VariationalInference",
     "VariationalLastLayerPredictor",
     "WeightSampledPredictor",

@@ -13,15 +13,18 @@ from torch import Tensor, nn
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import (
+    SWAG,
     AnchoredEnsemble,
     DeepEnsemble,
     Iterative,
     Kronecker,
     Laplace,
+    LaplaceEnsemble,
     LastLayerLaplace,
     LevenbergMarquardt,
     LowRank,
     NoiseConditioning,
+    SnapshotEnsemble,
 )
 from probneural.heads.laplace.structures import STRUCTURES, Structure
 from probneural.operators import (
@@ -90,6 +93,9 @@ class ComplexSpectral(nn.Module):
         super().__init__()
         self.spectral = nn.Parameter(torch.randn(1, width, modes, dtype=torch.complex128, generator=generator(3)))
         self.head = nn.Conv1d(width, 1, 1)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.spectral)
 
     def forward(self, values: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(values, norm="forward")[..., : self.spectral.shape[-1]]
@@ -274,10 +280,13 @@ ENSEMBLES = {
         4, noise=0.01, prior_precision=2.0, effective_observations=5.0, optimizer=LevenbergMarquardt(max_iterations=2)
     ),
     "noise-conditioned": NoiseConditioning(6, condition=on_noise, train=briefly_by_score),
+    "snapshots": SnapshotEnsemble(4, train=briefly, show_progress=False),
+    "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
+    "swag": SWAG(4, train=briefly, show_progress=False),
 }
-"""Heads that predict empirical fields."""
-FRESH_DRAWS = ("noise-conditioned",)
-"""Heads whose function draws are none of the members of a prediction."""
+"""Heads whose mean is not the operator's own output: ensembles, mixtures, and weights that were sampled."""
+FRESH_DRAWS = ("noise-conditioned", "laplace-ensemble")
+"""Heads whose function draw of a seed is not a prediction's draw of that seed."""
 
 
 def operator_case(name: str) -> OperatorCase:
