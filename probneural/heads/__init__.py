@@ -3,6 +3,7 @@
 from probneural.errors import ConvergenceWarning
 from probneural.heads.ensembles.anchored_ensemble import AnchoredEnsemble, LevenbergMarquardt
 from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
+from probneural.heads.ensembles.mc_dropout import MCDropout
 from probneural.heads.ensembles.snapshot_ensemble import SnapshotEnsemble
 from probneural.heads.kernel.kernel_operator import KernelOperator, KernelPaths, KernelPredictor
 from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
@@ -40,6 +41,7 @@ __all__ = [
     "LastLayerPredictor",
     "LevenbergMarquardt",
     "LowRank",
+    "MCDropout",
     "NoiseConditionedPredictor",
     "NoiseConditioning",
     "SampledLastLayerPredictor",

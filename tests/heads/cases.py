@@ -23,6 +23,7 @@ from probneural.heads import (
     LastLayerLaplace,
     LevenbergMarquardt,
     LowRank,
+    MCDropout,
     NoiseConditioning,
     SnapshotEnsemble,
 )
@@ -212,6 +213,7 @@ def operator_cases() -> tuple[OperatorCase, ...]:
         _case("no-bias", lambda: ConvStack(bias=False), PERIODIC, 1, "last"),
         _case("channels-last", ChannelsLast, PERIODIC, 2, "layers.2"),
         _case("complex", ComplexSpectral, PERIODIC, 1, "head"),
+        _case("fno-dropout", small_fno(dropout=0.3), PERIODIC, 1, "readout", train=True),
         OperatorCase("denormalised", denormalised, FieldPairs(scaled.inputs, Field(perturbed, PERIODIC)), "readout"),
     )
 
@@ -280,6 +282,7 @@ ENSEMBLES = {
         4, noise=0.01, prior_precision=2.0, effective_observations=5.0, optimizer=LevenbergMarquardt(max_iterations=2)
     ),
     "noise-conditioned": NoiseConditioning(6, condition=on_noise, train=briefly_by_score),
+    "mc-dropout": MCDropout(4),
     "snapshots": SnapshotEnsemble(4, train=briefly, show_progress=False),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
     "swag": SWAG(4, train=briefly, show_progress=False),
@@ -293,7 +296,14 @@ def operator_case(name: str) -> OperatorCase:
     return next(case for case in operator_cases() if case.name == name)
 
 
-OPERATORS = [case.name for case in operator_cases()]
+WITH_DROPOUT = "fno-dropout"
+"""The operator for the head that needs dropout; to all others it is that without."""
+OPERATORS = [case.name for case in operator_cases() if case.name != WITH_DROPOUT]
+
+
+def operators_of(head: str) -> tuple[str, ...]:
+    """What contracts run a head on that is in no list of pairs; the first one where one is enough."""
+    return (WITH_DROPOUT, "conv") if head == "mc-dropout" else ("fno-1d", "fno-ends", "conv", "complex")
 
 
 _SLOW = {"low-rank", "low-rank-grown", "kronecker-corrected", "iterative"}
@@ -303,7 +313,7 @@ PAIRS = [(head, operator) for head in HEADS for operator in OPERATORS if head no
 EVIDENCE_PAIRS = [(head, operator) for head, operator in PAIRS if hasattr(HEADS[head], "effective_observations")]
 """What contracts run on that ask for noise and prior from an evidence."""
 ALL_HEADS = HEADS | ENSEMBLES
-ALL_PAIRS = [*PAIRS, *((head, operator) for head in ENSEMBLES for operator in ("fno-1d", "fno-ends", "conv", "complex"))]
+ALL_PAIRS = [*PAIRS, *((head, operator) for head in ENSEMBLES for operator in operators_of(head))]
 """What contracts run on that ask for no Gaussian field."""
 
 
