@@ -17,12 +17,17 @@ from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, Va
 from probneural.heads.noise_conditioning import NoiseConditionedPredictor, NoiseConditioning
 from probneural.heads.swag import SWAG
 from probneural.heads.weight_samples import WeightSampledPredictor
+from probneural.heads.whole_network.bayesian_operator import BayesianOperator
+from probneural.heads.whole_network.chains import SGHMC, SGLD
 
 __all__ = [
     "NUTS",
+    "SGHMC",
+    "SGLD",
     "SWAG",
     "AnchoredEnsemble",
     "BayesianLastLayer",
+    "BayesianOperator",
     "ConvergenceWarning",
     "DeepEnsemble",
     "Diagonal",

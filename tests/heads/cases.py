@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import (
+    SGHMC,
+    SGLD,
     SWAG,
     AnchoredEnsemble,
+    BayesianOperator,
     DeepEnsemble,
     Iterative,
     Kronecker,
@@ -276,12 +279,16 @@ def briefly_by_score(operator: nn.Module, data: FieldPairs, *, seed: int) -> Non
         optimizer.step()
 
 
+_SHORT = {"chains": 2, "burn_in": 2, "draws": 4, "thinning": 1, "members": 4}
+_GIVEN = Laplace("diagonal", noise=0.01, prior_precision=2.0, effective_observations=5.0, show_progress=False)
 ENSEMBLES = {
     "deep-ensemble": DeepEnsemble(4, train=briefly, reinitialise=reinitialise, show_progress=False),
     "anchored": AnchoredEnsemble(
         4, noise=0.01, prior_precision=2.0, effective_observations=5.0, optimizer=LevenbergMarquardt(max_iterations=2)
     ),
     "noise-conditioned": NoiseConditioning(6, condition=on_noise, train=briefly_by_score),
+    "sgld": BayesianOperator(SGLD(**_SHORT), laplace=_GIVEN, show_progress=False),
+    "sghmc": BayesianOperator(SGHMC(**_SHORT), laplace=_GIVEN, batch_size=3, show_progress=False),
     "mc-dropout": MCDropout(4),
     "snapshots": SnapshotEnsemble(4, train=briefly, show_progress=False),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
@@ -303,6 +310,8 @@ OPERATORS = [case.name for case in operator_cases() if case.name != WITH_DROPOUT
 
 def operators_of(head: str) -> tuple[str, ...]:
     """What contracts run a head on that is in no list of pairs; the first one where one is enough."""
+    if head in ("sgld", "sghmc"):
+        return ("fno-1d", "conv", "complex")
     return (WITH_DROPOUT, "conv") if head == "mc-dropout" else ("fno-1d", "fno-ends", "conv", "complex")
 
 

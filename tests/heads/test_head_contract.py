@@ -32,6 +32,8 @@ from tests.heads.cases import (
     to_dtype,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:(SGLD|SGHMC) has not converged")  # four draws are for contracts only
+
 PAIR = pytest.mark.parametrize(("head", "operator"), PAIRS)
 EVIDENCE_PAIR = pytest.mark.parametrize(("head", "operator"), EVIDENCE_PAIRS)
 ANY_PAIR = pytest.mark.parametrize(("head", "operator"), ALL_PAIRS)

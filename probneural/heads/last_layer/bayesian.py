@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from probneural.checks import assign, check_choice, check_flag, check_integer
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError
-from probneural.heads.last_layer.chain_diagnostics import chain_report
+from probneural.heads.chain_diagnostics import chain_report
 from probneural.heads.last_layer.laplace import LastLayerLaplace, LastLayerPredictor
 from probneural.heads.last_layer.predictors import (
     FAMILIES,

@@ -23,7 +23,7 @@ from probneural.errors import ArgumentError, DataError, ReadoutError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import NUTS, BayesianLastLayer, ConvergenceWarning, LastLayerLaplace, VariationalInference
-from probneural.heads.last_layer.chain_diagnostics import chain_report, effective_size, split_r_hat
+from probneural.heads.chain_diagnostics import chain_report, effective_size, split_r_hat
 from probneural.metrics import score
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs
