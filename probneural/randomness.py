@@ -95,6 +95,7 @@ PURPOSES: Final = MappingProxyType(
         "weight chain": "noise of a Markov chain over all weights, per chain",
         "weight batches": "which functions the steps of a posterior over all weights see, per chain",
         "stiffest direction": "the first vector of a power iteration",
+        "weight units": "draws whose mean squares are the units of a variational posterior over all weights",
         "network variational": "draws of a variational posterior over all weights",
         "variational": "steps of a variational posterior",
         # active learning

@@ -29,6 +29,7 @@ from probneural.heads import (
     MCDropout,
     NoiseConditioning,
     SnapshotEnsemble,
+    VariationalInference,
 )
 from probneural.heads.laplace.structures import STRUCTURES, Structure
 from probneural.operators import (
@@ -289,6 +290,9 @@ ENSEMBLES = {
     "noise-conditioned": NoiseConditioning(6, condition=on_noise, train=briefly_by_score),
     "sgld": BayesianOperator(SGLD(**_SHORT), laplace=_GIVEN, show_progress=False),
     "sghmc": BayesianOperator(SGHMC(**_SHORT), laplace=_GIVEN, batch_size=3, show_progress=False),
+    "network-variational": BayesianOperator(
+        VariationalInference("low_rank", steps=3, rank=2), laplace=_GIVEN, batch_size=3, show_progress=False
+    ),
     "mc-dropout": MCDropout(4),
     "snapshots": SnapshotEnsemble(4, train=briefly, show_progress=False),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
@@ -310,7 +314,7 @@ OPERATORS = [case.name for case in operator_cases() if case.name != WITH_DROPOUT
 
 def operators_of(head: str) -> tuple[str, ...]:
     """What contracts run a head on that is in no list of pairs; the first one where one is enough."""
-    if head in ("sgld", "sghmc"):
+    if head in ("sgld", "sghmc", "network-variational"):
         return ("fno-1d", "conv", "complex")
     return (WITH_DROPOUT, "conv") if head == "mc-dropout" else ("fno-1d", "fno-ends", "conv", "complex")
 

@@ -9,14 +9,16 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from probneural.checks import assign, check_flag, check_instance, check_integer
+from probneural.checks import assign, check_choice, check_flag, check_instance, check_integer, described
 from probneural.contexts import undisturbed
-from probneural.errors import ArgumentError, ConvergenceWarning
+from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError
 from probneural.heads.chain_diagnostics import chain_report
-from probneural.heads.laplace.laplace import Laplace
+from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
+from probneural.heads.last_layer.bayesian import LOW_RANK, VariationalInference
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.heads.whole_network.chains import SGHMC, StochasticGradientMCMC
 from probneural.heads.whole_network.target import NetworkTarget
+from probneural.heads.whole_network.variational import variational_posterior
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed
 
@@ -39,6 +41,10 @@ class BayesianOperator:
 
     * `SGHMC()`: stochastic gradient Hamiltonian Monte Carlo.
     * `SGLD()`: stochastic gradient Langevin dynamics.
+    * `VariationalInference("mean_field")` or `("low_rank", rank=10)`: the nearest Gaussian of a family, by Pyro. Predictions
+      are linearised at its mean, as those of `Laplace`; `predictor.sampled(members, seed=...)` evaluates operators with drawn
+      weights. Independent weights have the standard deviations of each given all others, so they are too small.
+      `report["bound"]` is the evidence lower bound, in nats.
 
     Chains do not mix over all that a posterior of many weights is: they stay in the valley that the trained weights lie in,
     and directions that data hardly determine take longer than any chain is. `report` says how far they came. `r_hat_max` is
@@ -64,7 +70,7 @@ class BayesianOperator:
         networks really?, for temperatures as diagnostics.
     """
 
-    method: StochasticGradientMCMC = _METHOD
+    method: StochasticGradientMCMC | VariationalInference = _METHOD
     _: KW_ONLY
     laplace: Laplace = _LAPLACE
     batch_size: int = 20
@@ -73,7 +79,15 @@ class BayesianOperator:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_instance(self.method, StochasticGradientMCMC, "method", remedy="give SGHMC() or SGLD()", error=ArgumentError)
+        if not isinstance(self.method, StochasticGradientMCMC | VariationalInference):
+            raise ArgumentError(
+                expected="a method with its settings",
+                got=described(self.method),
+                remedy='give SGHMC(), SGLD() or VariationalInference("mean_field")',
+            )
+        if isinstance(self.method, VariationalInference):
+            remedy = 'Laplace("full") has all of a Gaussian'
+            check_choice(self.method.family, ("mean_field", LOW_RANK), "family", remedy=remedy, error=UnsupportedError)
         check_instance(self.laplace, Laplace, "laplace", remedy='give Laplace("diagonal")', error=ArgumentError)
         assign(
             self,
@@ -83,7 +97,7 @@ class BayesianOperator:
         )
 
     @undisturbed()
-    def fit(self, operator: nn.Module, data: Dataset) -> WeightSampledPredictor:
+    def fit(self, operator: nn.Module, data: Dataset) -> WeightSampledPredictor | LaplacePredictor:
         """Fit the posterior.
 
         Args:
@@ -91,10 +105,12 @@ class BayesianOperator:
             data: Training pairs.
 
         Returns:
-            A predictor of empirical fields, one sample per member. A `ConvergenceWarning` is given if split R-hat of outputs
-            exceeds 1.05, or the temperature is not within 0.2 of 1.
+            Of chains, a predictor of empirical fields, one sample per member; of variational inference, of Gaussian fields.
+            A `ConvergenceWarning` is given if split R-hat of outputs exceeds 1.05, or the temperature is not within 0.2 of 1;
+            or if the bound still rises after the last step.
 
         Raises:
+            ImportError: If variational inference is asked for, and Pyro is not installed.
             TrainingError: If a chain leaves the numbers.
             UnsupportedError: If the Gaussian approximation cannot be had, or has no factorised covariance.
             EvidenceError: If the evidence determines no noise or prior.
@@ -103,7 +119,14 @@ class BayesianOperator:
             DataError: If the data are not finite pairs.
         """
         target = NetworkTarget.of(operator, data, laplace=self.laplace, batch_size=self.batch_size)
-        return self._sampled(self.method, target)
+        if isinstance(self.method, StochasticGradientMCMC):
+            return self._sampled(self.method, target)
+        predictor, converged = variational_posterior(target, self.method, seed=self.seed, show_progress=self.show_progress)
+        if not converged:
+            bound, family = predictor.report["bound"], self.method.family
+            text = f"{family} has not converged (bound {bound:.6g}): give it more steps"
+            warnings.warn(text, ConvergenceWarning, stacklevel=4)
+        return predictor
 
     def _sampled(self, method: StochasticGradientMCMC, target: NetworkTarget) -> WeightSampledPredictor:
         """Run the chains, and put their diagnostics together."""
