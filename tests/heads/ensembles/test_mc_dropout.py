@@ -15,7 +15,7 @@ from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import MCDropout
 from probneural.heads.ensembles.masked_operator import MaskedOperator, feature_shapes
-from probneural.operators import FNO
+from probneural.operators import FNO, DeepONet, HiddenLayers
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
 from probneural.training import fit
@@ -130,6 +130,24 @@ def test_an_fno_trains_with_dropout_and_evaluates_without() -> None:
         deeper(torch.randn(2, 1, *(4,) * dimension))
         is_dropped = (hidden[0] == 0).flatten(2)
         assert bool((is_dropped.all(2) | ~is_dropped.any(2)).all())  # whole channels
+
+
+def test_a_deeponet_drops_products() -> None:
+    layers = HiddenLayers(width=4, depth=1)
+    operator = to_dtype(DeepONet(1, 2, sensors=PERIODIC, basis=5, layers=layers, dropout=0.4, seed=0), torch.float64)
+    operator.train()
+    with torch.no_grad():
+        assert not torch.allclose(operator(INPUTS.values), operator(INPUTS.values))
+    predictor = MCDropout(3).fit(operator, data_for(operator.eval(), INPUTS))
+    assert [tuple(mask.shape) for mask in predictor.operator.masks.values()] == [(1, 2, 5)]  # type: ignore[union-attr, operator]
+    for member, sample in zip(predictor.operators(), predictor(INPUTS).samples, strict=True):
+        cut = copy.deepcopy(operator)
+        cut.readout.weight.data *= member.masks["drop"][0]  # type: ignore[index, operator]
+        with torch.no_grad():
+            torch.testing.assert_close(cut(INPUTS.values), sample)
+    assert DeepONet(**operator.configuration()).dropout == 0.4  # type: ignore[operator]
+    with pytest.raises(ArgumentError, match="dropout"):
+        DeepONet(1, 1, sensors=PERIODIC, dropout=1.0)
 
 
 def test_saved_and_calibrated(tmp_path: Path) -> None:

@@ -601,7 +601,7 @@ def test_pyro_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: NUTS(chains=1.0), ArgumentError, "an integer of at least 1 as chains"),
         (lambda: NUTS(coordinates="polar"), ArgumentError, "coordinates among principal, weights, whitened; got 'polar'"),
         (lambda: VariationalInference(steps=0), ArgumentError, "an integer of at least 1 as steps"),
-        (lambda: VariationalInference("laplace"), ArgumentError, "family among mean_field, full_rank; got 'laplace'"),
+        (lambda: VariationalInference("laplace"), ArgumentError, "family among mean_field, full_rank, low_rank; got 'laplace'"),
         (lambda: BayesianLastLayer(seed=-1), ArgumentError, "seed as an integer of at least 0"),
         (lambda: BayesianLastLayer(seed=0.5), ArgumentError, "seed as an integer of at least 0"),
         (
