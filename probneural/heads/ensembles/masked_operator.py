@@ -15,8 +15,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from probneural.checks import check_module
 from probneural.errors import ArgumentError, ProbneuralError, UnsupportedError
-from probneural.fields import Field, evaluate
-from probneural.grids import Grid
+from probneural.fields import Field, evaluate, takes_grid
+from probneural.grids import Grid, resample
 from probneural.pairs import FieldPairs
 from probneural.threads import copy_for_call
 
@@ -69,11 +69,14 @@ class MaskedOperator(nn.Module):
         copied = copy_for_call(self.operator)
         for name, mask in self.masks.items():
             copied.get_submodule(name).register_forward_hook(partial(_mask_input, mask=mask))
-        if grid is None and query is None:
-            result: Tensor = copied(values)
+        result: Tensor
+        if takes_grid(self.operator):
+            result = copied(values, grid=grid, query=query)
             return result
-        where = Grid.uniform(tuple(values.shape[2:])) if grid is None else grid
-        return evaluate(copied, Field(values, where), query)
+        result = copied(values)
+        if query is None:
+            return result
+        return resample(result, Grid.uniform(tuple(values.shape[2:])) if grid is None else grid, query)
 
 
 def _mask_input(module: nn.Module, arguments: tuple[Any, ...], output: Tensor, *, mask: Tensor) -> Tensor:

@@ -67,11 +67,11 @@ class StochasticGradientMCMC(ABC):
         return self.burn_in + self.draws * self.thinning
 
     @abstractmethod
-    def step(self, curvature: float, gradient_noise: float) -> float:
+    def _step(self, curvature: float, gradient_noise: float) -> float:
         """The step h for the largest curvature of the energy and the largest variance of a batch gradient."""
 
     @abstractmethod
-    def mover(self, target: NetworkTarget, start: Float64[Tensor, " P"], *, number: int, seed: int) -> Mover:
+    def _mover(self, target: NetworkTarget, start: Float64[Tensor, " P"], *, number: int, seed: int) -> Mover:
         """What moves a chain that starts there."""
 
     def run(self, target: NetworkTarget, *, number: int, seed: int, tick: Callable[[], object]) -> Trace:
@@ -83,7 +83,7 @@ class StochasticGradientMCMC(ABC):
             TrainingError: If it leaves the numbers.
         """
         vector, direction = target.centre, None
-        move = self.mover(target, vector, number=number, seed=seed)
+        move = self._mover(target, vector, number=number, seed=seed)
         kept_every, look_every = max(1, self.draws * self.chains // self.members), max(1, self.burn_in // _LOOKS)
         vectors, probes, virials = [], [], []
         largest = [0.0, 0.0]
@@ -93,7 +93,7 @@ class StochasticGradientMCMC(ABC):
                 curvature, direction = target.largest_curvature(vector, direction=direction, iterations=products)
                 seen = (curvature, target.largest_gradient_noise(vector))
                 largest = [max(pair) for pair in zip(largest, seen, strict=True)]
-                step = self.step(*largest)
+                step = self._step(*largest)
             vector, gradient = move(vector, step)
             tick()
             place, is_between = divmod(count + 1 - self.burn_in, self.thinning)
@@ -143,11 +143,11 @@ class SGLD(StochasticGradientMCMC):
         constant preconditioner.
     """
 
-    def step(self, curvature: float, gradient_noise: float) -> float:
+    def _step(self, curvature: float, gradient_noise: float) -> float:
         """4 step_size over the larger of the two."""
         return 4.0 * self.step_size / max(curvature, gradient_noise)
 
-    def mover(self, target: NetworkTarget, start: Float64[Tensor, " P"], *, number: int, seed: int) -> Mover:
+    def _mover(self, target: NetworkTarget, start: Float64[Tensor, " P"], *, number: int, seed: int) -> Mover:
         """One gradient and one product with R per step."""
         generator, batches = stream(seed, "weight chain", number), target.batches(seed, number)
         gradient = target.gradient(start, next(batches))
@@ -203,12 +203,12 @@ class SGHMC(StochasticGradientMCMC):
         super().__post_init__()
         assign(self, friction=check_positive(self.friction, "friction"))
 
-    def step(self, curvature: float, gradient_noise: float) -> float:
+    def _step(self, curvature: float, gradient_noise: float) -> float:
         """The smaller one of what stability and the noise of batches allow."""
         stable = curvature**-0.5
         return min(stable, 2.0 * self.friction * self.step_size / gradient_noise) if gradient_noise > 0 else stable
 
-    def mover(self, target: NetworkTarget, start: Float64[Tensor, " P"], *, number: int, seed: int) -> Mover:
+    def _mover(self, target: NetworkTarget, start: Float64[Tensor, " P"], *, number: int, seed: int) -> Mover:
         """Half a kick, half a drift, renewal, half a drift, gradient, half a kick."""
         generator, batches = stream(seed, "weight chain", number), target.batches(seed, number)
         size = target.root.rank

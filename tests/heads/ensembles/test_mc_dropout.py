@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from probneural.calibration import VarianceScale
 from probneural.errors import ArgumentError, UnsupportedError
+from probneural.export import to_torch_export
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import MCDropout
@@ -157,6 +158,17 @@ def test_saved_and_calibrated(tmp_path: Path) -> None:
     assert torch.equal(loaded(CASE.inputs).samples, predictor(CASE.inputs).samples)  # type: ignore[operator]
     held_out = data_for(CASE.operator.eval(), fields(PERIODIC, 8, 1, seed=31), seed=32)
     assert bool((VarianceScale(local=False).fit(predictor, held_out)(CASE.inputs).variance > 0).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fno-dropout", "conv"])
+def test_exported(name: str, tmp_path: Path) -> None:
+    case = operator_case(name)
+    predictor = MCDropout(3).fit(case.operator, case.data)
+    to_torch_export(predictor, tmp_path / "dropout.pt2", example=case.inputs)
+    mean, deviation = torch.export.load(tmp_path / "dropout.pt2").module()(case.inputs.values)
+    torch.testing.assert_close(mean, predictor(case.inputs).mean)
+    torch.testing.assert_close(deviation, predictor(case.inputs).standard_deviation)
 
 
 @pytest.mark.bad_input

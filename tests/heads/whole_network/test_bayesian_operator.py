@@ -195,7 +195,7 @@ class TestBadInput:
                 BayesianOperator(**bad)  # type: ignore[arg-type]
 
     def test_a_chain_that_leaves_the_numbers_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(SGLD, "step", lambda self, curvature, gradient_noise: 1e3)
+        monkeypatch.setattr(SGLD, "_step", lambda self, curvature, gradient_noise: 1e3)
         with pytest.raises(TrainingError, match=r"chain 0 to stay finite.*lower step_size"):
             BayesianOperator(SGLD(burn_in=500), laplace=DIAGONAL, show_progress=False).fit(linear(), DATA)
 
