@@ -91,7 +91,6 @@ PURPOSES: Final = MappingProxyType(
         "heteroscedastic batches": "order of the pairs while such a read-out is trained, per epoch",
         "chain starts": "where Markov chains start",
         "chain": "a Markov chain, per chain",
-        "weight chain starts": "where Markov chains over all weights start, per chain",
         "weight chain": "noise of a Markov chain over all weights, per chain",
         "weight batches": "which functions the steps of a posterior over all weights see, per chain",
         "stiffest direction": "the first vector of a power iteration",

@@ -39,6 +39,7 @@ def optimise(
     *,
     loss: Any,
     steps: int,
+    rate: float = 1.0,
     tick: Callable[[], object],
     bound: Callable[[Sequence[float]], tuple[float, float]],
 ) -> tuple[Float64[Tensor, " w"], bool]:
@@ -50,6 +51,7 @@ def optimise(
         guide: The family, for Pyro; a module.
         loss: Pyro's estimator of minus the bound.
         steps: The most steps.
+        rate: What learning rates are multiplied by.
         tick: Called after every step.
         bound: From the losses of a window to the bound, in nats, and the least gain for which the rate is kept.
 
@@ -59,8 +61,8 @@ def optimise(
     history: list[float] = []
     parameters = list(guide.parameters())
     left = steps
-    for rate in _RATES:
-        step = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": rate}), loss=loss).step
+    for factor in _RATES:
+        step = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": rate * factor}), loss=loss).step
         gained, least = math.inf, 0.0
         while gained >= least:
             if left == 0:

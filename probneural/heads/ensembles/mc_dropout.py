@@ -32,7 +32,7 @@ class MCDropout:
     on hidden fields drops single points in training, which is another and a weaker disturbance than whole channels.
 
     It costs no training beside that of the operator, and one evaluation per member. Its spread follows from p, not from the
-    data: with more data it does not shrink as a posterior does. Calibrate it on held-out fields. The prediction is the mean
+    data: with more data it does not fall as a posterior does. Calibrate it on held-out fields. The prediction is the mean
     of the members; the operator's own output is that of no mask.
 
     Args:
@@ -97,7 +97,7 @@ class MCDropout:
         ]
         masked = MaskedOperator(copied, drawn[0])
         shared = state_of(masked)
-        states = [shared | {f"mask_{place}": own[name] for place, name in enumerate(masked.layers)} for own in drawn]
+        states = [shared | {f"mask_{index}": own[name] for index, name in enumerate(masked.layers)} for own in drawn]
         return predictor_of_members(masked, _smallest(masked), states, given)
 
 

@@ -98,7 +98,8 @@ class VariationalInference:
     In `BayesianLastLayer` there are 64 draws per step, and the bound is computed in closed form: too little is less than 0.01
     nats. Locations are in coordinates whitened by the posterior, which changes neither family nor optimum. In
     `BayesianOperator` there are two draws per step, each on a batch of functions, in units of the standard deviations of its
-    Gaussian approximation, and the bound is the mean over half a window: too little is less than twice its standard error.
+    Gaussian approximation, and rates are divided by the root of the largest curvature in those units. The bound is the mean
+    over half a window: too little is less than twice its standard error.
 
     Args:
         family: `"mean_field"`, independent weights; `"full_rank"`, all Gaussians, for the last layer alone; or `"low_rank"`,
@@ -110,7 +111,8 @@ class VariationalInference:
         ArgumentError: If a setting is out of range.
 
     Reference:
-        Kucukelbir et al. (2017), Automatic differentiation variational inference.
+        Kucukelbir et al. (2017), Automatic differentiation variational inference; Ong, Nott and Smith (2018), Gaussian
+        variational approximation with a factor covariance structure, for `"low_rank"`.
     """
 
     family: str = "full_rank"

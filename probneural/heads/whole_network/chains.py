@@ -96,8 +96,8 @@ class StochasticGradientMCMC(ABC):
                 step = self._step(*largest)
             vector, gradient = move(vector, step)
             tick()
-            place, is_between = divmod(count + 1 - self.burn_in, self.thinning)
-            if place <= 0 or is_between:
+            number_of_draw, is_between = divmod(count + 1 - self.burn_in, self.thinning)
+            if number_of_draw <= 0 or is_between:
                 continue
             virials.append(float(((vector - target.centre) * gradient).sum()))
             if not math.isfinite(virials[-1]):
@@ -107,7 +107,7 @@ class StochasticGradientMCMC(ABC):
                     remedy=f"lower step_size, now {self.step_size:g}, or raise burn_in, in which steps are adapted",
                 )
             probes.append(target.probes(vector))
-            if place % kept_every == 0:
+            if number_of_draw % kept_every == 0:
                 vectors.append(vector)
         kept = torch.stack(vectors[-max(1, self.members // self.chains) :])
         return Trace(kept, torch.stack(probes), torch.tensor(virials, dtype=torch.float64), step, *largest)

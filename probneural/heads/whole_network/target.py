@@ -94,7 +94,7 @@ class NetworkTarget:
     def _weights(self) -> Float64[Tensor, "c p"]:
         return self.problem.weights
 
-    def energy(self, vector: Float64[Tensor, " P"], rows: Tensor | slice) -> Float64[Tensor, ""]:
+    def potential(self, vector: Float64[Tensor, " P"], rows: Tensor | slice) -> Float64[Tensor, ""]:
         """U on a batch; differentiable."""
         problem = self.problem
         batch = problem.data.pairs[rows]
@@ -102,14 +102,14 @@ class NetworkTarget:
         predicted = evaluate(copy_for_call(problem.operator, weights), batch.inputs, problem.query)
         residuals = batch.outputs.values.to(torch.float64) - predicted.to(torch.float64)
         squares = (residuals.flatten(2).square() * self._weights).sum()
-        share = problem.data.functions / len(batch)
-        return 0.5 * (share * squares + (self.prior_precision * vector.square()).sum())
+        fraction = problem.data.functions / len(batch)
+        return 0.5 * (fraction * squares + (self.prior_precision * vector.square()).sum())
 
     def gradient(self, vector: Float64[Tensor, " P"], rows: Tensor | slice) -> Float64[Tensor, " P"]:
         """Of U on a batch."""
         with torch.enable_grad():
             leaf = vector.detach().clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.energy(leaf, rows), leaf)
+            (gradient,) = torch.autograd.grad(self.potential(leaf, rows), leaf)
         return gradient
 
     def scaled(self, gradient: Float64[Tensor, " P"]) -> Float64[Tensor, " k"]:

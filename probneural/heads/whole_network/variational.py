@@ -56,6 +56,7 @@ def variational_posterior(
             guide,
             loss=pyro.infer.Trace_ELBO(num_particles=_PARTICLES),
             steps=method.steps,
+            rate=target.largest_curvature(target.centre)[0] ** -0.5,
             tick=bar.update,
             bound=_noisy_bound,
         )
@@ -82,7 +83,7 @@ class _Coordinates:
         self.units = (total / _DRAWS).sqrt()[self.free]
         self.centre = torch.zeros_like(self.units)
 
-    def spread(self, values: Float64[Tensor, " f *k"]) -> Float64[Tensor, "P *k"]:
+    def physical(self, values: Float64[Tensor, " f *k"]) -> Float64[Tensor, "P *k"]:
         """Values of the weights that move in physical units, among zeros of all others."""
         units = self.units.reshape(-1, *(1,) * (values.ndim - 1))
         whole = values.new_zeros(len(self.target.centre), *values.shape[1:])
@@ -104,8 +105,8 @@ class _Coordinates:
         def model() -> None:
             flat = pyro.distributions.ImproperUniform(torch.distributions.constraints.real_vector, (), (len(self.units),))
             x = pyro.sample("x", flat)
-            energy = self.target.energy(self.target.centre + self.spread(x), next(rows))
-            pyro.factor("joint", constant - energy)
+            potential = self.target.potential(self.target.centre + self.physical(x), next(rows))
+            pyro.factor("joint", constant - potential)
 
         return model
 
@@ -141,11 +142,11 @@ def _predictor(
     report: dict[str, float],
 ) -> LaplacePredictor:
     """Weights of that Gaussian around its mean, linearised there."""
-    problem, diagonal = target.problem, DiagonalWeights(coordinates.spread(std))
+    problem, diagonal = target.problem, DiagonalWeights(coordinates.physical(std))
     root: WeightRoot = diagonal
     if columns is not None:
-        root = LowRankPlusDiagonalWeights(diagonal.std, coordinates.spread(columns))
-    centre = problem.layout.unflatten((target.centre + coordinates.spread(location)).to(problem.vector))
+        root = LowRankPlusDiagonalWeights(diagonal.std, coordinates.physical(columns))
+    centre = problem.layout.unflatten((target.centre + coordinates.physical(location)).to(problem.vector))
     state = {**dict(problem.operator.named_parameters()), **dict(problem.operator.named_buffers()), **centre}
     return LaplacePredictor(
         operator=with_state(problem.operator, state),

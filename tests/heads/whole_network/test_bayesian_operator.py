@@ -124,7 +124,7 @@ def test_mean_over_batches_is_the_energy_of_all_data() -> None:
     mean, precision = exact()
     whole = torch.stack([target.gradient(vector, batch) for batch in seen]).mean(0)
     torch.testing.assert_close(whole, precision @ (vector - mean))
-    difference = target.energy(vector, slice(None)) - target.energy(mean, slice(None))
+    difference = target.potential(vector, slice(None)) - target.potential(mean, slice(None))
     torch.testing.assert_close(difference, 0.5 * (vector - mean) @ precision @ (vector - mean))
 
 
