@@ -16,8 +16,8 @@ from probneural.errors import TrainingError
 from probneural.heads.whole_network.target import NetworkTarget
 from probneural.randomness import stream
 
-_LOOKS, _PRODUCTS = 10, 3
-"""How often the step is adapted in burn-in, and products of a power iteration each time."""
+_PRODUCTS = 3
+"""Products of a power iteration at each look at the curvature; four times as many at the first."""
 
 Mover = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 """Moves weights by a step h: from a vector `(P,)` to the next one, and the gradient of U there on a batch."""
@@ -77,18 +77,18 @@ class StochasticGradientMCMC(ABC):
     def run(self, target: NetworkTarget, *, number: int, seed: int, tick: Callable[[], object]) -> Trace:
         """Run one chain from the trained weights.
 
-        The step is that for the largest curvature and noise of gradients seen there and at ten looks in burn-in.
+        The step is that for the largest curvature and noise of gradients seen there and in burn-in after 1, 2, 4, 8, ... steps.
 
         Raises:
             TrainingError: If it leaves the numbers.
         """
         vector, direction = target.centre, None
         move = self._mover(target, vector, number=number, seed=seed)
-        kept_every, look_every = max(1, self.draws * self.chains // self.members), max(1, self.burn_in // _LOOKS)
+        kept_every = max(1, self.draws * self.chains // self.members)
         vectors, probes, virials = [], [], []
         largest = [0.0, 0.0]
         for count in range(self.steps):
-            if count == 0 or (count < self.burn_in and count % look_every == 0):
+            if count == 0 or (count < self.burn_in and count.bit_count() == 1):
                 products = _PRODUCTS if count else 4 * _PRODUCTS
                 curvature, direction = target.largest_curvature(vector, direction=direction, iterations=products)
                 seen = (curvature, target.largest_gradient_noise(vector))
@@ -125,7 +125,7 @@ class SGLD(StochasticGradientMCMC):
 
         h = 4 step_size / max(c, v)
 
-    at the largest c and v that are seen at the trained weights and at ten looks in burn-in.
+    at the largest c and v that are seen at the trained weights and in burn-in.
 
     Args:
         chains: Number of chains, one after the other, all from the trained weights.
@@ -176,7 +176,7 @@ class SGHMC(StochasticGradientMCMC):
 
         h = min(c^-1/2, 2 f step_size / v)
 
-    with the largest curvature c and the largest v that are seen at the trained weights and at ten looks in burn-in.
+    with the largest curvature c and the largest v that are seen at the trained weights and in burn-in.
 
     Args:
         chains: Number of chains, one after the other, all from the trained weights.
@@ -216,7 +216,8 @@ class SGHMC(StochasticGradientMCMC):
         def drawn() -> Tensor:
             return torch.randn(size, generator=generator, dtype=torch.float64, device="cpu").to(target.centre)
 
-        momentum, force = drawn(), target.scaled(target.gradient(start, next(batches)))
+        force = target.scaled(target.gradient(start, next(batches)))
+        momentum = torch.zeros_like(force)  # at the mode; all of it at once would throw a large network out of its valley
 
         def move(vector: Tensor, step: float) -> tuple[Tensor, Tensor]:
             nonlocal momentum, force
