@@ -22,7 +22,7 @@ from probneural.heads.whole_network.variational import variational_posterior
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed
 
-_LAPLACE = Laplace("diagonal", show_progress=False)
+_LAPLACE = Laplace(show_progress=False)
 _METHOD = SGHMC()
 _R_HAT, _TEMPERATURE = 1.05, 0.2
 """Largest split R-hat of outputs, and deviation of the temperature from 1, of chains that are taken for converged."""
@@ -56,7 +56,7 @@ class BayesianOperator:
     Args:
         method: How: an object with its settings.
         laplace: The Gaussian approximation, with hyper-parameters given or learned by its evidence; with its `parameters`
-            as those that vary.
+            as those that vary. Its evidence decides how wide the posterior is; where the noise is known, give it.
         batch_size: Functions per gradient.
         seed: Random seed.
         show_progress: Whether to show a progress bar.
