@@ -7,27 +7,22 @@ evaluations. Every finished unit is kept in a file, so a benchmark that was cut 
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t as student
-
 from benchmarks import environment, forecast_cases, forecast_units, kept_units, sections
 from benchmarks.forecast_cases import Sizes
 from benchmarks.forecast_recipes import GRADIENT, RECURRENT
 from benchmarks.forecast_units import BASELINES, BOUND, LEVEL, POSTERIORS, VALID, Unit
+from benchmarks.over_seeds import CONFIDENCE, Row, difference, mean, ratio
 
 SEEDS = 3
-CONFIDENCE = 0.9
-"""Of intervals over seeds."""
 REFERENCE = "one step, residuals"
 """What probabilistic forecasts are compared with: the network of one step, dressed with the errors it made elsewhere."""
 Results = Mapping[Unit, Mapping[str, Any]]
-Row = dict[str, Any]
 
 NOTES = (
     "every seed has trajectories, weights and draws of its own, which all methods share; means over seeds. Intervals are "
@@ -92,19 +87,19 @@ def posterior_rows(problem: str, results: Results) -> list[Row]:
         leads = len(next(iter(runs.values()))["scores"]["crps"]["values"])
         skill = {seed: _skill(run, every["climatology"][seed]) for seed, run in runs.items()}
         for lead in _shown(leads):
-            row[f"CRPS {lead}"] = _mean(one["values"][lead - 1] for one in skill.values())
-        row["CRPS all"] = _mean(one["overall"] for one in skill.values())
+            row[f"CRPS {lead}"] = mean(one["values"][lead - 1] for one in skill.values())
+        row["CRPS all"] = mean(one["overall"] for one in skill.values())
         own, other = (
             {seed: run["scores"]["crps"]["overall"] for seed, run in some.items()} for some in (runs, every.get(REFERENCE, {}))
         )
-        row |= _interval("over residuals", [own[seed] / other[seed] for seed in own if seed in other])
+        row["over residuals"] = ratio([own[seed] / other[seed] for seed in own if seed in other])
         ratios = [[value for value in run["scores"]["spread_skill"]["values"] if value is not None] for run in runs.values()]
         row["spread-skill"] = _range(ratios)
         raw = [run["raw"]["scores"]["spread_skill"]["values"] for run in runs.values() if "raw" in run]
         row["raw"] = _range(raw) if raw else None
-        row["coverage"] = _mean(run["scores"]["coverage"]["overall"] for run in runs.values())
-        row["horizon"] = _mean(run["horizon"]["coverage"][0] for run in runs.values())
-        row["band"] = _mean(run["band"] for run in runs.values())
+        row["coverage"] = mean(run["scores"]["coverage"]["overall"] for run in runs.values())
+        row["horizon"] = mean(run["horizon"]["coverage"][0] for run in runs.values())
+        row["band"] = mean(run["band"] for run in runs.values())
     return rows
 
 
@@ -119,15 +114,15 @@ def recipe_rows(problem: str, results: Results) -> list[Row]:
         leads = len(next(iter(runs.values()))["errors"])
         row: Row = {"problem": problem, "training": name, "seeds": len(runs)}
         row["epochs"] = next(iter(runs.values()))["epochs"]
-        row["seconds"] = _mean(run["seconds"] for run in runs.values())
+        row["seconds"] = mean(run["seconds"] for run in runs.values())
         for lead in _shown(leads):
-            row[f"error {lead}"] = _mean(run["errors"][lead - 1] for run in runs.values())
+            row[f"error {lead}"] = mean(run["errors"][lead - 1] for run in runs.values())
         ratios = [run["errors"][-1] / found["one step"][seed]["errors"][-1] for seed, run in runs.items()]
-        row |= _interval(f"error {leads} over one step", ratios)
+        row[f"error {leads} over one step"] = ratio(ratios)
         gains = [run["valid"] - found["one step"][seed]["valid"] for seed, run in runs.items()]
-        row["valid"] = _mean(run["valid"] for run in runs.values())
-        row["gain in valid"] = _plus_minus(gains)
-        row["stable"] = _mean(run["stable"] for run in runs.values())
+        row["valid"] = mean(run["valid"] for run in runs.values())
+        row["gain in valid"] = difference(gains, digits=1)
+        row["stable"] = mean(run["stable"] for run in runs.values())
         rows.append(row)
     return rows
 
@@ -191,40 +186,7 @@ def _shown(leads: int) -> list[int]:
     return sorted({1, min(5, leads), leads})
 
 
-def _mean(values: Any) -> float | None:
-    found = list(values)
-    return None if not found or any(value is None for value in found) else statistics.fmean(found)
-
-
 def _range(ratios: Sequence[Sequence[float]]) -> str:
     """Least and largest over leads of the means over seeds."""
     means = [statistics.fmean(each) for each in zip(*ratios, strict=True)]
     return f"{min(means):.2f} to {max(means):.2f}" if means else ""
-
-
-def _interval(name: str, ratios: Sequence[float]) -> Row:
-    """The geometric mean of ratios, and the interval of it."""
-    if not ratios or min(ratios) <= 0.0 or not all(map(math.isfinite, ratios)):
-        return {name: None}
-    logs = [math.log(ratio) for ratio in ratios]
-    middle, half = statistics.fmean(logs), half_width(logs)
-    interval = "" if half is None else f" ({math.exp(middle - half):.2f} to {math.exp(middle + half):.2f})"
-    return {name: f"{math.exp(middle):.2f}{interval}"}
-
-
-def _plus_minus(values: Sequence[float]) -> str:
-    half = half_width(values)
-    return f"{statistics.fmean(values):+.1f}" + ("" if half is None else f" ± {half:.1f}")
-
-
-def half_width(values: Sequence[float]) -> float | None:
-    """Half of Student's interval of a mean; None of fewer than two values.
-
-    Examples:
-        >>> round(half_width([1.0, 2.0, 3.0]), 3)
-        1.686
-    """
-    if len(values) < 2:
-        return None
-    quantile = float(student.ppf(0.5 + CONFIDENCE / 2, len(values) - 1))
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))

@@ -43,7 +43,7 @@ class Sizes:
     epochs: int = 12
     members: int = 16
     networks: int = 4
-    steps: int = 120
+    steps: int = 600
     long: int = 200
     kernel: int = 300
 

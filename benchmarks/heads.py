@@ -17,9 +17,9 @@ from typing import Any
 from scipy.stats import studentized_range
 
 from benchmarks import environment, exact, head_units, kept_units, sections
-from benchmarks.forecast import half_width
 from benchmarks.head_makers import ENSEMBLE, HEADS
 from benchmarks.head_units import FEW, LEVEL, Unit
+from benchmarks.over_seeds import CONFIDENCE, Row, difference, grouped, mean_of, ratio
 from probneural.calibration import VarianceScale
 
 SEEDS = {"default": 3, "full": 5, "small": 1}
@@ -27,9 +27,6 @@ COMPARED = ("joint_nll", "crps", "energy")
 """Scores that ranks and comparisons are taken of; lower is better."""
 _LOGARITHMIC = ("joint_nll",)
 """Those that are compared by differences; others by ratios."""
-CONFIDENCE = 0.9
-
-Row = dict[str, Any]
 
 
 def chosen(mode: str, problem: str | None) -> list[tuple[str, str]]:
@@ -95,7 +92,7 @@ def averaged(rows: Sequence[Row]) -> list[Row]:
     keys = ("problem", "operator", "regime", "on", "head")
     names = (*head_units.SCORES, "auroc")
     return [
-        dict(zip(keys, group, strict=True)) | {"seeds": len(own)} | {name: mean(own, name) for name in names}
+        dict(zip(keys, group, strict=True)) | {"seeds": len(own)} | {name: mean_of(own, name) for name in names}
         for group, own in grouped(rows, keys).items()
     ]
 
@@ -124,7 +121,7 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
     for name in COMPARED:
         places: list[dict[str, float]] = []
         for own in grouped(ordinary, ("problem", "operator", "regime")).values():
-            means = {head: mean(some, name) for (head,), some in grouped(own, ("head",)).items()}
+            means = {head: mean_of(some, name) for (head,), some in grouped(own, ("head",)).items()}
             if len(means) == len(HEADS) and None not in means.values():
                 order = sorted(means, key=lambda head: means[head] or 0.0)
                 places.append({head: order.index(head) + 1.0 for head in order})
@@ -142,8 +139,17 @@ def costs(rows: Sequence[Row]) -> list[Row]:
     """Seconds of a processor for trainings and for the head itself, and the factors of its variances."""
     ordinary = [row for row in rows if row["on"] == "in distribution"]
     return [
-        {"problem": problem, "head": head, "training s": mean(own, "training_seconds"), "head s": mean(own, "fit_seconds")}
-        | {"raw chi2": mean(own, "raw_chi2"), "scale": mean(own, "scale"), "scores s": mean(own, "seconds")}
+        {
+            "problem": problem,
+            "head": head,
+            "training s": mean_of(own, "training_seconds"),
+            "head s": mean_of(own, "fit_seconds"),
+        }
+        | {
+            "raw chi2": mean_of(own, "raw_chi2"),
+            "scale": mean_of(own, "scale"),
+            "scores s": mean_of(own, "seconds"),
+        }
         for (problem, head), own in grouped(ordinary, ("problem", "head")).items()
     ]
 
@@ -173,28 +179,8 @@ def critical_difference(heads: int, blocks: int) -> float:
     return quantile * math.sqrt(heads * (heads + 1) / (6.0 * blocks))
 
 
-def grouped(rows: Sequence[Row], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by the values of some columns, in their order."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return found
-
-
-def mean(rows: Sequence[Row], name: str) -> float | None:
-    """Of one column; None where a row lacks it."""
-    values = [row.get(name) for row in rows]
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
-
-
 def _beside(pairs: Sequence[tuple[float, float]], *, is_logarithmic: bool) -> str | None:
     """The mean of differences, or the geometric mean of ratios, and the interval."""
-    if not pairs:
-        return None
-    changes = [one - other if is_logarithmic else math.log(one / other) for one, other in pairs]
-    middle, half = statistics.fmean(changes), half_width(changes)
     if is_logarithmic:
-        return f"{middle:+.2f}" + ("" if half is None else f" ± {half:.2f}")
-    interval = "" if half is None else f" ({math.exp(middle - half):.2f} to {math.exp(middle + half):.2f})"
-    return f"{math.exp(middle):.2f}{interval}"
+        return difference([one - other for one, other in pairs], digits=2)
+    return ratio([one / other for one, other in pairs])

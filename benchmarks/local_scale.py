@@ -16,13 +16,12 @@ import torch
 
 import probneural as pn
 from benchmarks import environment, evaluation, exact, kept_units, sections
+from benchmarks.over_seeds import Row, grouped, mean
 from probneural.errors import CalibrationError
 from probneural.randomness import stream_seed
 
 SEEDS = range(3)
 _COLUMNS = ("nll", "joint_nll", "coverage", "simultaneous_coverage", "chi2", "rank_within", "rank_within_attainable")
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -86,13 +85,10 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
 def averaged(rows: list[Row]) -> list[Row]:
     """Means over seeds per problem, head and scale."""
     keys = ("problem", "head", "scale")
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
     table = []
-    for group, own in groups.items():
+    for group, own in grouped(rows, keys).items():
         names = [name for name in own[0] if name not in (*keys, "seed")]
-        table.append(dict(zip(keys, group, strict=True)) | {name: _mean([row[name] for row in own]) for name in names})
+        table.append(dict(zip(keys, group, strict=True)) | {name: mean(row[name] for row in own) for name in names})
     return table
 
 
@@ -108,7 +104,7 @@ def gains(rows: list[Row]) -> list[Row]:
         row: Row = {"problem": problem, "head": head, "seeds": len(own)}
         for name in ("nll", "joint_nll", "rank_within"):
             changes = [after[name] - before[name] for before, after in own if None not in (before[name], after[name])]
-            row[name] = _mean(changes)
+            row[name] = mean(changes)
             row[f"{name}, error"] = statistics.stdev(changes) / len(changes) ** 0.5 if len(changes) > 1 else None
         table.append(row)
     return table
@@ -158,8 +154,3 @@ def _is_steep(mean: torch.Tensor, grid: pn.Grid) -> torch.Tensor:
         step = grid.lengths[axis] / grid.shape[axis]
         slopes += torch.gradient(mean, spacing=step, dim=2 + axis)[0].square()
     return slopes >= slopes.flatten().quantile(0.9)
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None

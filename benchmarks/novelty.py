@@ -19,6 +19,7 @@ from torch import Tensor
 import probneural as pn
 from benchmarks import environment, exact, kept_units, sections
 from benchmarks.exact import Case
+from benchmarks.over_seeds import Row, grouped
 from benchmarks.sources import ProblemSource
 from probneural.randomness import stream_seed
 
@@ -32,7 +33,6 @@ PARTS = ("training", "calibration", "conformal", "test", "shifted", "synthetic")
 LABELLED = 100
 """Synthetic functions that are solved for, per kind."""
 
-Row = dict[str, Any]
 Results = Mapping["Unit", Mapping[str, Any]]
 
 
@@ -246,12 +246,8 @@ def units(mode: str, problem: str | None) -> list[Unit]:
 def averaged(results: Results, table: str) -> list[Row]:
     """Means over seeds."""
     keys = ("problem", "head", "shift", "place", "widening")
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for result in results.values():
-        for row in result[table]:
-            groups.setdefault(tuple(row.get(key) for key in keys), []).append(row)
     rows = []
-    for own in groups.values():
+    for own in grouped((row for result in results.values() for row in result[table]), keys).values():
         named = {key: own[0][key] for key in keys if key in own[0]}
         measured = [name for name in own[0] if name not in (*keys, "seed")]
         rows.append(named | {"seeds": len(own)} | {name: statistics.fmean(row[name] for row in own) for name in measured})

@@ -39,6 +39,13 @@ def undisturbed(*, keeps_autocast: bool = False) -> Iterator[None]:
         yield
 
 
+def unrounded(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Leave autocast on a device, for a layer whose results half precision would spoil."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def outside_of_export() -> Iterator[None]:
     """Leave a trace of `torch.export`, so that what depends on no input is computed, checked, and kept as a constant."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from probneural.calibration.chunks import domain_average
 from probneural.calibration.local_scale import POINTWISE, LocalScale, Reader, wave_numbers
+from probneural.calibration.variance_curve import VarianceCurve, bends, knots_of
 from probneural.grids import Grid
 from probneural.randomness import stream
 
@@ -23,6 +24,8 @@ _VALUES = 2**15
 """Residuals that the coefficients are fitted to, about: points are chosen at random, the same in every function."""
 _RIDGES = (300.0, 30.0, 3.0, 0.3)
 """Penalties that are compared, in functions."""
+_BENDING = (30.0, 3.0, 0.3, 0.03)
+"""The same, of the slopes of the curve and of their changes."""
 _FOLDS = 5
 """Parts of the calibration set, each held out once."""
 _LEAST = 2 * _FOLDS
@@ -45,7 +48,7 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
     With the factor exp(theta . phi), the negative log likelihood of standardised residuals r is the mean of (theta . phi + r²
     exp(-theta . phi)) / 2: convex in theta. A function counts as one observation, whatever its grid. The penalty, and
     whether position matters, are what makes functions held out in turn most likely; where this gains less than two
-    standard errors over no factor at all, the channel has none.
+    standard errors over no factor at all, the channel has none. The curve is fitted to what these leave, in the same way.
 
     Args:
         parts: Goes through the calibration functions, some at a time, on the CPU; three times.
@@ -68,15 +71,17 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
             kept.append(feature[..., points])
         squares.append(ratios.flatten(2)[..., points])
     stacked = torch.stack([torch.cat(kept) for kept in features], -1)
-    local, gains = _fitted(blank, stacked, torch.cat(squares), grid.mean_weights[points])
-    if not bool(gains.any()):
+    weights = grid.mean_weights[points]
+    local, gains = _fitted(blank, stacked, torch.cat(squares), weights / weights.sum())
+    local, bent = _bent(local, stacked, torch.cat(squares), weights / weights.sum())
+    if not bool((gains | bent).any()):
         return None
     chi2, factor = torch.zeros_like(blank.units), local.on(grid)
     for mean, variance, ratios in parts():
         chi2 += domain_average(ratios / factor(mean, variance).unflatten(-1, grid.shape), grid).sum(0) / count
     constant = local.coefficients.clone()
-    constant[:, 0] += torch.where(gains, chi2.log(), 0.0)
-    return replace(local, coefficients=constant)
+    constant[:, 0] += torch.where(gains & ~bent, chi2.log(), 0.0)
+    return replace(local, coefficients=constant, curve=local.curve.raised(torch.where(bent, chi2.log(), 0.0)))
 
 
 def _blank(parts: Callable[[], Iterator[Part]], reader: Reader, *, count: int, grid: Grid) -> LocalScale:
@@ -97,6 +102,7 @@ def _blank(parts: Callable[[], Iterator[Part]], reader: Reader, *, count: int, g
         units=levels,
         standards=torch.stack([zeros, zeros + 1.0, zeros - math.inf, zeros + math.inf]),
         coefficients=torch.zeros(channels, features + 1, dtype=torch.float64),
+        curve=VarianceCurve.flat(channels),
     )
 
 
@@ -109,7 +115,7 @@ def _points(grid: Grid, count: int) -> Tensor:
 def _fitted(
     blank: LocalScale, features: Float64[Tensor, "n c m k"], squares: Float64[Tensor, "n c m"], weights: Float64[Tensor, " m"]
 ) -> tuple[LocalScale, Bool[Tensor, " c"]]:
-    """Standardise features, and fit each channel's coefficients; which channels gain."""
+    """Standardise features, and fit each channel's coefficients; which channels gain. Weights have the sum 1."""
     flat = features.movedim(1, 0).flatten(1, 2)
     center, spread = flat.mean(1), flat.std(1, correction=0)
     spread = torch.where(spread > 1e-6, spread, torch.ones_like(spread))
@@ -117,14 +123,46 @@ def _fitted(
     span = design.movedim(1, 0).flatten(1, 2)
     coefficients = torch.zeros_like(blank.coefficients)
     gains = torch.zeros(len(coefficients), dtype=torch.bool)
-    weights = weights / weights.sum()
     for channel in range(len(coefficients)):
         one = _Likelihood(design=design[:, channel], squares=squares[:, channel], weights=weights)
-        ridge = one.choose()
+        ridge = one.choose(_penalties(design.shape[3]))
         if ridge is not None:
             coefficients[channel], gains[channel] = one.minimiser(ridge), True
     standards = torch.stack([center, spread, span.amin(1), span.amax(1)])
     return replace(blank, standards=standards, coefficients=coefficients), gains
+
+
+def _penalties(width: int) -> list[Float64[Tensor, " k"]]:
+    """Penalties of so many features: the same for all, with the waves and without them."""
+    is_wave = torch.arange(width) >= POINTWISE
+    pairs = itertools.product((is_wave, torch.zeros_like(is_wave)), _RIDGES)
+    return [torch.where(left_out, math.inf, ridge).double() for left_out, ridge in pairs]
+
+
+def _bent(
+    local: LocalScale, features: Float64[Tensor, "n c m k"], squares: Float64[Tensor, "n c m"], weights: Float64[Tensor, " m"]
+) -> tuple[LocalScale, Bool[Tensor, " c"]]:
+    """Fit each channel's curve to what the features leave; which channels gain."""
+    standardised = torch.stack([local.standardised(features[..., index], index) for index in range(features.shape[3])], -1)
+    total = local.coefficients[:, :1] + torch.einsum("ncmk,ck->ncm", standardised, local.coefficients[:, 1:])
+    logs, left = total + features[..., 0] + features[..., 1], squares * torch.exp(-total)
+    found: list[tuple[Tensor, Tensor] | None] = []
+    for channel in range(logs.shape[1]):
+        knots = knots_of(logs[:, channel].flatten())
+        if knots is None:
+            found.append(None)
+            continue
+        one = _Likelihood(design=bends(logs[:, channel], knots), squares=left[:, channel], weights=weights)
+        ridge = one.choose([torch.full((len(knots) - 1,), size, dtype=torch.float64) for size in _BENDING])
+        slopes = None if ridge is None else one.minimiser(ridge)
+        found.append(None if slopes is None else (knots, slopes[0] + bends(knots, knots) @ slopes[1:]))
+    is_bent = torch.tensor([one is not None for one in found])
+    if not bool(is_bent.any()):
+        return local, is_bent
+    flat = VarianceCurve.flat(1, knots=next(len(one[0]) for one in found if one is not None))
+    parts = zip(*(one or (flat.knots[0], flat.heights[0]) for one in found), strict=True)
+    knots, heights = map(torch.stack, parts)
+    return replace(local, curve=VarianceCurve(knots=knots, heights=heights)), is_bent
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -141,12 +179,9 @@ class _Likelihood:
     squares: Float64[Tensor, "n m"]
     weights: Float64[Tensor, " m"]
 
-    def choose(self) -> Float64[Tensor, " k"] | None:
+    def choose(self, candidates: Sequence[Float64[Tensor, " k"]]) -> Float64[Tensor, " k"] | None:
         """The penalties under which held-out functions are most likely, or None if they gain too little."""
         width = self.design.shape[2]
-        is_wave = torch.arange(width) >= POINTWISE
-        pairs = itertools.product((is_wave, torch.zeros_like(is_wave)), _RIDGES)
-        candidates = [torch.where(left_out, math.inf, ridge).double() for left_out, ridge in pairs]
         scores = torch.zeros(len(candidates) + 1, len(self.design), dtype=torch.float64)
         part = torch.arange(len(self.design)) % _FOLDS
         for fold in range(_FOLDS):

@@ -10,6 +10,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.stationary_process import box_of, evaluate_waves, waves_of
+from probneural.calibration.variance_curve import VarianceCurve
 from probneural.errors import ShapeError
 from probneural.grids import Axis, Grid, along_axis
 
@@ -25,7 +26,7 @@ POINTWISE = 7
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LocalScale:
-    """h_c(x; u) = exp(sum over j of coefficients_cj phi_cj(x; u)), a factor of the predictive variance t of one function.
+    """h_c(x; u) = exp(sum over j of coefficients_cj phi_cj(x; u) + g_c), a factor of the predictive variance t of one function.
 
     Features phi are dimensionless and know nothing of the truth: the logarithm of t, relative to its mean along the function,
     and this mean; the logarithm of the predicted mean's slope, its square, and that of its root mean square; the
@@ -33,6 +34,9 @@ class LocalScale:
     position. So errors may grow at a front, at a wall, or with the whole function. Variances and squares are first averaged
     over a neighbourhood, so that h is smooth. Features are kept in the range that calibration fields span: nothing is
     extrapolated.
+
+    The curve g corrects the result as a function of itself: of the logarithm of t times what the features make of it. It is
+    straight between knots and constant beyond, so that variances over many orders of magnitude are right at each.
 
     A slope is a difference over one spacing of the calibration grid to either side, on whatever grid: the factor is
     one function, seen at several resolutions.
@@ -46,6 +50,7 @@ class LocalScale:
         standards: Mean of each feature, its standard deviation (1 where there is none), and the least and the largest
             standardised value, `(4, c, k)`.
         coefficients: Of the constant and then of each standardised feature, `(c, k + 1)`.
+        curve: g, of logarithms of variances in units squared.
 
     Raises:
         ShapeError: If the tensors do not fit together.
@@ -58,6 +63,7 @@ class LocalScale:
     units: Float64[Tensor, " c"]
     standards: Float64[Tensor, "4 c k"]
     coefficients: Float64[Tensor, "c k1"]
+    curve: VarianceCurve
 
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""
@@ -65,10 +71,10 @@ class LocalScale:
         tensors = (self.slopes, self.amplitudes, self.standards, self.coefficients)
         expected = [(channels, self.grid.dimension), (channels,), (4, channels, count), (channels, count + 1)]
         found = [tuple(tensor.shape) for tensor in tensors]
-        if found != expected:
+        if found != expected or len(self.curve.knots) != channels:
             raise ShapeError(
-                expected=f"tensors of shapes {expected}",
-                got=str(found),
+                expected=f"tensors of shapes {expected}, and a curve of {channels} channels",
+                got=f"{found}, {len(self.curve.knots)}",
                 remedy="fit it with VarianceScale",
             )
 
@@ -87,9 +93,13 @@ class LocalScale:
         center, spread, lower, upper = (part[:, index, None].to(feature) for part in self.standards)
         return torch.minimum(torch.maximum((feature - center) / spread, lower), upper)
 
+    def logs(self, read: Quantities) -> Float64[Tensor, "n c p"]:
+        """Logarithms of the predictive variances, in units squared."""
+        return (read.levels / _squares(self.units, read.levels)[:, None] + _TINY).log()
+
     def features(self, read: Quantities) -> Iterator[Float64[Tensor, "n c p"]]:
         """The features at all points, one after another, not yet standardised."""
-        levels = (read.levels / _squares(self.units, read.levels)[:, None] + _TINY).log()
+        levels = self.logs(read)
         level = (levels * read.mean_weights).sum(-1, keepdim=True)
         yield levels - level
         yield level.expand_as(levels)
@@ -124,11 +134,17 @@ class LocalFactor:
             mean: Predicted means, in physical units.
             variance: Predictive variances t, in physical units squared.
         """
-        read, weights = self.reader(mean, variance), self.local.coefficients
+        local, read = self.local, self.reader(mean, variance)
+        total = self.linear(read)
+        return (total if local.curve.is_flat else total + local.curve(total + local.logs(read))).exp()
+
+    def linear(self, read: Quantities) -> Float64[Tensor, "n c p"]:
+        """What the features make of it: the logarithm of the factor before the curve."""
+        weights = self.local.coefficients
         total = weights[:, 0, None].to(read.levels)
         for index, feature in enumerate(self.local.features(read)):
             total = total + weights[:, index + 1, None].to(feature) * self.local.standardised(feature, index)
-        return total.exp()
+        return total
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

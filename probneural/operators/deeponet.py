@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.checks import check_choice, check_instance, check_integer, check_real
-from probneural.contexts import outside_of_export
+from probneural.contexts import outside_of_export, unrounded
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, check_grid
 from probneural.operators.base import Operator, initial_weights
@@ -178,9 +178,11 @@ class DeepONet(Operator):
         _check_query(Grid.scattered(flat, torch.ones(len(flat))), self.domain)
         branch = self.drop(self.branch(values, where))
         trunk = self._trunk(flat, like=branch).unflatten(-1, (-1, self.basis)).unflatten(0, points.shape[:2])
-        weighted = branch * self.readout.weight
-        flat_values = torch.einsum("nck,npck->ncp", weighted, trunk.expand(-1, -1, self.out_channels, -1))
-        return self.output_normalizer.inverse(flat_values + self.readout.bias[:, None])
+        with unrounded(values.device):
+            weighted = branch.to(self.readout.weight) * self.readout.weight
+            each = trunk.to(weighted).expand(-1, -1, self.out_channels, -1)
+            flat_values = torch.einsum("nck,npck->ncp", weighted, each)
+            return self.output_normalizer.inverse(flat_values + self.readout.bias[:, None])
 
     def _trunk(self, points: Float[Tensor, "p d"], *, like: Tensor) -> Float[Tensor, "p f"]:
         position = _embedding(points.double(), self.domain, self.frequencies).to(like)

@@ -19,6 +19,7 @@ from probneural.operators.layers import (
     Embedding,
     Ends,
     PointwiseLinear,
+    ReadoutLinear,
     SpectralConv,
     channels_innermost,
     check_embedding,
@@ -122,7 +123,7 @@ class FNO(Operator):
             channelwise = _DROPOUT[len(self.modes) - 1]
             self.drops = nn.ModuleList(channelwise(self.dropout) for _ in range(depth - 1 if self.dropout > 0 else 0))
             self.projection = PointwiseLinear(width, projection)
-            self.readout = PointwiseLinear(projection, out_channels)
+            self.readout = ReadoutLinear(projection, out_channels)
 
     def forward(
         self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None

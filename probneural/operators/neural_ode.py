@@ -15,7 +15,7 @@ from probneural.grids import Grid, check_grid, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_carries, check_input, check_modes, check_where
 from probneural.operators.integration import ODESolver
-from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, SpectralConv, channels_innermost
+from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear, SpectralConv, channels_innermost
 from probneural.pairs import Dataset
 
 _SOLVER = ODESolver()
@@ -119,7 +119,7 @@ class NeuralODEOperator(Operator):
             self.encode = PointwiseLinear(2 * self.width, self.width)
             self.dynamics = LatentDynamics(self.width, modes=self.modes, depth=self.depth, periodic=self.periodic)
             self.projection = PointwiseLinear(self.width, 2 * self.width)
-            self.readout = PointwiseLinear(2 * self.width, self.out_channels)
+            self.readout = ReadoutLinear(2 * self.width, self.out_channels)
 
     def forward(
         self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None

@@ -14,7 +14,7 @@ from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedE
 from probneural.grids import Grid, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_carries, check_input, check_modes, check_where
-from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, SpectralConv, channels_innermost
+from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear, SpectralConv, channels_innermost
 from probneural.operators.layers.attention import check_heads
 from probneural.operators.layers.recurrent import BlockState, RecurrentBlock
 from probneural.pairs import Dataset
@@ -186,7 +186,7 @@ class RecurrentOperator(Operator):
                 for _ in range(layers.depth)
             )
             self.projection = PointwiseLinear(width, 2 * width)
-            self.readout = PointwiseLinear(2 * width, self.out_channels)
+            self.readout = ReadoutLinear(2 * width, self.out_channels)
 
     def forward(
         self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None

@@ -20,6 +20,7 @@ from probneural.calibration.novelty_scale import InflatedPredictor
 from probneural.calibration.novelty_scores import FittedScores, LeadingComponents, MahalanobisDistance
 from probneural.calibration.scale import ScaledPredictor
 from probneural.calibration.stationary_process import StationaryProcess
+from probneural.calibration.variance_curve import VarianceCurve
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.kfac.factors import KroneckerWeights
 from probneural.curvature.parameters import ParameterVector
@@ -186,6 +187,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),
     Kind(MixturePredictor, on_cpu=("weights", "calibrated_on")),
     Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients")),
+    Kind(VarianceCurve, on_cpu=("knots", "heights")),
     Kind(InflatedPredictor, on_cpu=("inflation", "measure", "calibrated_on")),
     Kind(Inflation, on_cpu=("knots", "exponents")),
     Kind(NoveltyMeasure, on_cpu=("fitted",)),

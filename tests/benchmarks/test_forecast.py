@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import probneural as pn
-from benchmarks import environment, forecast, forecast_cases, forecast_recipes, kept_units, tables
+from benchmarks import environment, forecast, forecast_cases, forecast_recipes, kept_units, over_seeds, tables
 from benchmarks.forecast_recipes import RECIPES, DressedForecast, StepRegression, epochs_for, evaluations
 from benchmarks.forecast_units import Unit
 from probneural.distributions import Forecast
@@ -190,9 +190,9 @@ def test_intervals_are_those_of_student() -> None:
     logs = [0.1, 0.2, 0.4]
     mean = sum(logs) / 3
     half = 2.919986 * math.sqrt(sum((value - mean) ** 2 for value in logs) / 2 / 3)
-    text = forecast._interval("ratio", [math.exp(value) for value in logs])["ratio"]
+    text = over_seeds.ratio([math.exp(value) for value in logs])
     assert text == f"{math.exp(mean):.2f} ({math.exp(mean - half):.2f} to {math.exp(mean + half):.2f})"
-    assert forecast._interval("ratio", [0.0, 1.0]) == {"ratio": None}
+    assert over_seeds.ratio([0.0, 1.0]) is None
 
 
 def test_problems_are_chosen_by_how_their_names_begin() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import head_makers, head_units, heads
+from benchmarks import head_makers, head_units, heads, over_seeds
 from benchmarks.head_makers import ENSEMBLE, HEADS
 from benchmarks.head_units import Unit
 from probneural.errors import CalibrationError
@@ -51,7 +51,7 @@ def test_a_block_in_which_a_head_failed_has_no_ranks() -> None:
     assert heads.ranked(some)[0]["blocks"] == 1
     (note,) = heads.failures(some)
     assert note == f"failed, q, FNO, all functions, {list(HEADS)[-1]}, 1, CalibrationError: no"
-    assert heads.mean(some[-2:], "crps") is None
+    assert over_seeds.mean_of(some[-2:], "crps") is None
 
 
 def test_a_head_that_fails_costs_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from probneural import metrics
 from probneural.calibration import LocalScale, ScaledPredictor, VarianceScale
+from probneural.calibration.variance_curve import VarianceCurve
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.errors import ShapeError
 from probneural.fields import Field
@@ -100,6 +102,43 @@ def test_in_two_dimensions() -> None:
     data, test = (truths(SQUARE, count, sd=by_position, seed=seed) for count, seed in ((60, 1), (300, 5)))
     found = standardised_squares(VarianceScale().fit(Even(SQUARE), data), test).mean((0, 1))
     assert (found.mean(-1) - 1.0).abs().max() < 0.25
+
+
+class Proportional(Even):
+    """States a standard deviation in proportion to the square of the input's amplitude."""
+
+    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        u = super()._predict(inputs, query)
+        assert isinstance(u, GaussianField)
+        size = inputs.values.square().mean(-1, keepdim=True)
+        root = DenseRoot(u.root.dense() * size[..., None])
+        return GaussianField(u.mean, root, latent="proportional", grid=u.grid)
+
+
+def of_many_sizes(count: int, *, seed: int) -> FieldPairs:
+    """Inputs over four orders of magnitude; errors that grow with the square of the size, but for a least and a largest one."""
+    waves = torch.stack([torch.sin(2 * math.pi * k * RING.points[:, 0] + k) for k in range(1, 3)])
+    values = 10.0 ** (2.0 * normal(count, 1, 1, seed=seed).clamp(-2, 2) - 1.0) * (normal(count, 1, 2, seed=seed + 1) @ waves)
+    size = values.square().mean(-1, keepdim=True)
+    errors = size.clamp(1e-3, 1.0) * normal(count, 1, RING.size, seed=seed + 2)
+    return FieldPairs(Field(values, RING), Field(values + errors, RING))
+
+
+def test_variances_are_right_at_each_order_of_magnitude() -> None:
+    """The features make a power of what is stated, so the least and the largest variances would be off by orders."""
+    inner = Proportional(RING)
+    scaled = VarianceScale().fit(inner, of_many_sizes(200, seed=1))
+    assert scaled.local is not None
+    assert not scaled.local.curve.is_flat
+    straight = replace(scaled.local, curve=VarianceCurve.flat(1))
+    test = of_many_sizes(400, seed=11)
+    order = test.inputs.values.square().mean((1, 2)).argsort()
+    worst = []
+    for local in (scaled.local, straight):
+        parts = {name: getattr(scaled, name) for name in ("scale", "noise_scale", "decomposition", "noise", "calibrated_on")}
+        ratios = standardised_squares(ScaledPredictor(inner, **parts, local=local), test).mean((1, 2))[order]
+        worst.append(ratios.unflatten(0, (8, 50)).mean(1).log().abs().max().item())
+    assert worst[0] < math.log(1.5) < math.log(4.0) < worst[1]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -215,9 +254,13 @@ def test_values_too_small_to_square_in_float32() -> None:
 def test_errors() -> None:
     local = fitted(RING, 1).local
     assert local is not None
-    names = ("grid", "width", "slopes", "amplitudes", "units", "standards", "coefficients")
+    names = ("grid", "width", "slopes", "amplitudes", "units", "standards", "coefficients", "curve")
     parts = {name: getattr(local, name) for name in names}
     with pytest.raises(ShapeError, match="tensors of shapes"):
         LocalScale(**(parts | {"coefficients": local.coefficients[:, 1:]}))
+    with pytest.raises(ShapeError, match="a curve of 1 channels"):
+        LocalScale(**(parts | {"curve": VarianceCurve.flat(2)}))
+    with pytest.raises(ShapeError, match="knots that increase"):
+        replace(local.curve, knots=local.curve.knots.flip(-1))
     assert not local.covers(GRID)
     assert not local.covers(Grid.scattered(RING.points, RING.weights))

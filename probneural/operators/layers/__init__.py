@@ -3,7 +3,7 @@
 from probneural.operators.layers.channel_mlp import ChannelMLP
 from probneural.operators.layers.layout import channels_innermost
 from probneural.operators.layers.normalizer import ChannelNormalizer
-from probneural.operators.layers.pointwise import PointwiseLinear
+from probneural.operators.layers.pointwise import PointwiseLinear, ReadoutLinear
 from probneural.operators.layers.position import Embedding, check_embedding, position_channels, position_embedding
 from probneural.operators.layers.spectral import Ends, SpectralConv
 
@@ -13,6 +13,7 @@ __all__ = [
     "Embedding",
     "Ends",
     "PointwiseLinear",
+    "ReadoutLinear",
     "SpectralConv",
     "channels_innermost",
     "check_embedding",

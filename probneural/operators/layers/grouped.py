@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_integer
+from probneural.contexts import unrounded
 from probneural.operators.layers.normalizer import ChannelNormalizer
 
 
@@ -58,7 +59,8 @@ class GroupedLinear(nn.Module):
         """Apply the layer, and the units of its outputs, to products of coefficients and functions.
 
         The products are n x c x features x p numbers. A hook on the layer sees them, so where there is one they are formed;
-        elsewhere weights and units go into the coefficients, and one matrix product is left.
+        elsewhere weights and units go into the coefficients, and one matrix product is left. Autocast leaves it alone: means
+        may be far larger than deviations from them.
 
         Args:
             coefficients: `(n, c, features)`, or `(n, 1, features)` for all channels.
@@ -68,6 +70,10 @@ class GroupedLinear(nn.Module):
         Returns:
             `(n, c, *grid)`, in the units' units.
         """
+        with unrounded(functions.device):
+            return self._contract(coefficients.to(self.weight.dtype), functions.to(self.weight.dtype), units=units)
+
+    def _contract(self, coefficients: Tensor, functions: Tensor, *, units: ChannelNormalizer) -> Tensor:
         shape = functions.shape[2:]
         flat = functions.flatten(2)
         if self._forward_hooks or self._forward_pre_hooks:

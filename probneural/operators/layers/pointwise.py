@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_integer
+from probneural.contexts import unrounded
 from probneural.operators.layers.layout import functions_first, grid_first
 
 
@@ -54,3 +55,14 @@ class PointwiseLinear(nn.Module):
     def extra_repr(self) -> str:
         """Channels, for printing."""
         return f"{self.in_channels}, {self.out_channels}"
+
+
+class ReadoutLinear(PointwiseLinear):
+    """The same as an operator's last layer, which autocast leaves alone: it would round every output to 8 or 11 bits."""
+
+    def forward(self, values: Float[Tensor, "n in *grid"]) -> Float[Tensor, "n out *grid"]:
+        """Map `(n, in_channels, *grid)` to `(n, out_channels, *grid)`, in the precision of the weights under autocast."""
+        if not torch.is_autocast_enabled(values.device.type):
+            return super().forward(values)
+        with unrounded(values.device):
+            return super().forward(values.to(self.weight.dtype))
