@@ -99,9 +99,6 @@ class ComplexSpectral(nn.Module):
         self.spectral = nn.Parameter(torch.randn(1, width, modes, dtype=torch.complex128, generator=generator(3)))
         self.head = nn.Conv1d(width, 1, 1)
 
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.spectral)
-
     def forward(self, values: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(values, norm="forward")[..., : self.spectral.shape[-1]]
         mixed = torch.einsum("nik,iok->nok", spectrum, self.spectral.to(spectrum))
@@ -316,6 +313,8 @@ def operators_of(head: str) -> tuple[str, ...]:
     """What contracts run a head on that is in no list of pairs; the first one where one is enough."""
     if head in ("sgld", "sghmc", "network-variational"):
         return ("fno-1d", "conv", "complex")
+    if head == "laplace-ensemble":  # draws weights anew, so every parameter has to belong to a module that can
+        return ("fno-1d", "fno-ends", "conv")
     return (WITH_DROPOUT, "conv") if head == "mc-dropout" else ("fno-1d", "fno-ends", "conv", "complex")
 
 
