@@ -23,7 +23,7 @@ from probneural.errors import ArgumentError, DataError, GridError, ProbneuralErr
 from probneural.fields import Field
 from probneural.functionals import integral
 from probneural.grids import Grid
-from probneural.metrics import calibration_error, compare, coverage, pit_histogram, spread_skill_curve
+from probneural.metrics import calibration_error, compare, coverage, pit_histogram, sparsification_curve, spread_skill_curve
 from probneural.training.history import History
 from tests.helpers import normal
 
@@ -117,6 +117,7 @@ MAKERS: list[Callable[[], Figure]] = [
     lambda: plots.fields(two(PLANE), truth_for(gaussian(PLANE))),
     lambda: plots.pit(two(PLANE), truth_for(gaussian(PLANE))),
     lambda: plots.spread_skill(two(PLANE), truth_for(gaussian(PLANE)), unit="K"),
+    lambda: plots.sparsification(two(PLANE), truth_for(gaussian(PLANE)), over="functions"),
     lambda: plots.cost({"a": (1.0, 0.2), "b": (100.0, 0.1)}),
     lambda: plots.quantity(gaussian(LINE).apply(integral(LINE)), integral(LINE)(truth_for(gaussian(LINE)).values), noise=0.1),
     lambda: plots.active_learning(loop(0.2, 0.1, 0.05)),
@@ -391,6 +392,33 @@ def test_histograms_and_spread_against_skill_are_those_of_the_scores() -> None:
     for name, u in predictions.items():
         result = spread_skill_curve(compare(u, truth, noise=0.1), bins=4)
         np.testing.assert_allclose(curve(axes, name).get_xydata().T, [result.spread[1].tolist(), result.skill[1].tolist()])
+
+
+def test_sparsification_has_the_curves_of_the_metric_and_its_areas() -> None:
+    predictions, truth = two(PLANE), truth_for(gaussian(PLANE))
+    (axes,) = plots.sparsification(predictions, truth, channel=1, noise=0.1, unit="K").axes
+    expected = []
+    for name, u in predictions.items():
+        result = sparsification_curve(compare(u, truth, noise=0.1))
+        drawn = curve(axes, f"{name}, AUSE {float(result.ause[1]):.2g}")
+        np.testing.assert_allclose(drawn.get_xydata().T, [result.removed.tolist(), result.error[1].tolist()])
+        expected.append(result.oracle[1].tolist())
+    np.testing.assert_allclose([line.get_ydata() for line in axes.lines if line.get_label().startswith("_")], expected)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("fraction of values left out", "root mean squared error (K)")
+
+
+def test_asymmetric_bands_are_drawn_between_their_edges() -> None:
+    symmetric = bands_for(LINE)
+    shift = 0.3 * symmetric.half_width
+    bands = BandField(symmetric.mean, symmetric.half_width, grid=LINE, offset=shift)
+    truth = Field(bands.upper + torch.tensor([-1e-6, 1e-6]).reshape(1, 2, 1), LINE)
+    for channel, outside in ((0, None), (1, LINE.size)):
+        above = plots.band(bands, truth, index=1, channel=channel).axes[0]
+        edges = np.unique(above.collections[0].get_paths()[0].vertices[:, 1].round(9))
+        expected = torch.cat([bands.lower[1, channel], bands.upper[1, channel]]).numpy().round(9)
+        assert set(expected) <= set(edges)
+        marked = [line for line in above.lines if str(line.get_label()).startswith("outside")]
+        assert [len(line.get_xdata()) for line in marked] == ([] if outside is None else [outside])
 
 
 def test_cost_points_are_labelled() -> None:

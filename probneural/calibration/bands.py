@@ -1,27 +1,21 @@
-"""Simultaneous bands with a finite-sample coverage guarantee for whole functions."""
+"""Bands with a finite-sample guarantee for whole functions, or for most of each function."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import overload
 
 import torch
-from jaxtyping import Bool, Float64, Int64
-from torch import Tensor
 
-from probneural.calibration.chunks import domain_average, fingerprints, moments
-from probneural.calibration.conformal import (
-    FLOOR,
-    Modulation,
-    check_modulation,
-    conformal_scores,
-    local_scale,
-)
-from probneural.checks import assign, check_finite, check_real
+from probneural.calibration.band_fields import BandField, band_around
+from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, check_modulation
+from probneural.calibration.conditional_bands import GroupBand, Labels, WeightedBand, Weights, fit_groups, fit_weighted
+from probneural.calibration.conformal import scores_for
+from probneural.checks import assign, check_real
 from probneural.contexts import undisturbed
-from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
-from probneural.errors import CalibrationError, GridError
-from probneural.fields import Field, check_field
+from probneural.errors import ArgumentError
+from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import Dataset
 
@@ -44,7 +38,9 @@ class SimultaneousBand:
         level: Nominal coverage, between 0 and 1.
         modulation: "std": scale(x) is the predictive standard deviation (field and noise), so the band is wide where the
             predictor is uncertain. "constant": one width everywhere; with several channels, in proportion to the roots of the
-            predictor's residual variance.
+            predictor's residual variance. "quantiles": from the median down to the quantile .05 and up to .95, so that the
+            band is as asymmetric as the distribution; for fields whose quantiles are not Gaussian (mixtures, and a hundred
+            members or more), else as "std". With measurement noise, members' quantiles are found by bisection: slower.
         floor: Least local scale, as a fraction of the scale's root mean square over the domain of the same function and
             channel, from 0 to 1; keeps points without predictive variance from deciding the width of the whole band.
 
@@ -54,7 +50,9 @@ class SimultaneousBand:
     Reference:
         Diquigiovanni, Fontana and Vantini (2022), Conformal prediction bands for multivariate functional data, section 2, with
         the predictive standard deviation as modulation function; Lei et al. (2018), Distribution-free predictive inference
-        for regression, section 2.2 and 5.2 (split conformal, local weights); Vovk, Gammerman and Shafer (2005).
+        for regression, section 2.2 and 5.2 (split conformal, local weights); Vovk, Gammerman and Shafer (2005). Quantiles:
+        Romano, Patterson and Candès (2019), Conformalized quantile regression; multiplied, not shifted, as by Kivaranovic,
+        Johnson and Leeb (2020), so that the edges never cross and one number fits all units.
     """
 
     level: float = 0.9
@@ -67,8 +65,29 @@ class SimultaneousBand:
         assign(self, level=check_real(self.level, "level", above=0.0, below=1.0))
         check_modulation(self.modulation, self.floor)
 
+    @property
+    def probability(self) -> float:
+        """Probability over functions that the band states."""
+        return self.level
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the domain that it states, all of it."""
+        return 1.0
+
+    @overload
+    def fit(self, predictor: Predictor, calibration: Dataset) -> Band: ...
+
+    @overload
+    def fit(self, predictor: Predictor, calibration: Dataset, *, groups: Labels) -> GroupBand: ...
+
+    @overload
+    def fit(self, predictor: Predictor, calibration: Dataset, *, weights: Weights) -> WeightedBand: ...
+
     @undisturbed()
-    def fit(self, predictor: Predictor, calibration: Dataset) -> Band:
+    def fit(
+        self, predictor: Predictor, calibration: Dataset, *, groups: Labels | None = None, weights: Weights | None = None
+    ) -> Band | GroupBand | WeightedBand:
         """Find the band's quantile on fields that training has not used.
 
         The fields must be the band's own: scales that were fitted on them make their scores smaller than those of new fields.
@@ -77,22 +96,117 @@ class SimultaneousBand:
         Args:
             predictor: What any head or calibrator returned.
             calibration: Held-out pairs that scales were not fitted on either; outputs may live on another grid than inputs.
+            groups: A label per calibration function, for a quantile and a guarantee in each group; see
+                [`GroupBand`][probneural.calibration.GroupBand].
+            weights: How much likelier each calibration input is under the distribution that the band is for, up to a factor;
+                see [`WeightedBand`][probneural.calibration.WeightedBand].
 
         Raises:
             CalibrationError: If there are too few fields for the level (9 at .9, 19 at .95, 99 at .99), too many of them
                 have errors but no predictive variance, or the predictor's variances were scaled on some of them.
             DataError: If a value is not finite.
-            ShapeError: If the outputs do not have the predictor's channels.
+            ShapeError: If the outputs do not have the predictor's channels, or labels or weights are not one per function.
+            ArgumentError: If labels or weights are unusable, or both are given.
         """
-        scores = conformal_scores(predictor, calibration, modulation=self.modulation, floor=self.floor)
-        if len(predictor.calibrated_on):
-            check_unused(fingerprints(calibration), predictor.calibrated_on)
-        return Band(predictor, quantile=scores.quantile(self.level), method=self)
+        return _fit(self, predictor, calibration, groups=groups, weights=weights)
+
+
+@dataclass(frozen=True)
+class PointwiseBand:
+    """A band that holds a new function on the fraction `level` of the domain or more, with probability at least 1 - δ.
+
+    In the notation of the literature it is an (α, δ) band, α = 1 - level. The score of a function is the least t for which
+    |y - mean| <= t scale on the fraction `level` of the domain, by quadrature, in every channel; q is the ⌈(n + 1)(1 - δ)⌉-th
+    smallest of the n calibration scores. If calibration and new pairs are exchangeable, then for any predictor, right or wrong,
+
+        1 - δ <= P(y inside on the fraction `level` of the domain) < 1 - δ + 1/(n + 1)
+
+    (the upper bound without ties). The probability is over calibration set and new pair together; given one calibration set, it
+    follows the Beta distribution with parameters k = ⌈(n + 1)(1 - δ)⌉ and n + 1 - k. As a consequence a new value at a point
+    drawn from the domain lies inside with probability level (1 - δ) at least. Where a function may leave the band is not
+    said: a band may miss every front. `PointwiseBand(1.0, delta)` is `SimultaneousBand(1 - delta)`.
+
+    **Other grids.** The score is a quantile over the domain, which converges as a grid is refined; a supremum does not stop
+    growing in general. On another grid of the same domain the statement holds with `level` less the error of quadrature of the
+    part inside: at most m (h + h')/2 on a line of length 1 where a function crosses the band's edges m times, h and h' being
+    the two spacings. It does not hold on a part of the domain, nor for other weights.
+
+    Args:
+        level: Least fraction of the domain inside, above 0 and at most 1; dimensionless.
+        delta: Probability of a function for which it is less, between 0 and 1.
+        modulation: As in [`SimultaneousBand`][probneural.calibration.SimultaneousBand].
+        floor: Likewise.
+
+    Raises:
+        ArgumentError: If an argument lies outside these values.
+
+    Reference:
+        Ma et al. (2024), Calibrated uncertainty quantification for operator learning via conformal prediction, section 4.
+        Deviations: the head's standard deviation in place of a second network that learns quantiles of the residual, and
+        quadrature on the grid of the outputs in place of a bound for points drawn at random.
+    """
+
+    level: float = 0.9
+    _: KW_ONLY
+    delta: float = 0.05
+    modulation: Modulation = "std"
+    floor: float = FLOOR
+
+    def __post_init__(self) -> None:
+        """Validate."""
+        assign(
+            self,
+            level=check_real(self.level, "level", above=0.0, most=1.0),
+            delta=check_real(self.delta, "delta", above=0.0, below=1.0),
+        )
+        check_modulation(self.modulation, self.floor)
+
+    @property
+    def probability(self) -> float:
+        """Probability over functions that the band states, 1 - δ."""
+        return 1.0 - self.delta
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the domain that it states."""
+        return self.level
+
+    @overload
+    def fit(self, predictor: Predictor, calibration: Dataset) -> Band: ...
+
+    @overload
+    def fit(self, predictor: Predictor, calibration: Dataset, *, groups: Labels) -> GroupBand: ...
+
+    @overload
+    def fit(self, predictor: Predictor, calibration: Dataset, *, weights: Weights) -> WeightedBand: ...
+
+    @undisturbed()
+    def fit(
+        self, predictor: Predictor, calibration: Dataset, *, groups: Labels | None = None, weights: Weights | None = None
+    ) -> Band | GroupBand | WeightedBand:
+        """Find the band's quantile on fields that neither training nor scaling has used.
+
+        Args:
+            predictor: What any head or calibrator returned.
+            calibration: Held-out pairs, at least 1/δ - 1 of them.
+            groups: A label per calibration function, as in `SimultaneousBand.fit`.
+            weights: A likelihood ratio per calibration function, likewise.
+
+        Raises:
+            CalibrationError: If there are too few fields for δ (19 at .05), too many of them have errors but no predictive
+                variance, or the predictor's variances were scaled on some of them.
+            DataError: If a value is not finite.
+            ShapeError: If the outputs do not have the predictor's channels, or labels or weights are not one per function.
+            ArgumentError: If labels or weights are unusable, or both are given.
+        """
+        return _fit(self, predictor, calibration, groups=groups, weights=weights)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Band:
-    """A calibrated band, from [`SimultaneousBand`][probneural.calibration.bands.SimultaneousBand]; call it on inputs.
+    """A calibrated band, from a [`SimultaneousBand`][probneural.calibration.SimultaneousBand] or a `PointwiseBand`.
+
+    Call it on inputs.
 
     Args:
         predictor: The predictor it belongs to.
@@ -103,11 +217,11 @@ class Band:
     predictor: Predictor
     _: KW_ONLY
     quantile: float
-    method: SimultaneousBand
+    method: SimultaneousBand | PointwiseBand
 
     @property
     def level(self) -> float:
-        """Nominal coverage."""
+        """Nominal coverage: of functions, or of the domain if that is what the method's level is."""
         return self.method.level
 
     def __call__(self, inputs: Field, query: Grid | None = None) -> BandField:
@@ -122,21 +236,20 @@ class Band:
             ShapeError: If the number of channels is not the predictor's.
         """
         u = self.predictor(inputs, query)
-        predicted = moments(u, self.predictor.noise)
-        scale = local_scale(
-            predicted.variance, self.predictor, grid=u.grid, modulation=self.method.modulation, floor=self.method.floor
-        )
-        return BandField(mean=predicted.mean, half_width=self.quantile * scale, grid=u.grid)
+        shape = band_shape(u, self.predictor, modulation=self.method.modulation, floor=self.method.floor)
+        return band_around(shape, shape.mean.new_full((len(inputs),), self.quantile), grid=u.grid)
 
     def coverage(self, pairs: Dataset) -> float:
-        """The fraction of functions that lie wholly inside their bands, a few functions at a time; dimensionless.
+        """The fraction of functions that lie inside, wholly or on the fraction of the domain that the method states.
+
+        Some functions are predicted at a time; dimensionless.
 
         Raises:
             CalibrationError: If there are no pairs.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
-        scores = conformal_scores(self.predictor, pairs, modulation=self.method.modulation, floor=self.method.floor)
+        scores = scores_for(self.method, self.predictor, pairs=pairs)
         return float((scores.values <= self.quantile).to(torch.float64).mean())
 
     def __repr__(self) -> str:
@@ -144,75 +257,19 @@ class Band:
         return f"Band(quantile={self.quantile:.4g}, {self.method!r})"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class BandField:
-    """Bands around n functions.
-
-    Args:
-        mean: Centre of the bands, `(n, c, *grid)`, in physical units.
-        half_width: Half their width, `(n, c, *grid)`, in physical units.
-        grid: Where they live.
-
-    Raises:
-        ShapeError: If the shapes do not fit together.
-    """
-
-    mean: Float64[Tensor, "n c *grid"]
-    half_width: Float64[Tensor, "n c *grid"]
-    _: KW_ONLY
-    grid: Grid
-
-    def __post_init__(self) -> None:
-        """Check that the shapes fit together."""
-        check_values(self.mean, (*self.mean.shape[:2], *self.grid.shape), "mean")
-        check_values(self.half_width, tuple(self.mean.shape), "half width")
-
-    @property
-    def lower(self) -> Float64[Tensor, "n c *grid"]:
-        """Lower edge, `(n, c, *grid)`, in physical units."""
-        return self.mean - self.half_width
-
-    @property
-    def upper(self) -> Float64[Tensor, "n c *grid"]:
-        """Upper edge, `(n, c, *grid)`, in physical units."""
-        return self.mean + self.half_width
-
-    def contains(self, truth: Field) -> Bool[Tensor, " n"]:
-        """Which functions lie inside at every point and in every channel, edges included.
-
-        Raises:
-            GridError: If the grids differ.
-            ShapeError: If the shapes differ; nothing is broadcast.
-            DataError: If a value is not finite.
-        """
-        if check_field(truth, "truth").grid != self.grid:
-            raise GridError(
-                expected=f"functions on the band's grid {self.grid!r}", got=repr(truth.grid), remedy="pass query=truth.grid"
-            )
-        check_values(truth.values, tuple(self.mean.shape), "truth")
-        check_finite(truth.values, "true values")
-        distance = (truth.values.detach().to(self.mean) - self.mean).abs()
-        return (distance <= self.half_width).flatten(1).all(-1)
-
-    def width(self) -> Float64[Tensor, "n c"]:
-        """Width averaged over the domain by quadrature, `(n, c)`, in physical units."""
-        return 2.0 * domain_average(self.half_width, self.grid)
-
-    def __len__(self) -> int:
-        """Number of functions n."""
-        return self.mean.shape[0]
-
-    def __repr__(self) -> str:
-        """A short description."""
-        return f"BandField({len(self)} x {self.mean.shape[1]} on {self.grid!r})"
-
-
-def check_unused(rows: Int64[Tensor, " n"], used: Int64[Tensor, " m"]) -> None:
-    """Raise a CalibrationError if variances were scaled on some of these functions, given by fingerprints."""
-    found = int(torch.isin(rows, used.to(rows)).sum())
-    if found:
-        raise CalibrationError(
-            expected="calibration fields that the predictor's variances were not scaled on",
-            got=f"{found} of {len(rows)} that they were",
-            remedy="split them: scaling, conformal = calibration.split(len(calibration) // 2, seed=0)",
-        )
+def _fit(
+    method: SimultaneousBand | PointwiseBand,
+    predictor: Predictor,
+    calibration: Dataset,
+    *,
+    groups: Labels | None,
+    weights: Weights | None,
+) -> Band | GroupBand | WeightedBand:
+    if groups is not None and weights is not None:
+        raise ArgumentError(expected="groups or weights", got="both", remedy="fit one band per group, with its weights")
+    scores = scores_for(method, predictor, pairs=calibration, is_new=True)
+    if groups is not None:
+        return fit_groups(method, predictor, scores=scores, groups=groups)
+    if weights is not None:
+        return fit_weighted(method, predictor, scores=scores, weights=weights)
+    return Band(predictor, quantile=scores.quantile(method.probability), method=method)

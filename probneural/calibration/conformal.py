@@ -5,23 +5,49 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import domain_average, predictions
-from probneural.checks import check_choice, check_real
+from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, check_modulation, domain_quantile
+from probneural.calibration.chunks import distributions, domain_average, fingerprints
+from probneural.checks import check_real
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError
-from probneural.grids import Grid
 from probneural.pairs import Dataset
 
-Modulation = Literal["std", "constant"]
-FLOOR = 0.1
-"""Default floor of a band's local scale, as a fraction of its root mean square over the domain."""
+
+@runtime_checkable
+class BandMethod(Protocol):
+    """How a band is calibrated: what it states, and what it is wide in proportion to."""
+
+    @property
+    def level(self) -> float:
+        """Nominal coverage, in the method's own sense."""
+        ...
+
+    @property
+    def probability(self) -> float:
+        """Probability over functions that the band states."""
+        ...
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the domain that it states."""
+        ...
+
+    @property
+    def modulation(self) -> Modulation:
+        """What the local scale is."""
+        ...
+
+    @property
+    def floor(self) -> float:
+        """Least local scale, relative."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +55,7 @@ class ConformalScores:
     """How far each function strays from its prediction, in units of the band's local scale.
 
     Args:
-        values: sup over channels and points of |y - mean| / scale, `(n,)`.
+        values: sup over channels and points of |y - mean| / scale, or over the given fraction of the domain, `(n,)`.
         scale: The local scale averaged over the domain, `(n, c)`; a band with quantile q has mean width 2 q scale.
 
     Raises:
@@ -73,7 +99,7 @@ class ConformalScores:
 
 
 def conformal_scores(
-    predictor: Predictor, pairs: Dataset, *, modulation: Modulation = "std", floor: float = FLOOR
+    predictor: Predictor, pairs: Dataset, *, modulation: Modulation = "std", floor: float = FLOOR, fraction: float = 1.0
 ) -> ConformalScores:
     """Score every pair: the supremum over channels and grid points of |y - mean| / scale.
 
@@ -84,30 +110,67 @@ def conformal_scores(
         predictor: Fitted without these pairs.
         pairs: Inputs and outputs; the grids may differ.
         modulation: "std" for a local scale max(sd, floor * rms of sd over the domain), sd being the predictive standard
-            deviation; "constant" for a scale that is the same everywhere (see `SimultaneousBand`).
+            deviation; "constant" for a scale that is the same everywhere; "quantiles" for the distances of the quantiles
+            .05 and .95 from the median, which then takes the mean's place (see `SimultaneousBand`).
         floor: Dimensionless, from 0 to 1.
+        fraction: Which part of the domain a band has to hold, above 0 and at most 1, dimensionless. Below 1 the score is a
+            quantile over the domain, by quadrature, in place of the supremum; the largest one over the channels.
 
     Returns:
         The scores of the n functions, on the predictor's device.
 
     Raises:
-        ArgumentError: If the modulation or the floor does not exist.
+        ArgumentError: If the modulation, the floor or the fraction does not exist.
         CalibrationError: If a constant scale is asked of several channels without noise.
         DataError: If a value is not finite.
         ShapeError: If the outputs do not have the predictor's channels.
 
     Reference:
-        Diquigiovanni, Fontana and Vantini (2022), Conformal prediction bands for multivariate functional data, section 2.
+        Diquigiovanni, Fontana and Vantini (2022), Conformal prediction bands for multivariate functional data, section 2;
+        Ma, Pitt, Azizzadenesheli and Anandkumar (2024), Calibrated uncertainty quantification for operator learning via
+        conformal prediction (quantiles over the domain).
     """
     check_modulation(modulation, floor)
+    fraction = check_real(fraction, "fraction", above=0.0, most=1.0)
     values, scales = [], []
-    for predicted, truth in predictions(predictor, pairs):
-        scale = local_scale(predicted.variance, predictor, grid=pairs.outputs.grid, modulation=modulation, floor=floor)
-        values.append(largest_ratio(truth - predicted.mean, scale))
-        scales.append(domain_average(scale, pairs.outputs.grid))
+    for u, truth in distributions(predictor, pairs):
+        shape = band_shape(u, predictor, modulation=modulation, floor=floor)
+        values.append(domain_quantile(shape.ratios(truth), u.grid, fraction=fraction))
+        scales.append(domain_average(shape.scale, u.grid))
     if not values:
         raise CalibrationError(expected="at least one pair", got="none", remedy="hold out some fields")
     return ConformalScores(torch.cat(values), torch.cat(scales))
+
+
+def scores_for(method: BandMethod, predictor: Predictor, *, pairs: Dataset, is_new: bool = False) -> ConformalScores:
+    """Score every pair as a method asks.
+
+    Args:
+        method: Of the band.
+        predictor: Fitted without these pairs.
+        pairs: Inputs and outputs.
+        is_new: Whether to refuse functions that the predictor's variances were scaled on.
+
+    Raises:
+        CalibrationError: If variances were scaled on some, or as in `conformal_scores`.
+        DataError: Likewise.
+        ShapeError: Likewise.
+    """
+    scores = conformal_scores(predictor, pairs, modulation=method.modulation, floor=method.floor, fraction=method.fraction)
+    if is_new and len(predictor.calibrated_on):
+        check_unused(fingerprints(pairs), predictor.calibrated_on)
+    return scores
+
+
+def check_unused(rows: Int64[Tensor, " n"], used: Int64[Tensor, " m"]) -> None:
+    """Raise a CalibrationError if variances were scaled on some of these functions, given by fingerprints."""
+    found = int(torch.isin(rows, used.to(rows)).sum())
+    if found:
+        raise CalibrationError(
+            expected="calibration fields that the predictor's variances were not scaled on",
+            got=f"{found} of {len(rows)} that they were",
+            remedy="split them: scaling, conformal = calibration.split(len(calibration) // 2, seed=0)",
+        )
 
 
 def conformal_quantile(scores: Float64[Tensor, " n"], level: float) -> float:
@@ -135,43 +198,26 @@ def conformal_quantile(scores: Float64[Tensor, " n"], level: float) -> float:
     return quantile
 
 
-def largest_ratio(residual: Float64[Tensor, "n c *grid"], scale: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, " n"]:
-    """The supremum of |residual| / scale over channels and points of each function."""
-    size = residual.abs()
-    # 0 / 0 is a value predicted with certainty, and right; a positive residual over 0 stays infinite.
-    return torch.where(size > 0, size / scale, torch.zeros_like(size)).flatten(1).amax(-1)
-
-
-def floored_std(variance: Float64[Tensor, "n c *grid"], grid: Grid, *, floor: float) -> Float64[Tensor, "n c *grid"]:
-    """The standard deviation, at least the fraction `floor` of its root mean square over the domain."""
-    least = floor * domain_average(variance, grid).sqrt()
-    return torch.maximum(variance.sqrt(), least.reshape(*least.shape, *(1,) * (variance.ndim - 2)))
-
-
-def local_scale(
-    variance: Float64[Tensor, "n c *grid"], predictor: Predictor, *, grid: Grid, modulation: Modulation, floor: float
-) -> Float64[Tensor, "n c *grid"]:
-    """The scale a band's half width is proportional to at each point, a function of one input and the predictor only."""
-    ones = (1,) * (variance.ndim - 2)
-    if modulation == "std":
-        return floored_std(variance, grid, floor=floor)
-    channels = variance.shape[1]
-    unit = predictor.residual_variance.to(variance).sqrt() if channels > 1 else variance.new_ones(1)
-    if not bool((unit > 0).all()):
-        raise CalibrationError(
-            expected="a positive noise variance in every channel, whose roots are the units of a constant band",
-            got=str(predictor.residual_variance.tolist()),
-            remedy="use modulation='std', or a predictor with noise > 0",
-        )
-    return unit.reshape(1, -1, *ones).expand(variance.shape)
-
-
-def check_modulation(modulation: str, floor: float) -> None:
-    """Raise an ArgumentError unless the modulation exists and the floor lies between 0 and 1."""
-    check_choice(modulation, ("std", "constant"), "modulation")
-    check_real(floor, "floor", least=0.0, most=1.0)
-
-
 def _rank(count: int, level: float) -> int:
     """⌈(n + 1) level⌉, safe against products such as 25 * 0.56 that land just above an integer."""
     return math.ceil((count + 1) * level - 1e-9)
+
+
+def weighted_quantiles(
+    scores: Float64[Tensor, " n"], weights: Float64[Tensor, " n"], *, new: Float64[Tensor, " m"], level: float
+) -> Float64[Tensor, " m"]:
+    """The level-quantile of Σ_i w_i δ(s_i) + v δ(∞), normalised, for each weight v of a new function.
+
+    It is infinite where v is more than the fraction 1 - level of all weight. Equal weights give the ⌈(n + 1) level⌉-th
+    smallest score.
+
+    Examples:
+        >>> scores, ones = torch.arange(1.0, 10.0).double(), torch.ones(9).double()
+        >>> weighted_quantiles(scores, ones, new=torch.tensor([0.0, 1.0, 2.0]).double(), level=0.9).tolist()
+        [9.0, 9.0, inf]
+    """
+    ordered, order = scores.sort()
+    reached = weights[order].cumsum(0)
+    needed = level * (reached[-1] + new) * (1.0 - 1e-9)
+    above = torch.searchsorted(reached, needed)
+    return torch.cat([ordered, ordered.new_full((1,), torch.inf)])[above]

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.calibration.bands import BandField, check_unused
+from probneural.calibration.band_fields import BandField
+from probneural.calibration.band_shapes import FLOOR, domain_quantile, floored_std, ratios
 from probneural.calibration.chunks import moments
-from probneural.calibration.conformal import FLOOR, conformal_quantile, floored_std, largest_ratio
+from probneural.calibration.conformal import check_unused, conformal_quantile
 from probneural.calibration.lead_scale import trajectory_fingerprints, used_before
 from probneural.checks import assign, check_choice, check_instance, check_integer, check_real, check_variances
 from probneural.contexts import undisturbed
@@ -236,7 +237,8 @@ def conformal_scores_by_lead(
     columns: list[list[Tensor]] = []
     for part in lead_parts(forecast, truth):
         comparison = compare(part.u, part.truth, noise=noise)
-        scores = largest_ratio(comparison.residual, floored_std(comparison.variance, part.u.grid, floor=floor))
+        scale = floored_std(comparison.variance, part.u.grid, floor=floor)
+        scores = domain_quantile(ratios(comparison.residual, scale), part.u.grid, fraction=1.0)
         if part.rows.start == 0:
             columns.append([])
         columns[-1].append(scores)

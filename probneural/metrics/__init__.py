@@ -24,6 +24,7 @@ from probneural.metrics.reliability import (
     simultaneous_coverage,
 )
 from probneural.metrics.scores import Scores, score, score_pairs
+from probneural.metrics.sparsification import SparsificationCurve, SparsificationError, ause, sparsification_curve
 from probneural.metrics.spectra import PowerSpectrum, power_spectrum
 from probneural.metrics.spread import (
     SpreadSkillCurve,
@@ -44,8 +45,11 @@ __all__ = [
     "RankCorrelation",
     "RankHistograms",
     "Scores",
+    "SparsificationCurve",
+    "SparsificationError",
     "Spectra",
     "SpreadSkillCurve",
+    "ause",
     "calibration_error",
     "chi2",
     "compare",
@@ -74,6 +78,7 @@ __all__ = [
     "score_pairs",
     "sharpness",
     "simultaneous_coverage",
+    "sparsification_curve",
     "spread_skill",
     "spread_skill_curve",
     "variogram_score",

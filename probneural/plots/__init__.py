@@ -7,7 +7,7 @@ with `figure.savefig(path)`, or turn it into bytes with [`png`][probneural.plots
 from probneural.plots.active import active_learning
 from probneural.plots.leads import fan, lead_scores, lead_spread_skill, rank_histograms, space_time
 from probneural.plots.quantities import quantity
-from probneural.plots.several import cost, fields, pit, spread_skill
+from probneural.plots.several import cost, fields, pit, sparsification, spread_skill
 from probneural.plots.single import band, calibration, field, png, training
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "quantity",
     "rank_histograms",
     "space_time",
+    "sparsification",
     "spread_skill",
     "training",
 ]

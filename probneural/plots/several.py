@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -20,6 +21,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import pit_histogram
+from probneural.metrics.sparsification import sparsification_curve
 from probneural.metrics.spread import spread_skill_curve
 from probneural.plots.single import (
     BINS,
@@ -180,6 +182,54 @@ def spread_skill(
         )
     suffix = f" ({unit})" if unit else ""
     panel.set(xlabel=f"predictive standard deviation{suffix}", ylabel=f"root mean squared error{suffix}")
+    panel.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def sparsification(
+    predictions: Mapping[str, FieldDistribution],
+    truth: Field,
+    *,
+    over: Literal["values", "functions"] = "values",
+    channel: int = 0,
+    noise: float | Float[Tensor, "..."] = 0.0,
+    unit: str = "",
+) -> Figure:
+    """Draw the error of what remains when the most uncertain values, or functions, are left out, beside the oracle's.
+
+    Args:
+        predictions: Distributions over the same n functions, by name.
+        truth: The true functions, `(n, c, *grid)`, on the distributions' grid.
+        over: What is left out one by one: "values" of all functions, or whole "functions".
+        channel: Which of the c channels.
+        noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
+        unit: Unit of the values.
+
+    Returns:
+        The figure; oracles, which know the errors, are dashed, and the legend has the areas between
+        ([`ause`][probneural.metrics.sparsification.ause]).
+
+    Raises:
+        DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, a value is not finite, there
+            are fewer than two functions, or no errors.
+        GridError: If the grids differ.
+        ShapeError: If the numbers of functions or channels differ.
+        ArgumentError: If the channel is out of range, `over` does not exist, or the noise is unusable.
+    """
+    compared = _compared(predictions, truth, noise)
+    column = checked_position(channel, truth.channels, name="channel")
+    figure = new_figure(WIDTH * 0.75, 4.2)
+    panel = figure.subplots()
+    for number, (name, comparison) in enumerate(compared.items()):
+        curve = sparsification_curve(comparison, over=over)
+        removed = curve.removed.cpu().numpy()
+        label = f"{name}, AUSE {float(curve.ause[column]):.2g}"
+        colour = series_colour(number)
+        panel.plot(removed, curve.error[column].cpu().numpy(), color=colour, linewidth=1.6, label=label)
+        panel.plot(removed, curve.oracle[column].cpu().numpy(), color=colour, linewidth=0.9, linestyle=(0, (4, 2)))
+    panel.plot([], [], color=ink(), linewidth=0.9, linestyle=(0, (4, 2)), label="oracle")
+    suffix = f" ({unit})" if unit else ""
+    panel.set(xlim=(0, 1), ylim=(0, None), xlabel=f"fraction of {over} left out", ylabel=f"root mean squared error{suffix}")
     panel.legend(frameon=False, fontsize=8)
     return figure
 

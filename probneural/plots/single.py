@@ -9,7 +9,7 @@ from typing import Literal
 import matplotlib
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.calibration.bands import BandField
+from probneural.calibration.band_fields import BandField
 from probneural.checks import check_finite, check_instance, check_integer, check_positive, check_real
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.errors import ArgumentError, DataError, GridError
@@ -100,7 +100,7 @@ def field(
         )
     half = float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64))) * sd
     name = f"{100 * level:g} % interval" + (" with noise" if noisy else "")
-    return _curves(u.grid, true, mean, half, drawn, name=name, label=label, axis=axes[0])
+    return _curves(u.grid, true, mean, (mean - half, mean + half), drawn, name=name, label=label, axis=axes[0])
 
 
 def band(
@@ -112,7 +112,7 @@ def band(
     label: str = "value",
     axes: Sequence[str] = ("x", "y"),
 ) -> Figure:
-    """Draw one simultaneous band, and mark where the truth leaves it.
+    """Draw one band, and mark where the truth leaves it.
 
     On a line, as a shaded band; in a plane, as maps of truth and mean, and of |truth - mean| and the band's half width, with a
     dot at each point outside.
@@ -121,7 +121,7 @@ def band(
         bands: What a calibrated [`Band`][probneural.calibration.bands.Band] returned for n functions.
         truth: The true functions, `(n, c, *grid)`, on the bands' grid.
         index: Which of the n functions; negative numbers count from the end.
-        channel: Which of the c channels. A function is inside its band only if all its channels are.
+        channel: Which of the c channels. A function is inside a simultaneous band only if all its channels are.
         label: What the values are, with their unit: "velocity (m/s)".
         axes: What the coordinates are, with their units: "x (m)".
 
@@ -139,7 +139,8 @@ def band(
     shape = tuple(bands.mean.shape)
     row, channel = checked_position(index, shape[0], name="index"), checked_position(channel, shape[1], name="channel")
     true = None if truth is None else _one(_checked_truth(truth, bands.grid, shape), row, channel)
-    mean, half = _one(bands.mean, row, channel), _one(bands.half_width, row, channel)
+    mean, half, middle = (_one(part, row, channel) for part in (bands.mean, bands.half_width, bands.middle))
+    outside = None if true is None else (true - middle).abs() > half
     for values, name in ((mean, "predicted means"), (half, "half widths")):
         check_finite(values, name)
     none = mean.new_zeros(0, *mean.shape)
@@ -153,9 +154,10 @@ def band(
             spread="half width",
             label=label,
             axes=axes,
-            marks_outside=True,
+            outside=outside,
         )
-    return _curves(bands.grid, true, mean, half, none, name="simultaneous band", label=label, axis=axes[0], marks_outside=True)
+    edges = (middle - half, middle + half)
+    return _curves(bands.grid, true, mean, edges, none, name="band", label=label, axis=axes[0], outside=outside)
 
 
 def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tensor, "..."] = 0.0) -> Figure:
@@ -297,21 +299,21 @@ def _curves(
     grid: Grid,
     truth: Float64[Tensor, "*grid"] | None,
     mean: Float64[Tensor, "*grid"],
-    half: Float64[Tensor, "*grid"],
+    edges: tuple[Float64[Tensor, "*grid"], Float64[Tensor, "*grid"]],
     draws: Float64[Tensor, "s *grid"],
     *,
     name: str,
     label: str,
     axis: str,
-    marks_outside: bool = False,
+    outside: Bool[Tensor, "*grid"] | None = None,
 ) -> Figure:
-    """Curves on a line above their deviations from the mean, with mean ± half shaded in both."""
+    """Curves on a line above their deviations from the mean, with what lies between the edges shaded in both."""
     order = grid.points[:, 0].argsort(stable=True)
     x = grid.points[order, 0].numpy()
     figure = new_figure(WIDTH, 4.8)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for axes, centre in ((above, torch.zeros_like(mean)), (below, mean)):
-        lower, upper = (mean - half - centre)[order], (mean + half - centre)[order]
+        lower, upper = ((edge - centre)[order] for edge in edges)
         axes.fill_between(x, lower.numpy(), upper.numpy(), color=SKY, alpha=0.35, linewidth=0, label=name)
         for number, draw in enumerate(draws):
             shown = None if number else "draws" if len(draws) > 1 else "draw"
@@ -320,11 +322,10 @@ def _curves(
         if truth is None:
             continue
         axes.plot(x, (truth - centre)[order].numpy(), color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
-        outside = ((truth - mean).abs() > half)[order]
-        if marks_outside and bool(outside.any()):
-            where = (truth - centre)[order][outside].numpy()
-            shown = f"outside at {int(outside.sum())} of {outside.numel()} points"
-            axes.plot(x[outside.numpy()], where, ".", color=VERMILION, markersize=6, label=shown)
+        if outside is not None and bool(outside.any()):
+            there = outside[order]
+            shown = f"outside at {int(there.sum())} of {there.numel()} points"
+            axes.plot(x[there.numpy()], (truth - centre)[order][there].numpy(), ".", color=VERMILION, markersize=6, label=shown)
     above.set_ylabel(label)
     below.set(xlabel=axis, ylabel="deviation\nfrom the mean")
     if x[0] < x[-1]:
@@ -346,7 +347,7 @@ def draw_planes(
     spread: str,
     label: str,
     axes: Sequence[str],
-    marks_outside: bool = False,
+    outside: Bool[Tensor, "*grid"] | None = None,
 ) -> Figure:
     """Maps in two rows: values above, errors below, one colour scale a row."""
     values = {} if truth is None else {"truth": truth}
@@ -374,9 +375,8 @@ def draw_planes(
         figure.colorbar(image, cax=scale, label=name)
         for panel in row[len(maps) :]:
             panel.remove()
-    if marks_outside and truth is not None:
-        outside = ((truth - mean).abs() > sd).flatten()
-        x, y = grid.points[outside].numpy().T
+    if outside is not None:
+        x, y = grid.points[outside.flatten()].numpy().T
         panels[1, 0].plot(x, y, ".", color=VERMILION, markersize=3)
         panels[1, 0].set_title(f"|truth - mean|, outside at {int(outside.sum())} of {outside.numel()}", fontsize=10)
     return figure
