@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,10 @@ from probneural.randomness import stream_seed
 MEMBERS = 4
 QUARTERS = "ensemble of 4 quarters"
 """Four members, each trained for a quarter of the epochs: an ensemble at the cost of one training."""
+DROPOUT = 0.05
+"""Probability of dropping a feature."""
+BATCH = 20
+"""Functions per gradient, as in training."""
 DEFAULT = "last layer"
 ENSEMBLE = f"ensemble of {MEMBERS}"
 
@@ -108,6 +112,45 @@ def swag(shop: Workshop) -> tuple[Predictor, float]:
     return head.fit(operator, shop.pairs).sampled(16, seed=shop.seed_of(1)), seconds
 
 
+def snapshots(shop: Workshop) -> tuple[Predictor, float]:
+    """The ends of four cycles of one training, of as many epochs as the others in all; nothing of it is shared."""
+    cycle = partial(
+        pn.fit,
+        epochs=max(1, shop.recipe.epochs // MEMBERS),
+        learning_rate=shop.recipe.learning_rate,
+        optimization=pn.training.Optimization(schedule="cosine"),
+        show_progress=False,
+    )
+    head = pn.heads.SnapshotEnsemble(MEMBERS, train=cycle, seed=shop.seed_of(0), show_progress=False)
+    return head.fit(shop.recipe.build(shop.pairs, seed=shop.seed_of(0)), shop.pairs), 0.0
+
+
+def mc_dropout(shop: Workshop) -> tuple[Predictor, float]:
+    """The same recipe, trained with dropout: a training of its own."""
+    recipe = replace(shop.recipe, options={**shop.recipe.options, "dropout": DROPOUT})
+    operator, _, _ = recipe.train(shop.pairs, seed=shop.seed_of(0), tick=lambda: None)
+    return pn.heads.MCDropout(seed=shop.seed_of(0)).fit(operator, shop.pairs), 0.0
+
+
+def chains(shop: Workshop) -> tuple[Predictor, float]:
+    """Two chains over all weights of the same operator, with as many gradients as its training."""
+    operator, seconds = shop.member(0)
+    steps = max(16, shop.recipe.epochs * len(shop.pairs) // BATCH // 2)
+    method = pn.heads.SGHMC(chains=2, burn_in=steps // 2, draws=max(4, steps // 8), thinning=4, members=32)
+    head = pn.heads.BayesianOperator(method, batch_size=BATCH, seed=shop.seed_of(0), show_progress=False)
+    return head.fit(operator, shop.pairs), seconds
+
+
+def variational(shop: Workshop) -> tuple[Predictor, float]:
+    """Independent Gaussian weights around those of the same operator, with as many gradients as its training."""
+    operator, seconds = shop.member(0)
+    method = pn.heads.VariationalInference("mean_field", steps=max(4, shop.recipe.epochs * len(shop.pairs) // BATCH // 2))
+    head = pn.heads.BayesianOperator(method, batch_size=BATCH, seed=shop.seed_of(0), show_progress=False)
+    predictor = head.fit(operator, shop.pairs)
+    assert isinstance(predictor, pn.heads.LaplacePredictor)
+    return predictor.sampled(32, seed=shop.seed_of(1)), seconds
+
+
 def noise_conditioned(shop: Workshop) -> tuple[Predictor, float]:
     """The same operator, tuned to draw by the energy score for half of the epochs."""
     operator, seconds = shop.member(0)
@@ -159,7 +202,11 @@ HEADS: dict[str, Maker] = {
     "heteroscedastic": heteroscedastic,
     "SWAG": swag,
     QUARTERS: partial(ensemble, count=MEMBERS, parts=MEMBERS),
+    "snapshots": snapshots,
+    "MC dropout": mc_dropout,
     "noise-conditioned": noise_conditioned,
+    "variational": variational,
+    "SGHMC": chains,
     "stacked": stacked,
     "kernel operator": kernel,
     "ensemble of 2": partial(ensemble, count=2),
@@ -167,4 +214,4 @@ HEADS: dict[str, Maker] = {
     ENSEMBLE: partial(ensemble, count=MEMBERS),
     f"mixture of {MEMBERS}": partial(mixture, count=MEMBERS),
 }
-"""By what the trainings cost: one, none, two, four."""
+"""By what the trainings cost: one and less than one more, none, two, four."""

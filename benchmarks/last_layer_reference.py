@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import probneural as pn
 from benchmarks import gold, verdicts
-from probneural.heads.last_layer.chain_diagnostics import effective_size
+from probneural.heads.chain_diagnostics import effective_size
 
 NOTE = (
     "The last layer's weights given noise and prior precision: 4 chains of 1,000 draws after 1,000 steps of adaptation, and "

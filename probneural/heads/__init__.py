@@ -3,6 +3,8 @@
 from probneural.errors import ConvergenceWarning
 from probneural.heads.ensembles.anchored_ensemble import AnchoredEnsemble, LevenbergMarquardt
 from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
+from probneural.heads.ensembles.mc_dropout import MCDropout
+from probneural.heads.ensembles.snapshot_ensemble import SnapshotEnsemble
 from probneural.heads.kernel.kernel_operator import KernelOperator, KernelPaths, KernelPredictor
 from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
@@ -15,12 +17,17 @@ from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, Va
 from probneural.heads.noise_conditioning import NoiseConditionedPredictor, NoiseConditioning
 from probneural.heads.swag import SWAG
 from probneural.heads.weight_samples import WeightSampledPredictor
+from probneural.heads.whole_network.bayesian_operator import BayesianOperator
+from probneural.heads.whole_network.chains import SGHMC, SGLD
 
 __all__ = [
     "NUTS",
+    "SGHMC",
+    "SGLD",
     "SWAG",
     "AnchoredEnsemble",
     "BayesianLastLayer",
+    "BayesianOperator",
     "ConvergenceWarning",
     "DeepEnsemble",
     "Diagonal",
@@ -39,9 +46,11 @@ __all__ = [
     "LastLayerPredictor",
     "LevenbergMarquardt",
     "LowRank",
+    "MCDropout",
     "NoiseConditionedPredictor",
     "NoiseConditioning",
     "SampledLastLayerPredictor",
+    "SnapshotEnsemble",
     "VariationalInference",
     "VariationalLastLayerPredictor",
     "WeightSampledPredictor",

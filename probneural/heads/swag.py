@@ -9,7 +9,6 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from probneural.checks import assign, check_callable, check_flag, check_instance, check_integer, check_module, check_real
 from probneural.contexts import undisturbed
@@ -17,15 +16,14 @@ from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.weights.roots import LowRankPlusDiagonalWeights
 from probneural.errors import ArgumentError
-from probneural.heads.ensembles.deep_ensemble import owned
-from probneural.heads.ensembles.members import MemberTask, State, TrainFunction
-from probneural.heads.ensembles.reinitialisation import Initialisation
+from probneural.heads.ensembles.members import TrainFunction
+from probneural.heads.ensembles.trajectory import training_trajectory, with_state
 from probneural.heads.laplace.laplace import TRAJECTORY, LaplacePredictor
 from probneural.heads.training_data import training_data
 from probneural.heads.weight_posterior import Hyperparameters
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.pairs import Dataset
-from probneural.randomness import check_seed, stream_seed
+from probneural.randomness import check_seed
 
 _NOISE_FLOOR = 1e-12
 """Least noise variance, in units of the outputs' variance."""
@@ -112,12 +110,15 @@ class SWAG:
         """
         module = copy.deepcopy(check_module(operator, "operator"))
         layout = ParameterVector.of(module)
-        states = self._states(module, data)
+        given = training_data(data, module, is_shared=False)
+        states = training_trajectory(
+            module, given, self.train, calls=self.snapshots, seed=self.seed, show_progress=self.show_progress
+        )
         vectors = torch.stack([layout.flatten(state).to(torch.float64) for state in states])
         mean = vectors.mean(0)
         centre = states[-1] | layout.unflatten(mean.to(layout.flatten(states[-1])))
         problem = prepare(
-            _with_state(module, centre),
+            with_state(module, centre),
             data,
             parameters=None,
             noise=None,
@@ -125,18 +126,6 @@ class SWAG:
             effective_observations=None,
         )
         return self._predictor(problem, vectors - mean)
-
-    def _states(self, module: nn.Module, data: Dataset) -> list[State]:
-        """The weights after each call."""
-        given = training_data(data, module, is_shared=False)
-        pairs, current, states = owned(given), module, []
-        for number in tqdm(range(self.snapshots), desc="snapshots", disable=not self.show_progress):
-            start = copy.deepcopy(current)
-            where = Initialisation(build=lambda _, start=start: start)  # type: ignore[misc]
-            task = MemberTask(start, pairs, self.train, where, self.snapshots, given.inputs.device)
-            states.append(task.run(number, stream_seed(self.seed, "training snapshot", number)))
-            current = _with_state(start, states[-1])
-        return states
 
     def _predictor(self, problem: WeightProblem, deviations: Float64[Tensor, "s P"]) -> LaplacePredictor:
         """Covariance of the snapshots, and the noise that the mean weights leave."""
@@ -162,12 +151,3 @@ class SWAG:
             in_channels=problem.data.inputs.channels,
             variance_estimation=self.variance_estimation,
         )
-
-
-@torch.no_grad()
-def _with_state(module: nn.Module, state: State) -> nn.Module:
-    """A copy with these parameters and buffers."""
-    copied = copy.deepcopy(module)
-    for name, tensor in (*copied.named_parameters(), *copied.named_buffers()):
-        tensor.data = state[name].clone()  # as `Module.to` does it: what is tied stays tied
-    return copied

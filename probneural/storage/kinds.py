@@ -35,6 +35,7 @@ from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.errors import FileError, GridError, ProbneuralError, ShapeError
 from probneural.grids import Axis, Grid
+from probneural.heads.ensembles.masked_operator import MaskedOperator
 from probneural.heads.kernel.gaussian_processes import Covariance, Process
 from probneural.heads.kernel.inducing_points import InducingProcess
 from probneural.heads.kernel.kernel_operator import KernelPaths, KernelPredictor
@@ -199,6 +200,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(Rollout),
     Kind(NoiseConditionedOperator, parts=NoiseConditionedOperator.parts, build=NoiseConditionedOperator.from_parts),
     Kind(NoiseField),
+    Kind(MaskedOperator),
     Kind(Readout),
     Kind(Hyperparameters, on_cpu=("prior_precision", "effective_observations")),
     Kind(ParameterVector, build=_layout),

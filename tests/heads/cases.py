@@ -13,15 +13,23 @@ from torch import Tensor, nn
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import (
+    SGHMC,
+    SGLD,
+    SWAG,
     AnchoredEnsemble,
+    BayesianOperator,
     DeepEnsemble,
     Iterative,
     Kronecker,
     Laplace,
+    LaplaceEnsemble,
     LastLayerLaplace,
     LevenbergMarquardt,
     LowRank,
+    MCDropout,
     NoiseConditioning,
+    SnapshotEnsemble,
+    VariationalInference,
 )
 from probneural.heads.laplace.structures import STRUCTURES, Structure
 from probneural.operators import (
@@ -206,6 +214,7 @@ def operator_cases() -> tuple[OperatorCase, ...]:
         _case("no-bias", lambda: ConvStack(bias=False), PERIODIC, 1, "last"),
         _case("channels-last", ChannelsLast, PERIODIC, 2, "layers.2"),
         _case("complex", ComplexSpectral, PERIODIC, 1, "head"),
+        _case("fno-dropout", small_fno(dropout=0.3), PERIODIC, 1, "readout", train=True),
         OperatorCase("denormalised", denormalised, FieldPairs(scaled.inputs, Field(perturbed, PERIODIC)), "readout"),
     )
 
@@ -268,23 +277,45 @@ def briefly_by_score(operator: nn.Module, data: FieldPairs, *, seed: int) -> Non
         optimizer.step()
 
 
+_SHORT = {"chains": 2, "burn_in": 2, "draws": 4, "thinning": 1, "members": 4}
+_GIVEN = Laplace("diagonal", noise=0.01, prior_precision=2.0, effective_observations=5.0, show_progress=False)
 ENSEMBLES = {
     "deep-ensemble": DeepEnsemble(4, train=briefly, reinitialise=reinitialise, show_progress=False),
     "anchored": AnchoredEnsemble(
         4, noise=0.01, prior_precision=2.0, effective_observations=5.0, optimizer=LevenbergMarquardt(max_iterations=2)
     ),
     "noise-conditioned": NoiseConditioning(6, condition=on_noise, train=briefly_by_score),
+    "sgld": BayesianOperator(SGLD(**_SHORT), laplace=_GIVEN, show_progress=False),
+    "sghmc": BayesianOperator(SGHMC(**_SHORT), laplace=_GIVEN, batch_size=3, show_progress=False),
+    "network-variational": BayesianOperator(
+        VariationalInference("low_rank", steps=3, rank=2), laplace=_GIVEN, batch_size=3, show_progress=False
+    ),
+    "mc-dropout": MCDropout(4),
+    "snapshots": SnapshotEnsemble(4, train=briefly, show_progress=False),
+    "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
+    "swag": SWAG(4, train=briefly, show_progress=False),
 }
-"""Heads that predict empirical fields."""
-FRESH_DRAWS = ("noise-conditioned",)
-"""Heads whose function draws are none of the members of a prediction."""
+"""Heads whose mean is not the operator's own output: ensembles, mixtures, and weights that were sampled."""
+FRESH_DRAWS = ("noise-conditioned", "laplace-ensemble")
+"""Heads whose function draw of a seed is not a prediction's draw of that seed."""
 
 
 def operator_case(name: str) -> OperatorCase:
     return next(case for case in operator_cases() if case.name == name)
 
 
-OPERATORS = [case.name for case in operator_cases()]
+WITH_DROPOUT = "fno-dropout"
+"""The operator for the head that needs dropout; to all others it is that without."""
+OPERATORS = [case.name for case in operator_cases() if case.name != WITH_DROPOUT]
+
+
+def operators_of(head: str) -> tuple[str, ...]:
+    """What contracts run a head on that is in no list of pairs; the first one where one is enough."""
+    if head in ("sgld", "sghmc", "network-variational"):
+        return ("fno-1d", "conv", "complex")
+    if head == "laplace-ensemble":  # draws weights anew, so every parameter has to belong to a module that can
+        return ("fno-1d", "fno-ends", "conv")
+    return (WITH_DROPOUT, "conv") if head == "mc-dropout" else ("fno-1d", "fno-ends", "conv", "complex")
 
 
 _SLOW = {"low-rank", "low-rank-grown", "kronecker-corrected", "iterative"}
@@ -294,7 +325,7 @@ PAIRS = [(head, operator) for head in HEADS for operator in OPERATORS if head no
 EVIDENCE_PAIRS = [(head, operator) for head, operator in PAIRS if hasattr(HEADS[head], "effective_observations")]
 """What contracts run on that ask for noise and prior from an evidence."""
 ALL_HEADS = HEADS | ENSEMBLES
-ALL_PAIRS = [*PAIRS, *((head, operator) for head in ENSEMBLES for operator in ("fno-1d", "fno-ends", "conv", "complex"))]
+ALL_PAIRS = [*PAIRS, *((head, operator) for head in ENSEMBLES for operator in operators_of(head))]
 """What contracts run on that ask for no Gaussian field."""
 
 

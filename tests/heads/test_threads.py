@@ -54,14 +54,15 @@ class Interrupted(nn.Module):
         return outputs
 
 
-_REPEATED = ("last-layer-given", "full-given", "low-rank-grown", "kronecker-corrected")  # other settings of the same evaluation
+_REPEATED = ("last-layer-given", "full-given", "low-rank-grown", "kronecker-corrected", "laplace-ensemble")
+"""Other settings of the same evaluation, or heads made of others here."""
 HEADS = {name: head for name, head in ALL_HEADS.items() if name not in _REPEATED} | {
     "kernel": KernelOperator("rational_quadratic", input_components=3, output_components=2, groups=1, iterations=2),
     "mean-field": BayesianLastLayer(method=VariationalInference("mean_field", steps=20), show_progress=False),
     "nuts": BayesianLastLayer(method=NUTS(samples=4, warmup=4, chains=1), show_progress=False),
 }
 HEAD = pytest.mark.parametrize("head", HEADS)
-pytestmark = pytest.mark.filterwarnings("ignore:(nuts|mean_field) has not converged")
+pytestmark = pytest.mark.filterwarnings("ignore:(nuts|mean_field|low_rank|SGLD|SGHMC) has not converged")
 
 
 @pytest.fixture(autouse=True)

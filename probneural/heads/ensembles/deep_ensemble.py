@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass
 
-import torch
-from jaxtyping import Float64
-from torch import Tensor, nn
+from torch import nn
 from tqdm.auto import tqdm
 
 from probneural.checks import assign, check_flag, check_integer, check_module
 from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
-from probneural.errors import ArgumentError, UnsupportedError
-from probneural.fields import Field
+from probneural.errors import ArgumentError
 from probneural.heads.ensembles.members import MemberTask, State, TrainFunction, exchanged, state_of, train_members
 from probneural.heads.ensembles.reinitialisation import Build, Initialisation, Reinitialise
-from probneural.heads.training_data import TrainingData, training_data
+from probneural.heads.ensembles.trained_members import copied_operator, owned, predictor_of_members
+from probneural.heads.training_data import training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.heads.weight_samples import WeightSampledPredictor
-from probneural.pairs import Dataset, FieldPairs
+from probneural.pairs import Dataset
 from probneural.processes import alone, own_rows
 from probneural.randomness import check_seed, stream_seed
-
-_NOISE_FLOOR = 1e-12
-"""Least noise variance, in units of the outputs' variance."""
-_BATCH_ELEMENTS = 2**22
-"""Members times output values held at once while the noise is measured."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,10 @@ class DeepEnsemble:
         per channel, the mean squared residual of the ensemble's mean.
 
     Examples:
+        >>> import torch
+        >>> from probneural.fields import Field
         >>> from probneural.grids import Grid
+        >>> from probneural.pairs import FieldPairs
         >>> def damp(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
         ...     for parameter in operator.parameters():
         ...         parameter.data.mul_(0.5)
@@ -146,7 +141,7 @@ class DeepEnsemble:
             DataError: If the data are not finite pairs.
             ShapeError: If the operator's outputs do not fit the data's.
         """
-        copied = _copy(check_module(operator, "operator"))
+        copied = copied_operator(check_module(operator, "operator"))
         layout = ParameterVector.of(copied)
         given = training_data(data, copied, is_shared=False)
         pairs = owned(given)
@@ -163,80 +158,10 @@ class DeepEnsemble:
             with tqdm(total=len(own), desc="ensemble", unit="member", disable=not self.show_progress) as bar, alone():
                 trained = train_members(task, jobs[own.start : own.stop], workers=self.workers, tick=bar.update)
             states |= exchanged(trained, jobs, like=state_of(copied))
-        return _predictor(copied, layout, [states[number] for number in range(self.members)], training_data(data, copied))
-
-
-def owned(data: TrainingData) -> Dataset:
-    """Data of one dtype that a training function may change: copies of what is in memory."""
-    if not isinstance(data.pairs, FieldPairs):
-        return data.pairs.to(data.inputs.dtype).to(data.inputs.device)
-    inputs, outputs = data.pairs.inputs, data.pairs.outputs.to(data.inputs.dtype)
-    copies = (Field(side.values.clone(), side.grid) for side in (inputs, outputs))
-    return FieldPairs(*copies, groups=data.pairs.groups)
+        members = [states[number] for number in range(self.members)]
+        return predictor_of_members(copied, layout, members, training_data(data, copied))
 
 
 def check_members(members: object, seed: object) -> tuple[int, int]:
     """Return number and seed of an ensemble, or raise an ArgumentError unless they are integers in range."""
     return check_integer(members, "members", most=2**20), check_seed(seed)
-
-
-def _copy(operator: nn.Module) -> nn.Module:
-    """A copy without gradients.
-
-    Raises:
-        UnsupportedError: If parameters differ in precision.
-    """
-    copied = copy.deepcopy(operator)
-    for parameter in copied.parameters():
-        parameter.grad = None
-    dtypes = {(value.real if value.is_complex() else value).dtype for value in copied.parameters()}
-    if len(dtypes) > 1:
-        raise UnsupportedError(
-            expected="an operator with parameters of one precision",
-            got=", ".join(sorted(map(str, dtypes))),
-            remedy="convert it with .to(dtype)",
-        )
-    return copied
-
-
-def _predictor(
-    operator: nn.Module, layout: ParameterVector, states: Sequence[State], data: TrainingData
-) -> WeightSampledPredictor:
-    """Stack what differs between members, and measure the noise."""
-    operator = operator.eval().requires_grad_(False)
-    names = [name for name, _ in operator.named_buffers()]
-    differ = [name for name in names if not all(torch.equal(state[name], states[0][name]) for state in states)]
-    shapes = {name: {tuple(state[name].shape) for state in states} for name in names}
-    uneven = [name for name in names if len(shapes[name]) > 1]
-    if uneven:
-        raise UnsupportedError(
-            expected="members with buffers of one shape", got=f"{uneven[0]} of {shapes[uneven[0]]}", remedy="fix its shape"
-        )
-    with torch.no_grad():
-        for name, tensor in (*operator.named_parameters(), *operator.named_buffers()):
-            tensor.data = states[0][name].clone()  # as `Module.to` does it: what is tied stays tied
-    units = data.output_units()[1].square()
-
-    def built(noise: Float64[Tensor, " c"]) -> WeightSampledPredictor:
-        return WeightSampledPredictor(
-            operator=operator,
-            layout=layout,
-            vectors=torch.stack([layout.flatten(state) for state in states]),
-            noise=noise,
-            domain=data.inputs.grid,
-            in_channels=data.inputs.channels,
-            buffers={name: torch.stack([state[name] for state in states]) for name in differ},
-        )
-
-    return built(torch.maximum(_mean_square_residual(built(units), data), _NOISE_FLOOR * units))
-
-
-@torch.no_grad()
-def _mean_square_residual(predictor: WeightSampledPredictor, data: TrainingData) -> Float64[Tensor, " c"]:
-    """Of the members' mean, by quadrature, per channel; some functions at a time."""
-    step = max(1, _BATCH_ELEMENTS // (predictor.members * predictor.out_channels * data.grid.size))
-    total = torch.zeros(predictor.out_channels, dtype=torch.float64, device=predictor.device)
-    for batch in data.batches(step):
-        mean = predictor(batch.inputs, data.query).mean.to(torch.float64)
-        total += Field(batch.outputs.values.to(torch.float64) - mean, data.grid).mean_square().sum(0)
-    return data.summed(total) / data.functions

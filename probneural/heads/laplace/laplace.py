@@ -36,6 +36,9 @@ _MATERIALISED = 2**25
 
 TRAJECTORY = "trajectory"
 """Name of the structure of weights that were observed while training went on; no curvature is behind it."""
+VARIATIONAL = "variational"
+"""Name of the structure of weights that variational inference fitted."""
+_OTHERS = (TRAJECTORY, VARIATIONAL)
 _VARIANCE_ESTIMATION = VarianceEstimation()
 _STRUCTURE = Kronecker(probes=16)
 """What fits operators of any size in about the time that training them takes."""
@@ -144,7 +147,7 @@ class Laplace:
 
 
 class LaplacePredictor(Predictor):
-    """What `Laplace` and `SWAG` fit.
+    """What `Laplace`, `SWAG` and `BayesianOperator(VariationalInference(...))` fit.
 
     Attributes:
         operator: The predictor's own copy of the operator.
@@ -178,9 +181,9 @@ class LaplacePredictor(Predictor):
         shift: Float[Tensor, " P"] | None = None,
     ) -> None:
         layout.check(operator)
-        if structure not in (*STRUCTURES, TRAJECTORY):
+        if structure not in (*STRUCTURES, *_OTHERS):
             raise ArgumentError(
-                expected=f"one of {', '.join((*STRUCTURES, TRAJECTORY))}",
+                expected=f"one of {', '.join((*STRUCTURES, *_OTHERS))}",
                 got=repr(structure),
                 remedy="name the weights' structure",
             )

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from probneural.checks import assign, check_choice, check_flag, check_integer
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError
-from probneural.heads.last_layer.chain_diagnostics import chain_report
+from probneural.heads.chain_diagnostics import chain_report
 from probneural.heads.last_layer.laplace import LastLayerLaplace, LastLayerPredictor
 from probneural.heads.last_layer.predictors import (
     FAMILIES,
@@ -25,20 +25,21 @@ from probneural.heads.last_layer.predictors import (
     VariationalLastLayerPredictor,
 )
 from probneural.heads.last_layer.target import Target
+from probneural.heads.pyro_inference import optimise, pyro_module
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, seeded, stream
 from probneural.threads import GLOBAL_GENERATORS
 
+LOW_RANK = "low_rank"
+"""The family that is for all weights alone."""
 _COORDINATES = ("principal", "weights", "whitened")
 """In what coordinates chains move."""
 
 
 _DEPTH = 8
 """Trajectories have at most 2^8 steps: longer ones make the first steps of adaptation slow, and are not needed after it."""
-_PARTICLES, _WINDOW = 64, 250
-"""Draws per step of variational inference, and steps between looks at the bound."""
-_RATES = (0.1, 0.03, 0.01, 0.003, 0.001)
-"""Learning rates of variational inference, one after the other."""
+_PARTICLES = 64
+"""Draws per step of variational inference."""
 _GAIN = 0.01
 """Nats that a window has to gain for its learning rate to be kept."""
 
@@ -91,30 +92,38 @@ class NUTS:
 class VariationalInference:
     """The Gaussian of a family that is nearest to the posterior in KL(q | p).
 
-    The optimiser is Adam with 64 draws per step. Every 250 steps its parameters are averaged over the later
-    half and the bound is computed in closed form. Where it gains less than 0.01 nats, the learning rate falls to the next of
-    0.1, 0.03, 0.01, 0.003 and 0.001; after the last, it has converged. Locations are in coordinates whitened by the
-    posterior, which changes neither family nor optimum.
+    The optimiser is Adam. Every 250 steps its parameters are averaged over the later half. Where the bound gains too little,
+    the learning rate falls to the next of 0.1, 0.03, 0.01, 0.003 and 0.001; after the last, it has converged.
+
+    In `BayesianLastLayer` there are 64 draws per step, and the bound is computed in closed form: too little is less than 0.01
+    nats. Locations are in coordinates whitened by the posterior, which changes neither family nor optimum. In
+    `BayesianOperator` there are two draws per step, each on a batch of functions, in units of the standard deviations of its
+    Gaussian approximation, and rates are divided by the root of the largest curvature in those units. The bound is the mean
+    over half a window: too little is less than twice its standard error.
 
     Args:
-        family: `"mean_field"`, independent weights, or `"full_rank"`, all Gaussians.
+        family: `"mean_field"`, independent weights; `"full_rank"`, all Gaussians, for the last layer alone; or `"low_rank"`,
+            independent weights plus some directions, for all weights alone.
         steps: The most steps.
+        rank: Directions of `"low_rank"`.
 
     Raises:
         ArgumentError: If a setting is out of range.
 
     Reference:
-        Kucukelbir et al. (2017), Automatic differentiation variational inference.
+        Kucukelbir et al. (2017), Automatic differentiation variational inference; Ong, Nott and Smith (2018), Gaussian
+        variational approximation with a factor covariance structure, for `"low_rank"`.
     """
 
     family: str = "full_rank"
     _: KW_ONLY
     steps: int = 20_000
+    rank: int = 10
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_choice(self.family, FAMILIES, "family")
-        assign(self, steps=check_integer(self.steps, "steps"))
+        check_choice(self.family, (*FAMILIES, LOW_RANK), "family")
+        assign(self, steps=check_integer(self.steps, "steps"), rank=check_integer(self.rank, "rank"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +185,9 @@ class BayesianLastLayer:
             check_choice(self.method, ("nuts", *FAMILIES), "method", remedy=remedy, error=UnsupportedError)
         assign(self, seed=check_seed(self.seed), show_progress=check_flag(self.show_progress, "show_progress"))
         method = self._method
+        if isinstance(method, VariationalInference) and method.family == LOW_RANK:
+            remedy = "VariationalInference('full_rank') is cheap for a last layer"
+            check_choice(method.family, FAMILIES, "family", remedy=remedy, error=UnsupportedError)
         if (
             isinstance(method, NUTS)
             and method.infer_hyperparameters
@@ -214,7 +226,7 @@ class BayesianLastLayer:
             ArgumentError: If a setting is out of range or of a wrong shape, or the prior fixes all weights.
             DataError: If the data are not finite.
         """
-        pyro = _pyro()
+        pyro = pyro_module("BayesianLastLayer")
         method = self._method
         with torch.inference_mode(False), torch.enable_grad(), GLOBAL_GENERATORS:  # Pyro's handlers are global too
             closed = LastLayerLaplace(
@@ -311,7 +323,7 @@ class BayesianLastLayer:
         with seeded(self.seed, "variational"), pyro.get_param_store().scope():  # Pyro draws from torch's global generator
             family = (_mean_field if method.family == "mean_field" else _full_rank)(pyro, target)
             with tqdm(total=method.steps, desc=method.family, unit="step", disable=not self.show_progress, leave=False) as bar:
-                history, converged = _optimise(pyro, family, target, steps=method.steps, tick=bar.update)
+                history, converged = _optimised(pyro, family, target, steps=method.steps, tick=bar.update)
             location, root = (part.detach() for part in family.moments())
         channels, features = closed.prior_precision.shape
         factor = torch.zeros(channels * features, root.shape[1], dtype=torch.float64)
@@ -398,50 +410,16 @@ def _full_rank(pyro: ModuleType, target: Target) -> _Family:
     return _Family(model, guide, moments)
 
 
-def _optimise(
+def _optimised(
     pyro: ModuleType, family: _Family, target: Target, *, steps: int, tick: Callable[[], object]
 ) -> tuple[Float64[Tensor, " w"], bool]:
     """Run stochastic variational inference; return the bound after every window, and whether it has converged."""
-    from pyro.infer import SVI, Trace_ELBO
-
-    history: list[float] = []
-    parameters = list(family.guide.parameters())
-    left = steps
-    for rate in _RATES:
-        loss = Trace_ELBO(num_particles=_PARTICLES, vectorize_particles=True, max_plate_nesting=0)
-        step = SVI(family.model, family.guide, pyro.optim.Adam({"lr": rate}), loss=loss).step
-        gained = math.inf
-        while gained >= _GAIN:
-            if left == 0:
-                return torch.tensor(history, dtype=torch.float64), False
-            length = min(_WINDOW, left)
-            sums, count = [torch.zeros_like(parameter) for parameter in parameters], 0
-            for number in range(length):
-                step()
-                tick()
-                if number >= length // 2:
-                    count += 1
-                    for total, parameter in zip(sums, parameters, strict=True):
-                        total += parameter.detach()
-            left -= length
-            with torch.no_grad():
-                for total, parameter in zip(sums, parameters, strict=True):
-                    parameter.copy_(total / count)
-                history.append(target.bound(*family.moments()))
-            gained = history[-1] - history[-2] if len(history) > 1 else math.inf
-    return torch.tensor(history, dtype=torch.float64), True
-
-
-def _pyro() -> ModuleType:
-    """Pyro, which is imported when it is needed and here only.
-
-    Raises:
-        ImportError: If it is not installed.
-    """
-    try:
-        import pyro
-        import pyro.infer.autoguide
-    except ModuleNotFoundError as error:
-        raise ImportError(f"BayesianLastLayer needs {error.name}: pip install 'probneural[pyro]'") from error
-    module: ModuleType = pyro
-    return module
+    return optimise(
+        pyro,
+        family.model,
+        family.guide,
+        loss=pyro.infer.Trace_ELBO(num_particles=_PARTICLES, vectorize_particles=True, max_plate_nesting=0),
+        steps=steps,
+        tick=tick,
+        bound=lambda _: (target.bound(*family.moments()), _GAIN),
+    )

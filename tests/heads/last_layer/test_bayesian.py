@@ -23,7 +23,7 @@ from probneural.errors import ArgumentError, DataError, ReadoutError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import NUTS, BayesianLastLayer, ConvergenceWarning, LastLayerLaplace, VariationalInference
-from probneural.heads.last_layer.chain_diagnostics import chain_report, effective_size, split_r_hat
+from probneural.heads.chain_diagnostics import chain_report, effective_size, split_r_hat
 from probneural.metrics import score
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs
@@ -601,7 +601,7 @@ def test_pyro_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: NUTS(chains=1.0), ArgumentError, "an integer of at least 1 as chains"),
         (lambda: NUTS(coordinates="polar"), ArgumentError, "coordinates among principal, weights, whitened; got 'polar'"),
         (lambda: VariationalInference(steps=0), ArgumentError, "an integer of at least 1 as steps"),
-        (lambda: VariationalInference("laplace"), ArgumentError, "family among mean_field, full_rank; got 'laplace'"),
+        (lambda: VariationalInference("laplace"), ArgumentError, "family among mean_field, full_rank, low_rank; got 'laplace'"),
         (lambda: BayesianLastLayer(seed=-1), ArgumentError, "seed as an integer of at least 0"),
         (lambda: BayesianLastLayer(seed=0.5), ArgumentError, "seed as an integer of at least 0"),
         (

@@ -78,6 +78,3 @@ def effective_size(chains: Float64[Tensor, "m n k"]) -> Float64[Tensor, " k"]:
     time = -1.0 + 2.0 * torch.where(positive > 0, monotone, 0.0).sum(0)
     total = count * length
     return total / time.clamp_min(1.0 / math.log10(total))
-
-
-# Predictors

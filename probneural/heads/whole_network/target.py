@@ -1,0 +1,172 @@
+"""The density of all weights that chains and variational families see: its energy, a batch of functions at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
+
+from probneural.curvature.products.functions import gauss_newton_vector_product
+from probneural.curvature.weights.roots import WeightRoot
+from probneural.errors import UnsupportedError
+from probneural.fields import evaluate
+from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
+from probneural.heads.weight_problem import WeightProblem, prepare
+from probneural.pairs import Dataset
+from probneural.randomness import stream
+from probneural.threads import copy_for_call
+
+_PROBED_FUNCTIONS, _PROBED_VALUES = 8, 64
+"""Training functions, and values of theirs, that chains are compared by."""
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkTarget:
+    """Minus the log density of all weights, up to a constant, whose mean over batches is that of all data.
+
+    With N functions and batches of b,
+
+        U(w) = N / b sum over functions of the batch and c of m_c / (2 s_c^2 |D|) * integral of (y - f(w))^2
+               + 1/2 sum over j of tau_j w_j^2.
+
+    Attributes:
+        problem: Operator, data and given hyper-parameters.
+        laplace: The Gaussian approximation that hyper-parameters, starting points and scales come from.
+        batch_size: b, at most N.
+    """
+
+    problem: WeightProblem
+    laplace: LaplacePredictor
+    batch_size: int
+
+    @classmethod
+    def of(cls, operator: nn.Module, data: Dataset, *, laplace: Laplace, batch_size: int) -> NetworkTarget:
+        """Fit the Gaussian approximation, and take over what it found.
+
+        Raises:
+            UnsupportedError: If its structure has no factorised covariance.
+        """
+        fitted = laplace.fit(operator, data)
+        if fitted.structure == "iterative":
+            raise UnsupportedError(
+                expected="a structure whose covariance is known as a product",
+                got="iterative",
+                remedy='give laplace=Laplace("kronecker") or Laplace("diagonal")',
+            )
+        problem = prepare(
+            operator,
+            data,
+            parameters=fitted.layout.names,
+            noise=fitted.noise,
+            prior_precision=fitted.prior_precision,
+            effective_observations=fitted.effective_observations,
+            is_shared=False,
+        )
+        return cls(problem, fitted, min(batch_size, problem.data.functions))
+
+    @property
+    def moving(self) -> int:
+        """How many weights the prior does not fix."""
+        return int((self.prior_precision > 0).sum())
+
+    @property
+    def root(self) -> WeightRoot:
+        """R of the Gaussian approximation's covariance R R^T."""
+        return self.laplace.weights
+
+    @cached_property
+    def centre(self) -> Float64[Tensor, " P"]:
+        """The trained weights."""
+        return self.problem.vector.to(torch.float64)
+
+    @cached_property
+    def prior_precision(self) -> Float64[Tensor, " P"]:
+        """tau; zero for weights that the prior fixes, which do not move."""
+        assert self.problem.prior is not None
+        prior = self.problem.prior.to(self.centre)
+        return torch.where(prior.isinf(), 0.0, prior)
+
+    @cached_property
+    def _weights(self) -> Float64[Tensor, "c p"]:
+        return self.problem.weights
+
+    def potential(self, vector: Float64[Tensor, " P"], rows: Tensor | slice) -> Float64[Tensor, ""]:
+        """U on a batch; differentiable."""
+        problem = self.problem
+        batch = problem.data.pairs[rows]
+        weights = problem.layout.unflatten(vector.to(problem.vector))
+        predicted = evaluate(copy_for_call(problem.operator, weights), batch.inputs, problem.query)
+        residuals = batch.outputs.values.to(torch.float64) - predicted.to(torch.float64)
+        squares = (residuals.flatten(2).square() * self._weights).sum()
+        fraction = problem.data.functions / len(batch)
+        return 0.5 * (fraction * squares + (self.prior_precision * vector.square()).sum())
+
+    def gradient(self, vector: Float64[Tensor, " P"], rows: Tensor | slice) -> Float64[Tensor, " P"]:
+        """Of U on a batch."""
+        with torch.enable_grad():
+            leaf = vector.detach().clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.potential(leaf, rows), leaf)
+        return gradient
+
+    def scaled(self, gradient: Float64[Tensor, " P"]) -> Float64[Tensor, " k"]:
+        """R^T g: a gradient in the coordinates x of w = centre + R x."""
+        return self.root.transposed_product(gradient[None])[0].to(torch.float64)
+
+    def moved(self, latent: Float64[Tensor, " k"]) -> Float64[Tensor, " P"]:
+        """R x."""
+        return self.root.product(latent[None])[0].to(torch.float64)
+
+    def batches(self, seed: int, number: int) -> Iterator[Tensor]:
+        """Rows of one batch after the other, all functions once before any comes twice; without end."""
+        generator = stream(seed, "weight batches", number)
+        while True:
+            order = torch.randperm(self.problem.data.functions, generator=generator)
+            whole = len(order) // self.batch_size * self.batch_size
+            yield from order[:whole].split(self.batch_size)
+
+    def largest_curvature(
+        self, vector: Float64[Tensor, " P"], *, direction: Float64[Tensor, " k"] | None = None, iterations: int = 12
+    ) -> tuple[float, Float64[Tensor, " k"]]:
+        """Largest eigenvalue of R^T H R and where it lies, with H the Gauss-Newton approximation at some weights.
+
+        It is 1 at the trained weights where the Gaussian approximation is exact. Power iteration approaches it from below.
+
+        Args:
+            vector: The weights.
+            direction: Where to start; at random by default.
+            iterations: Products with H.
+        """
+        problem = self.problem
+        if direction is None:
+            generator = stream(0, "stiffest direction")
+            direction = torch.randn(self.root.rank, generator=generator, dtype=torch.float64, device="cpu").to(self.centre)
+        for _ in range(iterations):
+            moved = self.moved(direction / direction.norm()).to(problem.vector)
+            likelihood = gauss_newton_vector_product(problem.curvature, vector.to(problem.vector), moved[None])[0]
+            direction = self.scaled(likelihood.to(torch.float64) + self.prior_precision * moved)
+        return float(direction.norm()), direction
+
+    def largest_gradient_noise(self, vector: Float64[Tensor, " P"], *, batches: int = 16) -> float:
+        """Largest eigenvalue of the covariance of batch gradients at some weights, in the coordinates x; estimated.
+
+        0 where a batch is all data. It is the largest eigenvalue of the sample covariance of some batches.
+        """
+        if self.batch_size >= self.problem.data.functions:
+            return 0.0
+        rows = self.batches(0, 0)
+        forces = torch.stack([self.scaled(self.gradient(vector, next(rows))) for _ in range(batches)])
+        deviations = forces - forces.mean(0)
+        return float(torch.linalg.eigvalsh(deviations @ deviations.mT)[-1]) / (batches - 1)
+
+    @torch.no_grad()
+    def probes(self, vector: Float64[Tensor, " P"]) -> Float64[Tensor, " q"]:
+        """Some outputs for some training functions: what can be compared between chains whose weights are not identified."""
+        problem = self.problem
+        inputs = problem.data.some(_PROBED_FUNCTIONS).inputs
+        weights = problem.layout.unflatten(vector.to(problem.vector))
+        values = evaluate(copy_for_call(problem.operator, weights), inputs, problem.query).flatten().to(torch.float64)
+        return values[:: max(1, len(values) // _PROBED_VALUES)].cpu()
