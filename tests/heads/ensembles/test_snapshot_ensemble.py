@@ -51,7 +51,8 @@ def test_a_kept_operator_is_the_first_member() -> None:
 
 def test_running_statistics_are_the_members_own() -> None:
     case = operator_case("conv")
-    predictor = SnapshotEnsemble(3, train=briefly, show_progress=False).fit(case.operator, case.data)
+    operator = copy.deepcopy(case.operator).train()  # whatever mode other tests left it in
+    predictor = SnapshotEnsemble(3, train=briefly, show_progress=False).fit(operator, case.data)
     assert len({float(member.norm.running_mean.sum()) for member in predictor.operators()}) == 3  # type: ignore[union-attr]
 
 
