@@ -95,7 +95,7 @@ def draws_of_weights(readout: Readout, deviations: Float64[Tensor, "s c f"]) -> 
     return evaluated
 
 
-def deviated(mean: Tensor, rows: Float[Tensor, "n p f"], deviations: Float64[Tensor, "s c f"]) -> Float[Tensor, "s n c *grid"]:
+def deviated(mean: Tensor, rows: Float[Tensor, "m p f"], deviations: Float64[Tensor, "s c f"]) -> Float[Tensor, "s n c *grid"]:
     """Values of draws of the last layer, draw i at the i-th of s equal parts of the functions.
 
     Args:
