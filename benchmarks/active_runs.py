@@ -62,7 +62,7 @@ class FNOTraining:
         projection: Features of its last layer.
         steps: Gradient steps.
         batch_size: Pairs a step.
-        learning_rate: Peak of the one-cycle schedule.
+        learning_rate: Peak of the schedule.
     """
 
     modes: tuple[int, ...]

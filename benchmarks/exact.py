@@ -59,14 +59,14 @@ def cases() -> list[Case]:
     def line(problem: pn.problems.Problem, points: int, *, rate: float = 1e-3, **options: Any) -> Case:
         """A problem in one dimension; the DeepONet's learning rate was chosen by validation error."""
         finer = 4 * points if problem.grid(points).periodic[0] else 4 * points - 3
-        trained = recipes.fno(16, epochs=60, **options), recipes.deeponet(epochs=80, learning_rate=rate)
+        trained = recipes.fno(16, epochs=60, **options), recipes.deeponet(epochs=60, learning_rate=rate)
         return Case(ProblemSource(problem, (points,), (finer,)), trained)
 
-    def square(problem: pn.problems.Problem, points: int, **options: Any) -> Case:
-        """A problem in two dimensions, without a DeepONet: no budget of minutes does it justice on 500 rough inputs."""
+    def square(problem: pn.problems.Problem, points: int, *, rate: float = 3e-3, **options: Any) -> Case:
+        """A problem in two dimensions, its rate chosen likewise; no budget of minutes does a DeepONet justice on 500 inputs."""
         finer = 2 * points if problem.grid(points).periodic[0] else 2 * points - 1
         source = ProblemSource(problem, (points, points), (finer, finer), pairs=500, finer_fields=50)
-        return Case(source, (recipes.fno(9, 9, epochs=16, **plane, **options),))
+        return Case(source, (recipes.fno(9, 9, epochs=16, learning_rate=rate, **plane, **options),))
 
     default = [
         line(problems.Burgers(viscosity=0.1), 64),
@@ -77,9 +77,9 @@ def cases() -> list[Case]:
     further = [
         line(problems.VariableSpeedAdvection(), 64),
         line(problems.Antiderivative(equation="logistic"), 65, rate=3e-3, **walls),
-        square(problems.Heat(dimension=2), 32),
-        square(problems.Helmholtz(), 33, **walls),
-        square(problems.Darcy2D(), 33, **walls),
+        square(problems.Heat(dimension=2), 32, rate=1e-2),
+        square(problems.Helmholtz(), 33, rate=1e-2, **walls),
+        square(problems.Darcy2D(), 33, rate=1e-2, **walls),
         Case(
             ProblemSource(problems.SignalSeparation(), (200,), None),
             (recipes.fno(24, epochs=30, width=24, **walls), recipes.deeponet(epochs=40)),

@@ -20,7 +20,7 @@ class Recipe:
     Attributes:
         kind: Which operator.
         epochs: Passes over the training pairs; 0 for what is solved in one step.
-        learning_rate: Peak of the one-cycle schedule.
+        learning_rate: Peak of the schedule.
         options: Arguments of the operator's constructor beside channels, modes and grids.
     """
 
@@ -70,9 +70,9 @@ class Recipe:
         return operator, facts, history
 
 
-def fno(*modes: int, epochs: int, **options: Any) -> Recipe:
+def fno(*modes: int, epochs: int, learning_rate: float = 3e-3, **options: Any) -> Recipe:
     """An FNO with these modes per axis."""
-    return Recipe("FNO", epochs=epochs, options={"modes": modes, **options})
+    return Recipe("FNO", epochs=epochs, learning_rate=learning_rate, options={"modes": modes, **options})
 
 
 def deeponet(*, epochs: int, learning_rate: float = 1e-3, **options: Any) -> Recipe:

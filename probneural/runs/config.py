@@ -111,8 +111,8 @@ class Training:
         epochs: Passes over the training pairs; "auto" takes some 30,000 pairs in all, in 20 to 200 passes, and DeepONets twice
             that.
         batch_size: Pairs a step.
-        learning_rate: The cycle's peak; "auto" is 3e-3 for an FNO and 1e-3 for DeepONets.
-        weight_decay: AdamW's decay.
+        learning_rate: The schedule's peak; "auto" is 3e-3 for an FNO and 1e-3 for DeepONets.
+        weight_decay: Decay of Muon and AdamW.
         validation: Fraction of the training pairs that is only watched; 0 trains on all.
         seed: Random seed of the order of batches.
         device: Where to train and predict: "auto" (CUDA, MPS or CPU), "cpu", "cuda:0".

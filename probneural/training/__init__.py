@@ -15,6 +15,7 @@ from probneural.training.losses import (
     WeightedSum,
     relative_l2,
 )
+from probneural.training.muon import Muon
 from probneural.training.options import Checkpoint, EarlyStopping, Optimization
 from probneural.training.trainer import fit
 from probneural.training.unrolling import Unroll
@@ -32,6 +33,7 @@ __all__ = [
     "Loading",
     "Loss",
     "MLflowLog",
+    "Muon",
     "Optimization",
     "PDEResidual",
     "Progress",

@@ -14,7 +14,7 @@ from probneural.training import schema
 
 _RATES = ("lr", "betas")
 _STEPS = ("last_epoch", "_step_count", "_last_lr")
-"""What training changes in the settings of AdamW and the state of our schedules; the rest follows from the arguments."""
+"""What training changes in settings of Muon and AdamW and in the state of our schedules; the rest follows from arguments."""
 
 
 class _Checkpoint(TypedDict):
@@ -131,7 +131,7 @@ def check_weights(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor])
 
 
 def check_moments(moments: Mapping[str, Tensor], parameters: list[Tensor]) -> None:
-    """Raise a FileError unless each moment has the shape of its parameter, or none."""
+    """Raise a FileError unless each moment has the shape of its parameter, in the optimiser's order, or none."""
     for name, tensor in moments.items():
         number = name.partition(".")[0]
         if number not in map(str, range(len(parameters))):

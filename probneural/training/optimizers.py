@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler,
 
 from probneural.checks import described
 from probneural.errors import ArgumentError
+from probneural.training.muon import Muon
 from probneural.training.options import Optimization
 
 
@@ -21,6 +22,8 @@ def make_optimizer(parameters: list[Tensor], *, learning_rate: float, options: O
     Raises:
         ArgumentError: If a callable of the user's returns something else.
     """
+    if options.optimizer == "muon":
+        return Muon(parameters, learning_rate, weight_decay=options.weight_decay)
     if options.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=options.weight_decay)
     if options.optimizer == "lbfgs":

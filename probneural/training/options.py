@@ -27,8 +27,10 @@ MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
 MakeSchedule: TypeAlias = Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler]
 """Called with the optimiser and the number of its steps; the schedule's `step()` follows each of them."""
 
-OPTIMIZERS = ("adamw", "lbfgs")
-SCHEDULES = ("one-cycle", "cosine")
+OPTIMIZERS = ("muon", "adamw", "lbfgs")
+WITH_DECAY = ("muon", "adamw")
+"""Optimisers that take `weight_decay`."""
+SCHEDULES = ("cosine", "one-cycle")
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Names of the dtypes that autocast may take."""
 
@@ -74,14 +76,16 @@ class EarlyStopping:
 class Optimization:
     """How weights are moved: the optimiser, its schedule, and what is done with gradients and weights.
 
-    The defaults are AdamW under a one-cycle schedule, in the operator's own precision.
+    The defaults are Muon for small matrices and AdamW for other weights under a cosine, in the operator's own precision: the
+    most accurate of the candidates that `python -m benchmarks training` compares.
 
     Args:
-        optimizer: `"adamw"`; `"lbfgs"` (full batches, few weights, with a strong Wolfe line search: give
+        optimizer: `"muon"`, [Muon][probneural.training.Muon] for matrices and AdamW for the rest; `"adamw"`, for all weights;
+            `"lbfgs"` (full batches, few weights, with a strong Wolfe line search: give
             `learning_rate=1.0`, `schedule=None` and a `batch_size` of all pairs); or a callable that is given the parameters
             and `lr=`, as classes of `torch.optim` take them: `functools.partial(torch.optim.SGD, momentum=0.9)`.
-        weight_decay: AdamW's decay, dimensionless; other optimisers bring their own.
-        schedule: `"one-cycle"`, `"cosine"` (from the learning rate to zero), None for a constant rate, or a callable of the
+        weight_decay: Decay of Muon and AdamW, dimensionless; other optimisers bring their own.
+        schedule: `"cosine"` (from the learning rate to zero), `"one-cycle"`, None for a constant rate, or a callable of the
             optimiser and the total number of steps that returns a schedule of `torch.optim.lr_scheduler`.
         gradient_clip: Largest norm of the gradient of all weights together, in units of loss over weights; None for any.
         accumulation: Batches whose gradients make one step; the last step of an epoch may have fewer.
@@ -95,13 +99,13 @@ class Optimization:
         ArgumentError: If an option is none of these, or two contradict each other.
 
     Examples:
-        >>> Optimization(schedule="cosine", gradient_clip=1.0).accumulation
+        >>> Optimization(optimizer="adamw", gradient_clip=1.0).accumulation
         1
     """
 
-    optimizer: Literal["adamw", "lbfgs"] | MakeOptimizer = "adamw"
+    optimizer: Literal["muon", "adamw", "lbfgs"] | MakeOptimizer = "muon"
     weight_decay: float = 0.0
-    schedule: Literal["one-cycle", "cosine"] | MakeSchedule | None = "one-cycle"
+    schedule: Literal["one-cycle", "cosine"] | MakeSchedule | None = "cosine"
     gradient_clip: float | None = None
     accumulation: int = 1
     averaging: float | None = None
@@ -133,9 +137,9 @@ class Optimization:
             accumulation=check_integer(self.accumulation, "accumulation"),
             averaging=None if self.averaging is None else check_real(self.averaging, "averaging", above=0.0, below=1.0),
         )
-        if self.weight_decay > 0 and self.optimizer != "adamw":
+        if self.weight_decay > 0 and self.optimizer not in WITH_DECAY:
             raise ArgumentError(
-                expected="weight_decay with AdamW alone",
+                expected="weight_decay with Muon or AdamW",
                 got=f"weight_decay={self.weight_decay} with another optimizer",
                 remedy="give it to that one: functools.partial(torch.optim.SGD, weight_decay=...)",
             )

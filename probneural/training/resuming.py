@@ -13,7 +13,7 @@ import torch
 from probneural.errors import FileError
 from probneural.processes import gathered, rank, world_size
 from probneural.training import atomic, checkpoints, files, optimizers, parallel, weights
-from probneural.training.options import Checkpoint
+from probneural.training.options import WITH_DECAY, Checkpoint
 from probneural.training.run import Run
 
 
@@ -104,7 +104,7 @@ class Keeper:
         tensors, metadata = files.read(self.path)
         self._check_identity(metadata)
         found = checkpoints.sorted_tensors(tensors)
-        is_builtin = options.optimizer == "adamw" and (options.schedule is None or isinstance(options.schedule, str))
+        is_builtin = options.optimizer in WITH_DECAY and (options.schedule is None or isinstance(options.schedule, str))
         checkpoints.check_weights(found.model, run.operator.state_dict())
         groups, schedule = checkpoints.check_progress(
             metadata,
@@ -115,9 +115,9 @@ class Keeper:
             is_builtin=is_builtin,
         )
         if is_builtin:
-            checkpoints.check_moments(found.optimizer, run.parameters)
+            checkpoints.check_moments(found.optimizer, [one for group in run.optimizer.param_groups for one in group["params"]])
             if metadata["state"]:
-                raise checkpoints.other("the state of AdamW")
+                raise checkpoints.other("the moments of this run's optimiser")
         has_begun = bool(metadata["losses"] or metadata["step"])
         if run.average is not None and has_begun:
             checkpoints.check_weights(found.average, run.average.trained)

@@ -62,7 +62,7 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
     callbacks: Sequence[Callback] = (),
     show_progress: bool = True,
 ) -> History:
-    """Train an operator in place, by default with AdamW under a one-cycle schedule.
+    """Train an operator in place, by default with Muon and AdamW under a cosine schedule.
 
     The last weights are kept: the validation split (taken from the training data) is for watching only, so nothing is
     chosen by it unless early stopping is asked for. Operators of this library first take their units from the training part,
@@ -83,7 +83,7 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         seed: Names the split and the order of the batches, a non-negative integer; the same seed, data, thread count and
             number of processes give the same bits.
         batch_size: Pairs a batch, over all processes.
-        learning_rate: The schedule's peak.
+        learning_rate: The schedule's peak, dimensionless.
         validation: Share of the pairs that is only watched; 0 trains on all.
         loss: Loss of a batch, `loss(predicted, target, grid)`; by default the relative L2 error by quadrature, averaged over
             channels and functions. See [`losses`][probneural.training.losses] for others.
@@ -126,7 +126,7 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
     told = _checked_callbacks(callbacks)
     kept = _checked_checkpoint(checkpoint)
     read = _checked_option(loading, Loading, "loading", remedy="give Loading(workers=2) for example") or Loading()
-    remedy = 'give Optimization(schedule="cosine") for example'
+    remedy = 'give Optimization(optimizer="adamw") for example'
     options = _checked_option(optimization, Optimization, "optimization", remedy=remedy) or Optimization()
     plan = Plan(
         epochs=check_integer(epochs, "epochs"),

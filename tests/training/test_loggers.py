@@ -48,7 +48,7 @@ def test_what_callbacks_are_told() -> None:
     for epoch in range(4):
         mean = sum(progress.losses["step"] for progress in steps[3 * epoch : 3 * epoch + 3]) / 3
         assert mean == pytest.approx(history.train[epoch])
-    assert steps[5].learning_rate > steps[-1].learning_rate > 0.0
+    assert steps[5].learning_rate > steps[-2].learning_rate > steps[-1].learning_rate >= 0.0
 
 
 def test_the_end_is_told_when_training_fails() -> None:

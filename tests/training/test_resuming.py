@@ -21,6 +21,7 @@ from tests.training.cases import built, data, same
 
 OPTIONS = {
     "default": Optimization(),
+    "adamw": Optimization(optimizer="adamw", schedule="one-cycle", weight_decay=0.1),
     "cosine, clipped": Optimization(schedule="cosine", gradient_clip=0.1, weight_decay=0.1),
     "constant rate": Optimization(schedule=None),
     "accumulated": Optimization(accumulation=2),
@@ -151,7 +152,7 @@ from tests.training.lazy import lazy
 operator = built("Convolutional")
 options = Optimization(averaging=0.9, gradient_clip=1.0, early_stopping=EarlyStopping(patience=30))
 fit(operator, lazy(data(60)), epochs=30, batch_size=6, seed=5, optimization=options, show_progress=False,
-    checkpoint=Checkpoint(sys.argv[1], seconds=0.05))
+    checkpoint=Checkpoint(sys.argv[1], seconds=0.01))
 files.write(sys.argv[2], operator.state_dict(), metadata={})
 """
 

@@ -375,16 +375,16 @@ def test_changed_checkpoints_are_refused_or_resumed(tmp_path: Path) -> None:
     settings = {"epochs": 3, "batch_size": 16, "seed": 1, "validation": 0.2, "show_progress": False}
     with pytest.raises(Killed):
         fit(built("FNO"), data(), checkpoint=path, callbacks=[EachEpoch(stop)], **settings)  # type: ignore[arg-type]
-    opened, draw = file_mutations.opened(path), random.Random(3)
+    opened, draw = file_mutations.opened(path), random.Random(5)
     outcomes = []
-    for _ in range(50):
+    for _ in range(100):
         file_mutations.write(path, opened, file_mutations.mutated(opened.content, draw)[1])
         try:
             assert fit(built("FNO"), data(), checkpoint=path, **settings).epochs == 3  # type: ignore[arg-type]
             outcomes.append("resumed")
         except (FileError, TrainingError) as error:  # a changed learning rate may be too high
             outcomes.append(type(error).__name__)
-    assert outcomes.count("FileError") > 25
+    assert outcomes.count("FileError") > 50
     assert outcomes.count("resumed") > 0
 
 
