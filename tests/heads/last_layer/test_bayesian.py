@@ -356,13 +356,14 @@ def test_mean_field_is_its_closed_optimum(name: str) -> None:
     assert optimum - 0.2 <= predictor.report["bound"] <= optimum + 1e-6
 
 
-def test_mean_field_transforms_standard_deviations_of_correlated_features() -> None:
+def test_mean_field_is_narrower_than_the_margins_of_correlated_features() -> None:
+    """By twice the tolerance with which it is compared with conditional deviations: margins would fail there."""
     case = trained()
     _, covariance = case.exact()
     marginal = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     ratio = fitted("mean_field", "fno").weight_covariance.diagonal().sqrt().reshape(marginal.shape) / marginal
     assert bool((ratio < 1.0).all())
-    assert float(ratio.min()) < 0.8
+    assert float(ratio.min()) < 1.0 - 2 * 0.05
 
 
 def test_history_rises_and_ends_in_the_bound() -> None:
