@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from probneural.calibration.band_shapes import BandShape
+from probneural.calibration.band_shapes import BandShape, Modulated, band_shape
 from probneural.calibration.chunks import domain_average
 from probneural.checks import check_finite
 from probneural.distributions.base import check_values
+from probneural.distributions.predictor import Predictor
 from probneural.errors import GridError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
@@ -119,3 +120,23 @@ def band_around(shape: BandShape, quantile: Float64[Tensor, " n"], *, grid: Grid
     finite = torch.where(torch.isinf(q), torch.zeros_like(q), q)  # an infinite band has no middle
     offset = shape.centre - shape.mean + 0.5 * finite * (shape.above - shape.below)
     return BandField(mean=shape.mean, half_width=half, grid=grid, offset=offset)
+
+
+def predicted_bands(
+    predictor: Predictor,
+    inputs: Field,
+    *,
+    query: Grid | None,
+    method: Modulated,
+    quantiles: float | Float64[Tensor, " n"],
+) -> BandField:
+    """Predict n functions, and put around each the band of a quantile, or of its own one.
+
+    Raises:
+        DataError: If the inputs or predictions are not finite.
+        ShapeError: If the number of channels is not the predictor's.
+    """
+    u = predictor(inputs, query)
+    shape = band_shape(u, predictor, modulation=method.modulation, floor=method.floor)
+    each = quantiles if isinstance(quantiles, Tensor) else shape.mean.new_full((len(inputs),), quantiles)
+    return band_around(shape, each, grid=u.grid)

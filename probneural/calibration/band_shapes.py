@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float64
@@ -22,6 +22,21 @@ QUANTILES = (0.05, 0.5, 0.95)
 """What "quantiles" reads off a distribution: the band of half width 1 is its central interval of 90 %, about the median."""
 _ROUNDING = 1e-12
 """By how much a sum of quadrature weights may fall short of the fraction of the domain that it stands for."""
+
+
+@runtime_checkable
+class Modulated(Protocol):
+    """A method whose bands are a number of local scales wide."""
+
+    @property
+    def modulation(self) -> Modulation:
+        """What the local scale is."""
+        ...
+
+    @property
+    def floor(self) -> float:
+        """Its least value, as a fraction of its root mean square over the domain; dimensionless."""
+        ...
 
 
 class BandShape(NamedTuple):

@@ -7,8 +7,8 @@ from typing import overload
 
 import torch
 
-from probneural.calibration.band_fields import BandField, band_around
-from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, check_modulation
+from probneural.calibration.band_fields import BandField, predicted_bands
+from probneural.calibration.band_shapes import FLOOR, Modulation, check_modulation
 from probneural.calibration.conditional_bands import GroupBand, Labels, WeightedBand, Weights, fit_groups, fit_weighted
 from probneural.calibration.conformal import scores_for
 from probneural.checks import assign, check_real
@@ -235,9 +235,7 @@ class Band:
             DataError: If the inputs or predictions are not finite.
             ShapeError: If the number of channels is not the predictor's.
         """
-        u = self.predictor(inputs, query)
-        shape = band_shape(u, self.predictor, modulation=self.method.modulation, floor=self.method.floor)
-        return band_around(shape, shape.mean.new_full((len(inputs),), self.quantile), grid=u.grid)
+        return predicted_bands(self.predictor, inputs, query=query, method=self.method, quantiles=self.quantile)
 
     def coverage(self, pairs: Dataset) -> float:
         """The fraction of functions that lie inside, wholly or on the fraction of the domain that the method states.

@@ -13,8 +13,7 @@ from jaxtyping import Float64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.calibration.band_fields import BandField, band_around
-from probneural.calibration.band_shapes import band_shape
+from probneural.calibration.band_fields import BandField, predicted_bands
 from probneural.calibration.conformal import BandMethod, ConformalScores, scores_for, weighted_quantiles
 from probneural.checks import check_sequence, real_tensor
 from probneural.distributions.base import check_values
@@ -75,9 +74,8 @@ class GroupBand:
             ShapeError: If labels are not one per function, or the number of channels is not the predictor's.
             DataError: If the inputs or predictions are not finite.
         """
-        u = self.predictor(inputs, query)
-        shape = band_shape(u, self.predictor, modulation=self.method.modulation, floor=self.method.floor)
-        return band_around(shape, self._of(check_labels(groups, len(inputs))).to(shape.mean), grid=u.grid)
+        quantiles = self._of(check_labels(groups, len(inputs)))
+        return predicted_bands(self.predictor, inputs, query=query, method=self.method, quantiles=quantiles)
 
     def coverage(self, pairs: Dataset, *, groups: Labels) -> dict[Any, float]:
         """The fraction of functions that lie inside in each group that occurs, by label; dimensionless.
@@ -177,9 +175,8 @@ class WeightedBand:
             ShapeError: If weights are not one per function, or the number of channels is not the predictor's.
             DataError: If the inputs or predictions are not finite.
         """
-        u = self.predictor(inputs, query)
-        shape = band_shape(u, self.predictor, modulation=self.method.modulation, floor=self.method.floor)
-        return band_around(shape, self.quantiles(check_weights(weights, len(inputs))), grid=u.grid)
+        quantiles = self.quantiles(check_weights(weights, len(inputs)))
+        return predicted_bands(self.predictor, inputs, query=query, method=self.method, quantiles=quantiles)
 
     def coverage(self, pairs: Dataset, *, weights: Weights) -> float:
         """The fraction of new functions that lie inside, those with infinite bands included; dimensionless.

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, check_modulation, domain_quantile
+from probneural.calibration.band_shapes import FLOOR, Modulated, Modulation, band_shape, check_modulation, domain_quantile
 from probneural.calibration.chunks import distributions, domain_average, fingerprints
 from probneural.checks import check_real
 from probneural.distributions.base import check_values
@@ -21,7 +21,7 @@ from probneural.pairs import Dataset
 
 
 @runtime_checkable
-class BandMethod(Protocol):
+class BandMethod(Modulated, Protocol):
     """How a band is calibrated: what it states, and what it is wide in proportion to."""
 
     @property
@@ -37,16 +37,6 @@ class BandMethod(Protocol):
     @property
     def fraction(self) -> float:
         """Fraction of the domain that it states."""
-        ...
-
-    @property
-    def modulation(self) -> Modulation:
-        """What the local scale is."""
-        ...
-
-    @property
-    def floor(self) -> float:
-        """Least local scale, relative."""
         ...
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.calibration.band_fields import BandField, band_around
+from probneural.calibration.band_fields import BandField, band_around, predicted_bands
 from probneural.calibration.band_losses import BandLoss
 from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, check_modulation
 from probneural.calibration.chunks import distributions, fingerprints
@@ -197,9 +197,7 @@ class RiskBand:
             DataError: If the inputs or predictions are not finite.
             ShapeError: If the number of channels is not the predictor's.
         """
-        u = self.predictor(inputs, query)
-        shape = band_shape(u, self.predictor, modulation=self.method.modulation, floor=self.method.floor)
-        return band_around(shape, shape.mean.new_full((len(inputs),), self.quantile), grid=u.grid)
+        return predicted_bands(self.predictor, inputs, query=query, method=self.method, quantiles=self.quantile)
 
     def risk(self, pairs: Dataset) -> float:
         """The mean loss of new functions, some of which are predicted at a time; dimensionless.
