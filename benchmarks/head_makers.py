@@ -53,23 +53,21 @@ class Workshop:
 
     def __init__(self, recipe: Recipe, data: Data, *, seed: int) -> None:
         self.recipe, self.data, self.seed = recipe, data, seed
-        self._trained: dict[tuple[int, int], tuple[torch.nn.Module, float]] = {}
+        self._trained: dict[tuple[int, float], tuple[torch.nn.Module, float]] = {}
 
-    def member(self, number: int, *, parts: int = 1) -> tuple[torch.nn.Module, float]:
-        """One trained operator and its seconds of a processor; with `parts`, trained for that fraction of the epochs."""
-        key = (number, parts)
+    def member(self, number: int, *, length: float = 1.0) -> tuple[torch.nn.Module, float]:
+        """One trained operator and its seconds of a processor; of a length in units of the recipe's epochs."""
+        key = (number, length)
         if key not in self._trained:
-            recipe = Recipe(
-                self.recipe.kind, max(1, self.recipe.epochs // parts), self.recipe.learning_rate, self.recipe.options
-            )
+            recipe = replace(self.recipe, epochs=max(1, int(length * self.recipe.epochs)))
             start = time.process_time()
             operator, _, _ = recipe.train(self.data.train, seed=self.seed_of(number), tick=lambda: None)
             self._trained[key] = operator, time.process_time() - start
         return self._trained[key]
 
-    def members(self, count: int, *, parts: int = 1) -> tuple[list[torch.nn.Module], float]:
+    def members(self, count: int, *, length: float = 1.0) -> tuple[list[torch.nn.Module], float]:
         """Several trained operators, and their seconds together."""
-        found = [self.member(number, parts=parts) for number in range(count)]
+        found = [self.member(number, length=length) for number in range(count)]
         return [operator for operator, _ in found], sum(seconds for _, seconds in found)
 
     def seed_of(self, number: int) -> int:
@@ -91,9 +89,9 @@ Maker = Callable[[Workshop], tuple[Predictor, float]]
 """Gives a predictor whose variances are not scaled yet, and the seconds of the trainings that it shares with others."""
 
 
-def last_layer(shop: Workshop) -> tuple[Predictor, float]:
+def last_layer(shop: Workshop, *, length: float = 1.0) -> tuple[Predictor, float]:
     """The last-layer posterior of one operator."""
-    operator, seconds = shop.member(0)
+    operator, seconds = shop.member(0, length=length)
     return pn.heads.LastLayerLaplace().fit(operator, shop.pairs), seconds
 
 
@@ -166,9 +164,9 @@ def noise_conditioned(shop: Workshop) -> tuple[Predictor, float]:
     return head.fit(operator, shop.pairs), seconds
 
 
-def ensemble(shop: Workshop, *, count: int, parts: int = 1) -> tuple[Predictor, float]:
+def ensemble(shop: Workshop, *, count: int, length: float = 1.0) -> tuple[Predictor, float]:
     """Several operators, each with as many epochs as the others."""
-    operators, seconds = shop.members(count, parts=parts)
+    operators, seconds = shop.members(count, length=length)
     return recipes.ensemble(operators, shop.pairs), seconds
 
 
@@ -201,7 +199,7 @@ HEADS: dict[str, Maker] = {
     DEFAULT: last_layer,
     "heteroscedastic": heteroscedastic,
     "SWAG": swag,
-    QUARTERS: partial(ensemble, count=MEMBERS, parts=MEMBERS),
+    QUARTERS: partial(ensemble, count=MEMBERS, length=1 / MEMBERS),
     "snapshots": snapshots,
     "MC dropout": mc_dropout,
     "noise-conditioned": noise_conditioned,
@@ -211,6 +209,8 @@ HEADS: dict[str, Maker] = {
     "kernel operator": kernel,
     "ensemble of 2": partial(ensemble, count=2),
     "mixture of 2": partial(mixture, count=2),
+    f"{DEFAULT}, twice as long": partial(last_layer, length=2.0),
+    f"{DEFAULT}, {MEMBERS} times as long": partial(last_layer, length=float(MEMBERS)),
     ENSEMBLE: partial(ensemble, count=MEMBERS),
     f"mixture of {MEMBERS}": partial(mixture, count=MEMBERS),
 }
