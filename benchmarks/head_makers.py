@@ -181,12 +181,32 @@ def kernel(shop: Workshop) -> tuple[Predictor, float]:
     return pn.heads.KernelOperator().fit(None, shop.pairs), 0.0
 
 
-def stacked(shop: Workshop) -> tuple[Predictor, float]:
-    """The last-layer posteriors of one operator and of a linear regression, and the Gaussian process, with weights."""
+class Average(torch.nn.Module):
+    """The mean of several operators' outputs."""
+
+    def __init__(self, operators: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        self.operators = torch.nn.ModuleList(operators)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.stack([operator(values) for operator in self.operators]).mean(0)
+
+
+def residual_process(shop: Workshop, *, count: int = 1) -> tuple[Predictor, float]:
+    """A Gaussian process of what an operator, or the mean of several, leaves of the training functions."""
+    operators, seconds = shop.members(count)
+    return pn.heads.KernelOperator().fit(operators[0] if count == 1 else Average(operators), shop.pairs), seconds
+
+
+def stacked(shop: Workshop, *, count: int = 1) -> tuple[Predictor, float]:
+    """Last-layer posteriors, a residual process of their mean, a Gaussian process and a linear regression, with weights."""
+    operators, seconds = shop.members(count)
+    posteriors = [pn.heads.LastLayerLaplace().fit(one, shop.pairs) for one in operators]
     regression = pn.operators.LinearRegression.fitted(shop.pairs)
-    makers: Sequence[Maker] = (last_layer, kernel, lambda some: (pn.heads.LastLayerLaplace().fit(regression, some.pairs), 0.0))
-    scaled = [pn.calibration.VarianceScale().fit(make(shop)[0], shop.data.weighing) for make in makers]
-    return pn.calibration.Stacking().fit(scaled, shop.data.scaling), shop.member(0)[1]
+    found = [*posteriors, residual_process(shop, count=count)[0], kernel(shop)[0]]
+    found.append(pn.heads.LastLayerLaplace().fit(regression, shop.pairs))
+    scaled = [pn.calibration.VarianceScale().fit(one, shop.data.weighing) for one in found]
+    return pn.calibration.Stacking().fit(scaled, shop.data.scaling), seconds
 
 
 def _modulated(operator: Any) -> str:
@@ -205,10 +225,13 @@ HEADS: dict[str, Maker] = {
     "noise-conditioned": noise_conditioned,
     "variational": variational,
     "SGHMC": chains,
+    "residual process": residual_process,
     "stacked": stacked,
     "kernel operator": kernel,
     "ensemble of 2": partial(ensemble, count=2),
     "mixture of 2": partial(mixture, count=2),
+    "residual process of 2": partial(residual_process, count=2),
+    "stacked with 2": partial(stacked, count=2),
     f"{DEFAULT}, twice as long": partial(last_layer, length=2.0),
     f"{DEFAULT}, {MEMBERS} times as long": partial(last_layer, length=float(MEMBERS)),
     ENSEMBLE: partial(ensemble, count=MEMBERS),
