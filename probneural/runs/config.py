@@ -112,7 +112,8 @@ class Training:
             that.
         batch_size: Pairs a step.
         learning_rate: The schedule's peak; "auto" is 3e-3 for an FNO and 1e-3 for DeepONets.
-        weight_decay: Decay of Muon and AdamW.
+        optimizer: "muon" moves small matrices by Muon and the rest by AdamW; "adamw" all weights.
+        weight_decay: Decay of either.
         validation: Fraction of the training pairs that is only watched; 0 trains on all.
         seed: Random seed of the order of batches.
         device: Where to train and predict: "auto" (CUDA, MPS or CPU), "cpu", "cuda:0".
@@ -123,6 +124,7 @@ class Training:
     epochs: Count | Auto = "auto"
     batch_size: Count = 20
     learning_rate: Annotated[float, Range(above=0.0)] | Auto = "auto"
+    optimizer: Literal["muon", "adamw"] = "muon"
     weight_decay: Annotated[float, Range(least=0.0)] = 0.0
     validation: Annotated[float, Range(least=0.0, below=1.0)] = 0.1
     seed: Seed = 0

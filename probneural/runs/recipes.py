@@ -142,7 +142,7 @@ def build_head(settings: Head, *, training: Training, folder: Path, show_progres
 def _fit_settings(training: Training) -> dict[str, Any]:
     names = ("epochs", "batch_size", "learning_rate", "validation", "seed", "device")
     settings: dict[str, Any] = {name: getattr(training, name) for name in names}
-    optimization = Optimization(weight_decay=training.weight_decay)
+    optimization = Optimization(optimizer=training.optimizer, weight_decay=training.weight_decay)
     return settings | {"optimization": optimization, "loading": Loading(workers=training.workers)}
 
 
