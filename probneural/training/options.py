@@ -76,8 +76,8 @@ class EarlyStopping:
 class Optimization:
     """How weights are moved: the optimiser, its schedule, and what is done with gradients and weights.
 
-    The defaults are Muon for small matrices and AdamW for other weights under a cosine, in the operator's own precision: the
-    most accurate of the candidates that `python -m benchmarks training` compares.
+    The defaults are Muon for small matrices and AdamW for other weights under a cosine, in the operator's own precision: of
+    the candidates that `python -m benchmarks training` compares, none is clearly better on any of its problems.
 
     Args:
         optimizer: `"muon"`, [Muon][probneural.training.Muon] for matrices and AdamW for the rest; `"adamw"`, for all weights;
