@@ -132,7 +132,7 @@ COMMANDS = {
     "heads": Command(
         heads.main,
         "heads beside one another on the same networks, with their costs; three quarters of an hour, goes on if cut off",
-        full="all problems, DeepONets too, five seeds",
+        full="heads with trainings of their own, few functions, DeepONets and five seeds too; half a day",
         output="heads.json, or one for the problem, and finished units",
         options={"--problem": {"help": "only this problem"}, **WORKERS},
         check=lambda given: heads.chosen(given["mode"], given["problem"]),

@@ -24,6 +24,11 @@ DROPOUT = 0.05
 BATCH = 20
 """Functions per gradient, as in training."""
 DEFAULT = "last layer"
+PROCESS = "residual process"
+KERNEL = "kernel operator"
+REGRESSION = "linear regression"
+LONGER = "twice as long"
+_SECOND = "last layer of the second"
 ENSEMBLE = f"ensemble of {MEMBERS}"
 
 
@@ -42,8 +47,23 @@ class Data:
     weighing: pn.FieldPairs
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """A head whose variances are not scaled yet, and seconds of a processor.
+
+    Attributes:
+        predictor: What the head gives.
+        trainings: Seconds of the trainings that it shares with other heads.
+        fit: Seconds of its own work, that of the heads it is made of included.
+    """
+
+    predictor: Predictor
+    trainings: float
+    fit: float
+
+
 class Workshop:
-    """Trains the networks that heads share, each once, and remembers what it cost.
+    """Trains the networks and fits the heads that others are made of, each once, and remembers what it cost.
 
     Args:
         recipe: Of the operator.
@@ -54,6 +74,21 @@ class Workshop:
     def __init__(self, recipe: Recipe, data: Data, *, seed: int) -> None:
         self.recipe, self.data, self.seed = recipe, data, seed
         self._trained: dict[tuple[int, float], tuple[torch.nn.Module, float]] = {}
+        self._fitted: dict[str, Fitted] = {}
+        self._borrowed = 0.0
+
+    def head(self, name: str) -> Fitted:
+        """One of `HEADS`; one that was fitted before still counts its seconds to what is made of it."""
+        if name in self._fitted:
+            self._borrowed += self._fitted[name].fit
+            return self._fitted[name]
+        outer, self._borrowed = self._borrowed, 0.0
+        before, start = self.seconds, time.process_time()
+        predictor, trainings = (HEADS | _PARTS)[name](self)
+        own = time.process_time() - start - (self.seconds - before)
+        self._fitted[name] = Fitted(predictor, trainings, own + self._borrowed)
+        self._borrowed += outer
+        return self._fitted[name]
 
     def member(self, number: int, *, length: float = 1.0) -> tuple[torch.nn.Module, float]:
         """One trained operator and its seconds of a processor; of a length in units of the recipe's epochs."""
@@ -89,9 +124,9 @@ Maker = Callable[[Workshop], tuple[Predictor, float]]
 """Gives a predictor whose variances are not scaled yet, and the seconds of the trainings that it shares with others."""
 
 
-def last_layer(shop: Workshop, *, length: float = 1.0) -> tuple[Predictor, float]:
+def last_layer(shop: Workshop, *, number: int = 0, length: float = 1.0) -> tuple[Predictor, float]:
     """The last-layer posterior of one operator."""
-    operator, seconds = shop.member(0, length=length)
+    operator, seconds = shop.member(number, length=length)
     return pn.heads.LastLayerLaplace().fit(operator, shop.pairs), seconds
 
 
@@ -192,20 +227,22 @@ class Average(torch.nn.Module):
         return torch.stack([operator(values) for operator in self.operators]).mean(0)
 
 
-def residual_process(shop: Workshop, *, count: int = 1) -> tuple[Predictor, float]:
+def residual_process(shop: Workshop, *, count: int = 1, length: float = 1.0) -> tuple[Predictor, float]:
     """A Gaussian process of what an operator, or the mean of several, leaves of the training functions."""
-    operators, seconds = shop.members(count)
+    operators, seconds = shop.members(count, length=length)
     return pn.heads.KernelOperator().fit(operators[0] if count == 1 else Average(operators), shop.pairs), seconds
 
 
-def stacked(shop: Workshop, *, count: int = 1) -> tuple[Predictor, float]:
-    """Last-layer posteriors, a residual process of their mean, a Gaussian process and a linear regression, with weights."""
-    operators, seconds = shop.members(count)
-    posteriors = [pn.heads.LastLayerLaplace().fit(one, shop.pairs) for one in operators]
-    regression = pn.operators.LinearRegression.fitted(shop.pairs)
-    found = [*posteriors, residual_process(shop, count=count)[0], kernel(shop)[0]]
-    found.append(pn.heads.LastLayerLaplace().fit(regression, shop.pairs))
-    scaled = [pn.calibration.VarianceScale().fit(one, shop.data.weighing) for one in found]
+def regression(shop: Workshop) -> tuple[Predictor, float]:
+    """The last-layer posterior of a linear map."""
+    return pn.heads.LastLayerLaplace().fit(pn.operators.LinearRegression.fitted(shop.pairs), shop.pairs), 0.0
+
+
+def stacked(shop: Workshop, *, heads: Sequence[str]) -> tuple[Predictor, float]:
+    """Some heads, the last of which shares the trainings of all, a Gaussian process and a linear regression, with weights."""
+    found = [shop.head(name) for name in (*heads, KERNEL, REGRESSION)]
+    seconds = found[len(heads) - 1].trainings
+    scaled = [pn.calibration.VarianceScale().fit(one.predictor, shop.data.weighing) for one in found]
     return pn.calibration.Stacking().fit(scaled, shop.data.scaling), seconds
 
 
@@ -225,16 +262,33 @@ HEADS: dict[str, Maker] = {
     "noise-conditioned": noise_conditioned,
     "variational": variational,
     "SGHMC": chains,
-    "residual process": residual_process,
-    "stacked": stacked,
-    "kernel operator": kernel,
+    PROCESS: residual_process,
+    "stacked": partial(stacked, heads=(DEFAULT, PROCESS)),
+    KERNEL: kernel,
+    REGRESSION: regression,
     "ensemble of 2": partial(ensemble, count=2),
     "mixture of 2": partial(mixture, count=2),
-    "residual process of 2": partial(residual_process, count=2),
-    "stacked with 2": partial(stacked, count=2),
-    f"{DEFAULT}, twice as long": partial(last_layer, length=2.0),
+    f"{PROCESS} of 2": partial(residual_process, count=2),
+    "stacked with 2": partial(stacked, heads=(DEFAULT, _SECOND, f"{PROCESS} of 2")),
+    f"{DEFAULT}, {LONGER}": partial(last_layer, length=2.0),
+    f"{PROCESS}, {LONGER}": partial(residual_process, length=2.0),
+    f"stacked, {LONGER}": partial(stacked, heads=(f"{DEFAULT}, {LONGER}", f"{PROCESS}, {LONGER}")),
     f"{DEFAULT}, {MEMBERS} times as long": partial(last_layer, length=float(MEMBERS)),
     ENSEMBLE: partial(ensemble, count=MEMBERS),
     f"mixture of {MEMBERS}": partial(mixture, count=MEMBERS),
 }
 """By what the trainings cost: one and less than one more, none, two, four."""
+_PARTS: dict[str, Maker] = {_SECOND: partial(last_layer, number=1)}
+_OWN_TRAININGS = (
+    "heteroscedastic",
+    "SWAG",
+    QUARTERS,
+    "snapshots",
+    "MC dropout",
+    "noise-conditioned",
+    "variational",
+    "SGHMC",
+    f"{DEFAULT}, {MEMBERS} times as long",
+)
+SHARED = tuple(name for name in HEADS if name not in _OWN_TRAININGS)
+"""Heads that need no training but four at the recipe's length and one at twice that."""

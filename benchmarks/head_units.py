@@ -25,8 +25,6 @@ FEW = 25
 """Training functions where data are few."""
 EVALUATIONS = 10
 """With few data, there are so many times the epochs; still a quarter of the training steps or less."""
-SHIFTS = 2
-"""Shifts of a problem that are scored, the first ones."""
 SCORES = (
     "relative_l2",
     "crps",
@@ -70,6 +68,8 @@ class Unit:
         seed: Of functions, weights and batches.
         commit: Of the code.
         sizes: How many functions; `SMALL` trains for seconds, too.
+        heads: Which of `HEADS`.
+        shifts: How many shifts of the problem are scored, the first ones.
     """
 
     problem: str
@@ -78,6 +78,8 @@ class Unit:
     seed: int
     commit: str
     sizes: Sizes = Sizes()
+    heads: tuple[str, ...] = tuple(HEADS)
+    shifts: int = 2
 
     @property
     def name(self) -> str:
@@ -91,7 +93,7 @@ class Unit:
 
     def path(self, folder: Path) -> Path:
         """Where its rows are kept."""
-        return folder / environment.file_name(self.name, self, list(HEADS), suffix=".json")
+        return folder / environment.file_name(self.name, self, suffix=".json")
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Train, fit every head, scale all alike, and score."""
@@ -103,12 +105,12 @@ class Unit:
             for part, count in enumerate((self.pairs or source.pairs, *[self.sizes.held_out] * 3))
         )
         places = {"in distribution": test}
-        for number, (name, problem) in enumerate(list(source.problem.shifts().items())[:SHIFTS]):
+        for number, (name, problem) in enumerate(list(source.problem.shifts().items())[: self.shifts]):
             own = stream_seed(self.seed, "heads functions", 4 + number)
             places[name] = problem.sample(len(test), resolution=source.resolution, seed=own)
         shop = Workshop(recipe, Data(train, scaling, weighing), seed=self.seed)
         rows = []
-        for head in HEADS:
+        for head in self.heads:
             row: dict[str, Any] = {"problem": self.problem, "operator": self.kind, "regime": self.regime, "head": head}
             try:
                 rows += [row | {"seed": self.seed} | found for found in self._judged(head, shop, places)]
@@ -119,10 +121,9 @@ class Unit:
 
     def _judged(self, head: str, shop: Workshop, places: Mapping[str, pn.FieldPairs]) -> list[dict[str, Any]]:
         """One row per place."""
-        shop_before, start = shop.seconds, time.process_time()
-        raw, seconds = HEADS[head](shop)
-        facts: dict[str, Any] = {"training_seconds": seconds}
-        facts["fit_seconds"] = time.process_time() - start - (shop.seconds - shop_before)
+        made = shop.head(head)
+        raw = made.predictor
+        facts: dict[str, Any] = {"training_seconds": made.trainings, "fit_seconds": made.fit}
         test = next(iter(places.values()))
         comparison = pn.metrics.compare(raw(test.inputs), test.outputs, noise=raw.noise)
         facts["raw_chi2"] = float(pn.metrics.chi2(comparison).mean())

@@ -17,25 +17,26 @@ from typing import Any
 from scipy.stats import studentized_range
 
 from benchmarks import environment, exact, head_units, kept_units, sections
-from benchmarks.head_makers import ENSEMBLE, HEADS
+from benchmarks.head_makers import ENSEMBLE, HEADS, SHARED
 from benchmarks.head_units import FEW, LEVEL, Unit
-from benchmarks.over_seeds import CONFIDENCE, Row, difference, grouped, mean_of, ratio
+from benchmarks.over_seeds import CONFIDENCE, Row, difference, grouped, half_width, mean_of, ratio
 from probneural.calibration import VarianceScale
 
 SEEDS = {"default": 3, "full": 5, "small": 1}
 COMPARED = ("joint_nll", "crps", "energy")
 """Scores that ranks and comparisons are taken of; lower is better."""
+_HEAD = ("problem", "operator", "regime", "head")
 _LOGARITHMIC = ("joint_nll",)
 """Those that are compared by differences; others by ratios."""
 
 
 def chosen(mode: str, problem: str | None) -> list[tuple[str, str]]:
-    """Problems and operators of one run: the FNO on the problems of the main benchmark's default run, or all there is.
+    """Problems and operators of one run: the FNO on all problems, or DeepONets too.
 
     Raises:
         ValueError: If no problem has that name.
     """
-    cases = exact.chosen("full" if mode == "full" or problem else "default", problem=problem)
+    cases = exact.chosen("full", problem=problem)
     cases = cases[:1] if mode == "small" else cases
     return [
         (case.source.name, recipe.kind)
@@ -54,17 +55,26 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
     def table(make: Callable[[Sequence[Row]], list[Row]]) -> list[Row]:
         if not rows:  # the first table runs everything
             todo = [
-                Unit(name, kind, pairs, seed, commit, sizes)
+                Unit(name, kind, pairs, seed, commit, sizes, *((SHARED, 1) if mode == "default" else (tuple(HEADS), 2)))
                 for seed in range(SEEDS[mode])
                 for name, kind in chosen(mode, problem)
-                for pairs in (None, FEW)
+                for pairs in ((None,) if mode == "default" else (None, FEW))
             ]
             found = kept_units.spread(todo, output / "heads", workers=workers)
             rows.extend(row for unit in todo for row in found[unit]["rows"])
             notes.extend(failures(rows))
         return make(rows)
 
-    parts = {"scores": averaged, "beside the ensemble": compared, "ranks": ranked, "costs": costs}
+    parts = {
+        "scores": averaged,
+        "beside the ensemble": compared,
+        "wins": wins,
+        "joint densities": partial(side_by_side, name="joint_nll"),
+        "crps": partial(side_by_side, name="crps"),
+        "whole functions": partial(side_by_side, name="simultaneous_coverage"),
+        "ranks": ranked,
+        "costs": costs,
+    }
     notes = [
         "means over seeds, each with functions, weights and batches of its own, which all heads share. Every head is scaled by "
         f"{VarianceScale()!r} on the same 200 functions, and tested on 200 others; stacking takes its weights from those, and "
@@ -72,6 +82,8 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         f"coverage and width are those of central intervals at {LEVEL:g}; simultaneous: of whole functions. auroc: how well "
         "the stated variance alone tells shifted functions from ordinary ones. raw chi2: before scales",
         f"beside the ensemble: differences of nats, ratios of others, paired by seed; {CONFIDENCE:.0%} intervals of Student's",
+        "wins: on how many problems a head's mean over seeds is lower than the ensemble's; clearly: by more than half the "
+        "interval",
         "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. Heads whose mean ranks "
         f"differ by less than the critical difference (Nemenyi, {1 - CONFIDENCE:.1g}) are not told apart",
         f"with {FEW} functions there are {head_units.EVALUATIONS} times the epochs",
@@ -99,30 +111,56 @@ def averaged(rows: Sequence[Row]) -> list[Row]:
 
 def compared(rows: Sequence[Row]) -> list[Row]:
     """Every head beside the ensemble at its four trainings, in distribution, with intervals over seeds."""
-    keys = ("problem", "operator", "regime", "head")
-    ordinary = [row for row in rows if row["on"] == "in distribution"]
-    known = {(*(row[key] for key in keys), row["seed"]): row for row in ordinary}
     table = []
-    for group, own in grouped(ordinary, keys).items():
-        if group[-1] == ENSEMBLE:
-            continue
-        line: Row = dict(zip(keys, group, strict=True)) | {"seeds": len(own)}
-        for name in COMPARED:
-            pairs = [(row.get(name), known.get((*group[:-1], ENSEMBLE, row["seed"]), {}).get(name)) for row in own]
-            line[name] = _beside([pair for pair in pairs if None not in pair], is_logarithmic=name in _LOGARITHMIC)
+    for group, own in _beside_the_ensemble(rows).items():
+        line: Row = dict(zip(_HEAD, group, strict=True)) | {"seeds": max(len(pairs) for pairs in own.values())}
+        line |= {
+            name: difference(_differences(pairs, name), digits=2)
+            if name in _LOGARITHMIC
+            else ratio([one / other for one, other in pairs])
+            for name, pairs in own.items()
+        }
         table.append(line)
     return table
+
+
+def wins(rows: Sequence[Row]) -> list[Row]:
+    """On how many problems a head beats the ensemble on joint NLL and CRPS, in the mean and beyond the intervals."""
+    table = []
+    found = _beside_the_ensemble(rows)
+    for head in dict.fromkeys(group[-1] for group in found):
+        own = [pairs for group, pairs in found.items() if group[-1] == head]
+        line: Row = {"head": head, "problems": len(own)}
+        for name in ("joint_nll", "crps"):
+            line[name] = sum(_is_lower(pairs[name], name) for pairs in own)
+        for title, clearly in (("both", False), ("both, clearly", True)):
+            line[title] = sum(
+                all(_is_lower(pairs[name], name, clearly=clearly) for name in ("joint_nll", "crps")) for pairs in own
+            )
+        table.append(line)
+    return table
+
+
+def side_by_side(rows: Sequence[Row], *, name: str) -> list[Row]:
+    """One score in distribution, a problem per row and a head per column; means over seeds."""
+    ordinary = [row for row in rows if row["on"] == "in distribution"]
+    return [
+        dict(zip(("problem", "operator", "regime"), group, strict=True))
+        | {head: mean_of(some, name) for (head,), some in grouped(own, ("head",)).items()}
+        for group, own in grouped(ordinary, ("problem", "operator", "regime")).items()
+    ]
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
     """Mean ranks of heads over problems, operators and amounts of data, and how far apart they must be."""
     ordinary = [row for row in rows if row["on"] == "in distribution"]
-    table: list[Row] = [{"head": head} for head in HEADS]
+    heads = list(dict.fromkeys(row["head"] for row in rows))
+    table: list[Row] = [{"head": head} for head in heads]
     for name in COMPARED:
         places: list[dict[str, float]] = []
         for own in grouped(ordinary, ("problem", "operator", "regime")).values():
             means = {head: mean_of(some, name) for (head,), some in grouped(own, ("head",)).items()}
-            if len(means) == len(HEADS) and None not in means.values():
+            if len(means) == len(heads) and None not in means.values():
                 order = sorted(means, key=lambda head: means[head] or 0.0)
                 places.append({head: order.index(head) + 1.0 for head in order})
         for line in table:
@@ -130,7 +168,7 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
         table[0].setdefault("blocks", len(places))
     blocks = table[0]["blocks"]
     for line in table:
-        line["critical difference"] = critical_difference(len(HEADS), blocks) if blocks else None
+        line["critical difference"] = critical_difference(len(heads), blocks) if blocks else None
         line["blocks"] = blocks
     return table
 
@@ -179,8 +217,35 @@ def critical_difference(heads: int, blocks: int) -> float:
     return quantile * math.sqrt(heads * (heads + 1) / (6.0 * blocks))
 
 
-def _beside(pairs: Sequence[tuple[float, float]], *, is_logarithmic: bool) -> str | None:
-    """The mean of differences, or the geometric mean of ratios, and the interval."""
-    if is_logarithmic:
-        return difference([one - other for one, other in pairs], digits=2)
-    return ratio([one / other for one, other in pairs])
+def _beside_the_ensemble(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str, list[tuple[float, float]]]]:
+    """Of every problem and head, and of every score: its pairs of a head's and the ensemble's, by seed."""
+    ordinary = [row for row in rows if row["on"] == "in distribution"]
+    known = {(*(row[key] for key in _HEAD), row["seed"]): row for row in ordinary}
+    found: dict[tuple[Any, ...], dict[str, list[tuple[float, float]]]] = {}
+    for group, own in grouped(ordinary, _HEAD).items():
+        if group[-1] == ENSEMBLE:
+            continue
+        others = [known.get((*group[:-1], ENSEMBLE, row["seed"]), {}) for row in own]
+        found[group] = {
+            name: [
+                (row[name], other[name])
+                for row, other in zip(own, others, strict=True)
+                if row.get(name) is not None and other.get(name) is not None
+            ]
+            for name in COMPARED
+        }
+    return found
+
+
+def _differences(pairs: Sequence[tuple[float, float]], name: str) -> list[float]:
+    """Of nats, or of logarithms of scores."""
+    return [one - other if name in _LOGARITHMIC else math.log(one / other) for one, other in pairs]
+
+
+def _is_lower(pairs: Sequence[tuple[float, float]], name: str, *, clearly: bool = False) -> bool:
+    """Whether the head's mean is lower; clearly: by more than half the interval over seeds."""
+    found = _differences(pairs, name)
+    half = half_width(found)
+    if not found or (clearly and half is None):
+        return False
+    return statistics.fmean(found) < (-(half or 0.0) if clearly else 0.0)

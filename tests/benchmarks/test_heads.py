@@ -58,8 +58,8 @@ def test_a_head_that_fails_costs_one_row(monkeypatch: pytest.MonkeyPatch, tmp_pa
     def fails(shop: head_makers.Workshop) -> Any:
         raise CalibrationError(expected="a head", got="none", remedy="take another")
 
-    monkeypatch.setattr(head_units, "HEADS", {"fails": fails, "last layer": head_makers.last_layer})
-    found = UNIT.run(tmp_path)["rows"]
+    monkeypatch.setitem(HEADS, "fails", fails)
+    found = replace(UNIT, heads=("fails", "last layer")).run(tmp_path)["rows"]
     assert [row["head"] for row in found] == ["fails", *["last layer"] * 3]
     assert "expected a head" in found[0]["failed"]
     assert {row["on"] for row in found[1:]} == {"in distribution", *(row["on"] for row in found[2:])}
@@ -85,3 +85,27 @@ def test_a_small_run(tmp_path: Path) -> None:
     assert not [note for note in found["notes"] if note.startswith("failed")]
     assert {row["head"] for row in found["sections"]["scores"]} == set(HEADS)
     assert {row["regime"] for row in found["sections"]["scores"]} == {"all functions", f"{head_units.FEW} functions"}
+
+
+def test_wins_count_problems_on_which_both_scores_are_lower() -> None:
+    some = rows({"last layer": 1.0, "stacked": 2.0, ENSEMBLE: 1.5})
+    other = rows({"last layer": 1.0, "stacked": 1.0, ENSEMBLE: 1.5}, problem="q")
+    mixed = [row | {"crps": 9.0} if row["head"] == "last layer" else row for row in other]
+    first, second = heads.wins(some + mixed)
+    assert first == {"head": "last layer", "problems": 2, "joint_nll": 2, "crps": 1, "both": 1, "both, clearly": 1}
+    assert second == {"head": "stacked", "problems": 2, "joint_nll": 1, "crps": 1, "both": 1, "both, clearly": 1}
+    (alone, _) = heads.wins(rows({"last layer": 1.0, "stacked": 2.0, ENSEMBLE: 1.5}, seeds=1))
+    assert (alone["both"], alone["both, clearly"]) == (1, 0)  # one seed has no interval
+
+
+def test_a_head_counts_the_seconds_of_the_heads_it_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(head_makers.time, "process_time", lambda: float(next(clock)))
+    monkeypatch.setitem(HEADS, "part", lambda shop: (None, 5.0))  # a second each, by that clock
+    monkeypatch.setitem(HEADS, "whole", lambda shop: (shop.head("part").predictor, 5.0))
+    monkeypatch.setitem(HEADS, "both", lambda shop: (shop.head("part").predictor, shop.head("whole").trainings))
+    shop = head_makers.Workshop(None, None, seed=0)  # type: ignore[arg-type]
+    assert shop.head("part").fit == 1.0
+    assert shop.head("whole").fit == 2.0
+    assert shop.head("both").fit == 4.0
+    assert head_makers.Workshop(None, None, seed=0).head("whole").fit == 3.0  # type: ignore[arg-type]
