@@ -134,10 +134,11 @@ class Unit:
         for place, pairs in places.items():
             start = time.process_time()
             whole = self.sizes.whole[min(pairs.outputs.grid.dimension, 2) - 1]
-            scores = pn.metrics.score(
-                predictor(pairs.inputs), pairs.outputs, noise=predictor.noise, level=LEVEL, whole=whole
-            ).to_dict()
+            u = predictor(pairs.inputs)
+            scores = pn.metrics.score(u, pairs.outputs, noise=predictor.noise, level=LEVEL, whole=whole).to_dict()
             row = facts | {"on": place} | {name: scores[name] for name in SCORES}
+            areas = pn.metrics.ause(pn.metrics.compare(u, pairs.outputs, noise=predictor.noise))
+            row |= {"ause": float(areas.values.mean()), "ause of functions": float(areas.functions.mean())}
             row["seconds"] = time.process_time() - start
             if found:  # whether the stated variance alone tells the shifted functions from the others
                 row["auroc"] = auroc(ordinary, _stated(predictor, pairs))

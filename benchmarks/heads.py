@@ -80,7 +80,8 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         f"{VarianceScale()!r} on the same 200 functions, and tested on 200 others; stacking takes its weights from those, and "
         "scales its predictors on 200 further ones",
         f"coverage and width are those of central intervals at {LEVEL:g}; simultaneous: of whole functions. auroc: how well "
-        "the stated variance alone tells shifted functions from ordinary ones. raw chi2: before scales",
+        "the stated variance alone tells shifted functions from ordinary ones. ause: of values and of whole functions; 0 where "
+        "the most uncertain have the largest errors. raw chi2: before scales",
         f"beside the ensemble: differences of nats, ratios of others, paired by seed; {CONFIDENCE:.0%} intervals of Student's",
         "wins: on how many problems a head's mean over seeds is lower than the ensemble's; clearly: by more than half the "
         "interval",
@@ -102,7 +103,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
 def averaged(rows: Sequence[Row]) -> list[Row]:
     """Means over seeds, by problem, operator, amount of data, place and head."""
     keys = ("problem", "operator", "regime", "on", "head")
-    names = (*head_units.SCORES, "auroc")
+    names = (*head_units.SCORES, "ause", "ause of functions", "auroc")
     return [
         dict(zip(keys, group, strict=True)) | {"seeds": len(own)} | {name: mean_of(own, name) for name in names}
         for group, own in grouped(rows, keys).items()
