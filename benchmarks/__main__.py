@@ -25,6 +25,7 @@ from benchmarks import (
     laplace,
     large_data,
     local_scale,
+    long_forecast,
     low_data,
     novelty,
     published,
@@ -147,6 +148,7 @@ COMMANDS = {
     "local-scale": Command(
         local_scale.main, "variances with one factor and with a local one, on all problems; about 15 minutes", options=WORKERS
     ),
+    "long-forecast": Command(long_forecast.main, "seconds and memory of forecasts up to 1,000 leads; about 20 minutes"),
     "low-data": Command(low_data.main, "heads where training functions are few; about 15 minutes", options=WORKERS),
     "novelty": Command(
         novelty.main,

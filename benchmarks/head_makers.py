@@ -40,11 +40,17 @@ class Data:
         train: Training pairs.
         scaling: Pairs that variances are scaled on, for all heads alike.
         weighing: Further ones, that stacking takes its weights from.
+        noise: Variance of the measurement noise in all outputs, `(c,)`, in physical units squared.
     """
 
     train: pn.FieldPairs
     scaling: pn.FieldPairs
     weighing: pn.FieldPairs
+    noise: torch.Tensor
+
+    def scale(self) -> pn.calibration.VarianceScale:
+        """What all heads are scaled by."""
+        return pn.calibration.VarianceScale(noise=self.noise)
 
 
 @dataclass(frozen=True)
@@ -242,7 +248,7 @@ def stacked(shop: Workshop, *, heads: Sequence[str]) -> tuple[Predictor, float]:
     """Some heads, the last of which shares the trainings of all, a Gaussian process and a linear regression, with weights."""
     found = [shop.head(name) for name in (*heads, KERNEL, REGRESSION)]
     seconds = found[len(heads) - 1].trainings
-    scaled = [pn.calibration.VarianceScale().fit(one.predictor, shop.data.weighing) for one in found]
+    scaled = [shop.data.scale().fit(one.predictor, shop.data.weighing) for one in found]
     return pn.calibration.Stacking().fit(scaled, shop.data.scaling), seconds
 
 

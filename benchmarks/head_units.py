@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float64
+from torch import Tensor
 
 import probneural as pn
 from benchmarks import environment, exact
@@ -18,13 +20,17 @@ from benchmarks.head_makers import HEADS, Data, Workshop
 from benchmarks.novelty import auroc
 from probneural.distributions import Predictor
 from probneural.errors import ProbneuralError
-from probneural.randomness import stream_seed
+from probneural.randomness import stream, stream_seed
 
 LEVEL = 0.9
 FEW = 25
 """Training functions where data are few."""
 EVALUATIONS = 10
 """With few data, there are so many times the epochs; still a quarter of the training steps or less."""
+NOISE = 1e-5
+"""Standard deviation of the measurement noise of all functions, in units of the training outputs'.
+
+Without it, what is exact (a linear regression of a linear map) has no density, and no scale."""
 SCORES = (
     "relative_l2",
     "crps",
@@ -100,20 +106,28 @@ class Unit:
         source, recipe = _case(self.problem, self.kind, is_small=self.sizes == SMALL)
         if self.pairs is not None:
             recipe = replace(recipe, epochs=EVALUATIONS * recipe.epochs)
-        train, scaling, weighing, test = (
+        exact = [
             source.problem.sample(count, resolution=source.resolution, seed=stream_seed(self.seed, "heads functions", part))
             for part, count in enumerate((self.pairs or source.pairs, *[self.sizes.held_out] * 3))
+        ]
+        places = ["in distribution"]
+        for name, problem in list(source.problem.shifts().items())[: self.shifts]:
+            own = stream_seed(self.seed, "heads functions", len(exact))
+            places.append(name)
+            exact.append(problem.sample(self.sizes.held_out, resolution=source.resolution, seed=own))
+        noise = (NOISE * exact[0].outputs.values.double().std((0, *range(2, 2 + source.dimension)))).square()
+        train, scaling, weighing, *tests = (
+            measured(pairs, noise, stream(self.seed, "heads noise", part)) for part, pairs in enumerate(exact)
         )
-        places = {"in distribution": test}
-        for number, (name, problem) in enumerate(list(source.problem.shifts().items())[: self.shifts]):
-            own = stream_seed(self.seed, "heads functions", 4 + number)
-            places[name] = problem.sample(len(test), resolution=source.resolution, seed=own)
-        shop = Workshop(recipe, Data(train, scaling, weighing), seed=self.seed)
+        shop = Workshop(recipe, Data(train, scaling, weighing, noise), seed=self.seed)
         rows = []
         for head in self.heads:
             row: dict[str, Any] = {"problem": self.problem, "operator": self.kind, "regime": self.regime, "head": head}
             try:
-                rows += [row | {"seed": self.seed} | found for found in self._judged(head, shop, places)]
+                rows += [
+                    row | {"seed": self.seed} | found
+                    for found in self._judged(head, shop, dict(zip(places, tests, strict=True)))
+                ]
             except (ProbneuralError, RuntimeError) as error:  # must not cost the work on all others: the row says why
                 traceback.print_exc()
                 rows.append(row | {"seed": self.seed, "on": "in distribution", "failed": f"{type(error).__name__}: {error}"})
@@ -127,7 +141,7 @@ class Unit:
         test = next(iter(places.values()))
         comparison = pn.metrics.compare(raw(test.inputs), test.outputs, noise=raw.noise)
         facts["raw_chi2"] = float(pn.metrics.chi2(comparison).mean())
-        predictor = pn.calibration.VarianceScale().fit(raw, shop.data.scaling)
+        predictor = shop.data.scale().fit(raw, shop.data.scaling)
         facts["scale"] = float(predictor.scale.max())
         ordinary = _stated(predictor, test)
         found = []
@@ -144,6 +158,14 @@ class Unit:
                 row["auroc"] = auroc(ordinary, _stated(predictor, pairs))
             found.append(row)
         return found
+
+
+def measured(pairs: pn.FieldPairs, noise: Float64[Tensor, " c"], generator: torch.Generator) -> pn.FieldPairs:
+    """The pairs with white noise of these variances in their outputs."""
+    values = pairs.outputs.values
+    white = torch.randn(values.shape, generator=generator, dtype=torch.float64)
+    moved = values + (noise.sqrt().reshape(-1, *(1,) * (values.ndim - 2)) * white).to(values)
+    return pn.FieldPairs(pairs.inputs, pn.Field(moved, pairs.outputs.grid))
 
 
 @lru_cache

@@ -120,6 +120,7 @@ PURPOSES: Final = MappingProxyType(
         "benchmark choice": "seed of a selector, per round",
         "benchmark recipe": "seed of a recipe, per round and member",
         "heads functions": "seed of the functions of the comparison of heads, per part",
+        "heads noise": "measurement noise of those functions, per part",
         "heads recipe": "seed of weights and batches of its networks, per network",
         "forecast functions": "seed of the trajectories of the forecast benchmark, per part",
         "forecast network": "seed of the weights and batches of its networks, per network",

@@ -124,7 +124,8 @@ class VarianceScale:
             )
         inner = predictor.inner if isinstance(predictor, ScaledPredictor) else predictor
         if isinstance(inner, MixturePredictor):
-            inner = inner.with_predictors([self.fit(one, calibration) for one in inner.predictors])
+            parts = zip(inner.predictors, inner.weights.tolist(), strict=True)
+            inner = inner.with_predictors([self.fit(one, calibration) if weight > 0.0 else one for one, weight in parts])
         predicted = CalibrationPredictions(inner, calibration)
         noise = inner.noise.detach().to("cpu", torch.float64)
         field_variance = torch.zeros_like(noise)

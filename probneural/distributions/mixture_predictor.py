@@ -28,6 +28,7 @@ class MixturePredictor(Predictor):
     A predictor of empirical fields takes part with the Gaussian field of their mean and covariance. The noise is the least of
     the predictors' noise variances; what another one states beyond that belongs to its component's field, as a discrepancy
     without correlation. So the density of an observation is the weighted sum of the predictors' own, with the noise of each.
+    A predictor of weight 0 is kept, and not evaluated.
 
     Args:
         predictors: m predictors of one problem, for inputs of one domain, on one device; operators, heads, dtypes and
@@ -56,14 +57,16 @@ class MixturePredictor(Predictor):
     ) -> None:
         self.predictors = checked_predictors(predictors)
         first = max(self.predictors, key=lambda one: torch.finfo(one.dtype).bits)
-        noises = torch.stack([one.noise.detach().to(first.noise) for one in self.predictors])
-        super().__init__(
-            PredictorTraits(in_channels=first.in_channels, noise=noises.amin(0), domain=first.domain, like=first.traits.like)
-        )
         self.weights = checked_weights(weights, len(self.predictors)).cpu()
+        self._active = [index for index, weight in enumerate(self.weights.tolist()) if weight > 0.0]
+        noises = torch.stack([one.noise.detach().to(first.noise) for one in self.predictors])
+        noise = noises[self._active].amin(0)
+        super().__init__(
+            PredictorTraits(in_channels=first.in_channels, noise=noise, domain=first.domain, like=first.traits.like)
+        )
         own = [] if calibrated_on is None else [calibrated_on]
         self.calibrated_on = torch.cat([*own, *(one.calibrated_on.to("cpu") for one in self.predictors)]).unique()
-        self._excess = noises - noises.amin(0)
+        self._excess = noises - noise
 
     @property
     def residual_variance(self) -> Float64[Tensor, " c"]:
@@ -75,12 +78,13 @@ class MixturePredictor(Predictor):
         return MixturePredictor(predictors, self.weights)
 
     def _predict(self, inputs: Field, query: Grid | None) -> MixtureField:
-        return self._mixture([one(inputs, query) for one in self.predictors])
+        return self._mixture([self.predictors[index](inputs, query) for index in self._active])
 
     def _mixture(self, predicted: Sequence[FieldDistribution]) -> MixtureField:
-        """The mixture of what the predictors predicted."""
-        parts = zip(predicted, self._excess, strict=True)
-        return MixtureField([_component(u, excess, index) for index, (u, excess) in enumerate(parts)], self.weights)
+        """The mixture of what the predictors with any weight predicted."""
+        parts = zip(self._active, predicted, strict=True)
+        components = [_component(u, self._excess[index], index) for index, u in parts]
+        return MixtureField(components, self.weights[self._active])
 
     def _owner(self, seed: int) -> int:
         """The number of the predictor that the draw of this seed comes from."""
@@ -107,12 +111,12 @@ class MixturePredictor(Predictor):
 
     def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
         owners = [self._owner(seed) for seed in seeds]
-        draws = [one._draws_with_field(seeds) for one in self.predictors]
+        draws = {index: self.predictors[index]._draws_with_field(seeds) for index in self._active}
 
         def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, MixtureField]:
-            found = [draw(values.to(one.dtype), grid) for one, draw in zip(self.predictors, draws, strict=True)]
-            drawn = torch.stack([found[owner][0][index].to(self.dtype) for index, owner in enumerate(owners)])
-            return drawn, self._mixture([u for _, u in found])
+            found = {index: draw(values.to(self.predictors[index].dtype), grid) for index, draw in draws.items()}
+            drawn = torch.stack([found[owner][0][row].to(self.dtype) for row, owner in enumerate(owners)])
+            return drawn, self._mixture([u for _, u in found.values()])
 
         return evaluated
 

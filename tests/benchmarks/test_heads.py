@@ -13,6 +13,7 @@ from benchmarks import head_makers, head_units, heads, over_seeds
 from benchmarks.head_makers import ENSEMBLE, HEADS
 from benchmarks.head_units import Unit
 from probneural.errors import CalibrationError
+from probneural.randomness import stream
 
 COMMIT = "0123456789ab-modified"
 UNIT = Unit("Burgers, viscosity 0.1", "FNO", None, 0, COMMIT, head_units.SMALL)
@@ -69,7 +70,7 @@ def test_a_head_that_fails_costs_one_row(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_trainings_are_shared_and_their_seconds_counted_once() -> None:
     source, recipe = head_units._case(UNIT.problem, UNIT.kind, is_small=True)
     train = source.problem.sample(10, resolution=64, seed=0)
-    shop = head_makers.Workshop(replace(recipe, epochs=1), head_makers.Data(train, train, train), seed=0)
+    shop = head_makers.Workshop(replace(recipe, epochs=1), head_makers.Data(train, train, train, torch.zeros(1)), seed=0)
     first, seconds = shop.member(0)
     assert shop.member(0) == (first, seconds)
     shop.members(2)
@@ -109,3 +110,16 @@ def test_a_head_counts_the_seconds_of_the_heads_it_is_made_of(monkeypatch: pytes
     assert shop.head("whole").fit == 2.0
     assert shop.head("both").fit == 4.0
     assert head_makers.Workshop(None, None, seed=0).head("whole").fit == 3.0  # type: ignore[arg-type]
+
+
+def test_measured_outputs_have_the_noise_that_is_stated() -> None:
+    source, _ = head_units._case(UNIT.problem, UNIT.kind, is_small=True)
+    pairs = source.problem.sample(50, resolution=64, seed=0)
+    noise = torch.tensor([1e-4], dtype=torch.float64)
+    noisy = head_units.measured(pairs, noise, stream(1, "heads noise", 0))
+    assert torch.equal(noisy.inputs.values, pairs.inputs.values)
+    assert float((noisy.outputs.values - pairs.outputs.values).square().mean()) == pytest.approx(
+        1e-4, rel=0.06
+    )  # 3 of 3200^-1/2
+    assert torch.equal(head_units.measured(pairs, noise, stream(1, "heads noise", 0)).outputs.values, noisy.outputs.values)
+    assert not torch.equal(head_units.measured(pairs, noise, stream(1, "heads noise", 1)).outputs.values, noisy.outputs.values)

@@ -49,6 +49,28 @@ def test_observations_have_the_weighted_sum_of_the_predictors_own_densities() ->
     assert float(mixture.residual_variance) == pytest.approx(0.25 * 0.1 + 0.75 * 0.4)
 
 
+class Refusing(Synthetic):
+    """A predictor that must not be asked."""
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        raise AssertionError("evaluated")
+
+
+def test_a_predictor_without_weight_is_kept_and_not_evaluated() -> None:
+    idle = Refusing(sd=0.1, noise=0.01)
+    mixture = MixturePredictor([idle, *PAIR], torch.cat([torch.zeros(1), WEIGHTS]))
+    alone = MixturePredictor(PAIR, WEIGHTS)
+    assert len(mixture.predictors) == len(mixture.weights) == 3
+    torch.testing.assert_close(mixture.noise, alone.noise)
+    truth = DATA.outputs.values
+    found, expected = (one(DATA.inputs).log_prob(truth, noise=one.noise) for one in (mixture, alone))
+    torch.testing.assert_close(found, expected)
+    assert 0 not in {mixture._owner(seed) for seed in range(100)}
+    scaled = VarianceScale().fit(mixture, DATA)
+    assert scaled.inner.predictors[0] is idle
+    torch.testing.assert_close(scaled.scale, VarianceScale().fit(alone, DATA).scale)
+
+
 def test_ensembles_take_part_with_their_moments() -> None:
     members = Members(sd=2.0)
     field = MixturePredictor([Synthetic(), members], WEIGHTS)(DATA.inputs)

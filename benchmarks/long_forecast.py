@@ -1,0 +1,139 @@
+"""Forecasts of many leads: seconds and memory, lead by lead and into a store, as their number grows."""
+
+from __future__ import annotations
+
+import functools
+import math
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import probneural as pn
+from benchmarks import sections
+from benchmarks.memory import peak_memory, reset_peak_memory
+from probneural.distributions import Predictor
+
+LEADS = (125, 250, 500, 1000)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How large the forecasts are.
+
+    Attributes:
+        functions: Starts, each of which has a forecast.
+        members: Roll-outs of each.
+        resolution: Points.
+        epochs: Of the training of one step; the operator only has to stay finite.
+    """
+
+    functions: int = 32
+    members: int = 32
+    resolution: int = 128
+    epochs: int = 4
+
+    @property
+    def kept(self) -> float:
+        """What all states of a thousand leads would take, in MiB."""
+        return self.functions * self.members * self.resolution * 4 * 1000 / 2**20
+
+
+SMALL = Sizes(functions=2, members=3, resolution=32, epochs=1)
+
+
+def main(*, mode: str, output: Path) -> dict[str, Any]:
+    """Measure every head and way in a process of its own, and write what was found."""
+    sizes, leads = (SMALL, (4, 8)) if mode == "small" else (Sizes(), LEADS)
+    measured = functools.cache(
+        lambda: [_in_new_process(head, way, draws, leads, sizes) for head in HEADS for way in WAYS for draws in DRAWS]
+    )
+    notes = (
+        f"{sizes.functions} forecasts of {sizes.members} members on {sizes.resolution} points, heat in one dimension. All "
+        f"states of 1,000 leads would take {sizes.kept:.0f} MiB.",
+        "Memory is the peak of the forecast above what the process held before it, after a forecast that does not count.",
+        "Seconds are those of the processor, of one thread.",
+    )
+    parts = {"memory": lambda: table(measured(), "MiB"), "seconds": lambda: table(measured(), "seconds")}
+    return sections.write("long-forecast", parts, mode=mode, output=output, notes=notes)
+
+
+def table(found: Sequence[Row], what: str) -> list[Row]:
+    """One row per head, kind of draws and way of reading; one column per number of leads."""
+    return [
+        {name: row[name] for name in ("head", "draws", "read")}
+        | {f"{steps} leads": value for steps, value in row[what].items()}
+        for row in found
+    ]
+
+
+def _last_layer(operator: torch.nn.Module, train: pn.FieldPairs, scaling: pn.FieldPairs) -> Predictor:
+    return pn.calibration.VarianceScale().fit(pn.heads.LastLayerLaplace().fit(operator, train), scaling)
+
+
+def _low_rank(operator: torch.nn.Module, train: pn.FieldPairs, scaling: pn.FieldPairs) -> Predictor:
+    return pn.heads.Laplace(pn.heads.LowRank(rank=16), show_progress=False).fit(operator, train[:50])
+
+
+HEADS: dict[str, Callable[[torch.nn.Module, pn.FieldPairs, pn.FieldPairs], Predictor]] = {
+    "last layer, scaled": _last_layer,
+    "low rank, 16": _low_rank,
+}
+DRAWS = ("trajectory", "step")
+
+
+def _lead_by_lead(forecast: pn.distributions.Trajectory) -> None:
+    for _, u in forecast.leads():
+        if not bool(u.variance.isfinite().all()):
+            raise ArithmeticError("a forecast is not finite")
+
+
+def _last_lead(forecast: pn.distributions.Trajectory) -> None:
+    forecast.at(forecast.steps)
+
+
+def _store(forecast: pn.distributions.Trajectory) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        forecast.to_zarr(Path(folder) / "forecast.zarr")
+
+
+WAYS: dict[str, Callable[[pn.distributions.Trajectory], None]] = {
+    "lead by lead": _lead_by_lead,
+    "the last lead": _last_lead,
+    "into a store": _store,
+}
+
+
+def _in_new_process(head: str, way: str, draws: str, leads: Sequence[int], sizes: Sizes) -> Row:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as processes:
+        return processes.submit(measured, head, way, draws, leads, sizes).result()
+
+
+def measured(head: str, way: str, draws: str, leads: Sequence[int], sizes: Sizes) -> Row:
+    """Processor seconds and peak memory of forecasts with so many leads, the shortest first, after one that does not count."""
+    heat = pn.problems.Heat(0.01, time=0.05, dimension=1)
+    train, scaling, starts = (
+        heat.sample(count, resolution=sizes.resolution, seed=seed) for seed, count in enumerate((200, 50, sizes.functions))
+    )
+    operator = pn.operators.FNO(1, 1, modes=(12,), width=16, depth=3, seed=0)
+    pn.fit(operator, train, epochs=sizes.epochs, seed=0, show_progress=False)
+    predictor = HEADS[head](operator, train, scaling)
+    row: Row = {"head": head, "draws": draws, "read": way, "MiB": {}, "seconds": {}}
+    for number, steps in enumerate((min(leads), *leads)):
+        forecast = predictor.rollout(
+            starts.inputs, steps=steps, members=sizes.members, draws=draws, seed=number, show_progress=False
+        )
+        before, start = reset_peak_memory(), time.process_time()
+        WAYS[way](forecast)
+        if number:
+            row["seconds"][steps] = time.process_time() - start
+            row["MiB"][steps] = math.ceil((peak_memory() - before) / 2**20)
+    return row
