@@ -28,9 +28,10 @@ FEW = 25
 EVALUATIONS = 10
 """With few data, there are so many times the epochs; still a quarter of the training steps or less."""
 NOISE = 1e-5
-"""Standard deviation of the measurement noise of all functions, in units of the training outputs'.
+"""Standard deviation of the measurement noise of all functions, in units of the root mean square of the training outputs.
 
-Without it, what is exact (a linear regression of a linear map) has no density, and no scale."""
+Rounding is some 1e-6 of the largest value. Without noise, what is exact (a linear regression of a linear map) has no density,
+and no scale."""
 SCORES = (
     "relative_l2",
     "crps",
@@ -52,15 +53,15 @@ class Sizes:
     """How many functions there are.
 
     Attributes:
-        held_out: For scales; as many more for the weights of stacking, and to test on.
+        held_out: For scales, by dimension; as many more for the weights of stacking, and to test on.
         whole: Of those tested, how many scores of whole functions are taken from, by dimension.
     """
 
-    held_out: int = 200
+    held_out: tuple[int, int] = (200, 100)
     whole: tuple[int, int] = (200, 40)
 
 
-SMALL = Sizes(held_out=12, whole=(6, 3))
+SMALL = Sizes(held_out=(12, 12), whole=(6, 3))
 
 
 @dataclass(frozen=True)
@@ -106,16 +107,17 @@ class Unit:
         source, recipe = _case(self.problem, self.kind, is_small=self.sizes == SMALL)
         if self.pairs is not None:
             recipe = replace(recipe, epochs=EVALUATIONS * recipe.epochs)
+        held_out = self.sizes.held_out[min(source.dimension, 2) - 1]
         exact = [
             source.problem.sample(count, resolution=source.resolution, seed=stream_seed(self.seed, "heads functions", part))
-            for part, count in enumerate((self.pairs or source.pairs, *[self.sizes.held_out] * 3))
+            for part, count in enumerate((self.pairs or source.pairs, *[held_out] * 3))
         ]
         places = ["in distribution"]
         for name, problem in list(source.problem.shifts().items())[: self.shifts]:
             own = stream_seed(self.seed, "heads functions", len(exact))
             places.append(name)
-            exact.append(problem.sample(self.sizes.held_out, resolution=source.resolution, seed=own))
-        noise = (NOISE * exact[0].outputs.values.double().std((0, *range(2, 2 + source.dimension)))).square()
+            exact.append(problem.sample(held_out, resolution=source.resolution, seed=own))
+        noise = NOISE**2 * exact[0].outputs.values.double().square().mean((0, *range(2, 2 + source.dimension)))
         train, scaling, weighing, *tests = (
             measured(pairs, noise, stream(self.seed, "heads noise", part)) for part, pairs in enumerate(exact)
         )

@@ -22,7 +22,7 @@ from benchmarks.head_units import FEW, LEVEL, Unit
 from benchmarks.over_seeds import CONFIDENCE, Row, difference, grouped, half_width, mean_of, ratio
 from probneural.calibration import VarianceScale
 
-SEEDS = {"default": 2, "full": 5, "small": 1}
+SEEDS = {"default": 3, "full": 5, "small": 1}
 COMPARED = ("joint_nll", "crps", "energy")
 """Scores that ranks and comparisons are taken of; lower is better."""
 _HEAD = ("problem", "operator", "regime", "head")
@@ -77,10 +77,10 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
     }
     notes = [
         "means over seeds, each with functions, weights and batches of its own, which all heads share. Every head is scaled by "
-        f"{VarianceScale()!r} on the same 200 functions, and tested on 200 others; stacking takes its weights from those, and "
-        "scales its predictors on 200 further ones",
-        f"all outputs, to train and to test on, have measurement noise of {head_units.NOISE:g} of the training outputs' "
-        "standard deviation, which every scale is told: what is exact has no density without",
+        f"{VarianceScale()!r} on the same 200 functions (100 in two dimensions), and tested on as many others; stacking takes "
+        "its weights from those, and scales its predictors on as many further ones",
+        f"all outputs, to train and to test on, have measurement noise of {head_units.NOISE:g} of their root mean square, "
+        "which every scale is told: what is exact has no density without",
         f"coverage and width are those of central intervals at {LEVEL:g}; simultaneous: of whole functions. auroc: how well "
         "the stated variance alone tells shifted functions from ordinary ones. ause: of values and of whole functions; 0 where "
         "the most uncertain have the largest errors. raw chi2: before scales",
