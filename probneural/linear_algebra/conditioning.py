@@ -16,6 +16,10 @@ _RANK_TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-6}
 """Singular values of row-normalised matrices below this fraction of the largest count as zero, by the field's dtype."""
 _ATTAINED_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """An exact observation is met if it is missed by less than this fraction of the standardised residuals."""
+_GRAM_COLUMNS = 64
+"""From how many columns on a Gram matrix is faster than singular values: a fifth of the time at 3,072 x 500."""
+_GRAM_TRACE = 1e7
+"""The largest trace of the Gram matrix of a whitened root whose Cholesky factor is right to 1e-9 of each eigenvalue of 1."""
 LOG_TWO_PI = math.log(2.0 * math.pi)
 
 
@@ -274,15 +278,40 @@ def discrepancy_gain(
 def log_density(
     root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"], noise: Float64[Tensor, "... m"]
 ) -> Float64[Tensor, "..."]:
-    """Log density of residual under N(0, root root^T + diag(noise)) with noise > 0, natural units."""
+    """Log density of residual under N(0, root root^T + diag(noise)) with noise > 0, natural units.
+
+    With A the root over the noise's deviations, w the residual over them and I + A^T A = L L^T, the distance is the least of
+    |w - A z|² + |z|², to second order in the error of z, and the determinant that of L. A product A^T A holds
+    eigenvalues to 1e-16 of the largest: where that is too little, and for a few columns, the singular values of A serve.
+    """
     inverse = noise.rsqrt()
-    left, values, _ = singular_values(root * inverse[..., None])
-    whitened = residual * inverse
+    rows, whitened = root * inverse[..., None], residual * inverse
+    if _GRAM_COLUMNS <= rows.shape[-1] <= rows.shape[-2] and float(rows.detach().square().sum((-2, -1)).max()) <= _GRAM_TRACE:
+        quadratic, log_determinant = _by_gram(rows, whitened)
+    else:
+        quadratic, log_determinant = _by_singular_values(rows, whitened)
+    return _normal(quadratic, log_determinant + noise.log().sum(-1), residual)
+
+
+def _by_gram(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
+    """The squared distance of `whitened` under N(0, A A^T + I), and the covariance's log determinant."""
+    gram = rows.mT @ rows
+    triangle = torch.linalg.cholesky(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
+    latent = torch.zeros_like(gram[..., :1])
+    rest = whitened[..., None]
+    for _ in range(2):  # the second time for what rounding left
+        latent = latent + torch.cholesky_solve(rows.mT @ rest - latent, triangle)
+        rest = whitened[..., None] - rows @ latent
+    quadratic = rest.square().sum((-2, -1)) + latent.square().sum((-2, -1))
+    return quadratic, 2.0 * triangle.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _by_singular_values(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
+    left, values, _ = singular_values(rows)
     along = (left.mT @ whitened[..., None])[..., 0]
     rest = whitened - (left @ along[..., None])[..., 0]
     gain = torch.hypot(values, torch.ones_like(values))
-    quadratic = (along / gain).square().sum(-1) + rest.square().sum(-1)
-    return _normal(quadratic, 2.0 * gain.log().sum(-1) + noise.log().sum(-1), residual)
+    return (along / gain).square().sum(-1) + rest.square().sum(-1), 2.0 * gain.log().sum(-1)
 
 
 def log_density_without_noise(

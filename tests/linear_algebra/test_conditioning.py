@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from probneural.errors import ConstraintError, ShapeError
+from probneural.linear_algebra import conditioning
 from probneural.linear_algebra.conditioning import (
+    _GRAM_TRACE,
     LowRankUpdate,
     condition_exactly,
     condition_noisily,
@@ -219,3 +221,40 @@ class TestLogDensity:
         root, residual, _ = problem(observations, rank)
         root[..., -1, :] = root.sum(-2) - root[..., -1, :] if observations > 1 else 0.0
         assert log_density_without_noise(root, residual, dtype=torch.float64).isnan().all()
+
+
+class TestLogDensityOfManyColumns:
+    """Where a Gram matrix takes the place of singular values."""
+
+    @pytest.mark.parametrize("share", [1e-8, 1e-3, 0.999])
+    @pytest.mark.parametrize("decay", [0.0, 4.0])
+    def test_is_that_of_singular_values(self, share: float, decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Up to the largest trace that is let through, along directions of much and of little variance."""
+        root = normal("root", 2, 200, 80) * torch.logspace(0.0, -decay, 80, dtype=torch.float64)
+        root = root * (share * _GRAM_TRACE / root.square().sum((-2, -1)).max()).sqrt()
+        noise = 0.1 + normal("noise", 2, 200).square()
+        root = root * noise.sqrt()[..., None]
+        for residual in (normal("residual", 2, 200), 3.0 * root[..., 0], 3.0 * root[..., -1] + noise.sqrt()):
+            found = log_density(root, residual, noise)
+            with monkeypatch.context() as patch:
+                patch.setattr(conditioning, "_GRAM_COLUMNS", 10**6)
+                expected = log_density(root, residual, noise)
+            assert torch.allclose(found, expected, rtol=0.0, atol=80 * 2e-9)  # 1e-9 per eigenvalue, in twice its logarithm
+
+    def test_larger_traces_take_singular_values(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(conditioning, "_by_gram", None)
+        root, residual = normal("root", 2, 90, 80), normal("residual", 2, 90)
+        root = root * (1.001 * _GRAM_TRACE / root[1].square().sum()).sqrt()
+        log_density(root, residual, torch.ones(2, 90, dtype=torch.float64))
+        with pytest.raises(TypeError, match="NoneType"):
+            log_density(0.9 * root[1:], residual[1:], torch.ones(1, 90, dtype=torch.float64))
+
+    def test_its_gradient(self) -> None:
+        root, residual = 0.3 * normal("root", 1, 90, 70), normal("residual", 1, 90)
+        noise = 0.5 + normal("noise", 1, 90).square()
+        inputs = [tensor.clone().requires_grad_() for tensor in (root, residual, noise)]
+        found = torch.autograd.grad(log_density(*inputs).sum(), inputs)
+        covariance = inputs[0] @ inputs[0].mT + torch.diag_embed(inputs[2])
+        dense = torch.distributions.MultivariateNormal(torch.zeros_like(residual), covariance)
+        for one, other in zip(found, torch.autograd.grad(dense.log_prob(inputs[1]).sum(), inputs), strict=True):
+            assert torch.allclose(one, other, rtol=1e-9, atol=1e-10)
