@@ -148,7 +148,9 @@ COMMANDS = {
     "local-scale": Command(
         local_scale.main, "variances with one factor and with a local one, on all problems; about 15 minutes", options=WORKERS
     ),
-    "long-forecast": Command(long_forecast.main, "seconds and memory of forecasts up to 1,000 leads; about 20 minutes"),
+    "long-forecast": Command(
+        long_forecast.main, "seconds and memory of forecasts up to 1,000 leads; about ten minutes", options=WORKERS
+    ),
     "low-data": Command(low_data.main, "heads where training functions are few; about 15 minutes", options=WORKERS),
     "novelty": Command(
         novelty.main,
