@@ -249,6 +249,10 @@ class TestLogDensityOfManyColumns:
         with pytest.raises(TypeError, match="NoneType"):
             log_density(0.9 * root[1:], residual[1:], torch.ones(1, 90, dtype=torch.float64))
 
+    def test_no_functions_have_no_densities(self) -> None:
+        none = torch.zeros(0, 90, 80, dtype=torch.float64)
+        assert log_density(none, none[..., 0], 1.0 + none[..., 0]).shape == (0,)
+
     def test_its_gradient(self) -> None:
         root, residual = 0.3 * normal("root", 1, 90, 70), normal("residual", 1, 90)
         noise = 0.5 + normal("noise", 1, 90).square()
