@@ -132,8 +132,8 @@ COMMANDS = {
     "growth": Command(growth.main, "time and memory of every stage as the number of functions grows; about 20 minutes"),
     "heads": Command(
         heads.main,
-        "heads beside one another on the same networks, with their costs; an hour and a quarter, goes on if cut off",
-        full="heads with trainings of their own, few functions, DeepONets and five seeds too; half a day",
+        "heads beside one another on the same networks, with their costs; an hour, goes on if cut off",
+        full="all heads, few functions, DeepONets and five seeds too; a day",
         output="heads.json, or one for the problem, and finished units",
         options={"--problem": {"help": "only this problem"}, **WORKERS},
         check=lambda given: heads.chosen(given["mode"], given["problem"]),

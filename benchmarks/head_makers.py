@@ -285,16 +285,16 @@ HEADS: dict[str, Maker] = {
 }
 """By what the trainings cost: one and less than one more, none, two, four."""
 _PARTS: dict[str, Maker] = {_SECOND: partial(last_layer, number=1)}
-_OWN_TRAININGS = (
-    "heteroscedastic",
-    "SWAG",
-    QUARTERS,
-    "snapshots",
-    "MC dropout",
-    "noise-conditioned",
-    "variational",
-    "SGHMC",
-    f"{DEFAULT}, {MEMBERS} times as long",
+BRIEF = (
+    DEFAULT,
+    PROCESS,
+    "stacked",
+    KERNEL,
+    REGRESSION,
+    "ensemble of 2",
+    "mixture of 2",
+    f"{DEFAULT}, {LONGER}",
+    ENSEMBLE,
+    f"mixture of {MEMBERS}",
 )
-SHARED = tuple(name for name in HEADS if name not in _OWN_TRAININGS)
-"""Heads that need no training but four at the recipe's length and one at twice that."""
+"""Heads of the default run: they need no training but four at the recipe's length and one at twice that."""

@@ -17,7 +17,7 @@ from typing import Any
 from scipy.stats import studentized_range
 
 from benchmarks import environment, exact, head_units, kept_units, sections
-from benchmarks.head_makers import ENSEMBLE, HEADS, SHARED
+from benchmarks.head_makers import BRIEF, ENSEMBLE, HEADS
 from benchmarks.head_units import FEW, LEVEL, Unit
 from benchmarks.over_seeds import CONFIDENCE, Row, difference, grouped, half_width, mean_of, ratio
 from probneural.calibration import VarianceScale
@@ -55,7 +55,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
     def table(make: Callable[[Sequence[Row]], list[Row]]) -> list[Row]:
         if not rows:  # the first table runs everything
             todo = [
-                Unit(name, kind, pairs, seed, commit, sizes, *((SHARED, 1) if mode == "default" else (tuple(HEADS), 2)))
+                Unit(name, kind, pairs, seed, commit, sizes, *((BRIEF, 1) if mode == "default" else (tuple(HEADS), 2)))
                 for seed in range(SEEDS[mode])
                 for name, kind in chosen(mode, problem)
                 for pairs in ((None,) if mode == "default" else (None, FEW))
