@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from scipy.stats import studentized_range
 
 from benchmarks import environment, exact, head_units, kept_units, sections
-from benchmarks.head_makers import BRIEF, ENSEMBLE, HEADS
+from benchmarks.head_makers import BRIEF, DEFAULT, ENSEMBLE, HEADS
 from benchmarks.head_units import FEW, LEVEL, Unit
 from benchmarks.over_seeds import CONFIDENCE, Row, difference, grouped, half_width, mean_of, ratio
 from probneural.calibration import VarianceScale
@@ -25,6 +25,8 @@ from probneural.calibration import VarianceScale
 SEEDS = {"default": 3, "full": 5, "small": 1}
 COMPARED = ("joint_nll", "crps", "energy")
 """Scores that ranks and comparisons are taken of; lower is better."""
+AFFORDED = 2
+"""Trainings that a head may cost in the last column of `wins`."""
 _HEAD = ("problem", "operator", "regime", "head")
 _LOGARITHMIC = ("joint_nll",)
 """Those that are compared by differences; others by ratios."""
@@ -86,7 +88,8 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         "the most uncertain have the largest errors. raw chi2: before scales",
         f"beside the ensemble: differences of nats, ratios of others, paired by seed; {CONFIDENCE:.0%} intervals of Student's",
         "wins: on how many problems a head's mean over seeds is lower than the ensemble's; clearly: by more than half the "
-        "interval",
+        "interval. cost: processor seconds of trainings and of the head itself, scales and weights of stacked ones included, "
+        "in units of one training; median and largest over problems",
         "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. Heads whose mean ranks "
         f"differ by less than the critical difference (Nemenyi, {1 - CONFIDENCE:.1g}) are not told apart",
         f"with {FEW} functions there are {head_units.EVALUATIONS} times the epochs",
@@ -128,18 +131,20 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 
 def wins(rows: Sequence[Row]) -> list[Row]:
-    """On how many problems a head beats the ensemble on joint NLL and CRPS, in the mean and beyond the intervals."""
+    """On how many problems a head beats the ensemble on joint NLL and CRPS, in the mean and beyond the intervals; its cost."""
     table = []
     found = _beside_the_ensemble(rows)
+    costs = _costs(rows)
     for head in dict.fromkeys(group[-1] for group in found):
-        own = [pairs for group, pairs in found.items() if group[-1] == head]
+        own = {group: pairs for group, pairs in found.items() if group[-1] == head}
         line: Row = {"head": head, "problems": len(own)}
         for name in ("joint_nll", "crps"):
-            line[name] = sum(_is_lower(pairs[name], name) for pairs in own)
+            line[name] = sum(_is_lower(pairs[name], name) for pairs in own.values())
         for title, clearly in (("both", False), ("both, clearly", True)):
-            line[title] = sum(
-                all(_is_lower(pairs[name], name, clearly=clearly) for name in ("joint_nll", "crps")) for pairs in own
-            )
+            line[title] = sum(_beats(pairs, clearly=clearly) for pairs in own.values())
+        line["cost"] = statistics.median(costs[group] for group in own)
+        line["largest cost"] = max(costs[group] for group in own)
+        line[f"both, cost up to {AFFORDED}"] = sum(costs[group] <= AFFORDED and _beats(pairs) for group, pairs in own.items())
         table.append(line)
     return table
 
@@ -238,6 +243,20 @@ def _beside_the_ensemble(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str,
             for name in COMPARED
         }
     return found
+
+
+def _costs(rows: Sequence[Row]) -> dict[tuple[Any, ...], float]:
+    """Of every problem and head: seconds of its trainings and its own work, in units of one training of the last layer's."""
+    ordinary = grouped([row for row in rows if row["on"] == "in distribution"], _HEAD)
+    seconds = {
+        group: (mean_of(own, "training_seconds") or 0.0, mean_of(own, "fit_seconds") or 0.0) for group, own in ordinary.items()
+    }
+    return {group: sum(own) / seconds.get((*group[:-1], DEFAULT), (math.nan,))[0] for group, own in seconds.items()}
+
+
+def _beats(pairs: Mapping[str, Sequence[tuple[float, float]]], *, clearly: bool = False) -> bool:
+    """Whether both scores are lower."""
+    return all(_is_lower(pairs[name], name, clearly=clearly) for name in ("joint_nll", "crps"))
 
 
 def _differences(pairs: Sequence[tuple[float, float]], name: str) -> list[float]:

@@ -23,7 +23,9 @@ def rows(scores: dict[str, float], *, problem: str = "p", seeds: int = 2, on: st
     """One row per head and seed, of scores that grow by a hundredth with the seed."""
     place = {"problem": problem, "operator": "FNO", "regime": "all functions", "on": on}
     return [
-        place | {"head": head, "seed": seed} | dict.fromkeys(heads.COMPARED, value * (1.0 + 0.01 * seed))
+        place
+        | {"head": head, "seed": seed, "training_seconds": 10.0, "fit_seconds": value}
+        | dict.fromkeys(heads.COMPARED, value * (1.0 + 0.01 * seed))
         for head, value in scores.items()
         for seed in range(seeds)
     ]
@@ -92,9 +94,12 @@ def test_wins_count_problems_on_which_both_scores_are_lower() -> None:
     some = rows({"last layer": 1.0, "stacked": 2.0, ENSEMBLE: 1.5})
     other = rows({"last layer": 1.0, "stacked": 1.0, ENSEMBLE: 1.5}, problem="q")
     mixed = [row | {"crps": 9.0} if row["head"] == "last layer" else row for row in other]
-    first, second = heads.wins(some + mixed)
-    assert first == {"head": "last layer", "problems": 2, "joint_nll": 2, "crps": 1, "both": 1, "both, clearly": 1}
-    assert second == {"head": "stacked", "problems": 2, "joint_nll": 1, "crps": 1, "both": 1, "both, clearly": 1}
+    dear = [row | {"training_seconds": 30.0} if row["head"] == "stacked" else row for row in mixed]
+    first, second = heads.wins(some + dear)
+    counts = {"problems": 2, "joint_nll": 2, "crps": 1, "both": 1, "both, clearly": 1}
+    assert first == {"head": "last layer"} | counts | {"cost": 1.1, "largest cost": 1.1, "both, cost up to 2": 1}
+    counts |= {"joint_nll": 1}
+    assert second == {"head": "stacked"} | counts | {"cost": 2.15, "largest cost": 3.1, "both, cost up to 2": 0}
     (alone, _) = heads.wins(rows({"last layer": 1.0, "stacked": 2.0, ENSEMBLE: 1.5}, seeds=1))
     assert (alone["both"], alone["both, clearly"]) == (1, 0)  # one seed has no interval
 
