@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -188,11 +189,14 @@ def _log_densities(
 ) -> Tensor:
     """Log densities of one function's residual, up to a constant, for every pair (w, f); -inf where there is none."""
     gram, explained, correlation = parts
-    weight, fraction = torch.tensor(candidates, dtype=torch.float64).mT[..., None]
-    std = ((1.0 - weight) * explained + (1.0 - fraction) * noise).sqrt()
-    white = fraction * noise + _JITTER * (explained + noise)
-    covariance = weight[..., None] * gram + std[:, :, None] * correlation * std[:, None, :] + torch.diag_embed(white)
-    triangle, failed = torch.linalg.cholesky_ex(covariance)
-    whitened = torch.linalg.solve_triangular(triangle, residual.expand(len(covariance), -1)[..., None], upper=False)
-    density = -0.5 * whitened.square().sum((1, 2)) - triangle.diagonal(dim1=1, dim2=2).log().sum(1)
-    return torch.where((failed == 0) & density.isfinite(), density, -torch.inf)
+    found = []
+    for weight, some in itertools.groupby(candidates, key=operator.itemgetter(0)):  # few matrices at a time: they stay in cache
+        fraction = torch.tensor([fraction for _, fraction in some], dtype=torch.float64)[:, None]
+        std = ((1.0 - weight) * explained + (1.0 - fraction) * noise).sqrt()
+        covariance = (std[:, :, None] * correlation).mul_(std[:, None, :]).add_(weight * gram)
+        covariance.diagonal(dim1=1, dim2=2).add_(fraction * noise + _JITTER * (explained + noise))
+        triangle, failed = torch.linalg.cholesky_ex(covariance)
+        whitened = torch.linalg.solve_triangular(triangle, residual.expand(len(covariance), -1)[..., None], upper=False)
+        density = -0.5 * whitened.square().sum((1, 2)) - triangle.diagonal(dim1=1, dim2=2).log().sum(1)
+        found.append(torch.where((failed == 0) & density.isfinite(), density, -torch.inf))
+    return torch.cat(found)

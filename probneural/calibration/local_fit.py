@@ -186,30 +186,40 @@ class _Likelihood:
         part = torch.arange(len(self.design)) % _FOLDS
         for fold in range(_FOLDS):
             fitted, held = self._select(part != fold), self._select(part == fold)
+            found = None
             for index, ridge in enumerate([torch.full((width,), math.inf, dtype=torch.float64), *candidates]):
-                scores[index, part == fold] = held.values(fitted.minimiser(ridge))
+                found = fitted.minimiser(ridge, start=found)
+                scores[index, part == fold] = held.values(found)
         best = int(scores[1:].mean(1).argmin())
         gain = scores[0] - scores[1 + best]
         return candidates[best] if bool(gain.mean() > _ERRORS * gain.std() / math.sqrt(len(gain))) else None
 
-    def minimiser(self, ridge: Float64[Tensor, " k"]) -> Float64[Tensor, " k1"]:
-        """Coefficients, the constant first, that minimise the penalised sum: Newton's method with halved steps."""
+    def minimiser(self, ridge: Float64[Tensor, " k"], *, start: Float64[Tensor, " k1"] | None = None) -> Float64[Tensor, " k1"]:
+        """Coefficients, the constant first, that minimise the penalised sum: Newton's method with halved steps.
+
+        Args:
+            ridge: Penalties; where they are infinite a coefficient is 0.
+            start: Coefficients to begin with, as of another penalty; None for a constant.
+        """
         free = torch.cat([torch.ones(1, dtype=torch.bool), ridge.isfinite()])
-        matrix = torch.cat([torch.ones(self.squares.numel(), 1, dtype=torch.float64), self.design.flatten(0, 1)], 1)[:, free]
+        features = self.design.flatten(0, 1)[:, ridge.isfinite()]
+        rows = torch.cat([torch.ones(1, len(features), dtype=torch.float64), features.mT])
         squares, weights = self.squares.flatten(), self.weights.repeat(len(self.squares))
         penalty = torch.cat([torch.zeros(1, dtype=torch.float64), ridge])[free]
-        found = torch.zeros(matrix.shape[1], dtype=torch.float64)
+        found = torch.zeros(len(rows), dtype=torch.float64)
         found[0] = (weights @ squares / weights.sum()).clamp_min(torch.finfo(torch.float64).tiny).log()
+        if start is not None:
+            found = start[free]
 
         def objective(at: Tensor) -> float:
-            along = matrix @ at
+            along = at @ rows
             return float(weights @ (along + squares * torch.exp(-along)) + 0.5 * penalty @ at.square())
 
         value = objective(found)
         for _ in range(_STEPS):
-            weighted = weights * squares * torch.exp(-(matrix @ found))
-            gradient = matrix.mT @ (weights - weighted) + penalty * found
-            curvature = (matrix * weighted[:, None]).mT @ matrix + torch.diag(penalty + 1e-9 * weights.sum())
+            weighted = weights * squares * torch.exp(-(found @ rows))
+            gradient = rows @ (weights - weighted) + penalty * found
+            curvature = (rows * weighted) @ rows.mT + torch.diag(penalty + 1e-9 * weights.sum())
             step, size = torch.linalg.solve(curvature, gradient), 1.0
             while size > 1e-6 and not objective(found - size * step) <= value:
                 size *= 0.5
