@@ -54,7 +54,7 @@ bad-input: venv  ## Tests of error messages, which the run-time checks would pre
 	$(BIN)/python -m pytest -q -m bad_input
 
 doctests: venv  ## The examples in docstrings
-	$(BIN)/python -m pytest -q --doctest-modules probneural
+	$(BIN)/python -m pytest -q --doctest-modules probneural benchmarks
 
 bench: venv  ## The main benchmark on four problems, in minutes: tables and an HTML report
 	$(BIN)/python -m benchmarks exact

@@ -43,7 +43,7 @@ Options = Mapping[str, Mapping[str, Any]]
 """Names of options on the command line to what argparse is told of them."""
 
 WORKERS: Options = {"--workers": {"type": int, "default": 2, "help": "single-threaded worker processes"}}
-PROBLEM: Options = {"--problem": {"help": "one problem only, by the name it has in the tables"}}
+PROBLEM: Options = {"--problem": {"help": "only problems whose names in the tables begin so"}}
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ COMMANDS = {
         bo.main,
         "Bayesian optimisation over input functions; two hours, goes on if cut off",
         output="bo.json, bo.png and finished runs",
-        options={"--problem": {"help": "only problems whose names in the tables begin so"}, **WORKERS},
+        options={**PROBLEM, **WORKERS},
         check=lambda given: bo.chosen(given["problem"]),
     ),
     "accuracy": Command(
@@ -123,7 +123,7 @@ COMMANDS = {
         "forecasts with posteriors on equations that are solved exactly; an hour or more a problem, goes on if cut off",
         output="forecast.json, or one for the problem, and finished units",
         options={
-            "--problem": {"help": "only problems whose names in the tables begin so"},
+            **PROBLEM,
             **WORKERS,
         },
         check=lambda given: forecast.chosen(given["problem"]),
@@ -135,7 +135,7 @@ COMMANDS = {
         "heads beside one another on the same networks, with their costs; an hour, goes on if cut off",
         full="all heads, few functions, DeepONets and five seeds too; a day",
         output="heads.json, or one for the problem, and finished units",
-        options={"--problem": {"help": "only this problem"}, **WORKERS},
+        options={**PROBLEM, **WORKERS},
         check=lambda given: heads.chosen(given["mode"], given["problem"]),
     ),
     "kernel_fit": Command(kernel_fit.main, "cost of fitting kernel operators, exactly and with inducing points; 10 minutes"),

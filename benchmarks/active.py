@@ -35,6 +35,7 @@ from benchmarks.active_runs import (
     seed_of_tests,
 )
 from benchmarks.active_sources import VariedSource
+from benchmarks.names import named
 
 SEEDS = range(5)
 LINE = FNOTraining((12,))
@@ -97,17 +98,13 @@ def selectors(mode: str) -> dict[str, tuple[pn.active.Selector, ...]]:
 
 
 def chosen(mode: str, *, problem: str | None = None) -> list[Case]:
-    """The distributions of one run.
+    """The distributions of one run: all, or those whose names begin so.
 
     Raises:
-        ValueError: If no distribution has that name.
+        ValueError: If there is none.
     """
-    found = cases()
-    if problem is not None:
-        names = [case.source.name for case in found]
-        found = [case for case in found if case.source.name == problem]
-        if not found:
-            raise ValueError(f"no problem is called {problem!r}; there are {', '.join(names)}")
+    by_name = {case.source.name: case for case in cases()}
+    found = [by_name[name] for name in named(list(by_name), problem)]
     if mode == "small":
         found = [replace(case, recipe=replace(case.recipe, width=4, depth=1, projection=4, steps=16)) for case in found[:1]]
     return found

@@ -26,6 +26,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from tqdm.auto import tqdm
 
 from benchmarks import bo_methods, bo_problems, environment, sections
+from benchmarks.names import named
 from probneural.errors import ProbneuralError
 
 SEEDS = {"environmental model": 10}
@@ -138,10 +139,7 @@ def chosen(problem: str | None) -> tuple[str, ...]:
     Raises:
         ValueError: If there is none.
     """
-    found = tuple(name for name in bo_problems.names() if name.startswith(problem or ""))
-    if not found:
-        raise ValueError(f"no problem's name begins with {problem!r}; there are {', '.join(bo_problems.names())}")
-    return found
+    return tuple(named(bo_problems.names(), problem))
 
 
 def units(*, small: bool, problem: str | None = None) -> list[Unit]:

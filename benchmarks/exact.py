@@ -26,6 +26,7 @@ from benchmarks import environment, evaluation, method_figures, recipes, report
 from benchmarks.evaluation import FULL, QUICK, SMALL, Extent
 from benchmarks.exact_work import ENSEMBLE, KERNEL, MEMBERS, REGRESSION, Evaluation, Training, evaluate, train
 from benchmarks.method_figures import Sketch
+from benchmarks.names import named
 from benchmarks.progress import Progress
 from benchmarks.recipes import Recipe
 from benchmarks.scheduling import Job, run
@@ -89,21 +90,18 @@ def cases() -> list[Case]:
 
 
 def chosen(mode: str, *, problem: str | None = None, path: Path | None = None) -> list[Case]:
-    """The cases of one run, cut down to seconds if the mode is `small`.
+    """The cases of one run, or those whose names begin so, cut down to seconds if the mode is `small`.
 
     Raises:
-        ValueError: If no problem has that name.
+        ValueError: If there is none.
     """
     if path is not None:
         source = FileSource(path)
         found = [Case(source, tuple(recipes.own_data(source.train)))]
     else:
         found = [case for case in cases() if mode == "full" or case.is_in_slice or problem is not None]
-        if problem is not None:
-            names = [case.source.name for case in found]
-            found = [case for case in found if case.source.name == problem]
-            if not found:
-                raise ValueError(f"no problem is called {problem!r}; there are {', '.join(names)}")
+        by_name = {case.source.name: case for case in found}
+        found = [by_name[name] for name in named(list(by_name), problem)]
     return [_smaller(case) for case in found] if mode == "small" else found
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import probneural as pn
+from benchmarks.names import named
 from probneural.pairs import evenly_spread_rows
 from probneural.randomness import stream_seed
 
@@ -137,10 +138,8 @@ def chosen(problem: str | None, *, small: bool) -> list[Case]:
     Raises:
         ValueError: If no name begins so.
     """
-    every = cases()
-    found = [case for case in every if case.name.startswith((problem or "").lower())]
-    if not found:
-        raise ValueError(f"no problem's name begins with {problem!r}; there are {', '.join(case.name for case in every)}")
+    by_name = {case.name: case for case in cases()}
+    found = [by_name[name] for name in named(list(by_name), problem)]
     return [_smaller(case) for case in found] if small else found
 
 

@@ -36,7 +36,7 @@ def chosen(mode: str, problem: str | None) -> list[tuple[str, str]]:
     """Problems and operators of one run: the FNO on all problems, or DeepONets too.
 
     Raises:
-        ValueError: If no problem has that name.
+        ValueError: If no problem's name begins so.
     """
     cases = exact.chosen("full", problem=problem)
     cases = cases[:1] if mode == "small" else cases

@@ -230,7 +230,7 @@ def chosen(problem: str | None) -> list[Case]:
     """The problems of a run.
 
     Raises:
-        ValueError: If no problem has that name.
+        ValueError: If no problem's name begins so.
     """
     return [case for case in exact.chosen("full", problem=problem) if isinstance(case.source, ProblemSource)]
 

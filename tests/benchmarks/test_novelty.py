@@ -66,7 +66,7 @@ def test_units_are_told_apart_and_wrong_names_refused(tmp_path: Path) -> None:
     units = novelty.units("default", "Darcy 1-D")
     assert [unit.name for unit in units] == [f"Darcy 1-D, seed {seed}" for seed in range(3)]
     assert len({unit.path(tmp_path) for unit in units}) == 3
-    with pytest.raises(ValueError, match="no problem is called"):
+    with pytest.raises(ValueError, match="no problem's name begins with"):
         novelty.units("default", "nothing")
 
 

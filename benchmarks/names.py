@@ -1,0 +1,27 @@
+"""What `--problem` names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def named(names: Sequence[str], wanted: str | None) -> list[str]:
+    """All names, the one that is wanted, or those that begin so, in upper or lower case.
+
+    Raises:
+        ValueError: If none does.
+
+    Examples:
+        >>> named(["Burgers, viscosity 0.1", "Burgers, viscosity 0.1, shifted"], "Burgers, viscosity 0.1")
+        ['Burgers, viscosity 0.1']
+        >>> named(["Heat", "Darcy 1-D", "Darcy 2-D"], "darcy")
+        ['Darcy 1-D', 'Darcy 2-D']
+    """
+    if wanted is None:
+        return list(names)
+    if wanted in names:
+        return [wanted]
+    found = [name for name in names if name.casefold().startswith(wanted.casefold())]
+    if not found:
+        raise ValueError(f"no problem's name begins with {wanted!r}; there are {'; '.join(names)}")
+    return found
