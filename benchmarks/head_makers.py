@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -233,10 +233,13 @@ class Average(torch.nn.Module):
         return torch.stack([operator(values) for operator in self.operators]).mean(0)
 
 
-def residual_process(shop: Workshop, *, count: int = 1, length: float = 1.0) -> tuple[Predictor, float]:
+def residual_process(
+    shop: Workshop, *, count: int = 1, length: float = 1.0, features: Literal["inputs", "operator"] = "inputs"
+) -> tuple[Predictor, float]:
     """A Gaussian process of what an operator, or the mean of several, leaves of the training functions."""
     operators, seconds = shop.members(count, length=length)
-    return pn.heads.KernelOperator().fit(operators[0] if count == 1 else Average(operators), shop.pairs), seconds
+    head = pn.heads.KernelOperator(features=features)
+    return head.fit(operators[0] if count == 1 else Average(operators), shop.pairs), seconds
 
 
 def regression(shop: Workshop) -> tuple[Predictor, float]:
@@ -269,6 +272,7 @@ HEADS: dict[str, Maker] = {
     "variational": variational,
     "SGHMC": chains,
     PROCESS: residual_process,
+    f"{PROCESS} on predictions": partial(residual_process, features="operator"),
     "stacked": partial(stacked, heads=(DEFAULT, PROCESS)),
     KERNEL: kernel,
     REGRESSION: regression,

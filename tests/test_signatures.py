@@ -41,6 +41,7 @@ EXCEPTIONS = {
 
 LARGE_CONSTRUCTORS = {
     "probneural.distributions.members.Members": "what a roll-out starts from and goes on with, which only `rollout` builds",
+    "probneural.heads.kernel.kernel_operator.KernelOperator": "what processes are, and of what",
     "probneural.heads.laplace.laplace.LaplacePredictor": "made by `fit` and by `load`: its arguments are what a file holds",
     "probneural.heads.last_layer.laplace.LastLayerPredictor": "likewise",
     "probneural.heads.last_layer.predictors.SampledLastLayerPredictor": "likewise",

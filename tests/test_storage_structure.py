@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -97,9 +97,9 @@ def _calibrated(head: str, operator: str) -> Predictor:
 
 
 @cache
-def _kernel() -> Any:
+def _kernel(features: Literal["inputs", "operator"] = "inputs") -> Any:
     case = cases.operator_case("fno-outputs")
-    return KernelOperator(groups=2, iterations=2).fit(case.operator, case.data)
+    return KernelOperator(groups=2, iterations=2, features=features).fit(case.operator, case.data)
 
 
 THINGS: dict[str, Any] = {
@@ -133,6 +133,7 @@ THINGS: dict[str, Any] = {
     "foreign": lambda: cases.operator_case("conv").operator,
     "kernel": _kernel,
     "kernel draw": lambda: _kernel().draw(5),
+    "kernel of predictions": lambda: _kernel("operator"),
 }
 
 
@@ -407,7 +408,8 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("variational last layer", "method", "low_rank", "mean_field"),
     ("kernel", "in_channels", 1, "made of"),
     ("kernel", "operator", None, "no tensors but those"),
-    ("kernel", "inputs", None, "PrincipalComponents"),
+    ("kernel of predictions", "inputs.parts.in_channels", 7, "input channels"),
+    ("kernel", "inputs", None, "no tensors but those"),
     ("last-layer", "domain", 5, "a Grid as domain; got 5"),
     ("last-layer", "shift", 5, "a tensor named shift as shift; got 5"),
     ("last-layer", "readout", {"kind": "Grid", "parts": {}}, "a Readout as readout; got 'Grid'"),

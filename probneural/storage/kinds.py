@@ -39,7 +39,7 @@ from probneural.heads.ensembles.masked_operator import MaskedOperator
 from probneural.heads.kernel.gaussian_processes import Covariance, Process
 from probneural.heads.kernel.inducing_points import InducingProcess
 from probneural.heads.kernel.kernel_operator import KernelPaths, KernelPredictor
-from probneural.heads.kernel.principal_components import PrincipalComponents
+from probneural.heads.kernel.principal_components import PredictedComponents, PrincipalComponents
 from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor
 from probneural.heads.last_layer.laplace import LastLayerPredictor
@@ -176,6 +176,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(KernelPredictor),
     Kind(KernelPaths),
     Kind(PrincipalComponents),
+    Kind(PredictedComponents),
     Kind(Process),
     Kind(InducingProcess),
     Kind(Covariance),

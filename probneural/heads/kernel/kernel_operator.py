@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, cached_property, partial
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Float64
@@ -24,7 +25,7 @@ from probneural.heads.kernel.component_root import BlockCoordinates, ComponentRo
 from probneural.heads.kernel.function_draws import Path
 from probneural.heads.kernel.gaussian_processes import KERNELS, LEAST_NOISE, Process
 from probneural.heads.kernel.inducing_points import InducingProcess
-from probneural.heads.kernel.principal_components import PrincipalComponents, left_out
+from probneural.heads.kernel.principal_components import PredictedComponents, PrincipalComponents, left_out
 from probneural.heads.kernel.search import Fitted, Search
 from probneural.heads.residuals import check_some
 from probneural.heads.training_data import in_memory, training_data
@@ -46,6 +47,8 @@ _BATCH_POINTS = 2**16
 """Grid points at which the operator is evaluated at once."""
 _FEATURES = 2048
 """Random features of a draw's prior part."""
+_SEEN = ("inputs", "operator")
+"""What the processes may be functions of."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,9 @@ class KernelOperator:
     it cannot see; where there are few pairs, this is much, and the posterior does not know. Amplitudes are
     estimates, so with some ten pairs deviations are too small. Components are global: of translation it knows nothing.
 
+    With `features="operator"`, z are the coordinates of what the operator predicts, and the processes are functions of that: a
+    deep kernel whose network is trained before. It helps where errors follow what the output looks like, such as fronts.
+
     Args:
         kernel: `"rbf"`, `"matern12"`, `"matern32"`, `"matern52"` or `"rational_quadratic"`, by itself or with `"+linear"`; or
             `"linear"`, which is Bayesian linear regression.
@@ -79,14 +85,18 @@ class KernelOperator:
         iterations: Steps of the optimiser on all pairs, at most.
         inducing_points: Through the values at how many of the training inputs the posterior is seen, at most; by default all
             of up to 8,000 pairs, and 4,000 of more.
+        features: What the processes are functions of, and `input_components` are components of: `"inputs"`, or the
+            `"operator"`'s predictions.
 
     Raises:
-        ArgumentError: If there is no such kernel, a number is not a positive integer, or `min_noise` is out of range.
+        ArgumentError: If there is no such kernel or feature, a number is not a positive integer, or `min_noise` is out of
+            range.
 
     Reference:
         Batlle, Darcy, Hosseini & Owhadi (2024), Kernel methods are competitive for operator learning, sections 2 and 3.
         Deviations: the posterior covariance is used, by evidence rather than cross-validation; kernels are sums with a linear
-        one; and length scales follow the spectrum of the inputs.
+        one; and length scales follow the spectrum of the inputs. Wilson, Hu, Salakhutdinov & Xing (2016), Deep kernel learning.
+        Deviation: the network stays as it is.
 
     Examples:
         >>> from probneural.pairs import FieldPairs
@@ -108,10 +118,12 @@ class KernelOperator:
     min_noise: float = LEAST_NOISE
     iterations: int = 20
     inducing_points: int | None = None
+    features: Literal["inputs", "operator"] = "inputs"
 
     def __post_init__(self) -> None:
         """Check the settings."""
         check_choice(self.kernel, KERNELS, "kernel")
+        check_choice(self.features, _SEEN, "features")
         assign(self, learns_relevances=check_flag(self.learns_relevances, "learns_relevances"))
         for name in ("input_components", "output_components", "groups", "iterations", "inducing_points"):
             if getattr(self, name) is not None or name in ("groups", "iterations"):
@@ -135,20 +147,32 @@ class KernelOperator:
             A predictor with its own copy of the operator.
 
         Raises:
-            DataError: If the data are not finite, fewer than three pairs, or inputs or outputs do not vary.
+            ArgumentError: If features are the operator's, and there is none.
+            DataError: If the data are not finite, fewer than three pairs, or inputs, features or outputs do not vary.
             ShapeError: If the operator's outputs do not fit the data's.
         """
+        if operator is None and self.features == "operator":
+            raise ArgumentError(
+                expected="an operator, whose predictions are the features",
+                got="None",
+                remedy='give a trained operator, or take features="inputs"',
+            )
         copied = None if operator is None else copy.deepcopy(check_module(operator, "operator")).eval().requires_grad_(False)
         pairs = training_data(data, copied, is_shared=False)
         if pairs.functions < 3:
             raise DataError(expected="at least three pairs", got=str(pairs.functions), remedy="give more data")
         pairs.output_units()  # whose squares the noise is made of
         inputs, outputs = in_memory(pairs.inputs), in_memory(pairs.outputs)
+        seen = inputs
         if copied is not None:
             step = max(1, _BATCH_POINTS // pairs.grid.size)
-            residuals = [residuals_of(copied, batch, pairs.query) for batch in pairs.batches(step)]
-            outputs = Field(torch.cat(residuals), outputs.grid)
-        sides = {"inputs": (inputs, self.input_components), "outputs": (outputs, self.output_components)}
+            residuals = Field(
+                torch.cat([residuals_of(copied, batch, pairs.query) for batch in pairs.batches(step)]), outputs.grid
+            )
+            if self.features == "operator":
+                seen = Field((outputs.values.to(torch.float64) - residuals.values).to(inputs.dtype), outputs.grid)
+            outputs = residuals
+        sides = {"inputs": (seen, self.input_components), "outputs": (outputs, self.output_components)}
         components = {}
         for name, (functions, count) in sides.items():
             components[name] = PrincipalComponents.of(
@@ -156,11 +180,15 @@ class KernelOperator:
             )
             if not components[name].count:
                 raise DataError(expected=f"{name} that vary", got="a constant", remedy="a constant has nothing to learn")
-        return self._conditioned(copied, inputs, outputs, components["inputs"], components["outputs"])
+        known: PrincipalComponents | PredictedComponents = components["inputs"]
+        if self.features == "operator":
+            known = PredictedComponents(components["inputs"], domain=inputs.grid, in_channels=inputs.channels)
+        made = partial(KernelPredictor, operator=copied, inputs=known)
+        return self._conditioned(made, seen, outputs, components["inputs"], components["outputs"])
 
     def _conditioned(
         self,
-        operator: nn.Module | None,
+        made: Callable[..., KernelPredictor],
         inputs: Field,
         outputs: Field,
         input_components: PrincipalComponents,
@@ -189,9 +217,7 @@ class KernelOperator:
             evidence += fitted.log_evidence - len(inputs) * float(std[start:end].log().sum())
             converged = converged and fitted.converged
             evaluations += fitted.evaluations
-        return KernelPredictor(
-            operator=operator,
-            inputs=input_components,
+        return made(
             outputs=output_components,
             processes=processes,
             noise=noise,
@@ -220,7 +246,8 @@ class KernelPredictor(Predictor):
 
     Attributes:
         operator: The predictor's own copy of the operator, or None.
-        inputs: Principal components of the training inputs.
+        inputs: Principal components of the training inputs, or of what the operator predicts for them: what the processes are
+            functions of.
         outputs: Those of the training outputs, or of the operator's residuals.
         processes: One per group of output components.
         noise: Observation variance per channel, `(c,)`, in physical units squared: the processes' learned noise, and what the
@@ -235,7 +262,7 @@ class KernelPredictor(Predictor):
         self,
         *,
         operator: nn.Module | None,
-        inputs: PrincipalComponents,
+        inputs: PrincipalComponents | PredictedComponents,
         outputs: PrincipalComponents,
         processes: Sequence[Process | InducingProcess],
         noise: Float64[Tensor, " c"],
@@ -243,6 +270,8 @@ class KernelPredictor(Predictor):
         report: Mapping[str, float],
         precision: str,
     ) -> None:
+        if operator is None and isinstance(inputs, PredictedComponents):
+            raise ArgumentError(expected="the operator whose predictions have components", got="None", remedy="give it")
         if precision not in _PRECISIONS:
             raise ArgumentError(
                 expected=f"one of {', '.join(_PRECISIONS)} as precision",
@@ -250,7 +279,7 @@ class KernelPredictor(Predictor):
                 remedy="the operator's, or the data's",
             )
         like = outputs.modes.new_empty(0, dtype=_PRECISIONS[precision])
-        super().__init__(PredictorTraits(in_channels=len(inputs.unit), noise=noise, domain=inputs.grid, like=like))
+        super().__init__(PredictorTraits(in_channels=inputs.in_channels, noise=noise, domain=inputs.domain, like=like))
         self.operator = operator
         self.inputs = inputs
         self.outputs = outputs
@@ -291,6 +320,14 @@ class KernelPredictor(Predictor):
         """
         return KernelPaths(self, members=members, seed=seed)
 
+    def coordinates(self, inputs: Field) -> Float64[Tensor, "n r"]:
+        """What the processes are functions of: components of the inputs, or of what the operator predicts; dimensionless."""
+        if isinstance(self.inputs, PrincipalComponents):
+            return self.inputs.scores(inputs)
+        components = self.inputs.components
+        assert self.operator is not None
+        return components.scores(Field(evaluate(copy_for_call(self.operator), inputs, components.grid), components.grid))
+
     def centre(self, inputs: Field, query: Grid | None) -> Float[Tensor, "n c *grid"]:
         """What the processes are added to: the operator's outputs and the mean of the training residuals, physical units."""
         where = inputs.grid if query is None else query
@@ -302,7 +339,7 @@ class KernelPredictor(Predictor):
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)
         where = inputs.grid if query is None else query
-        points = self.inputs.scores(inputs)
+        points = self.coordinates(inputs)
         modes = self.outputs.modes_on(where)
         weights = torch.cat([process.mean(points) for process in self.processes], dim=1)
         mean = self.centre(inputs, query) + torch.einsum("nf,fcp->ncp", weights, modes).unflatten(-1, where.shape)
@@ -352,7 +389,7 @@ class KernelPaths(Predictor):
     def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
         check_some(inputs)
         where = inputs.grid if query is None else query
-        points, modes = self.predictor.inputs.scores(inputs), self.predictor.outputs.modes_on(where)
+        points, modes = self.predictor.coordinates(inputs), self.predictor.outputs.modes_on(where)
         weights = torch.stack([torch.cat([path(points) for path in paths], dim=1) for paths in self._paths])
         moved = torch.einsum("snf,fcp->sncp", weights, modes).unflatten(-1, where.shape)
         return EmpiricalField((self.predictor.centre(inputs, query) + moved).to(self.dtype), grid=where)
