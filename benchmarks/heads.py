@@ -149,13 +149,13 @@ def wins(rows: Sequence[Row]) -> list[Row]:
     return table
 
 
-def side_by_side(rows: Sequence[Row], *, name: str) -> list[Row]:
-    """One score in distribution, a problem per row and a head per column; means over seeds."""
-    ordinary = [row for row in rows if row["on"] == "in distribution"]
+def side_by_side(rows: Sequence[Row], *, name: str, shifted: bool = False) -> list[Row]:
+    """One score in distribution, or under shifts: a problem per row and a head per column; means over seeds."""
+    keys = ("problem", "operator", "regime", *(("on",) if shifted else ()))
+    chosen = [row for row in rows if (row["on"] != "in distribution") == shifted]
     return [
-        dict(zip(("problem", "operator", "regime"), group, strict=True))
-        | {head: mean_of(some, name) for (head,), some in grouped(own, ("head",)).items()}
-        for group, own in grouped(ordinary, ("problem", "operator", "regime")).items()
+        dict(zip(keys, group, strict=True)) | {head: mean_of(some, name) for (head,), some in grouped(own, ("head",)).items()}
+        for group, own in grouped(chosen, keys).items()
     ]
 
 

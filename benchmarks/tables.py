@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environment, exact, report, sections
+from benchmarks import environment, exact, heads, report, sections
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("baselines.md", "benchmarks.md", "how-to/export.md", "how-to/large-data.md", "laplace.md")
+PAGES = ("baselines.md", "benchmarks.md", "heads.md", "how-to/export.md", "how-to/large-data.md", "laplace.md")
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES))
 RESULTS = Path(__file__).parent / "results"
 PIVOTS = {
@@ -34,6 +34,16 @@ PIVOTS = {
     "twice": "twice as long",
 }
 """Tables of one score, a problem per row and a head per column: their names, and the score's heading."""
+OF_HEADS = {
+    "joint densities": "joint_nll",
+    "crps": "crps",
+    "whole functions": "simultaneous_coverage",
+    "coverage": "coverage",
+    "widths": "interval_width",
+    "ause of functions": "ause of functions",
+    "told apart": "auroc",
+}
+"""Tables of one score of `heads`, a problem per row and a head per column, in distribution or on shifts."""
 LAYOUTS = {"intervals": report.interval_rows, "members": report.member_rows}
 """Tables of another form."""
 _MARK = re.compile(
@@ -53,7 +63,8 @@ def rendered(text: str) -> str:
     A mark `<!-- table: laplace/ranks -->` stands for the table `ranks` of `results/laplace.json`, `<!-- table: exact-full -->`
     for all rows of `results/exact-full.json`, `<!-- table: exact-full on finer grid -->` for those evaluated there, and
     `<!-- table: exact-full on finer grid, default problems -->` for the problems that the default run has.
-    `<!-- table: exact-full/errors on finer grid -->` puts one score of `PIVOTS` side by side for all heads.
+    `<!-- table: exact-full/errors on finer grid -->` puts one score of `PIVOTS` side by side for all heads, and
+    `<!-- table: heads/coverage on shifts -->` one of `OF_HEADS`.
     """
     return _MARK.sub(_table, text)
 
@@ -63,7 +74,10 @@ def _table(match: re.Match[str]) -> str:
     results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     if "modified" in results["commit"]:
         raise ValueError(f"{name}.json comes from a modified checkout ({results['commit']}): commit, run again, copy it anew")
-    if "sections" in results:
+    if results.get("benchmark") == "heads" and section in OF_HEADS:
+        rows = heads.side_by_side(results["sections"]["scores"], name=OF_HEADS[section], shifted=place == "shifts")
+        rows = [{key: value for key, value in row.items() if key not in ("operator", "regime")} for row in rows]
+    elif "sections" in results:
         rows = results["sections"][section]
     else:
         default_names = {case.source.name for case in exact.chosen("default")}

@@ -104,6 +104,15 @@ def test_wins_count_problems_on_which_both_scores_are_lower() -> None:
     assert (alone["both"], alone["both, clearly"]) == (1, 0)  # one seed has no interval
 
 
+def test_scores_stand_side_by_side_in_distribution_and_on_shifts() -> None:
+    some = rows({"last layer": 2.0, ENSEMBLE: 1.0}) + rows({"last layer": 9.0, ENSEMBLE: 3.0}, on="amplitude", seeds=1)
+    (line,) = heads.side_by_side(some, name="crps")
+    assert line == {"problem": "p", "operator": "FNO", "regime": "all functions", "last layer": 2.01, ENSEMBLE: 1.005}
+    (line,) = heads.side_by_side(some, name="crps", shifted=True)
+    assert line["on"] == "amplitude"
+    assert (line["last layer"], line[ENSEMBLE]) == (9.0, 3.0)
+
+
 def test_a_head_counts_the_seconds_of_the_heads_it_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
     monkeypatch.setattr(head_makers.time, "process_time", lambda: float(next(clock)))
