@@ -141,8 +141,8 @@ class KernelOperator:
         Args:
             operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`, whose residuals are learned then; None to learn the
                 outputs themselves. Neither it nor the data are changed.
-            data: Training pairs, at least three. With an operator that has learned its own by heart, take others: what it leaves of
-                them is larger.
+            data: Training pairs, at least three. With an operator that has learned its own by heart, take others: what it
+                leaves of them is larger.
 
         Returns:
             A predictor with its own copy of the operator.
