@@ -12,6 +12,7 @@ from torch import Tensor
 
 from probneural import metrics
 from probneural.calibration import LocalScale, ScaledPredictor, VarianceScale
+from probneural.calibration.local_fit import _Likelihood
 from probneural.calibration.variance_curve import VarianceCurve
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.errors import ShapeError
@@ -269,3 +270,19 @@ def test_errors() -> None:
         VarianceCurve(knots=torch.zeros(1, 2).double(), heights=torch.zeros(1, 2).double())
     assert not local.covers(GRID)
     assert not local.covers(Grid.scattered(RING.points, RING.weights))
+
+
+def test_coefficients_do_not_depend_on_where_the_search_begins() -> None:
+    design = normal(40, 30, 3, seed=5)
+    squares = normal(40, 30, seed=6).square() * (0.5 * design[..., 0]).exp()
+    one = _Likelihood(design=design, squares=squares, weights=torch.full((30,), 1.0 / 30.0, dtype=torch.float64))
+    strong, none = (torch.tensor([first, 0.3, 0.3], dtype=torch.float64) for first in (300.0, math.inf))
+    mild = torch.full((3,), 0.3, dtype=torch.float64)
+    cold = one.minimiser(mild)
+    assert float(cold[1]) == pytest.approx(0.5, abs=4.0 * (2.0 / 1200) ** 0.5)  # four standard errors
+    for start in (one.minimiser(strong), one.minimiser(none)):
+        assert not torch.allclose(start, cold, rtol=0.0, atol=1e-2)
+        torch.testing.assert_close(one.minimiser(mild, start=start), cold, rtol=0.0, atol=1e-4)  # ends at gains of 1e-9
+    from_mild = one.minimiser(none, start=cold)
+    assert float(from_mild[1]) == 0.0
+    torch.testing.assert_close(from_mild, one.minimiser(none), rtol=0.0, atol=1e-4)

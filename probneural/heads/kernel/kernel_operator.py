@@ -69,7 +69,7 @@ class KernelOperator:
     estimates, so with some ten pairs deviations are too small. Components are global: of translation it knows nothing.
 
     With `features="operator"`, z are the coordinates of what the operator predicts, and the processes are functions of that: a
-    deep kernel whose network is trained before. It helps where errors follow what the output looks like, such as fronts.
+    deep kernel whose network is trained before.
 
     Args:
         kernel: `"rbf"`, `"matern12"`, `"matern32"`, `"matern52"` or `"rational_quadratic"`, by itself or with `"+linear"`; or
