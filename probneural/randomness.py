@@ -48,6 +48,7 @@ PURPOSES: Final = MappingProxyType(
         "rank correlation noise": "observation noise behind attainable rank correlations, per draw",
         "nonlinear functional draws": "seeds of the draws behind nonlinear functionals of fields, per batch of draws",
         "discrepancy draws": "what a function draw of a calibrated predictor adds to its operator's",
+        "measurements of conditioned draws": "what measured functions of a conditioned predictor differ by from a draw",
         "mixture component": "which predictor of a mixture a function draw comes from",
         "roll-out draws": "seeds of the operators of a roll-out, per member, and per lead where they are fresh at every step",
         "roll-out starts": "seeds of the states that members of a roll-out start from, per member",

@@ -46,6 +46,25 @@ def test_program_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert list(numbers(capsys.readouterr().out)) == list(numbers(OUTPUT))
 
 
+def test_program_runs_with_a_head_whose_latent_belongs_to_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the guide to heads says: a head without a network, and `predictor.condition` for the two lines about the latent."""
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    changed = PROGRAM
+    for shown, instead in {
+        "LastLayerLaplace().fit(operator, train)": "KernelOperator(iterations=2).fit(None, train)",
+        "epochs=50": "epochs=2",
+        "predictor(test.inputs[:4]).condition(probe, probe(test.outputs.values[:4]), noise=1e-8)": (
+            "predictor.condition(test.inputs[:4], probe, values=probe(test.outputs.values[:4]), noise=1e-8)"
+        ),
+        "u.under(measured.latent)": "measured(test.inputs)",
+    }.items():
+        assert changed.count(shown) == 1
+        changed = changed.replace(shown, instead)
+    space: dict[str, Any] = {}
+    exec(compile(changed, "the five-minute program", "exec"), space)
+    check(space | {"measured": space["measured"](space["test"].inputs[:4])})
+
+
 def check(space: dict[str, object]) -> None:
     get: Any = space.__getitem__
     test, u, v, w = get("test"), get("u"), get("v"), get("w")

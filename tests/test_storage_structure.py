@@ -25,6 +25,7 @@ from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.scale import ScaledPredictor
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, FileError, UnsupportedError
+from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.heads import KernelOperator
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
@@ -102,6 +103,15 @@ def _kernel(features: Literal["inputs", "operator"] = "inputs") -> Any:
     return KernelOperator(groups=2, iterations=2, features=features).fit(case.operator, case.data)
 
 
+def _conditioned() -> Predictor:
+    outputs = _kernel()(cases.operator_case("fno-outputs").data.inputs)[:2]
+    told = integral(outputs.grid)
+    predictor: Predictor = _kernel().condition(
+        cases.operator_case("fno-outputs").data[:2].inputs, told, values=told(outputs.mean), noise=1.0
+    )
+    return predictor
+
+
 THINGS: dict[str, Any] = {
     "fno": lambda: cases.operator_case("fno-ends").operator,
     "repeated step": lambda: Rollout(cases.operator_case("fno-ends").operator, 3, residual=True),
@@ -133,6 +143,7 @@ THINGS: dict[str, Any] = {
     "foreign": lambda: cases.operator_case("conv").operator,
     "kernel": _kernel,
     "kernel draw": lambda: _kernel().draw(5),
+    "conditioned": _conditioned,
     "kernel of predictions": lambda: _kernel("operator"),
 }
 

@@ -164,7 +164,14 @@ class InflatedPredictor(Predictor):
         return self.inflation(self.measure.partial(self.inner, inputs, asks_head=self.inflation.asks_head))
 
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        u = self.inner(inputs, query)
+        return self._widened(inputs, self.inner(inputs, query))
+
+    def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        predicted = zip(sets, self.inner._together(sets), strict=True)
+        return [self._widened(inputs, u) for (inputs, _), u in predicted]
+
+    def _widened(self, inputs: Field, u: FieldDistribution) -> FieldDistribution:
+        """What the inner predictor predicts, inflated."""
         factor = self.factors(inputs).sqrt().to(u.mean)
         if isinstance(u, EmpiricalField):
             each = factor.reshape(-1, *(1,) * (u.mean.ndim - 1))
@@ -185,9 +192,15 @@ class InflatedPredictor(Predictor):
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
         """The inner predictor's draw, its deviation from the mean inflated."""
+        return self._widened_draw(inputs, query, self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query))
+
+    def _draw_shared(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
+        return self._widened_draw(inputs, query, self.inner._draw_shared(inputs, query, seed))
+
+    def _widened_draw(self, inputs: Field, query: Grid | None, drawn: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *grid"]:
         mean = self.inner(inputs, query).mean
         factor = self.factors(inputs).sqrt().to(mean).reshape(-1, *(1,) * (mean.ndim - 1))
-        return mean + factor * (self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query) - mean)
+        return mean + factor * (drawn - mean)
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
         inner = self.inner._draws_with_field(seeds)

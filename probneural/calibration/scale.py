@@ -266,6 +266,10 @@ class ScaledPredictor(Predictor):
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         return self._calibrated(inputs, query).field
 
+    def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        predicted = zip(sets, self.inner._together(sets), strict=True)
+        return [self._calibrated(inputs, query, inner).field for (inputs, query), inner in predicted]
+
     def _calibrated(self, inputs: Field, query: Grid | None, inner: FieldDistribution | None = None) -> _Calibrated:
         """The calibrated field, the part of its discrepancy that draws know, and the root of the local scale.
 
@@ -345,11 +349,20 @@ class ScaledPredictor(Predictor):
 
         What has no correlation is left out: it is another one on every grid.
         """
-        u, smooth, local = self._calibrated(inputs, query)
+        calibrated = self._calibrated(inputs, query)
+        u, smooth, _ = calibrated
+        drawn = self._scaled(calibrated, self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query))
+        return drawn if smooth is None else drawn + self._draw_discrepancy(smooth, u, seed)
+
+    def _draw_shared(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
+        return self._scaled(self._calibrated(inputs, query), self.inner._draw_shared(inputs, query, seed))
+
+    def _scaled(self, calibrated: _Calibrated, drawn: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *grid"]:
+        """A draw of the inner predictor, its deviation from the mean scaled."""
+        u, _, local = calibrated
         factor = (self.scale * self.decomposition.root_fraction).sqrt().to(u.mean).reshape(-1, *(1,) * len(u.grid.shape))
         factor = factor if local is None else factor * local
-        drawn = u.mean + factor * (self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query) - u.mean)
-        return drawn if smooth is None else drawn + self._draw_discrepancy(smooth, u, seed)
+        return u.mean + factor * (drawn - u.mean)
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
         of_some = functools.cache(self._draws_with_field)  # few points at once: features of all need much memory

@@ -1,6 +1,7 @@
 """Distributions over fields: the narrow waist between heads and everything that uses a posterior."""
 
 from probneural.distributions.base import FieldDistribution
+from probneural.distributions.conditioned import ConditionedPredictor
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.intervals import Interval
@@ -14,6 +15,7 @@ from probneural.distributions.trajectory import Forecast, Trajectory
 from probneural.distributions.variance_shares import VarianceShares
 
 __all__ = [
+    "ConditionedPredictor",
     "DenseRoot",
     "DiagonalRoot",
     "EmpiricalField",

@@ -328,20 +328,52 @@ class GaussianField(FieldDistribution):
             DataError: If a value is not finite.
         """
         observed, values, residual = self._observed(functional, values)
+        variance = self._observation_noise(noise, residual)
+        rounding = self._rounding(functional, values).flatten(1)
+        update = self._latent_update(observed, residual.flatten(1), variance, rounding)
+        if isinstance(observed, SideBySideRoot):
+            return self._with_discrepancy(observed, update, residual.flatten(1), variance, rounding)
+        return self.under(self.latent.conditioned(update.shift, update.transform, chi2=float(update.chi2.detach())))
+
+    def _update_by(self, functional: Functional, residual: Tensor, *, noise: float | Tensor) -> LatentUpdate:
+        """What numbers `(n, c, m)`, with variances of noise, say about xi where they are the functional of u - mean."""
+        rounding = self._rounding(functional, residual).flatten(1)
+        variance = self._observation_noise(noise, residual)
+        return self._latent_update(self._each.push(functional), residual.flatten(1), variance, rounding)
+
+    @staticmethod
+    def _observation_noise(noise: float | Tensor, residual: Tensor) -> Tensor | None:
+        """Noise variances of a functional's values, `(n, c * m)`, or None where they are exact."""
         variance = noise_variance(noise, tuple(residual.shape), residual).flatten(1)
-        exact = not bool((variance > 0).any())
-        if not exact and not bool((variance > 0).all()):
+        if not bool((variance > 0).any()):
+            return None
+        if not bool((variance > 0).all()):
             raise ArgumentError(
                 expected="noise that is positive everywhere, or zero everywhere",
                 got="a mixture",
                 remedy="condition twice: on the exact observations first",
             )
-        rounding = self._rounding(functional, values).flatten(1)
+        return variance
+
+    def _latent_update(self, observed: Root, residual: Tensor, noise: Tensor | None, rounding: Tensor) -> LatentUpdate:
+        """Bayes' rule on xi.
+
+        With A_i root_i = F_i, A_i discrepancy_i = B_i and N_i = B_i B_i^T + noise, it is informed by r_i = F_i xi + N(0, N_i).
+
+        Args:
+            observed: Root of the functional's values, with the discrepancy's beside it if there is one.
+            residual: r, `(n, c * m)`.
+            noise: `(n, c * m)`, or None.
+            rounding: What rounding may move the residuals by, `(n, c * m)`.
+        """
         if isinstance(observed, SideBySideRoot):
-            return self._condition_with_discrepancy(observed, residual.flatten(1), None if exact else variance, rounding)
+            shared = observed.left.dense().to(torch.float64).flatten(1, 2)
+            _, whitened = self._gain(observed, residual, noise)
+            rows = whitened @ torch.cat([shared, residual[..., None]], dim=-1)
+            return condition_noisily(rows[..., :-1].flatten(0, 1), rows[..., -1].flatten(), torch.ones_like(residual).flatten())
         matrix, flat = observed.dense().to(torch.float64).flatten(0, 2), residual.flatten()
-        if not exact:
-            update = condition_noisily(matrix, flat, variance.flatten())
+        if noise is not None:
+            update = condition_noisily(matrix, flat, noise.flatten())
         elif flat.shape[0] > self.latent.rank:
             raise ConstraintError(
                 expected=f"at most {self.latent.rank} exact observations, the rank of the latent",
@@ -351,28 +383,30 @@ class GaussianField(FieldDistribution):
         else:
             update = condition_exactly(matrix, flat, rounding=rounding.flatten(), dtype=self._precision)
         _check_update(update)
-        return self.under(self.latent.conditioned(update.shift, update.transform, chi2=float(update.chi2.detach())))
+        return update
 
-    def _condition_with_discrepancy(
-        self, observed: SideBySideRoot, residual: Tensor, noise: Tensor | None, rounding: Tensor
+    @staticmethod
+    def _gain(observed: SideBySideRoot, residual: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """G_i = B_i^T N_i^-1, and what whitens N_i."""
+        rows = observed.right.dense().to(torch.float64).flatten(1, 2)
+        return discrepancy_gain(rows, torch.zeros_like(residual) if noise is None else noise)
+
+    def _with_discrepancy(
+        self, observed: SideBySideRoot, update: LatentUpdate, residual: Tensor, noise: Tensor | None, rounding: Tensor
     ) -> GaussianField:
-        """Bayes' rule on xi and every zeta_i.
+        """What the numbers say about every zeta_i, once they have informed xi.
 
-        With A_i root_i = F_i, A_i discrepancy_i = B_i and N_i = B_i B_i^T + noise, the numbers r_i = F_i xi + N(0, N_i) inform
-        xi, and then each zeta_i = G_i (r_i - F_i xi) + S_i zeta_i' with G_i = B_i^T N_i^-1. So the field moves by G_i too, and
-        what it keeps of xi is root_i - discrepancy_i G_i F_i: draws of the same xi at other functions stay draws of one
-        operator.
+        zeta_i = G_i (r_i - F_i xi) + S_i zeta_i'. So the field moves by G_i too, and what it keeps of xi is
+        root_i - discrepancy_i G_i F_i: draws of the same xi at other functions stay draws of one operator.
         """
         shared = observed.left.dense().to(torch.float64).flatten(1, 2)
-        discrepancy_rows = observed.right.dense().to(torch.float64).flatten(1, 2)
-        gain, whitened = discrepancy_gain(discrepancy_rows, torch.zeros_like(residual) if noise is None else noise)
-        rows = whitened @ torch.cat([shared, residual[..., None]], dim=-1)
-        update = condition_noisily(rows[..., :-1].flatten(0, 1), rows[..., -1].flatten(), torch.ones_like(residual).flatten())
+        rows = observed.right.dense().to(torch.float64).flatten(1, 2)
+        gain, _ = self._gain(observed, residual, noise)
         left = residual - shared @ update.shift
         each = (
-            condition_exactly(discrepancy_rows, left, rounding=rounding, dtype=self._precision)
+            condition_exactly(rows, left, rounding=rounding, dtype=self._precision)
             if noise is None
-            else condition_noisily(discrepancy_rows, left, noise)
+            else condition_noisily(rows, left, noise)
         )
         assert self.discrepancy is not None
         columns = [self.discrepancy.product_each(gain[:, :, index]) for index in range(gain.shape[2])]

@@ -80,6 +80,10 @@ class MixturePredictor(Predictor):
     def _predict(self, inputs: Field, query: Grid | None) -> MixtureField:
         return self._mixture([self.predictors[index](inputs, query) for index in self._active])
 
+    def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        each = [self.predictors[index]._together(sets) for index in self._active]
+        return [self._mixture(predicted) for predicted in zip(*each, strict=True)]
+
     def _mixture(self, predicted: Sequence[FieldDistribution]) -> MixtureField:
         """The mixture of what the predictors with any weight predicted."""
         parts = zip(self._active, predicted, strict=True)

@@ -19,10 +19,12 @@ from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.roots.base import Root
 from probneural.errors import GridError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_field
+from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed, stream
 
 if TYPE_CHECKING:
+    from probneural.distributions.conditioned import ConditionedPredictor
     from probneural.distributions.members import Forcing
     from probneural.distributions.trajectory import Trajectory
 
@@ -132,6 +134,26 @@ class Predictor(ABC):
             ShapeError: If the number of channels is not the operator's.
             GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
         """
+        return self._together([(inputs, query)])[0]
+
+    def _together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        """Predict for several sets of inputs, each with its query, as one call would: fields that share a latent."""
+        given = [(self._checked(inputs, query), query) for inputs, query in sets]
+        with undisturbed():
+            predictions = self._predict_together(given)
+        for prediction in predictions:
+            if isinstance(prediction, FieldDistribution):  # what an own predictor returns instead, its users refuse by name
+                check_finite(
+                    prediction.mean, "predicted means", remedy="inputs may be far outside the training data, or their scale"
+                )
+        return predictions
+
+    def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        """Predict for several sets of inputs, validated. Override where a latent belongs to one call, or in a wrapper."""
+        return [self._predict(inputs, query) for inputs, query in sets]
+
+    def _checked(self, inputs: Field, query: Grid | None) -> Field:
+        """The inputs in the operator's dtype and on its device, or an error."""
         check_field(inputs, "inputs")
         if inputs.channels != self.in_channels:
             raise ShapeError(
@@ -143,13 +165,32 @@ class Predictor(ABC):
             check_grid(query, "query")
         self._check_domain(inputs.grid)
         check_finite(inputs.values, "inputs")
-        with undisturbed():
-            prediction = self._predict(inputs.to(self.dtype).to(self.device), query)
-        if isinstance(prediction, FieldDistribution):  # what an own predictor returns instead, its users refuse by name
-            check_finite(
-                prediction.mean, "predicted means", remedy="inputs may be far outside the training data, or their scale"
-            )
-        return prediction
+        return inputs.to(self.dtype).to(self.device)
+
+    def condition(
+        self, inputs: Field, functional: Functional, *, values: Float[Tensor, "n c m"], noise: float | Tensor = 0.0
+    ) -> ConditionedPredictor:
+        """Return the predictor that has also seen measurements of n output functions, by Bayes' rule.
+
+        All later predictions know of them through what functions share, the latent or the process. What measurements tell about
+        a measured function's own discrepancy stays with that function: predict it, and condition the field.
+
+        Args:
+            inputs: The input functions of what was measured, `(n, in_channels, *grid)`, taken as known.
+            functional: A, of size m; its grid may have another resolution than the inputs.
+            values: The measurements of A u, `(n, c, m)`; lists and arrays will do.
+            noise: Their variance, in the values' units squared: a number, one per channel, or one per value; 0 is exact.
+
+        Raises:
+            ConstraintError: If there are more exact measurements than the rank of the latent, or they contradict.
+            ArgumentError: If noise is negative, or zero for some values only.
+            DataError: If a value is not finite.
+            ShapeError: If numbers of functions, channels or values do not fit.
+            UnsupportedError: If the predictor's fields are not Gaussian; `VarianceScale` makes them so.
+        """
+        from probneural.distributions.conditioned import ConditionedPredictor  # it is a predictor
+
+        return ConditionedPredictor.given(self, inputs, functional=functional, values=values, noise=noise)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set what others rely on once: predictors are frozen."""
@@ -189,10 +230,18 @@ class Predictor(ABC):
             raise UnsupportedError(
                 expected="a Gaussian or an empirical field", got=type(field).__name__, remedy="draw from its field instead"
             )
-        drawn = field.mean + field.root.product(drawn_latent(field.root.shape[3], seed).to(field.root.device))[0].unflatten(
-            -1, field.grid.shape
-        ).to(field.mean)
+        drawn = _shared_part(field, seed)
         return drawn if field.discrepancy is None else drawn + self._draw_discrepancy(field.discrepancy, field, seed)
+
+    def _draw_shared(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
+        """The draw of this seed without what is each function's own, `(n, out_channels, *grid)`.
+
+        Override where draws are not made from the field, and fields have a discrepancy.
+        """
+        field = self(inputs, query)
+        if isinstance(field, GaussianField) and field.discrepancy is not None:
+            return _shared_part(field, seed)
+        return self.draw(seed)(inputs.values, grid=inputs.grid, query=query)
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
         """Several draws side by side, each at inputs of its own: to rounding, what `draw(seed)` gives for each seed.
@@ -290,6 +339,12 @@ class Predictor(ABC):
         )
         self._check_domain(start.grid)
         return Trajectory(ensemble, steps=steps, show_progress=show_progress)
+
+
+def _shared_part(field: GaussianField, seed: int) -> Float[Tensor, "n c *grid"]:
+    """Mean and shared root at the latent vector of this seed."""
+    latent = drawn_latent(field.root.shape[3], seed).to(field.root.device)
+    return field.mean + field.root.product(latent)[0].unflatten(-1, field.grid.shape).to(field.mean)
 
 
 def drawn_latent(rank: int, seed: int) -> Float64[Tensor, "1 k"]:

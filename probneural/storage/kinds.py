@@ -31,9 +31,11 @@ from probneural.curvature.weights.roots import (
     LowRankPlusDiagonalWeights,
     LowRankWeights,
 )
+from probneural.distributions.conditioned import ConditionedPredictor
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.errors import FileError, GridError, ProbneuralError, ShapeError
+from probneural.fields import Field
 from probneural.grids import Axis, Grid
 from probneural.heads.ensembles.masked_operator import MaskedOperator
 from probneural.heads.kernel.gaussian_processes import Covariance, Process
@@ -187,6 +189,8 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(HeteroscedasticPredictor),
     Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),
     Kind(MixturePredictor, on_cpu=("weights", "calibrated_on")),
+    Kind(ConditionedPredictor, on_cpu=("matrix", "values", "measurement_noise")),
+    Kind(Field),
     Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients")),
     Kind(VarianceCurve, on_cpu=("knots", "heights")),
     Kind(InflatedPredictor, on_cpu=("inflation", "measure", "calibrated_on")),

@@ -14,6 +14,7 @@ from probneural.distributions.roots.base import DenseRoot, Root, check_transform
 from probneural.errors import ShapeError
 from probneural.functionals import Functional
 from probneural.linear_algebra.conditioning import LowRankUpdate, UpdateSequence
+from probneural.linear_algebra.principal_components import narrowed
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +89,12 @@ class BlockCoordinates(Root):
         by_group = torch.stack([part.sum(0) for part in parts])
         return torch.einsum("gn,gcp->ncp", self.variances, by_group)
 
+    def dense_fields(self, modes: Float64[Tensor, "f c p"]) -> Float64[Tensor, "n c p k"]:
+        """Form the root of the fields that have these coordinates, without forming that of the coordinates."""
+        parts = (modes * self.std[:, None, None]).split(self.sizes)
+        formed = [torch.einsum("fcp,nN->ncpfN", part, block) for part, block in zip(parts, self._blocks, strict=True)]
+        return torch.cat(formed, dim=3).flatten(3)
+
     def push(self, functional: Functional) -> Root:
         """Form the map, and apply the functional to its columns."""
         return DenseRoot(self.dense()).push(functional)
@@ -114,6 +121,11 @@ class BlockCoordinates(Root):
         """The coordinates of one function, which are independent: f latent dimensions, and no factor."""
         return DenseRoot(torch.diag_embed(self.std_of(index))[None, None])
 
+    def coordinates_of(self, index: int, latents: Float64[Tensor, "s k"]) -> Float64[Tensor, "s f"]:
+        """Map s latent vectors to one function's coordinates, without copies of them."""
+        parts = latents.unflatten(1, (-1, self.joint)).split(self.sizes, dim=1)
+        return torch.cat([part @ block[index] for part, block in zip(parts, self._blocks, strict=True)], dim=1) * self.std
+
     @property
     def _groups(self) -> Tensor:
         return torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(self.device)
@@ -132,8 +144,8 @@ class UpdatedCoordinates(Root):
     """Independent coordinates after observations, B S1 S2 ..., kept in the numbers that B and the observations take.
 
     B maps k = f * N latent dimensions to f coordinates, so B S has n * f * f * N numbers where B has n * N: it is not formed.
-    What concerns one function alone is computed in a basis of f + r dimensions: the f rows of its B are orthogonal, and the r
-    directions of its observations add what sticks out of them.
+    What concerns one function alone is computed in a basis of few dimensions: the f rows of its B, which are orthogonal, and
+    what sticks out of them, of the r directions of its own observations or, in f dimensions, of those that functions share.
 
     Args:
         blocks: B.
@@ -195,9 +207,12 @@ class UpdatedCoordinates(Root):
         return replace(self, updates=self.updates.then(transform))
 
     def marginal(self, index: int) -> DenseRoot:
-        """One function's coordinates, with a latent dimension for each of them and each observation."""
-        one, std = self._single(index), self.blocks.std_of(index)
+        """One function's coordinates, with two latent dimensions for each of them, or one more for each of its observations."""
+        std = self.blocks.std_of(index)
         inverse = torch.where(std > 0, 1.0 / std, 0.0)
+        if not self.updates.is_per_function:
+            return self._marginal_of_shared(index, std, inverse)
+        one = self._single(index)
         updates = [update.to(std) for update in one.updates.updates]
         directions = torch.cat([update.directions for update in updates])
         along = one.blocks.product(directions)[:, 0, 0] * inverse  # in the orthonormal rows of B; the rest sticks out of them
@@ -208,6 +223,34 @@ class UpdatedCoordinates(Root):
         sequence = UpdateSequence(tuple(LowRankUpdate(part, one.factors) for part, one in zip(parts, updates, strict=True)))
         start = torch.nn.functional.pad(torch.diag_embed(std), (0, basis.shape[1] - len(std)))
         return DenseRoot(sequence.transposed_product(start)[None, None])
+
+    def _marginal_of_shared(self, index: int, std: Tensor, inverse: Tensor) -> DenseRoot:
+        """The same where all functions have the same updates, of which there may be thousands.
+
+        With Q the orthonormal directions of all updates, S1 S2 ... = I + Q^T M Q, E the unit rows of B, and A = Q E^T,
+
+            E S = (I + A^T M A) E + A^T M (Q - A E),        (Q - A E)(Q - A E)^T = I - A A^T.
+        """
+        directions, change = self._change
+        along = self.blocks.coordinates_of(index, directions) * inverse
+        pulled = along.mT @ change
+        left, cosines, _ = torch.linalg.svd(along, full_matrices=False)
+        sines = (1.0 - cosines.square()).clamp_min(0.0).sqrt()
+        outside = pulled + ((pulled @ left) * (sines - 1.0)) @ left.mT
+        inside = torch.eye(len(std), dtype=std.dtype, device=std.device) + pulled @ along
+        return DenseRoot((std[:, None] * torch.cat([inside, narrowed(outside)], dim=1))[None, None])
+
+    @cached_property
+    def _change(self) -> tuple[Float64[Tensor, "r k"], Float64[Tensor, "r r"]]:
+        """Q and M of updates that all functions share."""
+        updates = [update.to(self.like) for update in self.updates.updates]
+        if len(updates) == 1:
+            return updates[0].directions, (updates[0].factors - 1.0).diag()
+        stacked = torch.cat([update.directions for update in updates])
+        orthonormal, _ = torch.linalg.qr(stacked.mT)
+        within = UpdateSequence(tuple(replace(update, directions=update.directions @ orthonormal) for update in updates))
+        identity = torch.eye(orthonormal.shape[1], dtype=stacked.dtype, device=stacked.device)
+        return orthonormal.mT, within.transposed_product(identity) - identity
 
     def dense(self) -> Float[Tensor, "n 1 f k"]:
         """Form the map."""
@@ -303,6 +346,10 @@ class ComponentRoot(Root):
 
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root."""
+        if isinstance(self.coordinates, BlockCoordinates):
+            return self.coordinates.dense_fields(self.modes)
+        if isinstance(self.coordinates, UpdatedCoordinates):
+            return self.coordinates.updates.transposed_product(self.coordinates.blocks.dense_fields(self.modes))
         return torch.einsum("fcp,nfk->ncpk", self.modes, self.coordinates.dense()[:, 0])
 
     def gram(self) -> Float64[Tensor, "n cp cp"]:

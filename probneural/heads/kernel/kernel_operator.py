@@ -243,7 +243,8 @@ class KernelPredictor(Predictor):
     """What `KernelOperator` fits.
 
     The fields of one call share a latent; two calls do not, unless their inputs are the same: the posterior has a dimension for
-    every input. Function draws are coherent across calls.
+    every input. Function draws are coherent across calls, and `condition` carries measurements of some functions to all later
+    calls.
 
     Attributes:
         operator: The predictor's own copy of the operator, or None.
@@ -338,9 +339,35 @@ class KernelPredictor(Predictor):
         return evaluate(copy_for_call(self.operator), inputs, query).to(torch.float64) + offset
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
-        check_some(inputs)
+        return self._predict_together([(inputs, query)])[0]
+
+    def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[GaussianField]:  # type: ignore[override]
+        points = []
+        for inputs, _ in sets:
+            check_some(inputs)
+            points.append(self.coordinates(inputs))
+        everywhere = torch.cat(points)
+        factors = cache(partial(_factors, self.processes, everywhere))
+        name = f"{self._name}-{digest(everywhere)}"
+        rows = torch.arange(len(everywhere), device=everywhere.device).split([len(one) for one in points])
+        return [
+            self._field(inputs, query, own, factors=factors, rows=which, joint=len(everywhere), name=name)
+            for (inputs, query), own, which in zip(sets, points, rows, strict=True)
+        ]
+
+    def _field(
+        self,
+        inputs: Field,
+        query: Grid | None,
+        points: Tensor,
+        *,
+        factors: Callable[[], Tensor],
+        rows: Tensor,
+        joint: int,
+        name: str,
+    ) -> GaussianField:
+        """What is predicted at some of the points that share a latent."""
         where = inputs.grid if query is None else query
-        points = self.coordinates(inputs)
         modes = self.outputs.modes_on(where)
         weights = torch.cat([process.mean(points) for process in self.processes], dim=1)
         mean = self.centre(inputs, query) + torch.einsum("nf,fcp->ncp", weights, modes).unflatten(-1, where.shape)
@@ -348,10 +375,11 @@ class KernelPredictor(Predictor):
             std=torch.cat([process.amplitude for process in self.processes]),
             sizes=tuple(len(process.amplitude) for process in self.processes),
             variances=torch.stack([process.variance(points) for process in self.processes]),
-            factors=cache(partial(_factors, self.processes, points)),
-            joint=len(points),
+            factors=factors,
+            joint=joint,
+            rows=None if len(rows) == joint else rows,
         )
-        latent = Latent(id=f"{self._name}-{digest(points)}", rank=coordinates.shape[3], is_shared_across_calls=False)
+        latent = Latent(id=name, rank=coordinates.shape[3], is_shared_across_calls=False)
         return GaussianField(mean.to(self.dtype), ComponentRoot(modes, coordinates), latent=latent, grid=where)
 
 

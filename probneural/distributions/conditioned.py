@@ -1,0 +1,172 @@
+"""Predictors that have also seen measurements of some output functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.checks import check_finite, real_tensor
+from probneural.distributions.base import FieldDistribution, check_values, noise_variance
+from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.latent import Latent
+from probneural.distributions.predictor import Predictor
+from probneural.errors import UnsupportedError
+from probneural.fields import Field, check_field
+from probneural.functionals import Functional, check_functional
+from probneural.functionals.base import MatrixFunctional
+from probneural.grids import Grid
+from probneural.randomness import stream
+
+
+class ConditionedPredictor(Predictor):
+    """What `predictor.condition(...)` returns: all predictions know of measurements of n output functions.
+
+    Where the latent of the predictor lasts, measurements update it once. Where it belongs to one call, as that of
+    `KernelOperator`, each call predicts the measured functions too, so that it takes as long as one of n more.
+
+    Args:
+        inner: The predictor it wraps, of Gaussian fields.
+        inputs: Input functions of what was measured, `(n, in_channels, *grid)`.
+        grid: Where the functional's matrix takes values.
+        matrix: The functional A, `(m, p)`.
+        values: Measurements of A u, `(n, c, m)`, in the functional's units.
+        measurement_noise: Their variances, `(n, c, m)`, in those units squared; all zero, or none.
+
+    Attributes:
+        chi2: Squared standardised residual per measurement: near 1 where the predictor and the noise agree with them.
+
+    Raises:
+        UnsupportedError: If fields are not Gaussian.
+        ConstraintError: If exact measurements contradict, or are more than the latent's rank.
+
+    Examples:
+        >>> import probneural as pn
+        >>> pairs = pn.problems.Heat(dimension=1).sample(60, resolution=32, seed=0)
+        >>> kernel = pn.heads.KernelOperator("linear", min_noise=1e-4).fit(None, pairs[:20])
+        >>> probe = pn.functionals.sensors(pairs.outputs.grid, [[0.25], [0.75]])
+        >>> measured = pairs[20:40]
+        >>> told = kernel.condition(measured.inputs, probe, values=probe(measured.outputs.values), noise=1e-8)
+        >>> bool((told(pairs[40:].inputs).variance < kernel(pairs[40:].inputs).variance).all())
+        True
+    """
+
+    def __init__(
+        self,
+        inner: Predictor,
+        *,
+        inputs: Field,
+        grid: Grid,
+        matrix: Float64[Tensor, "m p"],
+        values: Float64[Tensor, "n c m"],
+        measurement_noise: Float64[Tensor, "n c m"],
+    ) -> None:
+        super().__init__(inner.traits)
+        self.inner = inner
+        self.inputs = inputs
+        self.grid = grid
+        self.matrix = matrix
+        self.values = values
+        self.measurement_noise = measurement_noise
+        self.calibrated_on = inner.calibrated_on
+        self.effective_observations = inner.effective_observations
+        measured = self._measured(self._together_with_measured([])[0])
+        self._latent = measured if measured.is_shared_across_calls else None
+        assert measured.chi2 is not None
+        self.chi2 = measured.chi2
+
+    @classmethod
+    def given(
+        cls, inner: Predictor, inputs: Field, *, functional: Functional, values: Tensor, noise: float | Tensor
+    ) -> ConditionedPredictor:
+        """Condition on what a user passes; see `Predictor.condition`."""
+        check_field(inputs, "inputs")
+        grid, size = check_functional(functional).grid, functional.size
+        numbers = real_tensor(values, "values")
+        check_values(numbers, (len(inputs), inner.out_channels, size), "the functional's values")
+        check_finite(numbers, "values of the functional")
+        numbers = numbers.detach().to("cpu", torch.float64)
+        identity = torch.eye(size, dtype=torch.float64, device="cpu")
+        return cls(
+            inner,
+            inputs=Field(inputs.values.detach().clone(), inputs.grid),
+            grid=grid,
+            matrix=functional.adjoint(identity).flatten(1),
+            values=numbers.clone(),
+            measurement_noise=noise_variance(noise, tuple(numbers.shape), numbers).clone(),
+        )
+
+    @property
+    def residual_variance(self) -> Float[Tensor, " c"]:
+        """That of the wrapped predictor."""
+        return self.inner.residual_variance
+
+    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        return self._predict_together([(inputs, query)])[0]
+
+    def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        if self._latent is not None:
+            return [_gaussian(u).under(self._latent) for u in self.inner._together(sets)]
+        measured, *others = self._together_with_measured(sets)
+        latent = self._measured(measured)
+        return [u.under(latent) for u in others]
+
+    def _together_with_measured(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[GaussianField]:
+        """What the inner predictor predicts for the measured functions, and then for others."""
+        return [_gaussian(u) for u in self.inner._together([(self.inputs, self.grid), *sets])]
+
+    def _measured(self, u: GaussianField) -> Latent:
+        """What measurements say about the latent."""
+        return u.condition(self._functional, self.values.to(u.mean.device), noise=self.measurement_noise).latent
+
+    @property
+    def _functional(self) -> MatrixFunctional:
+        return MatrixFunctional(self.grid, self.matrix)
+
+    def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
+        """The inner predictor's draw of this seed, moved by what it misses of the measurements.
+
+        Reference:
+            Wilson et al. (2020), Efficiently sampling functions from Gaussian process posteriors, section 3.2.
+        """
+        drawn = self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query)
+        return drawn + self._correction(inputs, query, seed).to(drawn)
+
+    def _draw_shared(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
+        drawn = self.inner._draw_shared(inputs, query, seed)
+        return drawn + self._correction(inputs, query, seed).to(drawn)
+
+    def _correction(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
+        """What moves the draw of this seed: the gain times what it, with noise of its own, misses of the measurements."""
+        measured, u = self._together_with_measured([(inputs, query)])
+        generator = stream(seed, "measurements of conditioned draws")
+        drawn = self.inner._draw_shared(self.inputs.to(self.dtype).to(self.device), self.grid, seed)
+        if measured.discrepancy is not None:  # of measured functions, which tell nothing about others
+            shape = measured.discrepancy.shape
+            own = torch.randn(shape[0], shape[3], generator=generator, dtype=torch.float64, device="cpu")
+            drawn = drawn + measured.discrepancy.product_each(own.to(drawn.device)).unflatten(-1, self.grid.shape).to(drawn)
+        noise = self.measurement_noise.sqrt() * torch.randn(
+            self.values.shape, generator=generator, dtype=torch.float64, device="cpu"
+        )
+        values = (self.values - noise).to(drawn.device)
+        update = measured._update_by(
+            self._functional, values - self._functional(drawn.to(torch.float64)), noise=self.measurement_noise
+        )
+        return u.root.product(update.shift[None])[0].unflatten(-1, u.grid.shape)
+
+    def __repr__(self) -> str:
+        """How much was measured, and what was conditioned."""
+        functions, _, numbers = self.values.shape
+        return f"ConditionedPredictor({self.inner!r}, {numbers} measurements of each of {functions} functions)"
+
+
+def _gaussian(u: FieldDistribution) -> GaussianField:
+    if not isinstance(u, GaussianField):
+        raise UnsupportedError(
+            expected="a predictor of Gaussian fields",
+            got=type(u).__name__,
+            remedy="calibrate it first: pn.calibration.VarianceScale makes Gaussian fields of ensembles and mixtures",
+        )
+    return u
