@@ -176,6 +176,16 @@ class TestConditioning:
         assert torch.equal(told.residual_variance, predictor.residual_variance)
         assert "2 measurements of each of 6 functions" in repr(told)
 
+    def test_has_derivatives_in_the_inputs(self) -> None:
+        told, step, along = conditioned(kernel()), 1e-4, pairs()[:2].inputs.values
+        values = others(2).values.clone().requires_grad_()
+        u = told(Field(values, others().grid))
+        slopes = [torch.autograd.grad(part.sum(), values, retain_graph=True)[0] for part in (u.mean, u.variance)]
+        mean, variance = (float((slope * along).sum()) for slope in slopes)
+        ahead, behind = (told(Field(others(2).values + sign * step * along, others().grid)) for sign in (1.0, -1.0))
+        assert mean == pytest.approx(float((ahead.mean - behind.mean).sum()) / (2 * step), rel=1e-4)
+        assert variance == pytest.approx(float((ahead.variance - behind.variance).sum()) / (2 * step), rel=1e-3)
+
     def test_serves_botorch(self) -> None:
         grid = others().grid
 

@@ -233,6 +233,8 @@ class UpdatedCoordinates(Root):
         """
         directions, change = self._change
         along = self.blocks.coordinates_of(index, directions) * inverse
+        if along.requires_grad:  # the decompositions below have no derivative where something is certain
+            return DenseRoot(self._single(index).dense())
         pulled = along.mT @ change
         left, cosines, _ = torch.linalg.svd(along, full_matrices=False)
         sines = (1.0 - cosines.square()).clamp_min(0.0).sqrt()

@@ -383,6 +383,7 @@ def test_root_stands_for_its_tensor() -> None:
     root, dense = root_case()
     basis = torch.linalg.qr(normal(12, 12, seed=4))[0]
     one = LowRankUpdate(basis[:3], torch.tensor([0.0, 0.5, 2.0]).double())
+    two = LowRankUpdate(torch.linalg.qr(normal(12, 2, seed=5))[0].mT, torch.tensor([0.1, 0.7]).double())
     per_function = LowRankUpdate(basis[:8].reshape(4, 2, 12), torch.full((4, 2), 0.3).double())
     grid = Grid.uniform(5)
     probe = integral(grid)
@@ -394,6 +395,7 @@ def test_root_stands_for_its_tensor() -> None:
         (root.select(slice(1, 3)).select(slice(1, 2)), dense[2:3]),
         (root.scale(factors), dense * factors[:, None, None]),
         (root.compose(one), one.product(dense)),
+        (root.compose(one).compose(two), two.product(one.product(dense))),
         (root.compose(per_function).select(index), per_function.product(dense)[index]),
         (root.compose(per_function).compose(one), one.product(per_function.product(dense))),
         (root.compose(one).compose(per_function).select(slice(1, 3)), per_function.product(one.product(dense))[1:3]),
