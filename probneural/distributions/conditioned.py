@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Float64
@@ -18,6 +19,7 @@ from probneural.fields import Field, check_field
 from probneural.functionals import Functional, check_functional
 from probneural.functionals.base import MatrixFunctional
 from probneural.grids import Grid
+from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.randomness import stream
 
 
@@ -25,7 +27,7 @@ class ConditionedPredictor(Predictor):
     """What `predictor.condition(...)` returns: all predictions know of measurements of n output functions.
 
     Where the latent of the predictor lasts, measurements update it once. Where it belongs to one call, as that of
-    `KernelOperator`, each call predicts the measured functions too, so that it takes as long as one of n more.
+    `KernelOperator`, each call predicts the measured functions too, and solves for all measurements anew.
 
     Args:
         inner: The predictor it wraps, of Gaussian fields.
@@ -72,7 +74,7 @@ class ConditionedPredictor(Predictor):
         self.measurement_noise = measurement_noise
         self.calibrated_on = inner.calibrated_on
         self.effective_observations = inner.effective_observations
-        measured = self._measured(self._together_with_measured([])[0])
+        measured = self._measured(self._together_with_measured([(inputs, grid)])[0])  # as later calls will, beside others
         self._latent = measured if measured.is_shared_across_calls else None
         assert measured.chi2 is not None
         self.chi2 = measured.chi2
@@ -95,7 +97,7 @@ class ConditionedPredictor(Predictor):
             grid=grid,
             matrix=functional.adjoint(identity).flatten(1),
             values=numbers.clone(),
-            measurement_noise=noise_variance(noise, tuple(numbers.shape), numbers).clone(),
+            measurement_noise=noise_variance(noise, tuple(numbers.shape), numbers).detach().clone(),
         )
 
     @property
@@ -118,8 +120,12 @@ class ConditionedPredictor(Predictor):
         return [_gaussian(u) for u in self.inner._together([(self.inputs, self.grid), *sets])]
 
     def _measured(self, u: GaussianField) -> Latent:
-        """What measurements say about the latent."""
-        return u.condition(self._functional, self.values.to(u.mean.device), noise=self.measurement_noise).latent
+        """What measurements say about the latent, whatever other inputs are: they come after the measured ones in a factor."""
+        latent = u.condition(self._functional, self.values.to(u.mean.device), noise=self.measurement_noise).latent
+        assert latent.shift is not None
+        assert latent.transform is not None
+        known = LowRankUpdate(latent.transform.directions.detach(), latent.transform.factors.detach())
+        return replace(latent, shift=latent.shift.detach(), transform=known)
 
     @property
     def _functional(self) -> MatrixFunctional:
@@ -141,7 +147,7 @@ class ConditionedPredictor(Predictor):
     def _correction(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
         """What moves the draw of this seed: the gain times what it, with noise of its own, misses of the measurements."""
         measured, u = self._together_with_measured([(inputs, query)])
-        generator = stream(seed, "measurements of conditioned draws")
+        generator = stream(seed, "measurements of conditioned draws", _conditions(self))
         drawn = self.inner._draw_shared(self.inputs.to(self.dtype).to(self.device), self.grid, seed)
         if measured.discrepancy is not None:  # of measured functions, which tell nothing about others
             shape = measured.discrepancy.shape
@@ -160,6 +166,13 @@ class ConditionedPredictor(Predictor):
         """How much was measured, and what was conditioned."""
         functions, _, numbers = self.values.shape
         return f"ConditionedPredictor({self.inner!r}, {numbers} measurements of each of {functions} functions)"
+
+
+def _conditions(predictor: Predictor) -> int:
+    """How many times it was conditioned, before and after what else was done to it: each time has random numbers of its own."""
+    wrapped = [getattr(predictor, "inner", None), getattr(predictor, "predictor", None), *getattr(predictor, "predictors", ())]
+    before = max((_conditions(one) for one in wrapped if isinstance(one, Predictor)), default=0)
+    return before + isinstance(predictor, ConditionedPredictor)
 
 
 def _gaussian(u: FieldDistribution) -> GaussianField:

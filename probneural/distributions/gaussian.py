@@ -370,7 +370,11 @@ class GaussianField(FieldDistribution):
             shared = observed.left.dense().to(torch.float64).flatten(1, 2)
             _, whitened = self._gain(observed, residual, noise)
             rows = whitened @ torch.cat([shared, residual[..., None]], dim=-1)
-            return condition_noisily(rows[..., :-1].flatten(0, 1), rows[..., -1].flatten(), torch.ones_like(residual).flatten())
+            update = condition_noisily(
+                rows[..., :-1].flatten(0, 1), rows[..., -1].flatten(), torch.ones_like(residual).flatten()
+            )
+            _check_update(update)
+            return update
         matrix, flat = observed.dense().to(torch.float64).flatten(0, 2), residual.flatten()
         if noise is not None:
             update = condition_noisily(matrix, flat, noise.flatten())

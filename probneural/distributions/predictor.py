@@ -173,7 +173,8 @@ class Predictor(ABC):
         """Return the predictor that has also seen measurements of n output functions, by Bayes' rule.
 
         All later predictions know of them through what functions share, the latent or the process. What measurements tell about
-        a measured function's own discrepancy stays with that function: predict it, and condition the field.
+        a measured function's own discrepancy stays with that function: predict it, and condition the field. Measured again in
+        a later `condition`, the same function counts as another with its input.
 
         Args:
             inputs: The input functions of what was measured, `(n, in_channels, *grid)`, taken as known.

@@ -186,6 +186,26 @@ class TestConditioning:
         assert mean == pytest.approx(float((ahead.mean - behind.mean).sum()) / (2 * step), rel=1e-4)
         assert variance == pytest.approx(float((ahead.variance - behind.variance).sum()) / (2 * step), rel=1e-3)
 
+    def test_has_derivatives_where_measurements_repeat_each_other(self) -> None:
+        grid = measured().outputs.grid
+        many = functionals.sensors(grid, [[index / 16] for index in range(17)])
+        told = kernel().condition(measured().inputs, many, values=many(measured().outputs.values), noise=1e-8)
+        values = others(2).values.clone().requires_grad_()
+        u = told(Field(values, others().grid))
+        for part in (u.mean, u.variance):
+            (slope,) = torch.autograd.grad(part.sum(), values, retain_graph=True)
+            assert bool(torch.isfinite(slope).all())
+
+    def test_knows_measured_functions_again(self) -> None:
+        """However certain the process is: a function that was measured, and is asked for, is one function."""
+        certain = KernelOperator(groups=1, iterations=5).fit(None, pairs()[:14])
+        there, inputs = probe(measured().outputs.grid), measured().inputs
+        noise = 0.01 * float(certain(inputs).variance.mean())
+        u = gaussian(certain(inputs)).condition(there, numbers(), noise=noise).apply(there)
+        told = gaussian(certain.condition(inputs, there, values=numbers(), noise=noise)(inputs)).apply(there)
+        torch.testing.assert_close(told.variance, u.variance, rtol=1e-6, atol=0.0)
+        assert (told.mean - u.mean).abs().max() < 1e-3 * u.standard_deviation.min()
+
     def test_serves_botorch(self) -> None:
         grid = others().grid
 
@@ -211,6 +231,16 @@ class TestDraws:
         ratio = (draws.std(0) / deviation)[seen]
         assert 1.0 - white - Z / (2 * count) ** 0.5 < float(ratio.min())
         assert float(ratio.max()) < 1.0 + Z / (2 * count) ** 0.5
+
+    def test_of_two_conditions_have_noise_of_their_own(self) -> None:
+        """With the same random numbers twice, the variance would be twice as large."""
+        there, inputs = probe(measured().outputs.grid), measured()[:3].inputs
+        noise = 0.1 * float(kernel()(inputs).variance.mean())
+        told = kernel().condition(inputs, there, values=numbers()[:3], noise=noise)
+        told = told.condition(inputs, there, values=numbers()[:3], noise=noise)
+        draws = torch.stack([there(told.draw(seed)(inputs.values)) for seed in range(100)])
+        ratio = draws.var(0).mean() / gaussian(told(inputs)).apply(there).variance.mean()
+        assert 0.6 < float(ratio) < 1.4
 
     def test_are_one_function_in_all_calls(self, predictor: Predictor) -> None:
         draw = conditioned(predictor).draw(3)
@@ -258,6 +288,10 @@ class TestErrors:
             kernel().condition(**given)  # type: ignore[arg-type]
 
     def test_of_contradictions(self) -> None:
+        again = Field(measured().inputs.values[[0, 0]], measured().inputs.grid)
+        values = numbers()[[0, 0]] + torch.tensor([0.0, 0.1])[:, None, None]
+        with pytest.raises(ConstraintError):
+            kernel().condition(again, probe(again.grid), values=values)
         twice = functionals.sensors(measured().outputs.grid, [[0.3], [0.3]])
         values = twice(measured().outputs.values) + torch.tensor([0.0, 0.1])
         with pytest.raises(ConstraintError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, cached_property, partial
@@ -10,7 +11,7 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from probneural.checks import assign, check_choice, check_flag, check_integer, check_module, check_real
@@ -47,6 +48,10 @@ _BATCH_POINTS = 2**16
 """Grid points at which the operator is evaluated at once."""
 _FEATURES = 2048
 """Random features of a draw's prior part."""
+_SAME = 1e-12
+"""Differences between coordinates that are rounding, as a fraction of the largest coordinate."""
+_PAIRED = 2**22
+"""Pairs of points that are compared at once."""
 _SEEN = ("inputs", "operator")
 """What the processes may be functions of."""
 
@@ -347,12 +352,15 @@ class KernelPredictor(Predictor):
             check_some(inputs)
             points.append(self.coordinates(inputs))
         everywhere = torch.cat(points)
+        rows: Tensor | None = None
+        if len(sets) > 1:
+            everywhere, rows = _distinct(everywhere)
         factors = cache(partial(_factors, self.processes, everywhere))
         name = f"{self._name}-{digest(everywhere)}"
-        rows = torch.arange(len(everywhere), device=everywhere.device).split([len(one) for one in points])
+        whose = [None] if rows is None else rows.split([len(one) for one in points])
         return [
             self._field(inputs, query, own, factors=factors, rows=which, joint=len(everywhere), name=name)
-            for (inputs, query), own, which in zip(sets, points, rows, strict=True)
+            for (inputs, query), own, which in zip(sets, points, whose, strict=True)
         ]
 
     def _field(
@@ -362,7 +370,7 @@ class KernelPredictor(Predictor):
         points: Tensor,
         *,
         factors: Callable[[], Tensor],
-        rows: Tensor,
+        rows: Tensor | None,
         joint: int,
         name: str,
     ) -> GaussianField:
@@ -377,10 +385,29 @@ class KernelPredictor(Predictor):
             variances=torch.stack([process.variance(points) for process in self.processes]),
             factors=factors,
             joint=joint,
-            rows=None if len(rows) == joint else rows,
+            rows=rows,
         )
         latent = Latent(id=name, rank=coordinates.shape[3], is_shared_across_calls=False)
         return GaussianField(mean.to(self.dtype), ComponentRoot(modes, coordinates), latent=latent, grid=where)
+
+
+def _distinct(points: Float64[Tensor, "n r"]) -> tuple[Float64[Tensor, "m r"], Int64[Tensor, " n"]]:
+    """The different points in their order, and which of them each is: a function that comes twice is one.
+
+    Coordinates of one function depend on the functions beside it by rounding. Where derivatives are asked for, points that
+    coincide now are still different ones.
+    """
+    numbers = torch.arange(len(points), device=points.device)
+    if points.requires_grad:
+        return points, numbers
+    rounding = _SAME * points.abs().max()
+    first = []
+    for some in points.split(max(1, _PAIRED // len(points))):
+        same = torch.cdist(some, points, p=math.inf) <= rounding
+        first.append(torch.where(same, numbers, len(points)).amin(1))
+    earliest = torch.cat(first)
+    kept = earliest.unique()
+    return points[kept], torch.searchsorted(kept, earliest)
 
 
 def _factors(processes: Sequence[Process | InducingProcess], points: Tensor) -> Tensor:
