@@ -265,6 +265,7 @@ class TestErrors:
             conditioned(ensemble)
         assert conditioned(VarianceScale().fit(ensemble, pairs()[60:])).chi2 > 0.0
 
+    @pytest.mark.bad_input
     @pytest.mark.parametrize(
         ("change", "error"),
         [
