@@ -37,7 +37,7 @@ from benchmarks.active_runs import (
 from benchmarks.active_sources import VariedSource
 from benchmarks.names import named
 
-SEEDS = range(5)
+SEEDS = range(10)
 LINE = FNOTraining((12,))
 PLANE = FNOTraining((9, 9), depth=3, projection=32, steps=640, batch_size=8, learning_rate=1e-2)
 
@@ -48,11 +48,11 @@ NOTES = (
     "interval over seeds; likewise for the 95 % and 99 % quantiles of single functions.",
     "labels: those from which on the RMSE stays at or below random's final one, over those from which on random's own does: "
     "random against itself has 1. Per seed, interpolated on doubly logarithmic axes; inf: not reached. The median over seeds, "
-    "and the order "
-    "statistics that hold it with 90 % or more (of five seeds the extremes, 94 %).",
-    f"claim: the median of labels is at most {active_summary.GOAL} on at least {active_summary.CLAIM_LEAST} of six problems. "
+    "and the order statistics that hold it with 90 % or more (of ten seeds the second from either end, 97.9 %).",
+    f"claim: the area's whole interval lies below 1 on at least {active_summary.CLAIM_LEAST} of six problems. "
     f"The arm that counts is fixed in the code, whatever the results: {active_summary.CLAIM_ARM[1]} selection with the "
-    f"{active_summary.CLAIM_ARM[0]}. The best of all arms stands beside it as an aside, and counts for nothing.",
+    f"{active_summary.CLAIM_ARM[0]}. Beside it: whether its median of labels is at most {active_summary.GOAL}, and, as an aside "
+    "that counts for nothing, the best of all arms.",
     "The benchmark drives selectors directly, with operators of new weights in every round and no calibration (all labels are "
     "trained on). It does not go through ActiveLearner, whose rounds may start from the weights before and may calibrate.",
     "ranks: Spearman's correlation between the integrated variance of test functions, which selectors look at, and their "

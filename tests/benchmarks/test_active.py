@@ -332,12 +332,22 @@ def test_one_arm_counts_for_the_claim_however_good_others_are(tmp_path: Path) ->
     (row,) = active_summary.claim(active_summary.ratios(units))
     assert (row["head"], row["selector"]) == active_summary.CLAIM_ARM == (ENSEMBLE, "stochastic")
     assert row["labels"] == pytest.approx(0.75)
-    assert row["at most 0.5"] == "no"
+    assert (row["area"], row["below 1"], row["at most 0.5"]) == (pytest.approx(0.75), "no", "no")  # one seed has no interval
     assert (row["best of all arms"], row["which"]) == (pytest.approx(0.25), "LCMD, ensemble")
     for mode in ("default", "full"):  # it is run
         assert any(
             (one.head, one.name) == active_summary.CLAIM_ARM for one in active.units(mode, active.chosen(mode), folder=tmp_path)
         )
+
+
+@pytest.mark.parametrize(("factors", "answer"), [((0.7, 0.8, 0.75), "yes"), ((0.6, 1.2, 0.7), "no")])
+def test_the_claim_holds_where_the_whole_interval_of_the_area_is_below_one(factors: tuple[float, ...], answer: str) -> None:
+    units = [made(RANDOM, seed, [1.0, 0.5], head=ENSEMBLE) for seed in range(3)]
+    units += [made("stochastic", seed, [share, 0.5 * share], head=ENSEMBLE) for seed, share in enumerate(factors)]
+    (row,) = active_summary.claim(active_summary.ratios(units))
+    assert row["area"] == pytest.approx(math.prod(factors) ** (1 / 3))
+    assert row["area"] < 1.0
+    assert row["below 1"] == answer
 
 
 def test_notes_say_what_the_benchmark_is_not() -> None:
@@ -401,8 +411,8 @@ def test_runs_are_made_of_paired_units(tmp_path: Path) -> None:
     planned = active.units("default", default, folder=tmp_path)
     random = [one for one in planned if one.head is None]
     assert planned[: len(random)] == random
-    assert len(random) == 6 * 5
-    assert len(planned) == 6 * 5 * 5
+    assert len(random) == 6 * 10
+    assert len(planned) == 6 * 10 * 5
     everything = active.units("full", full, folder=tmp_path)
     assert len({one.path for one in everything}) == len(everything)
     assert {one.name for one in everything} == set(active_runs.NAMES.values())
