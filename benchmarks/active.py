@@ -51,8 +51,8 @@ NOTES = (
     "and the order statistics that hold it with 90 % or more (of ten seeds the second from either end, 97.9 %).",
     f"claim: the area's whole interval lies below 1 on at least {active_summary.CLAIM_LEAST} of six problems. "
     f"The arm that counts is fixed in the code, whatever the results: {active_summary.CLAIM_ARM[1]} selection with the "
-    f"{active_summary.CLAIM_ARM[0]}. Beside it: whether its median of labels is at most {active_summary.GOAL}, and, as an aside "
-    "that counts for nothing, the best of all arms.",
+    f"{active_summary.CLAIM_ARM[0]}. Beside it: whether its median of labels is at most {active_summary.GOAL}, and, as an "
+    "aside that counts for nothing, the best of all arms.",
     "The benchmark drives selectors directly, with operators of new weights in every round and no calibration (all labels are "
     "trained on). It does not go through ActiveLearner, whose rounds may start from the weights before and may calibrate.",
     "ranks: Spearman's correlation between the integrated variance of test functions, which selectors look at, and their "

@@ -28,7 +28,7 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField, check_factors
 from probneural.distributions.latent import digest
 from probneural.distributions.mixture_predictor import MixturePredictor
-from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor, drawn_discrepancy
+from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor
 from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
@@ -395,7 +395,7 @@ class ScaledPredictor(Predictor):
         scaled = mean + factor * (drawn - mean)
         if smooth is None:
             return scaled
-        latents = torch.cat([drawn_discrepancy(smooth.shape[3], seed) for seed in seeds])
+        latents = torch.cat([self._drawn_discrepancy(smooth.shape[3], seed) for seed in seeds])
         each = smooth.product_each(latents.to(smooth.device).repeat_interleave(leading[1], 0))
         return scaled + each.unflatten(-1, grid.shape).unflatten(0, leading).to(scaled)
 

@@ -147,7 +147,7 @@ class ConditionedPredictor(Predictor):
     def _correction(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
         """What moves the draw of this seed: the gain times what it, with noise of its own, misses of the measurements."""
         measured, u = self._together_with_measured([(inputs, query)])
-        generator = stream(seed, "measurements of conditioned draws", _conditions(self))
+        generator = stream(seed, "measurements of conditioned draws", self._level)
         drawn = self.inner._draw_shared(self.inputs.to(self.dtype).to(self.device), self.grid, seed)
         if measured.discrepancy is not None:  # of measured functions, which tell nothing about others
             shape = measured.discrepancy.shape
@@ -166,13 +166,6 @@ class ConditionedPredictor(Predictor):
         """How much was measured, and what was conditioned."""
         functions, _, numbers = self.values.shape
         return f"ConditionedPredictor({self.inner!r}, {numbers} measurements of each of {functions} functions)"
-
-
-def _conditions(predictor: Predictor) -> int:
-    """How many times it was conditioned, before and after what else was done to it: each time has random numbers of its own."""
-    wrapped = [getattr(predictor, "inner", None), getattr(predictor, "predictor", None), *getattr(predictor, "predictors", ())]
-    before = max((_conditions(one) for one in wrapped if isinstance(one, Predictor)), default=0)
-    return before + isinstance(predictor, ConditionedPredictor)
 
 
 def _gaussian(u: FieldDistribution) -> GaussianField:

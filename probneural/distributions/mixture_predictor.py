@@ -92,12 +92,15 @@ class MixturePredictor(Predictor):
 
     def _owner(self, seed: int) -> int:
         """The number of the predictor that the draw of this seed comes from."""
-        uniform = torch.rand(1, generator=stream(seed, "mixture component"), dtype=torch.float64, device="cpu")
+        uniform = torch.rand(1, generator=stream(seed, "mixture component", self._level), dtype=torch.float64, device="cpu")
         return int(choose(self.weights, uniform, 1))
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Tensor:
         """The draw of this seed of one of the predictors."""
         return self.predictors[self._owner(seed)].draw(seed)(inputs.values, grid=inputs.grid, query=query).to(self.dtype)
+
+    def _draw_shared(self, inputs: Field, query: Grid | None, seed: int) -> Tensor:
+        return self.predictors[self._owner(seed)]._draw_shared(inputs, query, seed).to(self.dtype)
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
         owners = [self._owner(seed) for seed in seeds]

@@ -269,11 +269,21 @@ class Predictor(ABC):
 
         return evaluated
 
-    @staticmethod
-    def _draw_discrepancy(root: Root, like: FieldDistribution, seed: int) -> Float[Tensor, "n c *grid"]:
+    def _draw_discrepancy(self, root: Root, like: FieldDistribution, seed: int) -> Float[Tensor, "n c *grid"]:
         """The draw of this name of a discrepancy, with one latent vector for all functions."""
-        latent = drawn_discrepancy(root.shape[3], seed).to(root.device)
+        latent = self._drawn_discrepancy(root.shape[3], seed).to(root.device)
         return root.product(latent)[0].unflatten(-1, like.grid.shape).to(like.mean)
+
+    def _drawn_discrepancy(self, rank: int, seed: int) -> Float64[Tensor, "1 k"]:
+        """The latent vector of what a discrepancy adds to the draw of this seed, on the CPU."""
+        generator = stream(seed, "discrepancy draws", self._level)
+        return torch.randn(1, rank, generator=generator, dtype=torch.float64, device="cpu")
+
+    @property
+    def _level(self) -> int:
+        """How many predictors it wraps, one inside another: each level of a draw has random numbers of its own."""
+        wrapped = [getattr(self, "inner", None), getattr(self, "predictor", None), *getattr(self, "predictors", ())]
+        return max((1 + one._level for one in wrapped if isinstance(one, Predictor)), default=0)
 
     def draw(self, seed: int) -> FunctionDraw:
         """Return one function draw: an operator in its own right, the same at every input, grid and call.
@@ -351,11 +361,6 @@ def _shared_part(field: GaussianField, seed: int) -> Float[Tensor, "n c *grid"]:
 def drawn_latent(rank: int, seed: int) -> Float64[Tensor, "1 k"]:
     """The latent vector of the draw of this seed, on the CPU."""
     return torch.randn(1, rank, generator=draw_stream(seed), dtype=torch.float64, device="cpu")
-
-
-def drawn_discrepancy(rank: int, seed: int) -> Float64[Tensor, "1 k"]:
-    """The latent vector of what a discrepancy adds to the draw of this seed, on the CPU."""
-    return torch.randn(1, rank, generator=stream(seed, "discrepancy draws"), dtype=torch.float64, device="cpu")
 
 
 def drawn_member(weights: Float[Tensor, " s"], seed: int) -> int:

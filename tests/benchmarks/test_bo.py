@@ -443,18 +443,9 @@ def test_every_problem_has_ours_and_a_composite_model() -> None:
     assert sum(unit.problem == "environmental model" and unit.method == "random" for unit in bo.units(small=False)) == 10
 
 
-OWN = ("environmental model", "environmental hidden target", "darcy peak pressure")
-RESULTS = {name: f"bo-{name.replace(' ', '-')}" for name in OWN}
-"""Files of problems that were run by themselves; all others are in that of the whole command."""
-OLD = pytest.mark.xfail(strict=True, reason="the committed results are those of an earlier list of methods")
-
-
-@pytest.mark.parametrize(
-    "problem", [pytest.param(name, marks=() if name in RESULTS else OLD) for name in bo_problems.names()], ids=str
-)
+@pytest.mark.parametrize("problem", bo_problems.names())
 def test_committed_results_are_those_of_the_command(problem: str) -> None:
-    name = RESULTS.get(problem, "bo")
-    results = json.loads((tables.RESULTS / f"{name}.json").read_text())
-    assert results["command"] == "python -m benchmarks bo" + (f' --problem "{problem}"' if problem in RESULTS else "")
+    results = json.loads((tables.RESULTS / f"bo-{problem.replace(' ', '-')}.json").read_text())
+    assert results["command"] == f'python -m benchmarks bo --problem "{problem}"'
     runs = Counter(unit.method for unit in bo.units(small=False) if unit.problem == problem)
     assert {row["method"]: row["seeds"] + row["failed"] for row in results["sections"][problem]} == runs

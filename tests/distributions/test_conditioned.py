@@ -7,13 +7,14 @@ from functools import cache
 from typing import Any
 
 import pytest
+import scipy.linalg
 import torch
 from torch import Tensor
 
 from probneural import functionals
 from probneural.active import OperatorModel
 from probneural.calibration import NoveltyScale, VarianceScale, synthetic_shifts
-from probneural.distributions import ConditionedPredictor, FieldDistribution, GaussianField, Predictor
+from probneural.distributions import ConditionedPredictor, FieldDistribution, GaussianField, MixturePredictor, Predictor
 from probneural.errors import ArgumentError, ConstraintError, DataError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional
@@ -68,6 +69,12 @@ def scaled(name: str) -> Predictor:
 
 
 @cache
+def mixture() -> Predictor:
+    whole = MixturePredictor([kernel(), last_layer()], torch.tensor([0.5, 0.5], dtype=torch.float64))
+    return VarianceScale().fit(whole, pairs()[60:])
+
+
+@cache
 def widened() -> Predictor:
     inputs = synthetic_shifts(pairs()[60:80].inputs, seed=0)["stretched"]
     return NoveltyScale().fit(scaled("kernel"), pairs()[60:], shifted=FieldPairs(inputs, PROBLEM.solve(inputs)))
@@ -78,6 +85,7 @@ PREDICTORS: dict[str, Callable[[], Predictor]] = {
     "last layer": last_layer,
     "scaled kernel": lambda: scaled("kernel"),
     "scaled last layer": lambda: scaled("last layer"),
+    "scaled mixture": mixture,
 }
 
 
@@ -242,6 +250,31 @@ class TestDraws:
         ratio = draws.var(0).mean() / gaussian(told(inputs)).apply(there).variance.mean()
         assert 0.6 < float(ratio) < 1.4
 
+    def test_have_a_shared_part_without_what_is_each_functions_own(self, predictor: Predictor) -> None:
+        for one in (predictor, conditioned(predictor)):
+            u = gaussian(one(others(2)))
+            expected = u.root.dense().square().sum(-1)
+            draws = torch.stack([one._draw_shared(others(2), None, seed) for seed in range(100)])
+            assert float(draws.var(0).sum() / expected.sum()) == pytest.approx(1.0, abs=0.3)
+
+    def test_know_what_each_measured_function_has_of_its_own(self) -> None:
+        """Where measurements say most: variances there are far too small without that part, and too large with it twice."""
+        waves = torch.cos(torch.pi * torch.arange(4)[:, None] * torch.linspace(0, 1, 65, dtype=torch.float64))
+        sizes = torch.randn(120, 1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        outputs = Field(pairs().outputs.values + 3e-4 * sizes @ waves, pairs().outputs.grid)
+        noisy = FieldPairs(pairs().inputs, outputs)
+        before = VarianceScale().fit(last_layer(), noisy[60:])
+        there, heard = probe(outputs.grid), noisy[10:60]
+        told = before.condition(heard.inputs, there, values=there(heard.outputs.values), noise=1e-9)
+        prior, left = (u.root.dense().flatten(0, 2) for u in (gaussian(one(others(2))) for one in (before, told)))
+        unit = prior.square().sum(1).max() * torch.eye(len(prior), dtype=torch.float64)
+        smallest, directions = scipy.linalg.eigh(left @ left.mT + 1e-6 * unit, prior @ prior.mT + 1e-6 * unit)
+        assert smallest[1] < 0.4
+        along = torch.from_numpy(directions[:, :2]).mT
+        draws = torch.stack([told._draw_shared(others(2), None, seed).flatten() for seed in range(200)])
+        ratio = (draws @ along.mT).var(0) / (along @ left).square().sum(1)
+        assert (ratio - 1.0).abs().max() < Z * (2 / 200) ** 0.5
+
     def test_are_one_function_in_all_calls(self, predictor: Predictor) -> None:
         draw = conditioned(predictor).draw(3)
         whole = draw(others().values)
@@ -251,6 +284,26 @@ class TestDraws:
     def test_meet_exact_measurements(self) -> None:
         draw = conditioned(kernel(), noise=0.0).draw(0)
         torch.testing.assert_close(probe(others().grid)(draw(measured().inputs.values)), numbers(), rtol=1e-6, atol=1e-7)
+
+
+class TestInOtherPlaces:
+    def test_rolls_out_as_one_function_per_member(self) -> None:
+        told = conditioned(kernel())
+        trajectory = told.rollout(others(2), steps=2, members=3, draws="trajectory", seed=0, show_progress=False)
+        first, second = (trajectory.at(lead) for lead in (1, 2))
+        for member, seed in enumerate(trajectory.ensemble.seeds(1)):
+            draw = told.draw(seed)
+            once = draw(others(2).values)
+            torch.testing.assert_close(first.samples[member], once, rtol=1e-6, atol=1e-8)
+            torch.testing.assert_close(second.samples[member], draw(once), rtol=1e-5, atol=1e-7)
+
+    def test_is_scaled_afterwards(self) -> None:
+        """The scale is fitted on what is still unknown: functions have chi2 near one by the scaled field."""
+        told, pool = conditioned(kernel()), pairs()[60:]
+        u = VarianceScale().fit(told, pool)(pool.inputs)
+        torch.testing.assert_close(u.mean, told(pool.inputs).mean)
+        squares = (pool.outputs.values - u.mean).square()[..., 1:]  # the first value is known
+        assert float((squares / u.variance[..., 1:]).mean()) == pytest.approx(1.0, abs=0.1)
 
 
 class TestErrors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
 from probneural.metrics import score, score_pairs
-from probneural.operators import FNO
+from probneural.operators import FNO, LinearRegression
 from probneural.plots import field as plot_field
+from probneural.problems import Antiderivative
 from probneural.storage import load, save
 from tests.calibration.synthetic import Members, Synthetic, pairs
 from tests.heads.cases import PERIODIC, data_for, fields
@@ -47,6 +49,25 @@ def test_observations_have_the_weighted_sum_of_the_predictors_own_densities() ->
     expected = torch.logsumexp(torch.stack(own) + WEIGHTS.log()[:, None], 0)
     torch.testing.assert_close(mixture(DATA.inputs).log_prob(truth, noise=mixture.noise), expected)
     assert float(mixture.residual_variance) == pytest.approx(0.25 * 0.1 + 0.75 * 0.4)
+
+
+def test_mixtures_of_mixtures_draw_all_their_components() -> None:
+    """With the same random number for both choices, half of the components would never be drawn."""
+    halves = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    outer = MixturePredictor([MixturePredictor(PAIR, halves), MixturePredictor(PAIR[::-1], halves)], halves)
+    counts = Counter((outer._owner(seed), outer.predictors[0]._owner(seed)) for seed in range(400))
+    assert len(counts) == 4
+    assert max(abs(count - 100) for count in counts.values()) < 4 * (400 * 0.25 * 0.75) ** 0.5
+
+
+def test_draws_of_a_scaled_mixture_have_the_variance_of_its_field() -> None:
+    """Misfits of components and of the whole have random numbers of their own: with the same, it is a quarter too large."""
+    data = Antiderivative(equation="logistic").sample(120, resolution=65, seed=0, dtype=torch.float64)
+    heads = [LastLayerLaplace().fit(LinearRegression.fitted(data[start : start + 10]), data[:14]) for start in (14, 24)]
+    scaled = VarianceScale().fit(MixturePredictor(heads, WEIGHTS), data[60:])
+    inputs = data[40:44].inputs
+    draws = torch.stack([scaled.draw(seed)(inputs.values) for seed in range(200)])
+    assert float(draws.var(0).sum() / scaled(inputs).variance.sum()) == pytest.approx(1.0, abs=0.16)
 
 
 class Refusing(Synthetic):

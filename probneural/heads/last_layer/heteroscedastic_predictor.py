@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from probneural.contexts import undisturbed
 from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, Latent, Predictor, PredictorTraits, Root
 from probneural.distributions.latent import digest
-from probneural.distributions.predictor import drawn_discrepancy
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import ShapeError
@@ -116,7 +115,7 @@ class HeteroscedasticPredictor(Predictor):
             left = field.discrepancy.left if isinstance(field.discrepancy, SideBySideRoot) else None  # type: ignore[attr-defined]
             if left is None:
                 return field.mean
-            drawn = left.product(drawn_discrepancy(self.rank, seed).to(left.device))[0]
+            drawn = left.product(self._drawn_discrepancy(self.rank, seed).to(left.device))[0]
             return field.mean + drawn.unflatten(-1, field.grid.shape).to(field.mean)
 
 
