@@ -92,15 +92,15 @@ COMMANDS = {
     ),
     "active": Command(
         active.main,
-        "labels that active learning saves; about an hour and a half",
+        "error and labels that active learning saves; some six hours, goes on if cut off",
         output="active.json, active.html and finished units",
-        full="all selectors; hours, goes on if cut off",
+        full="all selectors; a day, goes on if cut off",
         options={**PROBLEM, **WORKERS},
         check=lambda given: active.chosen(given["mode"], problem=given["problem"]),
     ),
     "bo": Command(
         bo.main,
-        "Bayesian optimisation over input functions; two hours, goes on if cut off",
+        "Bayesian optimisation over input functions; an hour, goes on if cut off",
         output="bo.json, bo.png and finished runs",
         options={**PROBLEM, **WORKERS},
         check=lambda given: bo.chosen(given["problem"]),
