@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import environment, forecast_cases, forecast_units, kept_units, sections
 from benchmarks.forecast_cases import Sizes
 from benchmarks.forecast_recipes import GRADIENT, RECURRENT
-from benchmarks.forecast_units import BASELINES, BOUND, LEVEL, POSTERIORS, VALID, Unit
+from benchmarks.forecast_units import BASELINES, BOUND, LEVEL, ONE_FACTOR, POSTERIORS, VALID, Unit
 from benchmarks.over_seeds import CONFIDENCE, Row, difference, mean, ratio
 
 SEEDS = 3
@@ -31,10 +31,13 @@ NOTES = (
     f"'over residuals': CRPS over all leads divided by that of '{REFERENCE}', one state per lead with the errors that it made "
     "on the trajectories for scaling; below 1 is better",
     "posteriors are scaled on trajectories that neither training nor scores see: their variance of one step before they are "
-    "rolled out (VarianceScale), the roll-outs lead by lead (LeadScale); 'raw' is before the latter. "
+    "rolled out (VarianceScale), the roll-outs lead by lead, with a factor that varies along functions (LeadScale); 'raw' is "
+    "before the latter. "
     f"spread-skill: least and largest ratio over leads. coverage: pointwise, nominal {LEVEL:g}; horizon: of whole "
     "trajectories, all points and leads together, against the members; band: of whole trajectories by a conformal band "
     f"(HorizonBand) that {Sizes().bands} other trajectories carry (shallow water: fewer)",
+    f"scales: scores by what LeadScale does. raw: nothing; {ONE_FACTOR}: variances of a lead times one number "
+    "(local=False); local: the default. CRPS is over all leads, divided by that with one factor, in pairs of seeds",
     "all forecasts start at the second state of a trajectory; only the recurrent operator sees the first as well",
     f"the kernel operator is fitted on {Sizes().kernel} windows, evenly spread over all. A low-rank posterior is left out: its "
     "scaled draws ask for the variance at every state that a member passes, which costs a gradient per value of the field",
@@ -103,6 +106,27 @@ def posterior_rows(problem: str, results: Results) -> list[Row]:
     return rows
 
 
+def scale_rows(problem: str, results: Results) -> list[Row]:
+    """One row per forecast whose leads are scaled: what one factor per lead does, and what local scales do."""
+    rows = []
+    for name, every in _methods(problem, results).items():
+        runs = [run for run in every.values() if ONE_FACTOR in run]
+        if not runs:
+            continue
+        row: Row = {"problem": problem, "forecast": name, "seeds": len(runs)}
+        own, other = ([run["scores"]["crps"]["overall"] for run in some] for some in (runs, [run[ONE_FACTOR] for run in runs]))
+        row["CRPS"] = ratio([one / two for one, two in zip(own, other, strict=True)])
+        ways = {"raw": [run["raw"] for run in runs], ONE_FACTOR: [run[ONE_FACTOR] for run in runs], "local": runs}
+        for way, some in ways.items():
+            row[f"spread-skill, {way}"] = _range([run["scores"]["spread_skill"]["values"] for run in some])
+        for way, some in ways.items():
+            row[f"coverage, {way}"] = mean(run["scores"]["coverage"]["overall"] for run in some)
+        for way, some in ways.items():
+            row[f"horizon, {way}"] = mean(run["horizon"]["coverage"][0] for run in some)
+        rows.append(row)
+    return rows
+
+
 def recipe_rows(problem: str, results: Results) -> list[Row]:
     """One row per recipe: errors of roll-outs, beside those of the recipe of one step."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
@@ -127,7 +151,7 @@ def recipe_rows(problem: str, results: Results) -> list[Row]:
     return rows
 
 
-TABLES = {"posteriors": posterior_rows, "recipes": recipe_rows}
+TABLES = {"posteriors": posterior_rows, "scales": scale_rows, "recipes": recipe_rows}
 
 
 def costs(results: Results) -> list[str]:

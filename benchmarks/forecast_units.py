@@ -29,6 +29,8 @@ DRAWS = ("trajectory", "step")
 POSTERIORS = ("one step", "pushed forward")
 """Recipes whose networks get posteriors."""
 BASELINES = "baselines"
+ONE_FACTOR = "one factor"
+"""Results of a forecast whose leads have a scale each that is the same everywhere."""
 KEPT = ("relative_l2", "rmse", "spread_skill", "crps", "energy", "coverage")
 """Scores that results hold by lead."""
 FAILURES = (ProbneuralError, RuntimeError)
@@ -142,7 +144,7 @@ def _heads(
 
 
 def _calibrated(unit: Unit, predictor: Predictor, *, draws: str, history: int) -> dict[str, Any]:
-    """Scores of a predictor's roll-outs, raw and with the scale of each lead fitted on other trajectories.
+    """Scores of a predictor's roll-outs, raw, with one factor per lead, and with local scales; fitted on other trajectories.
 
     All parts have one seed: a forecast is then one map of the start, as the conformal band asks.
     """
@@ -155,10 +157,10 @@ def _calibrated(unit: Unit, predictor: Predictor, *, draws: str, history: int) -
         options: dict[str, Any] = {"steps": sizes.leads, "members": sizes.members, "draws": draws, "seed": seed}
         return predictor.rollout(start, **options, history=history, show_progress=False)
 
-    raw = forecast("test")
-    scale = pn.calibration.LeadScale().fit(forecast("scaling"), unit.truth("scaling"))
+    raw, scaling, test = forecast("test"), forecast("scaling"), unit.truth("test")
+    even, scale = (pn.calibration.LeadScale(local=local).fit(scaling, unit.truth("scaling")) for local in (False, True))
     found = _scored(unit, lambda part: scale(raw if part == "test" else forecast(part)))
-    return found | {"raw": _scores(raw, unit.truth("test"))}
+    return found | {"raw": _scores(raw, test), ONE_FACTOR: _scores(even(raw), test)}
 
 
 def _dressed(unit: Unit, roll_out: Callable[[Truth], Tensor]) -> dict[str, Any]:

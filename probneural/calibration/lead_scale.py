@@ -2,54 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import assign, check_instance, check_integer, check_variances
+from probneural.calibration.lead_errors import errors_by_lead
+from probneural.calibration.local_scale import LocalScale
+from probneural.checks import assign, check_flag, check_instance, check_integer, check_variances
 from probneural.contexts import undisturbed
-from probneural.distributions.base import FieldDistribution
+from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
 from probneural.distributions.trajectory import Forecast
-from probneural.errors import ArgumentError, CalibrationError, ShapeError
+from probneural.errors import ArgumentError, CalibrationError, GridError, ShapeError
 from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
-from probneural.metrics.comparison import compare
-from probneural.metrics.lead_pairs import TrueTrajectories, lead_parts
+from probneural.metrics.lead_pairs import TrueTrajectories
 from probneural.metrics.spread import size_factor
 
 _CHUNK_VALUES = 2**16
 """Values of a start that are read at once."""
+_LEAST_FACTOR = 1e-4
+"""Of variances, by a local scale, where measurement noise would explain all errors."""
 
 
 @dataclass(frozen=True)
 class LeadScale:
-    """Scale a forecast's variance at every lead, per channel, so that spread and error are equally large.
+    """Scale a forecast's variances at every lead, so that they are as large as its squared errors.
 
     With the mean predictive variance v and the mean squared error e of a lead over the calibration functions and, by
-    quadrature, the domain, deviations from the mean are multiplied by the root of
+    quadrature, the domain, deviations from the mean are multiplied, per channel, by the root of
 
         a = (e - noise) / (v (s + 1)/(s - 1)).
 
     The factor in the denominator is for s members, which count as a sample: their variance is too small by (s - 1)/s and
     their mean has an error of its own, 1/s of the variance. So a is that of the distribution that members are drawn from,
-    and holds for forecasts with more of them or fewer. A Gaussian forecast has no such factor. After it the
+    and holds for more of them or fewer. A Gaussian forecast has no such factor. With a alone the
     [spread-skill ratio][probneural.metrics.spread_skill] is 1 at every lead.
 
-    Members move away from their mean, or towards it: means, and correlations between points and leads, stay as they are,
-    variances are multiplied by a, and covariances of two leads by the root of the product of both their scales. What depends on
-    more than second moments, positivity or an exact invariant of each member, is not kept.
+    A few functions with fronts can make most of the squares. One number per lead is then right for these and wrong for all
+    others. So a lead also gets a local scale h, a factor of variances that varies along each function and from function to
+    function (see [`LocalScale`][probneural.calibration.LocalScale]), fitted by the Gaussian likelihood of single values.
+    With it the mean standardised squared error is 1, and no longer the ratio of spread and skill. It is left out where
+    functions held out in turn do not gain by it, where they are fewer than ten, and on grids that are not uniform. It holds
+    for as many members as it was fitted with: variances of few members differ by chance, which it evens out.
+
+    Members move away from their mean, or towards it, by the root of a h: means stay as they are, and so do correlations
+    between points and leads. What depends on more than second moments, positivity or an exact invariant of each member, is
+    not kept.
 
     Args:
         noise: Variance of the measurement noise in the calibration trajectories, in physical units squared: a number, or one
             per channel `(c,)`.
+        local: Whether variances may have a factor that varies along each function.
 
     Raises:
-        ArgumentError: If the noise is negative or not finite.
+        ArgumentError: If the noise is negative or not finite, or `local` no flag.
 
     Reference:
         Fortin et al. (2014), Why should ensemble spread match the RMSE of the ensemble mean?, equation 15, for the factor;
@@ -65,10 +77,11 @@ class LeadScale:
 
     _: KW_ONLY
     noise: float | Float[Tensor, " c"] = 0.0
+    local: bool = True
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        assign(self, noise=check_variances(self.noise, "noise"))
+        assign(self, noise=check_variances(self.noise, "noise"), local=check_flag(self.local, "local"))
 
     @undisturbed()
     @torch.no_grad()
@@ -89,30 +102,30 @@ class LeadScale:
             GridError: If the grids differ.
             ArgumentError: If the truth ends before the forecast.
         """
-        sums: list[Tensor] = []
-        for part in lead_parts(forecast, truth):
-            comparison = compare(part.u, part.truth, noise=self.noise)
-            square = comparison.average(comparison.residual.square() - comparison.noise).sum(0)
-            variance = comparison.average(comparison.variance - comparison.noise).sum(0) * size_factor(comparison)
-            both = torch.stack([square, variance]).cpu()
-            if part.lead > len(sums):
-                sums.append(both)
-            else:
-                sums[-1] = sums[-1] + both
+        scales, local, factor = [], [], 1.0
+        for errors in errors_by_lead(forecast, truth, noise=self.noise, keeps=self.local):
+            scales.append(errors.scale)
+            factor = errors.size_factor
+            local.append(errors.local_scale() if self.local and bool(_are_scales(errors.scale).all()) else None)
         if len(truth) < 2:
             raise CalibrationError(
                 expected="at least 2 calibration trajectories", got=str(len(truth)), remedy="hold out some trajectories"
             )
-        squares, variances = torch.stack(sums).unbind(1)
-        scales = squares / variances
-        wrong = ~(torch.isfinite(scales) & (scales > 0))
+        found = torch.stack(scales)
+        wrong = ~_are_scales(found)
         if bool(wrong.any()):
             raise CalibrationError(
                 expected="a spread above zero, and errors above the noise, at every lead and channel",
                 got=f"neither or one at leads {(wrong.any(1).nonzero()[:, 0] + 1).tolist()[:10]}",
                 remedy="give a forecast that is uncertain at every lead, and the variance of the noise in the truth",
             )
-        return LeadScaling(scales, calibrated_on=torch.cat([used_before(forecast), trajectory_fingerprints(truth)]))
+        return LeadScaling(
+            found,
+            calibrated_on=torch.cat([used_before(forecast), trajectory_fingerprints(truth)]),
+            local=local,
+            noise=noise_variance(self.noise, (1, found.shape[1]), found)[0],
+            size_factor=factor,
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -122,26 +135,81 @@ class LeadScaling:
     Args:
         scales: a, `(steps, c)`, dimensionless.
         calibrated_on: Fingerprints of the calibration trajectories: a conformal band needs others.
+        local: h of each lead, None where it is 1; nothing if it is 1 at all leads.
+        noise: Variance of the measurement noise that h was fitted beside, `(c,)`, in physical units squared; none by default.
+        size_factor: (s + 1)/(s - 1) of the s members that h was fitted with; 1 for a Gaussian forecast.
 
     Raises:
         ArgumentError: If a scale is not positive and finite.
+        ShapeError: If there is not one local scale for each lead, of as many channels.
     """
 
     scales: Float64[Tensor, "steps c"]
     _: KW_ONLY
     calibrated_on: Int64[Tensor, " n"]
+    local: Sequence[LocalScale | None] = ()
+    noise: Float64[Tensor, " c"] | None = None
+    size_factor: float = 1.0
 
     def __post_init__(self) -> None:
         """Check the scales."""
-        if not bool((torch.isfinite(self.scales) & (self.scales > 0)).all()):
+        if not bool(_are_scales(self.scales).all()):
             raise ArgumentError(
                 expected="positive finite scales", got=str(self.scales.tolist())[:200], remedy="fit them with LeadScale"
+            )
+        channels = [len(one.units) for one in self.local if one is not None]
+        if len(self.local) not in (0, len(self.scales)) or any(count != self.scales.shape[1] for count in channels):
+            raise ShapeError(
+                expected=f"{len(self.scales)} local scales of {self.scales.shape[1]} channels",
+                got=f"{len(self.local)} of {channels[:10]}",
+                remedy="fit them with LeadScale",
             )
 
     @property
     def steps(self) -> int:
         """The largest lead that has a scale."""
         return len(self.scales)
+
+    def deviation_factors(self, lead: int, u: FieldDistribution) -> Float64[Tensor, "..."]:
+        """What deviations from the mean are multiplied by, dimensionless: `(c,)`, or `(n, c, *grid)` with a local scale.
+
+        Args:
+            lead: From 1.
+            u: The states at this lead, not yet scaled.
+
+        Raises:
+            ShapeError: If they have another number of channels.
+            GridError: If there is a local scale, and it cannot be told on their grid.
+            ArgumentError: If there is one, which was fitted with more members or fewer.
+        """
+        scales = self.scales[lead - 1]
+        if u.mean.shape[1] != len(scales):
+            raise ShapeError(
+                expected=f"states of {len(scales)} channels", got=str(u.mean.shape[1]), remedy="fit LeadScale on such states"
+            )
+        local = self.local[lead - 1] if self.local else None
+        if local is None:
+            return scales.sqrt()
+        if not local.covers(u.grid):
+            raise GridError(
+                expected=f"uniform grids over the domain of {local.grid!r}, where scales were fitted",
+                got=repr(u.grid),
+                remedy="roll out on such a grid, or fit LeadScale(local=False)",
+            )
+        if not math.isclose(self.size_factor, size_factor(u), rel_tol=1e-6):
+            raise ArgumentError(
+                expected=f"forecasts of {_members(self.size_factor)}, as scales were fitted with",
+                got=_members(size_factor(u)),
+                remedy="fit them with as many members, or fit LeadScale(local=False)",
+            )
+        variance = u.variance.to(torch.float64)
+        per_channel = (-1, *(1,) * len(u.grid.shape))
+        scale = scales.to(variance).reshape(per_channel)
+        noise = (torch.zeros_like(scales) if self.noise is None else self.noise).to(variance).reshape(per_channel)
+        scaled = scale * self.size_factor * variance
+        factor = local.on(u.grid)(u.mean, scaled + noise).unflatten(-1, u.grid.shape)
+        beside = noise / scaled.clamp_min(torch.finfo(torch.float64).tiny)  # of a predictive variance, noise does not widen
+        return (scale * (factor + (factor - 1.0) * beside).clamp_min(_LEAST_FACTOR)).sqrt()
 
     def __call__(self, forecast: Forecast) -> ScaledForecast:
         """Return the forecast with its deviations scaled, lazily.
@@ -155,14 +223,21 @@ class LeadScaling:
         """
         return ScaledForecast(forecast, self)
 
+    @property
+    def _name(self) -> str:
+        """One name for all leads: they are still driven by one vector, but not by the unscaled one."""
+        return f"lead-scaled-{digest(self.scales, *(one.coefficients for one in self.local if one is not None))}"
+
     def __repr__(self) -> str:
         """The range of the scales."""
         low, high = float(self.scales.min()), float(self.scales.max())
-        return f"LeadScaling({self.steps} leads, {self.scales.shape[1]} channels, scales from {low:.3g} to {high:.3g})"
+        count = sum(one is not None for one in self.local)
+        known = f"LeadScaling({self.steps} leads, {self.scales.shape[1]} channels, scales from {low:.3g} to {high:.3g}"
+        return f"{known}, local at {count})" if count else f"{known})"
 
 
 class ScaledForecast:
-    """A [`Forecast`][probneural.distributions.Forecast] whose deviations from the mean are scaled by lead and channel.
+    """A [`Forecast`][probneural.distributions.Forecast] whose deviations from the mean are scaled by lead.
 
     Gaussian leads that share a latent still do, under a name of its own: conditioning at one lead moves the others.
 
@@ -204,8 +279,9 @@ class ScaledForecast:
         """The distribution of the states after so many steps; lead 0 is the start, as it was.
 
         Raises:
-            ArgumentError: If there is no such lead.
+            ArgumentError: If there is no such lead, or its local scale was fitted with more members or fewer.
             ShapeError: If the scales are of another number of channels.
+            GridError: If its local scale cannot be told on the forecast's grid.
         """
         lead = check_integer(lead, "lead", least=0, most=self.steps)
         u = self.inner.at(lead)
@@ -217,18 +293,13 @@ class ScaledForecast:
             yield lead, self._scaled(lead, u)
 
     def _scaled(self, lead: int, u: FieldDistribution) -> FieldDistribution:
-        scales = self.scaling.scales[lead - 1]
-        if u.mean.shape[1] != len(scales):
-            raise ShapeError(
-                expected=f"states of {len(scales)} channels", got=str(u.mean.shape[1]), remedy="fit LeadScale on such states"
-            )
-        scaled = u.scale(scales.sqrt())
+        scaled = u.scale(self.scaling.deviation_factors(lead, u))
         if not isinstance(u, GaussianField) or not isinstance(scaled, GaussianField):
             return scaled
-        return GaussianField(  # one name for all leads: they are still driven by one vector, but not by the unscaled one
+        return GaussianField(
             scaled.mean,
             scaled.root,
-            latent=u.latent.renamed(f"lead-scaled-{digest(self.scaling.scales)}"),
+            latent=u.latent.renamed(self.scaling._name),
             grid=u.grid,
             discrepancy=scaled.discrepancy,
         )
@@ -240,6 +311,16 @@ class ScaledForecast:
     def __repr__(self) -> str:
         """What is scaled, and by how much."""
         return f"ScaledForecast({self.inner!r}, {self.scaling!r})"
+
+
+def _are_scales(scales: Float64[Tensor, "..."]) -> Tensor:
+    """Which numbers are positive and finite."""
+    return torch.isfinite(scales) & (scales > 0)
+
+
+def _members(factor: float) -> str:
+    """How many members have this size factor."""
+    return "Gaussian states" if factor == 1.0 else f"{(factor + 1.0) / (factor - 1.0):.4g} members"
 
 
 def trajectory_fingerprints(truth: TrueTrajectories) -> Int64[Tensor, " n"]:

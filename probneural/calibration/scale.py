@@ -23,9 +23,9 @@ from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.variance_profile import ROUNDING, likelihood_profile, standardised_squares
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
-from probneural.distributions.base import FieldDistribution, noise_variance
+from probneural.distributions.base import FieldDistribution, check_factors, noise_variance
 from probneural.distributions.empirical import EmpiricalField
-from probneural.distributions.gaussian import GaussianField, check_factors
+from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor

@@ -120,8 +120,17 @@ class FieldDistribution(ABC):
         return push_draws(self, function, draws=draws, seed=seed)
 
     @abstractmethod
-    def scale(self, factors: Float[Tensor, " c"]) -> FieldDistribution:
-        """Multiply the deviation from the mean by a positive factor per channel, dimensionless; the mean stays."""
+    def scale(self, factors: Float[Tensor, "..."]) -> FieldDistribution:
+        """Multiply the deviation from the mean by positive factors; the mean stays.
+
+        Args:
+            factors: One per channel `(c,)`, or one per value `(n, c, *grid)`; dimensionless.
+
+        Raises:
+            ShapeError: If they have another shape.
+            ArgumentError: If one is not positive and finite.
+            DataError: If they are no real numbers.
+        """
 
     @abstractmethod
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> FieldDistribution:
@@ -289,6 +298,42 @@ def check_values(values: Tensor, shape: tuple[int, ...], name: str) -> None:
     check_instance(values, Tensor, name, remedy="give a tensor")
     if tuple(values.shape) != shape:
         raise ShapeError(expected=f"{name} of shape {shape}", got=str(tuple(values.shape)), remedy="shapes are not broadcast")
+
+
+def check_factors(factors: object, channels: int, name: str = "factors") -> Tensor:
+    """Return positive finite factors, one per channel; lists and arrays will do.
+
+    Raises:
+        DataError: If they are no real numbers.
+        ShapeError: If there is another number of them.
+        ArgumentError: If one is not positive and finite.
+    """
+    numbers = real_tensor(factors, name)
+    check_values(numbers, (channels,), name)
+    if not bool((torch.isfinite(numbers) & (numbers > 0)).all()):
+        raise ArgumentError(expected=f"positive finite {name}", got=str(numbers.tolist())[:200], remedy="they scale deviations")
+    return numbers
+
+
+def check_deviation_factors(factors: object, shape: tuple[int, ...]) -> Tensor:
+    """Return what `scale` multiplies deviations of a shape (n, c, *grid) by: one factor per channel, or one per value.
+
+    Raises:
+        DataError: If they are no real numbers.
+        ShapeError: If they are neither.
+        ArgumentError: If one is not positive and finite.
+    """
+    numbers = real_tensor(factors, "factors")
+    if numbers.ndim <= 1:
+        return check_factors(numbers, shape[1])
+    check_values(numbers, shape, "factors")
+    check_factors(numbers.flatten(), numbers.numel())
+    return numbers
+
+
+def spread_over(factors: Tensor, like: Float[Tensor, "n c *grid"]) -> Tensor:
+    """Factors per channel or per value, of the dtype and on the device of values that they broadcast to."""
+    return factors.to(like).reshape(-1, *(1,) * (like.ndim - 2)) if factors.ndim == 1 else factors.to(like)
 
 
 def noise_variance(noise: float | Tensor, shape: tuple[int, ...], like: Tensor) -> Tensor:

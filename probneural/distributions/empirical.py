@@ -12,14 +12,16 @@ from probneural.checks import check_floating, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
+    check_deviation_factors,
     check_held,
     check_values,
     draw_stream,
     index_grid,
     noise_variance,
     sample_size,
+    spread_over,
 )
-from probneural.distributions.gaussian import GaussianField, check_factors
+from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.intervals import ENOUGH_MEMBERS, check_probabilities, member_quantiles
 from probneural.distributions.latent import digest
 from probneural.distributions.roots.base import DenseRoot, square_units
@@ -162,11 +164,11 @@ class EmpiricalField(FieldDistribution):
         image = EmpiricalField(functional(self.samples), self.weights, grid=index_grid(functional.size))
         return image._with_labels(functional.labels)
 
-    def scale(self, factors: Float[Tensor, " c"]) -> EmpiricalField:
-        """Move the members away from, or towards, their mean by a factor per channel."""
-        per_channel = check_factors(factors, self.samples.shape[2]).to(self.samples).reshape(-1, *(1,) * len(self.grid.shape))
+    def scale(self, factors: Float[Tensor, "..."]) -> EmpiricalField:
+        """Move the members away from, or towards, their mean by factors."""
         mean = self.mean
-        scaled = EmpiricalField(mean + per_channel * (self.samples - mean), self.weights, grid=self.grid)
+        factors = spread_over(check_deviation_factors(factors, tuple(mean.shape)), mean)
+        scaled = EmpiricalField(mean + factors * (self.samples - mean), self.weights, grid=self.grid)
         return scaled._with_labels(self.labels)
 
     def moment_matched(self) -> GaussianField:

@@ -23,6 +23,7 @@ from probneural.checks import (
 from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
+    check_deviation_factors,
     check_held,
     check_values,
     index_grid,
@@ -31,9 +32,10 @@ from probneural.distributions.base import (
     sample_size,
 )
 from probneural.distributions.constraints import Constraint, Residual, checked, find_mode
-from probneural.distributions.latent import Latent
+from probneural.distributions.latent import Latent, digest
 from probneural.distributions.roots.base import DenseRoot, Root, square_units
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
+from probneural.distributions.roots.weighted import weigh
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
 from probneural.fields import select_rows
 from probneural.functionals import Functional, check_functional
@@ -209,16 +211,21 @@ class GaussianField(FieldDistribution):
             discrepancy=None if self.discrepancy is None else self.discrepancy.push(functional),
         )._with_labels(functional.labels)
 
-    def scale(self, factors: Float[Tensor, " c"]) -> GaussianField:
-        """Multiply the deviation by a factor per channel; the result has a latent of its own."""
-        factors = check_factors(factors, self.root.shape[1])
-        name = "scaled:" + ",".join(f"{float(factor):.12g}" for factor in factors)
+    def scale(self, factors: Float[Tensor, "..."]) -> GaussianField:
+        """Multiply the deviation by factors; the result has a latent of its own."""
+        factors = check_deviation_factors(factors, self.root.shape[:2] + self.grid.shape)
+        per_channel = factors.ndim == 1
+        name = ",".join(f"{float(factor):.12g}" for factor in factors) if per_channel else digest(factors)
+
+        def scaled(root: Root) -> Root:
+            return root.scale(factors) if per_channel else weigh(root, factors.flatten(2))
+
         return GaussianField(
             self._mean,
-            self.root.scale(factors),
-            latent=self.latent.renamed(name),
+            scaled(self.root),
+            latent=self.latent.renamed(f"scaled:{name}"),
             grid=self.grid,
-            discrepancy=None if self.discrepancy is None else self.discrepancy.scale(factors),
+            discrepancy=None if self.discrepancy is None else scaled(self.discrepancy),
         )._with_labels(self.labels)
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> GaussianField:
@@ -543,21 +550,6 @@ class GaussianField(FieldDistribution):
         shared, discrepancy = (root.left, root.right) if isinstance(root, SideBySideRoot) else (root, None)
         field = GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=discrepancy)
         return field._with_labels(self.labels)
-
-
-def check_factors(factors: object, channels: int, name: str = "factors") -> Tensor:
-    """Return positive finite factors, one per channel; lists and arrays will do.
-
-    Raises:
-        DataError: If they are no real numbers.
-        ShapeError: If there is another number of them.
-        ArgumentError: If one is not positive and finite.
-    """
-    numbers = real_tensor(factors, name)
-    check_values(numbers, (channels,), name)
-    if not bool((torch.isfinite(numbers) & (numbers > 0)).all()):
-        raise ArgumentError(expected=f"positive finite {name}", got=str(numbers.tolist()), remedy="they scale deviations")
-    return numbers
 
 
 def _check_update(update: LatentUpdate) -> None:

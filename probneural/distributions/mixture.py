@@ -14,12 +14,14 @@ from probneural.checks import check_finite, check_flag, check_instance, check_se
 from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
+    check_deviation_factors,
     check_held,
     check_values,
     normal_base_samples,
     sample_size,
+    spread_over,
 )
-from probneural.distributions.gaussian import GaussianField, check_factors
+from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.intervals import check_probabilities, mixture_quantiles
 from probneural.distributions.latent import Latent, digest
 from probneural.distributions.roots.base import DenseRoot, Root, square_units
@@ -234,11 +236,12 @@ class MixtureField(FieldDistribution):
         images = [field.apply(functional) for field in self.components]
         return MixtureField(images, self.weights)._with_labels(functional.labels)
 
-    def scale(self, factors: Float[Tensor, " c"]) -> MixtureField:
-        """Multiply the deviation from the mixture's mean by a factor per channel: components widen, and move apart."""
+    def scale(self, factors: Float[Tensor, "..."]) -> MixtureField:
+        """Multiply the deviation from the mixture's mean by factors: components widen, and move apart."""
         mean = self.mean
-        per_channel = check_factors(factors, mean.shape[1]).to(mean).reshape(-1, *(1,) * len(self.grid.shape))
-        moved = [_moved(field.scale(factors), mean + per_channel * (field.mean - mean)) for field in self.components]
+        checked = check_deviation_factors(factors, tuple(mean.shape))
+        spread = spread_over(checked, mean)
+        moved = [_moved(field.scale(checked), mean + spread * (field.mean - mean)) for field in self.components]
         return MixtureField(moved, self.weights)._with_labels(self.labels)
 
     def moment_matched(self) -> GaussianField:

@@ -82,7 +82,7 @@ class _Compared:
         self.plain = compare(part.u, part.truth, noise=settings.noise)
         u = self.plain.distribution
         is_sample = isinstance(u, EmpiricalField) and len(u.weights) > 1
-        self.factor = size_factor(self.plain) if is_sample else 1.0
+        self.factor = size_factor(self.plain.distribution) if is_sample else 1.0
         field_variance = self.plain.variance - self.plain.noise
         self.corrected = replace(self.plain, variance=self.factor * field_variance + self.plain.noise)
         is_even = isinstance(u, EmpiricalField) and bool((u.weights == u.weights[0]).all())

@@ -122,5 +122,5 @@ def _relative_l2(comparison: Comparison) -> Tensor:
 
 def _predictive_variance(comparison: Comparison) -> Tensor:
     """Mean over the domain, corrected for the number of members."""
-    variance = size_factor(comparison) * (comparison.variance - comparison.noise) + comparison.noise
+    variance = size_factor(comparison.distribution) * (comparison.variance - comparison.noise) + comparison.noise
     return comparison.average(variance)

@@ -9,6 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_flag, check_integer
+from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.mixture import MixtureField
 from probneural.errors import DataError
@@ -82,7 +83,7 @@ def spread_skill(comparison: Comparison, *, corrects_size: bool = True) -> Float
     """
     square = comparison.average(comparison.residual.square()).mean(0)
     spread_skill_ratio(square, square)  # an RMSE of zero comes first
-    factor = size_factor(comparison) if check_flag(corrects_size, "corrects_size") else 1.0
+    factor = size_factor(comparison.distribution) if check_flag(corrects_size, "corrects_size") else 1.0
     variance = factor * (comparison.variance - comparison.noise) + comparison.noise
     return spread_skill_ratio(comparison.average(variance).mean(0), square)
 
@@ -98,13 +99,12 @@ def spread_skill_ratio(variance: Float64[Tensor, " c"], square: Float64[Tensor, 
     return variance.sqrt() / square.sqrt()
 
 
-def size_factor(comparison: Comparison) -> float:
+def size_factor(u: FieldDistribution) -> float:
     """What the variance of members is multiplied by to be that of the distribution they are a sample of.
 
     Raises:
         DataError: If there is one member.
     """
-    u = comparison.distribution
     if not isinstance(u, EmpiricalField):
         return 1.0
     size = 1.0 / float(u.weights.square().sum())

@@ -99,7 +99,7 @@ def forecast_verdict(scores: LeadScores) -> list[str]:
             f"the ratio lies between {float(ratios.min()):.3g} and {float(ratios.max()):.3g}."
         )
         if fair < scores.steps:
-            sentences.append("LeadScale, fitted on other trajectories, makes them equal at every lead.")
+            sentences.append("LeadScale, fitted on other trajectories, scales them lead by lead.")
     if not math.isnan(horizon.coverage[0]):
         sentences.append(
             f"{100 * horizon.coverage[0]:.1f} % of whole trajectories are as close to the mean as {100 * scores.level:g} % of "

@@ -13,7 +13,7 @@ import torch
 import probneural as pn
 from benchmarks import environment, forecast, forecast_cases, forecast_recipes, kept_units, over_seeds, tables
 from benchmarks.forecast_recipes import RECIPES, DressedForecast, StepRegression, epochs_for, evaluations
-from benchmarks.forecast_units import Unit
+from benchmarks.forecast_units import ONE_FACTOR, Unit
 from probneural.distributions import Forecast
 
 COMMIT = "0123456789ab"
@@ -163,7 +163,11 @@ def test_tables_compare_by_seed() -> None:
         methods = {"climatology": climate, "persistence": {"failed": "so"}}
         results[Unit(case(), "baselines", "", seed, COMMIT)] = {"methods": methods}
         results[Unit(case(), "posteriors", "one step", seed, COMMIT)] = {
-            "methods": {"residuals": dressed, "last layer, step draws": last | {"raw": _result([1.0, 1.0], ratio=3.0)}}
+            "methods": {
+                "residuals": dressed,
+                "last layer, step draws": last
+                | {"raw": _result([1.0, 1.0], ratio=3.0), ONE_FACTOR: _result([2 * size, 4 * size], ratio=2.0)},
+            }
         }
         errors = {"one step": [0.1, 0.2], "noise": [0.1, 0.1]}
         for recipe, values in errors.items():
@@ -180,6 +184,11 @@ def test_tables_compare_by_seed() -> None:
     assert (found["CRPS 1"], found["CRPS 2"], found["CRPS all"]) == (0.25, 0.25, 0.25)
     assert found["over residuals"] == "0.50 (0.50 to 0.50)"
     assert (found["spread-skill"], found["raw"], found["horizon"]) == ("1.00 to 1.00", "3.00 to 3.00", 0.8)
+    (scaled,) = forecast.scale_rows("heat", results)
+    assert (scaled["forecast"], scaled["CRPS"]) == ("one step, last layer, step draws", "0.50 (0.50 to 0.50)")
+    ways = [scaled[f"spread-skill, {way}"] for way in ("raw", ONE_FACTOR, "local")]
+    assert ways == ["3.00 to 3.00", "2.00 to 2.00", "1.00 to 1.00"]
+    assert (scaled["coverage, local"], scaled["horizon, raw"]) == (0.9, 0.8)
     assert rows["persistence"]["seeds"] == 0
     assert forecast.failures(results) == [f"failed: heat, baselines, seed {seed}, persistence: so" for seed in (0, 1)]
     noise = forecast.recipe_rows("heat", results)[1]

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from probneural.calibration import LeadScale, LeadScaling
-from probneural.distributions import Forecast, GaussianField
-from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
+from probneural.distributions import DenseRoot, Forecast, GaussianField
+from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
 from probneural.fingerprints import row_fingerprints
 from probneural.functionals import integral
+from probneural.grids import Grid
 from probneural.metrics import chi2, compare, score_by_lead, spread_skill
 from tests.autoregression import DECAY, GRID, Exact, Truth, forecast_and_truth
+from tests.helpers import normal
 
 FACTORS = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
 """By how much the deviations of members are wrong at each lead."""
@@ -28,7 +30,7 @@ def test_the_scale_undoes_what_is_wrong_whatever_the_number_of_members(members: 
 def test_scales_of_few_members_hold_for_many() -> None:
     few, truth = forecast_and_truth(2000, steps=3, members=4, seed=2)
     many, test = forecast_and_truth(500, steps=3, members=40, seed=3)
-    scaling = LeadScale().fit(few.scaled(FACTORS), truth)
+    scaling = LeadScale(local=False).fit(few.scaled(FACTORS), truth)
     before, after = (score_by_lead(f, test) for f in (many.scaled(FACTORS), scaling(many.scaled(FACTORS))))
     torch.testing.assert_close(before["spread_skill"].values, FACTORS, rtol=0.1, atol=0)
     for name in ("spread_skill", "chi2"):
@@ -101,6 +103,132 @@ def test_what_scales_were_fitted_on_is_remembered() -> None:
     assert torch.equal(twice(scaling(forecast)).calibrated_on.unique(), pairs.unique())
     assert "2 leads, 1 channels" in repr(scaling)
     assert "ScaledForecast(" in repr(scaling(forecast))
+
+
+def uneven(n: int, *, members: int = 40, seed: int = 0, noise: float = 0.0) -> tuple[Forecast, Truth]:
+    """Members that know nothing of where errors are large: on half of the domain they are four times those of the other."""
+    forecast, truth = forecast_and_truth(n, steps=2, members=members, seed=seed)
+    centre = torch.stack([DECAY**lead * truth.start.values for lead in (1, 2)])
+    states = centre + UNEVEN * (truth.states - centre)
+    return forecast, Truth(states + math.sqrt(noise) * normal(*states.shape, seed=f"noise {seed}"), truth.start)
+
+
+UNEVEN = torch.tensor([2.0] * 4 + [0.5] * 4).double()
+"""Factors of errors, by point."""
+
+
+def covered(forecast: Forecast, truth: Truth, *, noise: float = 0.0) -> torch.Tensor:
+    """Fraction of true values at lead 2 in their intervals at .9, by halves of the domain."""
+    u, values = forecast.at(2), truth.at(2).values
+    return u.interval(0.9, noise=noise).contains(values).double().mean((0, 1)).unflatten(0, (2, 4)).mean(1)
+
+
+def test_errors_that_vary_along_functions_get_a_local_scale() -> None:
+    forecast, truth = uneven(400)
+    other, test = uneven(400, seed=1)
+    even, local = (LeadScale(local=flag).fit(forecast, truth) for flag in (False, True))
+    assert "local at 2)" in repr(local)
+    assert "local" not in repr(even)
+    assert float(covered(even(other), test)[0]) < 0.8
+    torch.testing.assert_close(covered(local(other), test), torch.full((2,), 0.9).double(), atol=0.04, rtol=0)
+    before, after = (score_by_lead(scaling(other), test) for scaling in (even, local))
+    assert bool((after["crps"].values < before["crps"].values).all())
+    # On the calibration functions the mean standardised square is 1, of the distribution that members are drawn from.
+    for lead, u in local(forecast).leads():
+        comparison = compare(u, truth.at(lead))
+        assert float(chi2(comparison).mean()) == pytest.approx(41 / 39, rel=1e-9)
+        torch.testing.assert_close(u.mean, forecast.at(lead).mean)
+    # Deviations are multiplied by what is told, and nothing else.
+    factors = local.deviation_factors(2, other.at(2))
+    assert factors.shape == (400, 1, 8)
+    torch.testing.assert_close(local(other).at(2).standard_deviation, factors * other.at(2).standard_deviation)
+
+
+def test_even_errors_of_a_gaussian_forecast_get_none() -> None:
+    for seed in range(4):
+        members, truth = forecast_and_truth(300, steps=3, seed=seed)
+        scaling = LeadScale().fit(Exact(members.start, 3), truth)
+        assert scaling.local == [None] * 3
+        assert torch.equal(scaling.scales, LeadScale(local=False).fit(Exact(members.start, 3), truth).scales)
+
+
+def test_a_local_scale_widens_the_states_and_not_the_noise() -> None:
+    noise = 0.3
+    forecast, truth = uneven(600, noise=noise)
+    other, test = uneven(600, seed=1, noise=noise)
+    local = LeadScale(noise=noise).fit(forecast, truth)
+    torch.testing.assert_close(covered(local(other), test, noise=noise), torch.full((2,), 0.9).double(), atol=0.04, rtol=0)
+    without = uneven(600, seed=1)[1]
+    states = compare(local(other).at(2), without.at(2))
+    by_half = (states.residual.square() / states.variance).mean((0, 1)).unflatten(0, (2, 4)).mean(1)
+    torch.testing.assert_close(by_half, torch.ones(2).double(), atol=0.35, rtol=0)
+    u, scaled = forecast.at(1), local(forecast).at(1)
+    assert float(chi2(compare(u, truth.at(1), noise=noise)).mean()) != pytest.approx(1.0, abs=0.1)
+    size = 41 / 39  # members are a sample: their variance stands for a larger one, the noise does not
+    predictive = size * scaled.variance + noise
+    standardised = (truth.at(1).values - scaled.mean).square() / predictive
+    assert float(standardised.mean()) == pytest.approx(1.0, abs=1e-9)
+
+
+def test_gaussian_leads_with_local_scales_stay_joint() -> None:
+    _, truth = uneven(300)
+    forecast = Exact(truth.start.values, 2)
+    scaled = LeadScale().fit(forecast, truth)(forecast)
+    assert scaled.scaling.local[0] is not None
+    first, second = scaled.at(1), scaled.at(2)
+    assert isinstance(first, GaussianField)
+    assert isinstance(second, GaussianField)
+    assert first.latent.id == second.latent.id != forecast.at(1).latent.id
+    factors = [scaled.scaling.deviation_factors(lead, forecast.at(lead)) for lead in (1, 2)]
+    whole = [forecast.at(lead).root.dense()[0, 0] * factor[0, 0, :, None] for lead, factor in zip((1, 2), factors, strict=True)]
+    torch.testing.assert_close(first.root.dense()[0, 0] @ second.root.dense()[0, 0].mT, whole[0] @ whole[1].mT)
+
+
+def test_a_local_scale_is_one_function_on_finer_grids() -> None:
+    """Twice as many points between those of calibration, the same factors where both have points."""
+    _, truth = uneven(300)
+    scaling = LeadScale().fit(Exact(truth.start.values, 2), truth)
+
+    def states(size: int) -> GaussianField:
+        grid = Grid.uniform((size,))
+        mean = (2 * math.pi * grid.points[:, 0]).sin().expand(1, 1, size)
+        return GaussianField(mean, DenseRoot(torch.ones(1, 1, size, 1).double()), latent="xi", grid=grid)
+
+    coarse, fine = (scaling.deviation_factors(1, states(size)) for size in (8, 16))
+    assert float(coarse.max() / coarse.min()) > 2.0
+    torch.testing.assert_close(fine[..., ::2], coarse, rtol=0.1, atol=0)
+
+
+@pytest.mark.bad_input
+def test_a_local_scale_is_not_carried_elsewhere() -> None:
+    forecast, truth = uneven(60)
+    local = LeadScale().fit(forecast, truth)
+    assert local.local[1] is not None
+    with pytest.raises(ArgumentError, match="forecasts of 40 members, as scales were fitted with; got 12"):
+        local(uneven(5, members=12)[0]).at(2)
+    with pytest.raises(ArgumentError, match="got Gaussian states"):
+        local(Exact(truth.start.values, 2)).at(2)
+    with pytest.raises(GridError, match="uniform grids over the domain"):
+        local(replace(uneven(5)[0], grid=Grid.scattered(GRID.points, GRID.weights))).at(2)
+    with pytest.raises(GridError, match="uniform grids over the domain"):
+        local(replace(uneven(5)[0], grid=Grid.uniform((8,), lengths=2.0))).at(2)
+    with pytest.raises(ShapeError, match="2 local scales of 1 channels"):
+        replace(local, local=local.local[:1])
+    with pytest.raises(ArgumentError, match="local"):
+        LeadScale(local="no")  # type: ignore[arg-type]
+
+
+def test_values_that_are_right_to_rounding_stand_in_no_ones_way() -> None:
+    """A wall where the solution is given: no error and no spread there."""
+    forecast, truth = uneven(200)
+    forecast.states[..., 0] = 1.0  # type: ignore[attr-defined]
+    truth.states[..., 0] = 1.0
+    scaling = LeadScale().fit(forecast, truth)
+    assert scaling.local[0] is not None
+    assert bool((scaling(forecast).at(1).variance[..., 0] < 1e-20).all())
+    # An error where nothing is uncertain is what no factor can mend: the scale of the lead stays.
+    truth.states[..., 0] = 1.1
+    assert LeadScale().fit(forecast, truth).local == [None, None]
 
 
 def test_what_cannot_be_scaled_is_refused() -> None:

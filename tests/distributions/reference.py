@@ -66,8 +66,9 @@ class Dense:
         return Dense(self.mean @ A.mT, torch.einsum("ap,ncpmdq,bq->ncamdb", A, self.covariance, A))
 
     def scale(self, factors: Tensor) -> Dense:
-        f = factors.double()
-        return Dense(self.mean, self.covariance * f[:, None, None, None, None] * f[:, None])
+        """One factor per channel, or one per value `(n, c, p)`."""
+        f = (factors.double() if factors.ndim > 1 else factors.double()[:, None]).expand(self.mean.shape)
+        return Dense(self.mean, self.covariance * f[..., None, None, None] * f)
 
     def observing(self, functional: Functional) -> Tensor:
         """The matrix that reads the functional in every channel of every function, `(n * c * m, n * c * p)`."""

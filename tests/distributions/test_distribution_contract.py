@@ -22,6 +22,7 @@ from tests.distributions.cases import (
     on_every_distribution,
     on_one_of_each_kind,
 )
+from tests.helpers import normal
 
 INDICES = [
     (0, [0]),
@@ -60,11 +61,15 @@ class TestMoments:
             assert_close(pushed.variance, dense.variance, case.tolerance)
 
     def test_scaling_scales_deviations(self, case: Case) -> None:
-        factors = torch.linspace(0.5, 2.0, case.field.mean.shape[1])
-        wider, dense = case.field.scale(factors), case.dense.scale(factors)
-        check_type(wider, case)
-        assert_close(wider.mean.flatten(2), dense.mean, case.tolerance)
-        assert_close(wider.variance.flatten(2), dense.variance, case.tolerance)
+        per_channel = torch.linspace(0.5, 2.0, case.field.mean.shape[1])
+        per_value = 0.5 + normal(*case.field.mean.shape, seed="factors").abs()
+        for factors in (per_channel, per_value):
+            wider, dense = case.field.scale(factors), case.dense.scale(factors.flatten(2) if factors.ndim > 1 else factors)
+            check_type(wider, case)
+            assert_close(wider.mean.flatten(2), dense.mean, case.tolerance)
+            assert_close(wider.variance.flatten(2), dense.variance, case.tolerance)
+            for functional in functionals(case.field.grid):
+                assert_close(wider.apply(functional).variance, dense.push(functional).variance, case.tolerance)
 
     def test_selecting_keeps_the_batch_axis(self, case: Case) -> None:
         for index, expected in INDICES:
@@ -126,9 +131,9 @@ class TestDraws:
         for functional in functionals(case.field.grid):
             assert_close(case.field.apply(functional).rsample((5,), base_samples=base), functional(draws), case.tolerance)
         assert_close(case.field[[-1, 0]].rsample((5,), base_samples=base), draws[:, [-1, 0]], case.tolerance)
-        factors = torch.full((case.field.mean.shape[1],), 2.0)
-        wider = case.field.scale(factors).rsample((5,), base_samples=base)
-        assert_close(wider - case.field.mean, 2 * (draws - case.field.mean), case.tolerance)
+        for factors in (torch.full((case.field.mean.shape[1],), 2.0), torch.full(case.field.mean.shape, 2.0)):
+            wider = case.field.scale(factors).rsample((5,), base_samples=base)
+            assert_close(wider - case.field.mean, 2 * (draws - case.field.mean), case.tolerance)
 
     def test_ignore_the_default_device_and_dtype(self, case: Case) -> None:
         expected = case.field.rsample((3,), seed=5)
@@ -171,10 +176,14 @@ class TestBadInput:
     def test_factors_that_are_not_positive(self, case: Case, factor: float) -> None:
         with pytest.raises(ArgumentError, match="positive finite factors"):
             case.field.scale(torch.full((case.field.mean.shape[1],), factor))
+        with pytest.raises(ArgumentError, match="positive finite factors"):
+            case.field.scale(torch.full(case.field.mean.shape, factor))
 
     def test_factors_of_another_number(self, case: Case) -> None:
         with pytest.raises(ShapeError, match="factors of shape"):
             case.field.scale(torch.ones(case.field.mean.shape[1] + 1))
+        with pytest.raises(ShapeError, match="factors of shape"):
+            case.field.scale(torch.ones(case.field.mean.shape[1:]))
 
 
 class TestNoiseVariance:
