@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,29 +45,43 @@ class Sizes:
 
 
 SMALL = Sizes(functions=2, members=3, resolution=32, epochs=1)
+FIRST = 4
+"""Leads of the forecast that does not count: what is made once in a process is made then."""
 
 
 def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
-    """Measure every kind of draws and way of reading in a process of its own, and write what was found."""
+    """Measure every number of leads, kind of draws and way of reading in a process of its own, and write what was found."""
     sizes, leads = (SMALL, (4, 8)) if mode == "small" else (Sizes(), LEADS)
-    cells = [(way, draws, leads, sizes) for draws in DRAWS for way in WAYS]
+    cells = [Cell(way, draws, steps, sizes) for draws in DRAWS for way in WAYS for steps in leads]
     measured = functools.cache(lambda: _in_new_processes(cells, workers=workers))
     notes = (
         f"The last layer, calibrated: {sizes.functions} forecasts of {sizes.members} members on {sizes.resolution} points, "
         f"heat in one dimension. All states of 1,000 leads would take {sizes.kept:.0f} MiB; a forecast keeps 256 MiB of them.",
-        "Memory is the peak of the forecast above what the process held before it, after a forecast that does not count.",
+        "Memory is the peak of the forecast above what its process held before, after one of a few leads that does not count; "
+        "every number has a process of its own.",
         "Seconds are those of the processor, of one thread.",
     )
     parts = {"memory": lambda: table(measured(), "MiB"), "seconds": lambda: table(measured(), "seconds")}
     return sections.write("long-forecast", parts, mode=mode, output=output, notes=notes)
 
 
-def table(found: Sequence[Row], what: str) -> list[Row]:
+@dataclass(frozen=True)
+class Cell:
+    """One forecast: how it is read, how it is drawn, how many leads it has."""
+
+    way: str
+    draws: str
+    steps: int
+    sizes: Sizes
+
+
+def table(found: Mapping[Cell, Row], what: str) -> list[Row]:
     """One row per kind of draws and way of reading; one column per number of leads."""
-    return [
-        {name: row[name] for name in ("draws", "read")} | {f"{steps} leads": value for steps, value in row[what].items()}
-        for row in found
-    ]
+    rows: dict[tuple[str, str], Row] = {}
+    for cell, row in found.items():
+        own = rows.setdefault((cell.draws, cell.way), {"draws": cell.draws, "read": cell.way})
+        own[f"{cell.steps} leads"] = row[what]
+    return list(rows.values())
 
 
 DRAWS = ("trajectory", "step")
@@ -95,30 +109,26 @@ WAYS: dict[str, Callable[[pn.distributions.Trajectory], None]] = {
 }
 
 
-def _in_new_processes(cells: Sequence[tuple[Any, ...]], *, workers: int) -> list[Row]:
+def _in_new_processes(cells: Sequence[Cell], *, workers: int) -> dict[Cell, Row]:
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as processes:
-        return [future.result() for future in [processes.submit(measured, *cell) for cell in cells]]
+        futures = {cell: processes.submit(measured, cell) for cell in cells}
+        return {cell: future.result() for cell, future in futures.items()}
 
 
-def measured(way: str, draws: str, leads: Sequence[int], sizes: Sizes) -> Row:
-    """Processor seconds and peak memory of forecasts with so many leads, the shortest first, after one that does not count."""
-    heat = pn.problems.Heat(0.01, time=0.05, dimension=1)
+def measured(cell: Cell) -> Row:
+    """Processor seconds and peak memory of a forecast."""
+    heat, sizes = pn.problems.Heat(0.01, time=0.05, dimension=1), cell.sizes
     train, scaling, starts = (
         heat.sample(count, resolution=sizes.resolution, seed=seed) for seed, count in enumerate((200, 50, sizes.functions))
     )
     operator = pn.operators.FNO(1, 1, modes=(12,), width=16, depth=3, seed=0)
     pn.fit(operator, train, epochs=sizes.epochs, seed=0, show_progress=False)
     predictor = pn.calibration.VarianceScale().fit(pn.heads.LastLayerLaplace().fit(operator, train), scaling)
-    row: Row = {"draws": draws, "read": way, "MiB": {}, "seconds": {}}
-    for number, steps in enumerate((min(leads), *leads)):
-        forecast = predictor.rollout(
-            starts.inputs, steps=steps, members=sizes.members, draws=draws, seed=number, show_progress=False
-        )
-        before, start = reset_peak_memory(), time.process_time()
-        WAYS[way](forecast)
-        if number:
-            row["seconds"][steps] = time.process_time() - start
-            row["MiB"][steps] = math.ceil((peak_memory() - before) / 2**20)
-    return row
+    options: dict[str, Any] = {"members": sizes.members, "draws": cell.draws, "show_progress": False}
+    WAYS[cell.way](predictor.rollout(starts.inputs, steps=FIRST, seed=0, **options))
+    forecast = predictor.rollout(starts.inputs, steps=cell.steps, seed=1, **options)
+    before, start = reset_peak_memory(), time.process_time()
+    WAYS[cell.way](forecast)
+    return {"seconds": time.process_time() - start, "MiB": math.ceil((peak_memory() - before) / 2**20)}

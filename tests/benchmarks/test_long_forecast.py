@@ -7,22 +7,29 @@ from pathlib import Path
 import pytest
 
 from benchmarks import long_forecast
-from benchmarks.long_forecast import DRAWS, SMALL, WAYS
+from benchmarks.long_forecast import DRAWS, SMALL, WAYS, Cell
 
 
 def test_a_column_per_number_of_leads() -> None:
-    found = [{"draws": "step", "read": "r", "MiB": {4: 7, 8: 9}, "seconds": {4: 0.5, 8: 1.0}}]
-    assert long_forecast.table(found, "MiB") == [{"draws": "step", "read": "r", "4 leads": 7, "8 leads": 9}]
+    cells = [Cell("r", draws, steps, SMALL) for draws in ("step", "trajectory") for steps in (4, 8)]
+    found = {cell: {"MiB": number, "seconds": 0.5 * number} for number, cell in enumerate(cells)}
+    assert long_forecast.table(found, "seconds") == [
+        {"draws": "step", "read": "r", "4 leads": 0.0, "8 leads": 0.5},
+        {"draws": "trajectory", "read": "r", "4 leads": 1.0, "8 leads": 1.5},
+    ]
 
 
 def test_what_keeping_all_states_would_take() -> None:
     assert long_forecast.Sizes(functions=2, members=4, resolution=64).kept == pytest.approx(2 * 4 * 64 * 4 * 1000 / 2**20)
 
 
-def test_memory_and_seconds_are_measured_at_every_length() -> None:
-    row = long_forecast.measured("lead by lead", "step", (2, 4), SMALL)
-    assert list(row["MiB"]) == list(row["seconds"]) == [2, 4]
-    assert all(seconds > 0.0 for seconds in row["seconds"].values())
+def test_memory_and_seconds_are_those_of_one_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    monkeypatch.setitem(long_forecast.WAYS, "lead by lead", lambda forecast: read.append(forecast.steps))
+    row = long_forecast.measured(Cell("lead by lead", "step", 6, SMALL))
+    assert read == [long_forecast.FIRST, 6]
+    assert row["seconds"] >= 0.0
+    assert row["MiB"] >= 0
 
 
 @pytest.mark.slow
