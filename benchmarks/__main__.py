@@ -92,7 +92,7 @@ COMMANDS = {
     ),
     "active": Command(
         active.main,
-        "error and labels that active learning saves; some six hours, goes on if cut off",
+        "error and labels that active learning saves; some four hours, goes on if cut off",
         output="active.json, active.html and finished units",
         full="all selectors; a day, goes on if cut off",
         options={**PROBLEM, **WORKERS},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -432,3 +433,13 @@ def test_figures_are_one_per_problem() -> None:
 def test_a_page_of_tables_refuses_other_figures(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="PNG"):
         report.write_tables({"sections": {}}, title="page", figures={"curve": b"GIF"}, path=tmp_path / "page.html")
+
+
+def test_committed_results_are_those_of_the_command(tmp_path: Path) -> None:
+    results = json.loads((tables.RESULTS / "active.json").read_text(encoding="utf-8"))
+    assert results["command"] == "python -m benchmarks active"
+    planned = active.units("default", active.chosen("default"), folder=tmp_path)
+    asked = Counter((unit.source.name, unit.head, unit.name, unit.seed) for unit in planned)
+    found = [(unit["problem"], unit["head"], unit["selector"], unit["seed"]) for unit in results["units"] if unit["rows"]]
+    assert Counter(found) == asked
+    assert len(asked) == 6 * 5 * 10
