@@ -364,7 +364,7 @@ def test_derivatives_between_walls() -> None:
         ({"linear_symbol": viscosity, "integrator": TimeIntegrator(method="BDF")}, "explicit method"),
         ({"linear_symbol": viscosity, "domain": Grid.uniform(8, periodic=False)}, "periodic domain"),
     ],
-    ids=str,
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else value,
 )
 def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=f"expected .*{message}"):
