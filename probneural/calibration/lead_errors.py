@@ -13,6 +13,7 @@ from torch import Tensor
 
 from probneural.calibration.local_fit import Part, fit_local_scale
 from probneural.calibration.local_scale import LocalScale
+from probneural.calibration.saturation import fit_saturation
 from probneural.distributions.trajectory import Forecast
 from probneural.grids import Grid
 from probneural.metrics.comparison import compare
@@ -50,8 +51,11 @@ class LeadErrors:
         """What variances are multiplied by so that both sums are equal; not finite or not positive where nothing does it."""
         return self.square / self.variance
 
-    def local_scale(self) -> LocalScale | None:
-        """The factor of the scaled predictive variance that makes the kept values most likely, if there is one."""
+    def local_scale(self) -> tuple[LocalScale | None, Float64[Tensor, " c"]]:
+        """The factor of the scaled predictive variance that makes the kept values most likely, if there is one.
+
+        With it comes the saturation of what it makes of the variances, in physical units to the power -2.
+        """
         per_channel = (-1, *(1,) * len(self.grid.shape))
         scale, noise = self.scale.reshape(per_channel), self.noise.reshape(per_channel)
 
@@ -61,8 +65,14 @@ class LeadErrors:
                 yield mean, scaled, torch.where(squares > 0, squares / scaled, 0.0)
 
         if not all(bool(torch.isfinite(ratios).all()) for _, _, ratios in parts()):
-            return None
-        return fit_local_scale(parts, count=sum(len(mean) for mean, _, _ in self.kept), grid=self.grid)
+            return None, torch.zeros_like(self.noise)
+        local = fit_local_scale(parts, count=sum(len(mean) for mean, _, _ in self.kept), grid=self.grid)
+        if local is None:
+            return None, torch.zeros_like(self.noise)
+        factor = local.on(self.grid)
+        variances = torch.cat([factor(mean, variance) * variance.flatten(2) for mean, variance, _ in parts()])
+        squares = torch.cat([part for _, _, part in self.kept]).flatten(2)
+        return local, fit_saturation(variances, squares, weights=self.grid.mean_weights)
 
 
 def errors_by_lead(forecast: Forecast, truth: TrueTrajectories, *, noise: float | Tensor, keeps: bool) -> Iterator[LeadErrors]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from probneural.calibration.lead_errors import errors_by_lead
 from probneural.calibration.local_scale import LocalScale
+from probneural.calibration.saturation import saturated
 from probneural.checks import assign, check_flag, check_instance, check_integer, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
@@ -47,9 +48,11 @@ class LeadScale:
     A few functions with fronts can make most of the squares. One number per lead is then right for these and wrong for all
     others. So a lead also gets a local scale h, a factor of variances that varies along each function and from function to
     function (see [`LocalScale`][probneural.calibration.LocalScale]), fitted by the Gaussian likelihood of single values.
-    With it the mean standardised squared error is 1, and no longer the ratio of spread and skill. It is left out where
-    functions held out in turn do not gain by it, where they are fewer than ten, and on grids that are not uniform. It holds
-    for as many members as it was fitted with: variances of few members differ by chance, which it evens out.
+    Likelihoods hardly weigh the few largest variances, which make most of the mean. Where the mean variance would exceed the
+    mean squared error, the variances t that h makes saturate, at 2 t / (1 + (1 + 4 s t)^1/2), so that the two are equal. The
+    mean standardised squared error is then about 1, and spread no larger than skill. A local scale is left out where functions
+    held out in turn do not gain by it, where they are fewer than ten, and on grids that are not uniform. It holds for as many
+    members as it was fitted with: variances of few members differ by chance, which it evens out.
 
     Members move away from their mean, or towards it, by the root of a h: means stay as they are, and so do correlations
     between points and leads. What depends on more than second moments, positivity or an exact invariant of each member, is
@@ -102,17 +105,20 @@ class LeadScale:
             GridError: If the grids differ.
             ArgumentError: If the truth ends before the forecast.
         """
-        scales, local, factor = [], [], 1.0
+        scales, local, saturations, factor = [], [], [], 1.0
         for errors in errors_by_lead(forecast, truth, noise=self.noise, keeps=self.local):
             scales.append(errors.scale)
             factor = errors.size_factor
-            local.append(errors.local_scale() if self.local and bool(_are_scales(errors.scale).all()) else None)
+            fits = self.local and bool(_are_scales(errors.scale).all())
+            found, saturation = errors.local_scale() if fits else (None, torch.zeros_like(errors.scale))
+            local.append(found)
+            saturations.append(saturation)
         if len(truth) < 2:
             raise CalibrationError(
                 expected="at least 2 calibration trajectories", got=str(len(truth)), remedy="hold out some trajectories"
             )
-        found = torch.stack(scales)
-        wrong = ~_are_scales(found)
+        by_lead = torch.stack(scales)
+        wrong = ~_are_scales(by_lead)
         if bool(wrong.any()):
             raise CalibrationError(
                 expected="a spread above zero, and errors above the noise, at every lead and channel",
@@ -120,10 +126,11 @@ class LeadScale:
                 remedy="give a forecast that is uncertain at every lead, and the variance of the noise in the truth",
             )
         return LeadScaling(
-            found,
+            by_lead,
             calibrated_on=torch.cat([used_before(forecast), trajectory_fingerprints(truth)]),
             local=local,
-            noise=noise_variance(self.noise, (1, found.shape[1]), found)[0],
+            saturations=torch.stack(saturations),
+            noise=noise_variance(self.noise, (1, by_lead.shape[1]), by_lead)[0],
             size_factor=factor,
         )
 
@@ -136,18 +143,20 @@ class LeadScaling:
         scales: a, `(steps, c)`, dimensionless.
         calibrated_on: Fingerprints of the calibration trajectories: a conformal band needs others.
         local: h of each lead, None where it is 1; nothing if it is 1 at all leads.
+        saturations: s of each lead, `(steps, c)`, in physical units to the power -2; of leads with an h. None if all are 0.
         noise: Variance of the measurement noise that h was fitted beside, `(c,)`, in physical units squared; none by default.
         size_factor: (s + 1)/(s - 1) of the s members that h was fitted with; 1 for a Gaussian forecast.
 
     Raises:
-        ArgumentError: If a scale is not positive and finite.
-        ShapeError: If there is not one local scale for each lead, of as many channels.
+        ArgumentError: If a scale is not positive and finite, or a saturation negative or not finite.
+        ShapeError: If there is not one local scale for each lead, of as many channels, or not one saturation for each scale.
     """
 
     scales: Float64[Tensor, "steps c"]
     _: KW_ONLY
     calibrated_on: Int64[Tensor, " n"]
     local: Sequence[LocalScale | None] = ()
+    saturations: Float64[Tensor, "steps c"] | None = None
     noise: Float64[Tensor, " c"] | None = None
     size_factor: float = 1.0
 
@@ -162,6 +171,22 @@ class LeadScaling:
             raise ShapeError(
                 expected=f"{len(self.scales)} local scales of {self.scales.shape[1]} channels",
                 got=f"{len(self.local)} of {channels[:10]}",
+                remedy="fit them with LeadScale",
+            )
+        if self.saturations is not None:
+            self._check_saturations(self.saturations)
+
+    def _check_saturations(self, saturations: Float64[Tensor, "..."]) -> None:
+        if saturations.shape != self.scales.shape:
+            raise ShapeError(
+                expected=f"saturations {tuple(self.scales.shape)}, as scales are",
+                got=str(tuple(saturations.shape)),
+                remedy="fit them with LeadScale",
+            )
+        if not bool((torch.isfinite(saturations) & (saturations >= 0.0)).all()):
+            raise ArgumentError(
+                expected="finite saturations that are not negative",
+                got=str(saturations.tolist())[:200],
                 remedy="fit them with LeadScale",
             )
 
@@ -208,6 +233,9 @@ class LeadScaling:
         noise = (torch.zeros_like(scales) if self.noise is None else self.noise).to(variance).reshape(per_channel)
         scaled = scale * self.size_factor * variance
         factor = local.on(u.grid)(u.mean, scaled + noise).unflatten(-1, u.grid.shape)
+        if self.saturations is not None:
+            saturation = self.saturations[lead - 1].to(variance).reshape(per_channel)
+            factor = saturated(factor, saturation * (scaled + noise))
         beside = noise / scaled.clamp_min(torch.finfo(torch.float64).tiny)  # of a predictive variance, noise does not widen
         return (scale * (factor + (factor - 1.0) * beside).clamp_min(_LEAST_FACTOR)).sqrt()
 
@@ -226,7 +254,8 @@ class LeadScaling:
     @property
     def _name(self) -> str:
         """One name for all leads: they are still driven by one vector, but not by the unscaled one."""
-        return f"lead-scaled-{digest(self.scales, *(one.coefficients for one in self.local if one is not None))}"
+        parts = [self.scales, *(one.coefficients for one in self.local if one is not None)]
+        return f"lead-scaled-{digest(*parts, *([] if self.saturations is None else [self.saturations]))}"
 
     def __repr__(self) -> str:
         """The range of the scales."""

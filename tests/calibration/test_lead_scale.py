@@ -13,7 +13,7 @@ from probneural.fingerprints import row_fingerprints
 from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.metrics import chi2, compare, score_by_lead, spread_skill
-from tests.autoregression import DECAY, GRID, Exact, Truth, forecast_and_truth
+from tests.autoregression import DECAY, GRID, Exact, Members, Truth, forecast_and_truth
 from tests.helpers import normal
 
 FACTORS = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
@@ -105,7 +105,7 @@ def test_what_scales_were_fitted_on_is_remembered() -> None:
     assert "ScaledForecast(" in repr(scaling(forecast))
 
 
-def uneven(n: int, *, members: int = 40, seed: int = 0, noise: float = 0.0) -> tuple[Forecast, Truth]:
+def uneven(n: int, *, members: int = 40, seed: int = 0, noise: float = 0.0) -> tuple[Members, Truth]:
     """Members that know nothing of where errors are large: on half of the domain they are four times those of the other."""
     forecast, truth = forecast_and_truth(n, steps=2, members=members, seed=seed)
     centre = torch.stack([DECAY**lead * truth.start.values for lead in (1, 2)])
@@ -142,6 +142,33 @@ def test_errors_that_vary_along_functions_get_a_local_scale() -> None:
     factors = local.deviation_factors(2, other.at(2))
     assert factors.shape == (400, 1, 8)
     torch.testing.assert_close(local(other).at(2).standard_deviation, factors * other.at(2).standard_deviation)
+
+
+def exaggerated(n: int, *, seed: int) -> tuple[Members, Truth]:
+    """The same, but in one function of fifty members are thirty times as far from what is true of the others."""
+    forecast, truth = uneven(n, seed=seed)
+    far = torch.where(torch.arange(n) % 50 == 0, 30.0, 1.0).double()[:, None, None]
+    centre = torch.stack([DECAY**lead * truth.start.values for lead in (1, 2)])[:, None]
+    return replace(forecast, states=centre + far * (forecast.states - centre)), truth
+
+
+def test_the_largest_variances_saturate_so_that_spread_is_no_larger_than_skill() -> None:
+    forecast, truth = exaggerated(400, seed=0)
+    other, test = exaggerated(400, seed=1)
+    scaling = LeadScale().fit(forecast, truth)
+    without = replace(scaling, saturations=None)
+    assert scaling.saturations is not None
+    assert bool((scaling.saturations > 0).any())
+    for lead, u in scaling(forecast).leads():
+        ratio, saturation = float(spread_skill(compare(u, truth.at(lead)))), float(scaling.saturations[lead - 1])
+        assert ratio == pytest.approx(1.0, rel=1e-9) if saturation else ratio < 1.0
+    before, after = (score_by_lead(one(other), test)["spread_skill"].values for one in (without, scaling))
+    assert bool((before > 1.1).all())
+    torch.testing.assert_close(after, torch.ones(2).double(), atol=0.05, rtol=0)
+    # No variance grows, and those that are not large stay.
+    new, old = (one.deviation_factors(2, other.at(2)) for one in (scaling, without))
+    assert bool((new <= old).all())
+    torch.testing.assert_close(new.median(), old.median(), rtol=0.02, atol=0)
 
 
 def test_even_errors_of_a_gaussian_forecast_get_none() -> None:
@@ -255,6 +282,11 @@ def test_what_cannot_be_scaled_is_refused() -> None:
         LeadScale().fit(forecast_and_truth(3, steps=3)[0], truth)
     with pytest.raises(ArgumentError, match="positive finite scales"):
         LeadScaling(torch.zeros(2, 1).double(), calibrated_on=torch.zeros(0, dtype=torch.int64))
+    nothing, ones = torch.zeros(0, dtype=torch.int64), torch.ones(2, 1).double()
+    with pytest.raises(ArgumentError, match="finite saturations that are not negative"):
+        LeadScaling(ones, calibrated_on=nothing, saturations=-ones)
+    with pytest.raises(ShapeError, match="saturations"):
+        LeadScaling(ones, calibrated_on=nothing, saturations=ones[:1])
 
 
 @pytest.mark.bad_input
