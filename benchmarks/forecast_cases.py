@@ -28,7 +28,7 @@ class Sizes:
         bands: Those that carry bands: coverage of one band varies by about (.09 / bands)^1/2.
         test: Those that are scored.
         leads: Steps of a trajectory.
-        epochs: Passes of the recipe of one step over its windows; other recipes have as many evaluations.
+        epochs: Passes of the recipe of one step over its windows; other recipes have as much time.
         members: Roll-outs of a forecast.
         networks: Networks of an ensemble.
         steps: Windows, evenly spread over those for scaling, that a head's variance of one step is scaled on.
@@ -38,7 +38,7 @@ class Sizes:
 
     train: int = 200
     scaling: int = 200
-    bands: int = 100
+    bands: int = 200
     test: int = 200
     leads: int = 20
     epochs: int = 12

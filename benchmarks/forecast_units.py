@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,8 @@ POSTERIORS = ("one step", "pushed forward")
 BASELINES = "baselines"
 ONE_FACTOR = "one factor"
 """Results of a forecast whose leads have a scale each that is the same everywhere."""
+CHOICE = "CRPS on the trajectories for scaling"
+"""By which the best head is chosen, so that test trajectories choose nothing."""
 KEPT = ("relative_l2", "rmse", "spread_skill", "crps", "energy", "coverage")
 """Scores that results hold by lead."""
 FAILURES = (ProbneuralError, RuntimeError)
@@ -80,11 +82,11 @@ class Unit:
         return self.case.truth(part, seed=self.seed)
 
 
-def units(todo: list[Case], *, seeds: int, commit: str) -> list[Unit]:
+def units(todo: list[Case], *, seeds: Sequence[int], commit: str) -> list[Unit]:
     """All units: problem by problem and seed by seed, so that methods are interleaved."""
     found: list[Unit] = []
     for case in todo:
-        for seed in range(seeds):
+        for seed in seeds:
             found += [Unit(case, "recipes", recipe, seed, commit) for recipe in RECIPES]
             found.append(Unit(case, BASELINES, "", seed, commit))
             found += [Unit(case, "posteriors", recipe, seed, commit) for recipe in (*POSTERIORS, RECURRENT)]
@@ -159,8 +161,9 @@ def _calibrated(unit: Unit, predictor: Predictor, *, draws: str, history: int) -
 
     raw, scaling, test = forecast("test"), forecast("scaling"), unit.truth("test")
     even, scale = (pn.calibration.LeadScale(local=local).fit(scaling, unit.truth("scaling")) for local in (False, True))
+    seen = pn.metrics.score_by_lead(scale(scaling), unit.truth("scaling"), scores=("crps",))
     found = _scored(unit, lambda part: scale(raw if part == "test" else forecast(part)))
-    return found | {"raw": _scores(raw, test), ONE_FACTOR: _scores(even(raw), test)}
+    return found | {"raw": _scores(raw, test), ONE_FACTOR: _scores(even(raw), test), CHOICE: seen["crps"].overall}
 
 
 def _dressed(unit: Unit, roll_out: Callable[[Truth], Tensor]) -> dict[str, Any]:

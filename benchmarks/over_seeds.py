@@ -53,6 +53,17 @@ def half_width(values: Sequence[float]) -> float | None:
     return quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
+def average(values: Sequence[float], *, digits: int) -> str | None:
+    """The mean with its interval.
+
+    Examples:
+        >>> average([1.0, 2.0, 3.0], digits=1), average([1.0], digits=0)
+        ('2.0 ± 1.7', '1')
+    """
+    found = difference(values, digits=digits)
+    return None if found is None else found.removeprefix("+")
+
+
 def difference(values: Sequence[float], *, digits: int) -> str | None:
     """The mean of differences with its interval.
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float64
@@ -36,6 +37,8 @@ _STEPS = 30
 """Newton steps, at most."""
 _GAIN = 1e-9
 """Relative gain at which they end."""
+_PART = 2**12
+"""Residuals whose products are formed at once."""
 
 Part = tuple[Float64[Tensor, "n c *grid"], Float64[Tensor, "n c *grid"], Float64[Tensor, "n c *grid"]]
 """Predicted means of some functions, their predictive variances, and squares of their standardised residuals."""
@@ -68,7 +71,7 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
     squares = []
     for mean, variance, ratios in parts():
         for kept, feature in zip(features, blank.features(reader(mean, variance)), strict=True):
-            kept.append(feature[..., points])
+            kept.append(feature[..., points].expand(len(mean), -1, -1))
         squares.append(ratios.flatten(2)[..., points])
     stacked = torch.stack([torch.cat(kept) for kept in features], -1)
     weights = grid.mean_weights[points]
@@ -179,17 +182,25 @@ class _Likelihood:
     squares: Float64[Tensor, "n m"]
     weights: Float64[Tensor, " m"]
 
+    @cached_property
+    def rows(self) -> Float64[Tensor, "k1 nm"]:
+        """The constant and the features of all residuals."""
+        features = self.design.flatten(0, 1)
+        return torch.cat([torch.ones(1, len(features), dtype=torch.float64), features.mT])
+
     def choose(self, candidates: Sequence[Float64[Tensor, " k"]]) -> Float64[Tensor, " k"] | None:
         """The penalties under which held-out functions are most likely, or None if they gain too little."""
         width = self.design.shape[2]
-        scores = torch.zeros(len(candidates) + 1, len(self.design), dtype=torch.float64)
+        every = [torch.full((width,), math.inf, dtype=torch.float64), *candidates]
+        scores = torch.zeros(len(every), len(self.design), dtype=torch.float64)
         part = torch.arange(len(self.design)) % _FOLDS
+        starts: list[Tensor] = []
+        for ridge in every:
+            starts.append(self.minimiser(ridge, start=starts[-1] if starts else None))
         for fold in range(_FOLDS):
             fitted, held = self._select(part != fold), self._select(part == fold)
-            found = None
-            for index, ridge in enumerate([torch.full((width,), math.inf, dtype=torch.float64), *candidates]):
-                found = fitted.minimiser(ridge, start=found)
-                scores[index, part == fold] = held.values(found)
+            for index, ridge in enumerate(every):
+                scores[index, part == fold] = held.values(fitted.minimiser(ridge, start=starts[index]))
         best = int(scores[1:].mean(1).argmin())
         gain = scores[0] - scores[1 + best]
         return candidates[best] if bool(gain.mean() > _ERRORS * gain.std() / math.sqrt(len(gain))) else None
@@ -202,31 +213,33 @@ class _Likelihood:
             start: Coefficients to begin with, as of another penalty; None for a constant.
         """
         free = torch.cat([torch.ones(1, dtype=torch.bool), ridge.isfinite()])
-        features = self.design.flatten(0, 1)[:, ridge.isfinite()]
-        rows = torch.cat([torch.ones(1, len(features), dtype=torch.float64), features.mT])
+        rows = self.rows if bool(free.all()) else self.rows[free]
         squares, weights = self.squares.flatten(), self.weights.repeat(len(self.squares))
         penalty = torch.cat([torch.zeros(1, dtype=torch.float64), ridge])[free]
         found = torch.zeros(len(rows), dtype=torch.float64)
         found[0] = (weights @ squares / weights.sum()).clamp_min(torch.finfo(torch.float64).tiny).log()
         if start is not None:
             found = start[free]
+        moments, masses = rows @ weights, weights * squares
 
-        def objective(at: Tensor) -> float:
-            along = at @ rows
-            return float(weights @ (along + squares * torch.exp(-along)) + 0.5 * penalty @ at.square())
+        def objective(at: Tensor) -> tuple[float, Tensor]:
+            """The penalised sum, and the residuals' weights under these coefficients."""
+            weighted = masses * torch.exp(-(at @ rows))
+            return float(at @ moments + weighted.sum() + 0.5 * penalty @ at.square()), weighted
 
-        value = objective(found)
+        value, weighted = objective(found)
         for _ in range(_STEPS):
-            weighted = weights * squares * torch.exp(-(found @ rows))
-            gradient = rows @ (weights - weighted) + penalty * found
-            curvature = (rows * weighted) @ rows.mT + torch.diag(penalty + 1e-9 * weights.sum())
+            gradient = moments - rows @ weighted + penalty * found
+            curvature = _gram(rows, weighted) + torch.diag(penalty + 1e-9 * weights.sum())
             step, size = torch.linalg.solve(curvature, gradient), 1.0
-            while size > 1e-6 and not objective(found - size * step) <= value:
+            after = objective(found - step)
+            while size > 1e-6 and not after[0] <= value:
                 size *= 0.5
-            before, value = value, objective(found - size * step)
-            if not value < before:
+                after = objective(found - size * step)
+            before = value
+            if not after[0] < before:
                 break
-            found = found - size * step
+            found, (value, weighted) = found - size * step, after
             if before - value <= _GAIN * abs(before):
                 break
         coefficients = torch.zeros(len(free), dtype=torch.float64)
@@ -240,3 +253,11 @@ class _Likelihood:
 
     def _select(self, index: Bool[Tensor, " n"]) -> _Likelihood:
         return replace(self, design=self.design[index], squares=self.squares[index])
+
+
+def _gram(rows: Float64[Tensor, "k m"], weights: Float64[Tensor, " m"]) -> Float64[Tensor, "k k"]:
+    """Rows times their transpose under weights, in parts that the processor's caches hold."""
+    total = rows.new_zeros(len(rows), len(rows))
+    for some, weight in zip(rows.split(_PART, dim=1), weights.split(_PART), strict=True):
+        total.addmm_(some * weight, some.mT)
+    return total

@@ -89,7 +89,7 @@ class LocalScale:
         """The factor as a function of predictions on a grid that is covered."""
         return LocalFactor(self, Reader.of(grid, self.grid, width=self.width))
 
-    def standardised(self, feature: Float64[Tensor, "n c p"], index: int) -> Float64[Tensor, "n c p"]:
+    def standardised(self, feature: Float64[Tensor, "#n c p"], index: int) -> Float64[Tensor, "#n c p"]:
         """A feature in units of its spread about its mean, kept within its bounds."""
         center, spread, lower, upper = (part[:, index, None].to(feature) for part in self.standards)
         return torch.minimum(torch.maximum((feature - center) / spread, lower), upper)
@@ -98,8 +98,8 @@ class LocalScale:
         """Logarithms of the predictive variances, in units squared."""
         return (read.levels / _squares(self.units, read.levels)[:, None] + _TINY).log()
 
-    def features(self, read: Quantities) -> Iterator[Float64[Tensor, "n c p"]]:
-        """The features at all points, one after another, not yet standardised."""
+    def features(self, read: Quantities) -> Iterator[Float64[Tensor, "#n c p"]]:
+        """The features at all points, one after another, not yet standardised; waves are the same for all functions."""
         levels = self.logs(read)
         level = (levels * read.mean_weights).sum(-1, keepdim=True)
         yield levels - level
@@ -113,7 +113,7 @@ class LocalScale:
         yield 0.5 * (sizes + _FLOOR**2).log()
         yield 0.5 * ((sizes * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(sizes)
         for wave in read.waves.mT:
-            yield wave.expand_as(levels)
+            yield wave.expand(1, *levels.shape[1:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,10 +142,15 @@ class LocalFactor:
     def linear(self, read: Quantities) -> Float64[Tensor, "n c p"]:
         """What the features make of it: the logarithm of the factor before the curve."""
         weights = self.local.coefficients
-        total = weights[:, 0, None].to(read.levels)
+        of_position = weights[:, 0, None].to(read.levels)[None]
+        total = torch.zeros_like(read.levels)
         for index, feature in enumerate(self.local.features(read)):
-            total = total + weights[:, index + 1, None].to(feature) * self.local.standardised(feature, index)
-        return total
+            part = weights[:, index + 1, None].to(feature) * self.local.standardised(feature, index)
+            if index < POINTWISE:
+                total = total + part
+            else:
+                of_position = of_position + part
+        return total + of_position
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

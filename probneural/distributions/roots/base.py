@@ -22,6 +22,8 @@ from probneural.linear_algebra.conditioning import LowRankUpdate
 
 _CHUNK_ELEMENTS = 2**24
 """Entries of a dense root, or of its columns in float64, that sums over the latent side may hold at once (64 or 128 MiB)."""
+_SQUARED_ELEMENTS = 2**18
+"""Entries of a dense root of features whose squares are formed at once: more leave the processor's caches."""
 
 
 class Root(ABC):
@@ -271,9 +273,16 @@ class FeatureRoot(Root):
         """Row sums of squares, formed for a few inputs at a time."""
         root = self._narrowed()
         inputs, channels, points, rank = root.shape
-        step = max(1, _CHUNK_ELEMENTS // max(1, channels * points * rank))
-        pieces = [root.select(slice(start, start + step)).dense().square().sum(-1) for start in range(0, inputs, step)]
+        step = max(1, _SQUARED_ELEMENTS // max(1, channels * points * rank))
+        pieces = [root.select(slice(start, start + step))._squares() for start in range(0, inputs, step)]
         return torch.cat(pieces) if pieces else self.features.new_zeros(0, channels, points)
+
+    def _squares(self) -> Float[Tensor, "n c p"]:
+        if self.factor.shape[0] > 1:
+            return self.dense().square().sum(-1)
+        _, channels, _, rank = self.shape
+        columns = self.factor[0].to(self.features).movedim(1, 0).flatten(1)  # one product for all channels and inputs
+        return (self.features @ columns).square().unflatten(-1, (channels, rank)).sum(-1).mT
 
     def _narrowed(self) -> FeatureRoot:
         """A root of each channel's own covariance with no more latents than features, or this root if that costs more.
