@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _IS_ALONE: ContextVar[bool] = ContextVar("is_alone", default=False)
 """Whether this process works on something of its own, whatever group it belongs to."""
+_ARE_TOGETHER: ContextVar[bool] = ContextVar("are_together", default=False)
+"""Whether every process of the group is known to run the same code on equal data."""
 
 
 def world_size() -> int:
@@ -48,6 +50,35 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _IS_ALONE.reset(token)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """State that every process of the group runs what is inside, on equal data, so that they may share what all would do.
+
+    Whoever enters answers for that: a process that stays outside keeps the others waiting. `pn.fit` does, since training in
+    several processes takes all of them anyway; what a single process may call never does by itself.
+
+    Examples:
+        >>> with together():
+        ...     are_together()
+        True
+    """
+    token = _ARE_TOGETHER.set(True)
+    try:
+        yield
+    finally:
+        _ARE_TOGETHER.reset(token)
+
+
+def are_together() -> bool:
+    """Whether all processes are inside of [`together`][probneural.processes.together].
+
+    Examples:
+        >>> are_together()
+        False
+    """
+    return _ARE_TOGETHER.get()
 
 
 def rank() -> int:
