@@ -57,6 +57,8 @@ def write_the_well(path: Path, *, kind: str = "cartesian") -> dict[str, np.ndarr
         "stress": numbers(*shape, 2, 2, seed="stress"),
         "viscosity": numbers(3, seed="viscosity"),
         "gravity": numbers(1, seed="gravity"),
+        "ratio": numbers(seed="ratio"),
+        "forcing": numbers(5, seed="forcing"),
     }
     with h5py.File(path, "w") as file:
         file.attrs.update(dataset_name="small", grid_type=kind, n_spatial_dims=2, n_trajectories=3)
@@ -71,7 +73,7 @@ def write_the_well(path: Path, *, kind: str = "cartesian") -> dict[str, np.ndarr
         for axis, word in (("x", "PERIODIC"), ("y", "WALL")):
             condition = conditions.create_group(f"{axis}_{word.lower()}")
             condition.attrs.update(bc_type=word, sample_varying=False, time_varying=False)
-            condition.attrs["associated_dims"] = [axis]
+            condition.attrs["associated_dims"] = axis if axis == "x" else [axis]  # both are found
         groups = {
             "t0_fields": {
                 "density": (True, True, (True, True)),
@@ -80,7 +82,12 @@ def write_the_well(path: Path, *, kind: str = "cartesian") -> dict[str, np.ndarr
             },
             "t1_fields": {"velocity": (True, True, (True, True))},
             "t2_fields": {"stress": (True, True, (True, True))},
-            "scalars": {"viscosity": (True, False, None), "gravity": (False, False, None)},
+            "scalars": {
+                "viscosity": (True, False, None),
+                "gravity": (False, False, None),
+                "ratio": (False, False, None),
+                "forcing": (False, True, None),
+            },
         }
         for group, members in groups.items():
             made = file.create_group(group)

@@ -60,6 +60,15 @@ class TestTheWell:
                 assert np.array_equal(found[4], np.full((8, 6), fields["viscosity"][trajectory]))
                 assert np.array_equal(found[5], np.full((8, 6), fields["gravity"][0]))
 
+    def test_scalars_of_the_file_and_of_each_time(self, path: Path) -> None:
+        """A single number has no axis at all; of one per time, an input has that of its own."""
+        fields = write_the_well(path)
+        pairs = pn_data.open(path, inputs=["density", "ratio", "forcing"], outputs=["density"]).windows()
+        found = pairs[3].inputs.values.numpy()[0]
+        constants = [np.full((8, 6), fields["ratio"]), np.full((8, 6), fields["forcing"][3])]
+        expected = np.stack([fields["density"][0, 3], *constants])
+        assert np.array_equal(found, expected)
+
     @pytest.mark.parametrize(
         ("change", "message"),
         [
