@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +20,19 @@ _IS_ALONE: ContextVar[bool] = ContextVar("is_alone", default=False)
 """Whether this process works on something of its own, whatever group it belongs to."""
 _ARE_TOGETHER: ContextVar[bool] = ContextVar("are_together", default=False)
 """Whether every process of the group is known to run the same code on equal data."""
+
+
+def launched() -> int:
+    """How many processes of this program torchrun has started: by its environment variables, initialised or not.
+
+    It is 1 without torchrun, and inside [`alone`][probneural.processes.alone].
+
+    Examples:
+        >>> launched()
+        1
+    """
+    by_torchrun = all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    return int(os.environ["WORLD_SIZE"]) if by_torchrun and not _IS_ALONE.get() else 1
 
 
 def world_size() -> int:

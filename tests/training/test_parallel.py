@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from probneural.errors import ArgumentError
+from probneural.processes import alone
 from probneural.training import files, fit, parallel
 from tests.distributed import needs_distributed, run_by_torchrun
 from tests.training.cases import built, data, same
@@ -98,6 +99,20 @@ def test_a_program_of_its_own_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     assert parallel.own_device(torch.device("cuda")) == torch.device("cuda")
     assert parallel.first_says(True)
     assert not parallel.first_says(False)
+
+
+def test_who_is_alone_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As members of an ensemble are, in workers that have the environment of who has started them."""
+    joined = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *arguments, **options: joined.append(arguments))
+    monkeypatch.setattr(parallel.atexit, "register", lambda function: None)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with alone():
+        parallel.join()
+    assert not joined
+    parallel.join()
+    assert len(joined) == 1
 
 
 @pytest.mark.bad_input
