@@ -43,6 +43,7 @@ Options = Mapping[str, Mapping[str, Any]]
 """Names of options on the command line to what argparse is told of them."""
 
 WORKERS: Options = {"--workers": {"type": int, "default": 2, "help": "single-threaded worker processes"}}
+DEVICE: Options = {"--device": {"default": "cpu", "help": "where everything runs: cpu or cuda"}}
 PROBLEM: Options = {"--problem": {"help": "only problems whose names in the tables begin so"}}
 
 
@@ -175,10 +176,12 @@ COMMANDS = {
     "speed": Command(
         speed.main,
         "operators beside neuraloperator's and deepxde's; minutes",
-        options={"--device": {"default": "cpu", "help": "where everything runs: cpu or cuda"}},
+        options=DEVICE,
     ),
     "training": Command(
-        training.main, "precisions, optimisers and schedules by validation error; about ten minutes", options=WORKERS
+        training.main,
+        "precisions, optimisers and schedules by validation error; about ten minutes",
+        options={**WORKERS, **DEVICE},
     ),
 }
 

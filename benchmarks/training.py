@@ -64,34 +64,38 @@ def cases(*, small: bool) -> list[Case]:
     ]
 
 
-def main(*, mode: str, output: Path, workers: int = 2) -> dict[str, Any]:
+def main(*, mode: str, output: Path, workers: int = 2, device: str = "cpu") -> dict[str, Any]:
     """Train every candidate on both problems, each seed by itself."""
     small = mode == "small"
     seeds = 1 if small else 3
+    on_cpu = device == "cpu"
+    place, threads, clock = ("the CPU", "one thread", "processor time") if on_cpu else (device, device, "time by the clock")
     return sections.write(
         "training",
         {
-            "precisions": lambda: _precisions(seeds, small=small, workers=workers),
-            "optimisers": lambda: _optimisers(seeds, small=small, workers=workers),
+            "precisions": lambda: _precisions(seeds, small=small, workers=workers, device=device),
+            "optimisers": lambda: _optimisers(seeds, small=small, workers=workers, device=device),
         },
         mode=mode,
         output=output,
         notes=[
             "validation error: mean relative L2 error of the tenth of the training pairs that is not trained on, after the "
             "last epoch; medians over seeds, the least and the largest in brackets. Test functions play no part",
-            "equal epochs, in steps of 20 functions, on one thread. Of two learning rates, the one of the smaller median "
+            f"equal epochs, in steps of 20 functions, on {threads}. Of two learning rates, the one of the smaller median "
             "counts, and is named",
-            "time: processor time of a training over that of AdamW under a cosine on the same functions, medians",
-            "precisions: autocast of the operator on the CPU, losses and weights in float32; at the first learning rate",
+            f"time: {clock} of a training over that of AdamW under a cosine on the same functions, medians",
+            f"precisions: autocast of the operator on {place}, losses and weights in float32; at the first learning rate",
         ],
     )
 
 
-def _precisions(seeds: int, *, small: bool, workers: int) -> list[Row]:
+def _precisions(seeds: int, *, small: bool, workers: int, device: str) -> list[Row]:
     kinds: dict[str, Optimization] = {"float32": Optimization(), "bfloat16": Optimization(precision="bfloat16")}
     chosen = cases(small=small)[:2]
     tasks = [(number, name) for number in range(len(chosen)) for name in kinds]
-    work = [[(number, kinds[name], chosen[number].rates[0], seed, small) for seed in range(seeds)] for number, name in tasks]
+    work = [
+        [(number, kinds[name], chosen[number].rates[0], seed, small, device) for seed in range(seeds)] for number, name in tasks
+    ]
     found = dict(zip(tasks, sections.repeated(_trained, work, workers=workers), strict=True))
     rows = []
     for number, case in enumerate(chosen):
@@ -108,10 +112,10 @@ def _precisions(seeds: int, *, small: bool, workers: int) -> list[Row]:
     return rows
 
 
-def _optimisers(seeds: int, *, small: bool, workers: int) -> list[Row]:
+def _optimisers(seeds: int, *, small: bool, workers: int, device: str) -> list[Row]:
     numbered = list(enumerate(cases(small=small)))
     tasks = [(number, name, rate) for number, case in numbered for name in candidates() for rate in case.rates]
-    work = [[(number, name, rate, seed, small) for seed in range(seeds)] for number, name, rate in tasks]
+    work = [[(number, name, rate, seed, small, device) for seed in range(seeds)] for number, name, rate in tasks]
     found = dict(zip(tasks, sections.repeated(_named, work, workers=workers), strict=True))
 
     def seconds(number: int, name: str) -> float:
@@ -134,17 +138,18 @@ def _optimisers(seeds: int, *, small: bool, workers: int) -> list[Row]:
     return rows
 
 
-def _named(number: int, name: str, rate: float, seed: int, small: bool) -> tuple[float, float]:
-    return _trained(number, candidates()[name], rate, seed, small)
+def _named(number: int, name: str, rate: float, seed: int, small: bool, device: str) -> tuple[float, float]:
+    return _trained(number, candidates()[name], rate, seed, small, device)
 
 
-def _trained(number: int, optimization: Optimization, rate: float, seed: int, small: bool) -> tuple[float, float]:
-    """The last validation loss of one training, and its seconds of processor time."""
+def _trained(number: int, optimization: Optimization, rate: float, seed: int, small: bool, device: str) -> tuple[float, float]:
+    """The last validation loss of one training, and its seconds: of processor time on the CPU, by the clock elsewhere."""
     torch.set_num_threads(1)
     case = cases(small=small)[number]
     train = case.source.train
     operator = case.recipe.build(train, seed=seed)
-    start = time.process_time()
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    start = clock()
     history = pn.fit(
         operator,
         train,
@@ -152,9 +157,10 @@ def _trained(number: int, optimization: Optimization, rate: float, seed: int, sm
         seed=seed,
         learning_rate=rate,
         optimization=optimization,
+        device=device,
         show_progress=False,
     )
-    return history.validation[-1], time.process_time() - start
+    return history.validation[-1], clock() - start
 
 
 def _said(values: list[float]) -> str:

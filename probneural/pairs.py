@@ -358,9 +358,16 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Da
 
     Lazy sources look at their values when they are read.
     """
-    remedy = "pair them: pn.FieldPairs(inputs, outputs)"
+    if isinstance(data, list | tuple) and data and all(map(_is_dataset, data)):
+        raise DataError(
+            expected=f"one Dataset as {name} data, whose functions have one grid",
+            got=f"a {type(data).__name__} of {len(data)}, which only pn.fit takes",
+            remedy="give the one on the grid that you predict on; sets of one grid become one by pn.FieldPairs.cat",
+        )
     if not _is_dataset(data):
-        raise DataError(expected=f"a Dataset as {name} data", got=described(data), remedy=remedy)
+        raise DataError(
+            expected=f"a Dataset as {name} data", got=described(data), remedy="pair them: pn.FieldPairs(inputs, outputs)"
+        )
     checked = cast(Dataset, data)
     if len(checked) < least:
         raise DataError(expected=f"{least} or more {name} pairs", got=str(len(checked)), remedy="give more data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +18,21 @@ if TYPE_CHECKING:
 
 _IS_ALONE: ContextVar[bool] = ContextVar("is_alone", default=False)
 """Whether this process works on something of its own, whatever group it belongs to."""
+_ARE_TOGETHER: ContextVar[bool] = ContextVar("are_together", default=False)
+"""Whether every process of the group is known to run the same code on equal data."""
+
+
+def launched() -> int:
+    """How many processes of this program torchrun has started: by its environment variables, initialised or not.
+
+    It is 1 without torchrun, and inside [`alone`][probneural.processes.alone].
+
+    Examples:
+        >>> launched()
+        1
+    """
+    by_torchrun = all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    return int(os.environ["WORLD_SIZE"]) if by_torchrun and not _IS_ALONE.get() else 1
 
 
 def world_size() -> int:
@@ -48,6 +64,35 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _IS_ALONE.reset(token)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """State that every process of the group runs what is inside, on equal data, so that they may share what all would do.
+
+    Whoever enters answers for that: a process that stays outside keeps the others waiting. `pn.fit` does, since training in
+    several processes takes all of them anyway; what a single process may call never does by itself.
+
+    Examples:
+        >>> with together():
+        ...     are_together()
+        True
+    """
+    token = _ARE_TOGETHER.set(True)
+    try:
+        yield
+    finally:
+        _ARE_TOGETHER.reset(token)
+
+
+def are_together() -> bool:
+    """Whether all processes are inside of [`together`][probneural.processes.together].
+
+    Examples:
+        >>> are_together()
+        False
+    """
+    return _ARE_TOGETHER.get()
 
 
 def rank() -> int:

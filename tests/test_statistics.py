@@ -17,6 +17,8 @@ from probneural import statistics as module
 from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.operators.layers import ChannelNormalizer
+from probneural.processes import alone, together
 from probneural.statistics import Statistics, statistics, units
 from tests.helpers import normal, scattered
 
@@ -125,18 +127,26 @@ def _gathered(rank: int, folder: Path) -> None:
     module._CHUNK_NUMBERS = 4 * 60  # six chunks
     shared = [*units(FIELD, over_processes=True), *units(FIELD[:5], over_processes=True)]
     own = statistics(FIELD[rank * 7 : rank * 7 + 7]).over_processes()
-    torch.save([*shared, own.mean, own.std, torch.tensor(own.count)], folder / f"{rank}.pt")
+    normalizer = ChannelNormalizer(3).double()
+    with together():
+        normalizer.fit(FIELD)
+    torch.save([*shared, own.mean, own.std, torch.tensor(own.count), normalizer.mean, normalizer.scale], folder / f"{rank}.pt")
+    if rank == 1:  # what one process does by itself waits for nobody
+        normalizer.fit(FIELD[:5])
+        with together(), alone():
+            normalizer.fit(FIELD)
     torch.distributed.destroy_process_group()
 
 
 def test_processes_read_a_part_each_and_agree_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.multiprocessing.spawn(_gathered, args=(tmp_path,), nprocs=3)
     monkeypatch.setattr(module, "_CHUNK_NUMBERS", 4 * 60)
-    alone = [*units(FIELD), *units(FIELD[:5])]
+    by_one = [*units(FIELD), *units(FIELD[:5])]
     whole = statistics(FIELD[:21])
     for rank in range(3):
-        *shared, mean, std, count = torch.load(tmp_path / f"{rank}.pt")
-        assert all(torch.equal(one, other) for one, other in zip(shared, alone, strict=True))
+        *shared, mean, std, count, centre, scale = torch.load(tmp_path / f"{rank}.pt")
+        assert torch.equal(torch.stack([centre, scale]), torch.stack(by_one[:2]))
+        assert all(torch.equal(one, other) for one, other in zip(shared, by_one, strict=True))
         torch.testing.assert_close(mean, whole.mean, rtol=1e-13, atol=0.0)
         torch.testing.assert_close(std, whole.std, rtol=1e-12, atol=0.0)
         assert int(count) == 21

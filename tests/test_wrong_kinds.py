@@ -179,6 +179,30 @@ def test_a_wrong_kind_of_object_gets_a_typed_error(call: Callable[[], object]) -
     assert len(error.remedy) > 10
 
 
+COARSE = BURGERS.sample(12, resolution=8, seed=0)
+BOTH = [COARSE, TRAIN]
+ONE_GRID: dict[str, Callable[[], object]] = {
+    "last layer": lambda: LAST.fit(operator(), BOTH),  # type: ignore[arg-type]
+    "Laplace": lambda: DIAGONAL.fit(operator(), BOTH),  # type: ignore[arg-type]
+    "ensemble": lambda: ENSEMBLE.fit(operator(), tuple(BOTH)),  # type: ignore[arg-type]
+    "kernel": lambda: KERNEL.fit(None, BOTH),  # type: ignore[arg-type]
+    "scale": lambda: SCALE.fit(build_predictor(), BOTH),  # type: ignore[arg-type]
+    "band": lambda: BAND.fit(build_predictor(), BOTH),  # type: ignore[arg-type]
+    "novelty": lambda: pn.calibration.Novelty().fit(build_predictor(), BOTH),  # type: ignore[arg-type]
+    "scores": lambda: pn.metrics.score_pairs(build_predictor(), BOTH),  # type: ignore[arg-type]
+}
+"""What takes one data set, given several that training takes."""
+
+
+@pytest.mark.parametrize("call", ONE_GRID.values(), ids=list(ONE_GRID))
+def test_several_resolutions_are_for_training_alone(call: Callable[[], object]) -> None:
+    fit(operator(), BOTH)
+    with pytest.raises(DataError, match="one Dataset as .* data, whose functions have one grid") as caught:
+        call()
+    assert caught.value.got in ("a list of 2, which only pn.fit takes", "a tuple of 2, which only pn.fit takes")
+    assert "give the one on the grid that you predict on" in caught.value.remedy
+
+
 def test_arrays_are_taken_where_numbers_are_wanted() -> None:
     zeros = np.zeros((3, 1, 2))
     torch.testing.assert_close(

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from probneural.checks import check_instance, check_path
 from probneural.data import StoredPairs
-from probneural.errors import ArgumentError, DataError, FileError
+from probneural.errors import ArgumentError, DataError, FileError, UnsupportedError
 from probneural.grids import Grid
 from probneural.pairs import Dataset
+from probneural.processes import launched, world_size
 from probneural.randomness import stream
 from probneural.runs.config import Config
 from probneural.runs.locking import locked
@@ -89,8 +90,10 @@ class RunFolder:
         Raises:
             FileError: If the folder belongs to other settings or data, holds other files, cannot be written to, or another
                 process works in it.
+            UnsupportedError: If torchrun has started several processes.
             ProbneuralError: If the settings or the data are unusable.
         """
+        _check_single()
         path = check_path(folder, "folder")
         if config is None:
             config = _own_config(path)
@@ -199,6 +202,17 @@ def split_rows(count: int, config: Config, *, groups: Tensor | None = None) -> d
         return {name: sorted(piece.tolist()) for name, piece in zip(PARTS, pieces, strict=True)}
     rows = (torch.isin(groups, names[piece]).nonzero()[:, 0] for piece in pieces)
     return {name: piece.tolist() for name, piece in zip(PARTS, rows, strict=True)}
+
+
+def _check_single() -> None:
+    """Raise an UnsupportedError in one of several processes that torchrun has started: they would all write one folder."""
+    count = max(launched(), world_size())
+    if count > 1:
+        raise UnsupportedError(
+            expected="one process for a run and its folder",
+            got=f"one of {count}, as torchrun starts them",
+            remedy="leave torchrun out; or call pn.fit in a program of your own under torchrun: it shares the training out",
+        )
 
 
 def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list[int]]) -> Mapping[str, Any]:

@@ -54,6 +54,7 @@ def report(config: Config | None, folder: str | os.PathLike[str], *, show_progre
 
     Raises:
         FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
+        UnsupportedError: If torchrun has started several processes.
         ImportError: If Matplotlib is missing.
         ProbneuralError: If the settings or the data are unusable.
     """

@@ -51,6 +51,7 @@ def train(config: Config | None, folder: str | os.PathLike[str], *, show_progres
     Raises:
         FileError: If the folder belongs to other settings or data, holds other files, cannot be written to, or another
             process works in it.
+        UnsupportedError: If torchrun has started several processes.
         ProbneuralError: If the settings or the data are unusable.
     """
     with RunFolder.open(config, folder) as run:
@@ -71,6 +72,7 @@ def fit(config: Config | None, folder: str | os.PathLike[str], *, show_progress:
     Raises:
         FileError: If the folder belongs to other settings or data, holds other files, cannot be written to, or another
             process works in it.
+        UnsupportedError: If torchrun has started several processes.
         ProbneuralError: If the settings or the data are unusable.
     """
     with RunFolder.open(config, folder) as run:
@@ -91,6 +93,7 @@ def calibrate(config: Config | None, folder: str | os.PathLike[str], *, show_pro
     Raises:
         FileError: If the folder belongs to other settings or data, holds other files, cannot be written to, or another
             process works in it.
+        UnsupportedError: If torchrun has started several processes.
         CalibrationError: If the held-out pairs cannot support the calibration.
         ProbneuralError: If the settings or the data are unusable.
     """
@@ -112,6 +115,7 @@ def score(config: Config | None, folder: str | os.PathLike[str], *, show_progres
     Raises:
         FileError: If the folder belongs to other settings or data, holds other files, cannot be written to, or another
             process works in it.
+        UnsupportedError: If torchrun has started several processes.
         ProbneuralError: If the settings or the data are unusable.
     """
     with RunFolder.open(config, folder) as run:

@@ -11,19 +11,18 @@ import torch
 from torch import Tensor, distributed
 
 from probneural.errors import ArgumentError
-from probneural.processes import gathered, world_size
+from probneural.processes import gathered, launched, world_size
 
 TIMEOUT = timedelta(minutes=5)
 """How long a process waits for the others; one that dies is noticed at once, because its connections close."""
 
 
 def join() -> None:
-    """Initialise the process group if torchrun has started this process and nobody has done so yet.
+    """Initialise the process group if torchrun has started this process and nobody has done so yet; alone, do nothing.
 
     Tensors on the CPU travel by gloo, those on CUDA by nccl.
     """
-    launched = all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-    if not (launched and distributed.is_available()) or distributed.is_initialized() or int(os.environ["WORLD_SIZE"]) < 2:
+    if launched() < 2 or not distributed.is_available() or distributed.is_initialized():
         return
     distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
     atexit.register(leave)

@@ -26,7 +26,7 @@ from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError
 from probneural.operators import Operator
 from probneural.pairs import Dataset, check_dataset
-from probneural.processes import rank
+from probneural.processes import rank, together
 from probneural.randomness import check_seed, stream_seed
 from probneural.training import parallel, weights
 from probneural.training.callbacks import Callback
@@ -158,7 +158,8 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
     try:
         if not (keeper is not None and keeper.resume()) and isinstance(operator, Operator) and not operator.has_units:
             steps = 1 if plan.unroll is None else plan.unroll.steps
-            operator.fit_normalizers(*(first if steps == 1 else [FirstStep(data, steps) for data in first]))
+            with together():  # all come here or none: DistributedDataParallel has made their buffers equal
+                operator.fit_normalizers(*(first if steps == 1 else [FirstStep(data, steps) for data in first]))
         _train(run, keeper, told, show_progress=show_progress)
     finally:
         for module, mode in modes.items():

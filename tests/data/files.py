@@ -57,6 +57,8 @@ def write_the_well(path: Path, *, kind: str = "cartesian") -> dict[str, np.ndarr
         "stress": numbers(*shape, 2, 2, seed="stress"),
         "viscosity": numbers(3, seed="viscosity"),
         "gravity": numbers(1, seed="gravity"),
+        "ratio": numbers(seed="ratio"),
+        "forcing": numbers(5, seed="forcing"),
     }
     with h5py.File(path, "w") as file:
         file.attrs.update(dataset_name="small", grid_type=kind, n_spatial_dims=2, n_trajectories=3)
@@ -71,7 +73,7 @@ def write_the_well(path: Path, *, kind: str = "cartesian") -> dict[str, np.ndarr
         for axis, word in (("x", "PERIODIC"), ("y", "WALL")):
             condition = conditions.create_group(f"{axis}_{word.lower()}")
             condition.attrs.update(bc_type=word, sample_varying=False, time_varying=False)
-            condition.attrs["associated_dims"] = [axis]
+            condition.attrs["associated_dims"] = axis if axis == "x" else [axis]  # both are found
         groups = {
             "t0_fields": {
                 "density": (True, True, (True, True)),
@@ -80,7 +82,12 @@ def write_the_well(path: Path, *, kind: str = "cartesian") -> dict[str, np.ndarr
             },
             "t1_fields": {"velocity": (True, True, (True, True))},
             "t2_fields": {"stress": (True, True, (True, True))},
-            "scalars": {"viscosity": (True, False, None), "gravity": (False, False, None)},
+            "scalars": {
+                "viscosity": (True, False, None),
+                "gravity": (False, False, None),
+                "ratio": (False, False, None),
+                "forcing": (False, True, None),
+            },
         }
         for group, members in groups.items():
             made = file.create_group(group)
@@ -93,38 +100,66 @@ def write_the_well(path: Path, *, kind: str = "cartesian") -> dict[str, np.ndarr
     return fields
 
 
-def centres(size: int) -> np.ndarray:
-    """Centres of cells of the unit interval, as PDEBench writes them."""
-    return ((np.arange(size) + 0.5) / size).astype("f4")
+def centres(size: int, low: float = 0.0, high: float = 1.0) -> np.ndarray:
+    """Centres of cells of an interval, as PDEBench writes them."""
+    return (low + (high - low) * (np.arange(size) + 0.5) / size).astype("f4")
 
 
 def write_pdebench(path: Path, equation: str) -> dict[str, np.ndarray]:
     """A file in the layout of one of the equations of PDEBench; what it holds."""
+    if equation in _GROUPS:
+        return _write_groups(path, equation)
     coordinates = {"x-coordinate": centres(8), "y-coordinate": centres(6)}
+    later = {"t-coordinate": (0.1 * np.arange(6)).astype("f4")}  # one more than there are states
+    attributes: dict[str, float] = {}
     if equation == "burgers":
         arrays = {"tensor": numbers(4, 5, 8)}
-        rest = {"x-coordinate": centres(8), "t-coordinate": (0.1 * np.arange(6)).astype("f4")}  # one more than there are states
+        rest = {"x-coordinate": centres(8)} | later
     elif equation == "darcy":
         arrays = {"nu": numbers(4, 8, 6, seed="nu"), "tensor": numbers(4, 1, 8, 6)}
         rest = coordinates
     elif equation == "compressible":
         arrays = {key: numbers(4, 5, 8, 6, seed=key) for key in ("density", "pressure", "Vx", "Vy")}
-        rest = coordinates | {"t-coordinate": (0.1 * np.arange(6)).astype("f4")}
-    elif equation == "incompressible":
+        rest = coordinates | later
+    elif equation == "compressible in space":
+        arrays = {key: numbers(4, 5, 8, 6, 7, seed=key) for key in ("density", "pressure", "Vx", "Vy", "Vz")}
+        rest = coordinates | {"z-coordinate": centres(7)} | later
+        attributes = {"eta": 1e-8, "zeta": 1e-8, "M": 1.0}
+    else:
         arrays = {
             "velocity": numbers(4, 5, 8, 6, 2, seed="velocity"),
             "particles": numbers(4, 5, 8, 6, 1, seed="particles"),
             "force": numbers(4, 8, 6, 2, seed="force"),
         }
         rest = {"t": np.tile(0.1 * np.arange(5), (4, 1)).astype("f4")}
-    else:
-        arrays, rest = {"data": numbers(4, 5, 8, 6, 2)}, {}
     with h5py.File(path, "w") as file:
-        if equation == "diffusion-reaction":
-            for seed in range(4):
-                file[f"{seed:04d}/data"] = arrays["data"][seed]
-                for axis, points in (("x", centres(8)), ("y", centres(6)), ("t", (0.1 * np.arange(5)).astype("f4"))):
-                    file[f"{seed:04d}/grid/{axis}"] = points
-        for key, array in (arrays | rest).items() if equation != "diffusion-reaction" else ():
+        file.attrs.update(attributes)
+        for key, array in (arrays | rest).items():
             file[key] = array
     return arrays
+
+
+_GROUPS = {
+    "diffusion-reaction": ((8, 6, 2), {"x": centres(8), "y": centres(6)}),
+    "diffusion-sorption": ((1024, 1), {"x": centres(1024)}),  # as many cells as there are: float32 rounds their distance
+    "dam break": ((8, 6, 1), {"x": centres(8, -2.5, 2.5), "y": centres(6, -2.5, 2.5)}),
+}
+"""Equations whose files have a group per seed: axes of a state, and coordinates."""
+
+
+def _write_groups(path: Path, equation: str) -> dict[str, np.ndarray]:
+    """Settings are where each generator writes them: beside the groups for diffusion and sorption, else in them."""
+    axes, coordinates = _GROUPS[equation]
+    data = numbers(4, 5, *axes)
+    grid = {f"grid/{axis}": points for axis, points in coordinates.items()} | {"grid/t": (0.1 * np.arange(5)).astype("f4")}
+    compression = None if equation == "dam break" else "lzf"
+    with h5py.File(path, "w") as file:
+        for seed in range(4):
+            name, settings = f"{seed:04d}", f"sim:\n  seed: {seed}\n"
+            for key, array in ({"data": data[seed]} | grid).items():
+                file.create_dataset(f"{name}/{key}", data=array, compression=compression)
+            if equation == "diffusion-sorption":
+                file.attrs[f"{name}/config"] = settings
+            else:
+                file[name].attrs["config"] = settings
+    return {"data": data}

@@ -60,6 +60,15 @@ class TestTheWell:
                 assert np.array_equal(found[4], np.full((8, 6), fields["viscosity"][trajectory]))
                 assert np.array_equal(found[5], np.full((8, 6), fields["gravity"][0]))
 
+    def test_scalars_of_the_file_and_of_each_time(self, path: Path) -> None:
+        """A single number has no axis at all; of one per time, an input has that of its own."""
+        fields = write_the_well(path)
+        pairs = pn_data.open(path, inputs=["density", "ratio", "forcing"], outputs=["density"]).windows()
+        found = pairs[3].inputs.values.numpy()[0]
+        constants = [np.full((8, 6), fields["ratio"]), np.full((8, 6), fields["forcing"][3])]
+        expected = np.stack([fields["density"][0, 3], *constants])
+        assert np.array_equal(found, expected)
+
     @pytest.mark.parametrize(
         ("change", "message"),
         [
@@ -95,12 +104,24 @@ class TestTheWell:
 
 
 class TestPDEBench:
-    @pytest.mark.parametrize("equation", ["burgers", "compressible", "incompressible", "diffusion-reaction"])
-    def test_trajectories(self, equation: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("equation", "axes", "is_periodic"),
+        [
+            ("burgers", {8: 1.0}, True),
+            ("compressible", {8: 1.0, 6: 1.0}, True),
+            ("compressible in space", {8: 1.0, 6: 1.0, 7: 1.0}, True),
+            ("incompressible", {8: 1.0, 6: 1.0}, True),
+            ("diffusion-reaction", {8: 1.0, 6: 1.0}, True),
+            ("diffusion-sorption", {1024: 1023 / 1024}, False),  # from the first centre to the last
+            ("dam break", {8: 5.0 * 7 / 8, 6: 5.0 * 5 / 6}, False),
+        ],
+    )
+    def test_trajectories(self, equation: str, axes: dict[int, float], is_periodic: bool, tmp_path: Path) -> None:
+        """Axes are numbers of points, and lengths."""
         arrays = write_pdebench(tmp_path / "file.h5", equation)
-        data = pn_data.open(tmp_path / "file.h5", periodic=True)
+        data = pn_data.open(tmp_path / "file.h5", periodic=is_periodic)
         assert isinstance(data, Trajectories)
-        channels_last = equation in ("incompressible", "diffusion-reaction")
+        channels_last = equation == "incompressible" or "data" in arrays
         moving = {key: array for key, array in arrays.items() if key != "force"}
         states = [np.moveaxis(array, -1, 2) if channels_last else array[:, :, None] for array in moving.values()]
         expected = np.concatenate(states, 2)
@@ -108,8 +129,10 @@ class TestPDEBench:
         assert torch.allclose(data.times, 0.1 * torch.arange(5.0, dtype=torch.float64))
         for step in range(5):
             assert np.array_equal(data.at(step)[[3, 1]].values, expected[[3, 1], step])
-        assert data.grid.periodic == (True,) * (expected.ndim - 3)
-        assert data.grid.lengths == pytest.approx((1.0,) * (expected.ndim - 3))
+        assert (data.grid.shape, data.grid.periodic) == (tuple(axes), (is_periodic,) * len(axes))
+        assert data.grid.lengths == pytest.approx(tuple(axes.values()))
+        start = {"dam break": -2.5 + 2.5 / 8, "diffusion-sorption": 0.5 / 1024, "incompressible": 0.0}.get(equation, 0.5 / 8)
+        assert data.grid.axes[0].origin == pytest.approx(start)
         inputs = data.windows()[2].inputs.values.numpy()[0]
         assert np.array_equal(inputs[: expected.shape[2]], expected[0, 2])
         if equation == "incompressible":

@@ -8,12 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from probneural import runs
-from probneural.errors import FileError
+from probneural.errors import FileError, UnsupportedError
 from probneural.runs.locking import LOCK, locked
 from tests.runs.files import cheap, written
 
@@ -74,3 +76,20 @@ def test_an_error_releases_the_lock(tmp_path: Path) -> None:
         raise ZeroDivisionError
     with locked(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("step", [runs.train, runs.report])
+def test_several_processes_of_torchrun_are_refused(
+    step: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there is a folder, in each of them."""
+
+    def wait(*arguments: object, **options: object) -> None:
+        raise AssertionError("this process waits for the others")
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", wait)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UnsupportedError, match="one of 2, as torchrun starts them; leave torchrun out; or call pn.fit"):
+        step(cheap(written(tmp_path)), tmp_path / "run", show_progress=False)
+    assert not (tmp_path / "run").exists()

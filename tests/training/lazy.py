@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ class LazySide:
 
     behind: Field
     rows: Tensor
+    read: list[int]
 
     @property
     def grid(self) -> Grid:
@@ -41,28 +42,31 @@ class LazySide:
         return len(self.rows)
 
     def __getitem__(self, index: Rows) -> Field:
-        return self.behind[self.rows[index if not isinstance(index, int) else [index]]]
+        chosen = self.rows[index if not isinstance(index, int) else [index]]
+        self.read.extend(chosen.tolist())
+        return self.behind[chosen]
 
     def to(self, target: torch.device | torch.dtype | str) -> LazySide:
-        return LazySide(self.behind.to(target), self.rows)
+        return replace(self, behind=self.behind.to(target))
 
 
 @dataclass(frozen=True)
 class LazyPairs:
-    """Pairs that only give rows, at most `most` at a time, and note which ones."""
+    """Pairs that only give rows, at most `most` at a time, and note which ones, of pairs and of each side alone."""
 
     behind: FieldPairs
     rows: Tensor
     most: int = 10**9
     read: list[int] = field(default_factory=list)
+    read_alone: dict[str, list[int]] = field(default_factory=lambda: {"inputs": [], "outputs": []})
 
     @property
     def inputs(self) -> LazySide:
-        return LazySide(self.behind.inputs, self.rows)
+        return LazySide(self.behind.inputs, self.rows, self.read_alone["inputs"])
 
     @property
     def outputs(self) -> LazySide:
-        return LazySide(self.behind.outputs, self.rows)
+        return LazySide(self.behind.outputs, self.rows, self.read_alone["outputs"])
 
     @property
     def fingerprint(self) -> str:
@@ -78,14 +82,14 @@ class LazyPairs:
         return self.behind[chosen]
 
     def subset(self, index: Rows) -> LazyPairs:
-        return LazyPairs(self.behind, self.rows[index if not isinstance(index, int) else [index]], self.most, self.read)
+        return replace(self, rows=self.rows[index if not isinstance(index, int) else [index]])
 
     def split(self, count: int, *, seed: int) -> tuple[LazyPairs, LazyPairs]:
         order = torch.randperm(len(self), generator=stream(seed, "split"))
         return self.subset(order[:count]), self.subset(order[count:])
 
     def to(self, target: torch.device | torch.dtype | str) -> LazyPairs:
-        return LazyPairs(self.behind.to(target), self.rows, self.most, self.read)
+        return replace(self, behind=self.behind.to(target))
 
     def detached(self) -> LazyPairs:
         return self

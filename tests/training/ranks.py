@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from probneural import statistics
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
 from probneural.processes import rank, world_size
@@ -24,6 +25,8 @@ OPTIONS = {
     "lbfgs": Optimization(optimizer="lbfgs", schedule=None),
 }
 UNROLLED = {"unrolled": Unroll(steps=2, curriculum=0.5), "pushed forward": Unroll(steps=2, pushforward=True)}
+CHUNK = 4
+"""Functions that statistics read at once, in place of thousands."""
 SETTINGS: dict[str, Any] = {"epochs": 4, "batch_size": 5, "seed": 3, "show_progress": False}
 
 
@@ -45,11 +48,18 @@ def main(folder: Path, name: str) -> None:
     if name in UNROLLED:
         first, grid = functions.outputs.values, functions.outputs.grid
         functions = FieldPairs(functions.inputs, Field(torch.cat([first, first.square()], dim=1), grid))
+    statistics._CHUNK_NUMBERS = CHUNK * functions.inputs.channels * functions.inputs.grid.size
     pairs, ends = lazy(functions), Ends()
     options = OPTIONS["plain" if name in UNROLLED else name]
     history = fit(operator, pairs, optimization=options, unroll=UNROLLED.get(name), callbacks=[ends], **SETTINGS)
     files.write(folder / f"weights-{rank()}", operator.state_dict(), metadata={})
-    facts = {"read": pairs.read, "world": world_size(), "told": ends.told, "losses": [history.train, history.validation]}
+    facts = {
+        "read": pairs.read,
+        "read for units": pairs.read_alone,
+        "world": world_size(),
+        "told": ends.told,
+        "losses": [history.train, history.validation],
+    }
     (folder / f"facts-{rank()}.json").write_text(json.dumps(facts))
 
 

@@ -107,6 +107,26 @@ def test_order_of_one_set_is_a_permutation_named_by_seed_and_epoch() -> None:
             assert [rows.tolist() for _, rows in order] == [rows.tolist() for rows in expected][start:]
 
 
+@pytest.mark.parametrize(
+    ("asked", "device", "has_cuda", "expected"),
+    [
+        (None, "cuda", True, True),
+        (None, "cpu", True, False),
+        (True, "cpu", True, True),
+        (False, "cuda", True, False),
+        (True, "cpu", False, False),
+    ],
+)
+def test_batches_wait_in_pinned_memory_for_cuda_or_where_asked(
+    asked: bool | None, device: str, has_cuda: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's own loader does it; without CUDA there is no such memory."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    order = BatchOrder([20], batch_size=5, seed=None)
+    loader = loading.Loader([data()], order, loading=Loading(pin_memory=asked), device=torch.device(device))
+    assert loader.is_pinned == loader.batches.pin_memory == expected
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_errors_of_a_source_arrive_as_they_are(workers: int) -> None:
     class Broken(type(lazy(data()))):  # type: ignore[misc]

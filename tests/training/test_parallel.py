@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import subprocess
 import time
 from collections import Counter
@@ -13,10 +15,11 @@ import pytest
 import torch
 
 from probneural.errors import ArgumentError
+from probneural.processes import alone
 from probneural.training import files, fit, parallel
 from tests.distributed import needs_distributed, run_by_torchrun
 from tests.training.cases import built, data, same
-from tests.training.ranks import SETTINGS
+from tests.training.ranks import CHUNK, SETTINGS
 
 pytestmark = needs_distributed
 
@@ -43,7 +46,7 @@ def facts(folder: Path, rank: int) -> dict[str, Any]:
     ],
 )
 def test_several_processes_equal_one(name: str, processes: int, tmp_path: Path) -> None:
-    """20 steps in float64; uneven shares, and of four processes one that has no pair of the last batch.
+    """20 steps in float64; uneven shares, and of four processes one that has no pair of the last batch; equal units.
 
     LBFGS takes 20 iterations a step, and each multiplies what rounding has left.
     """
@@ -57,12 +60,18 @@ def test_several_processes_equal_one(name: str, processes: int, tmp_path: Path) 
     for rank in range(processes):
         found = files.read(tmp_path / "many" / f"weights-{rank}")[0]
         for key, value in expected.items():
-            assert float((found[key] - value).abs().max()) <= tolerance, key
+            assert float((found[key] - value).abs().max()) <= (0.0 if "normalizer" in key else tolerance), key
         torch.testing.assert_close(facts(tmp_path / "many", rank)["losses"], whole["losses"], rtol=tolerance, atol=0.0)
         assert facts(tmp_path / "many", rank)["told"] == (rank == 0)
-    # Every pair is read once an epoch, by one process; for the units, sides are read apart from pairs.
+    # Every pair is read once an epoch, by one process.
     counts = sum((Counter(facts(tmp_path / "many", rank)["read"]) for rank in range(processes)), Counter())
     assert counts == Counter(dict.fromkeys(range(26), SETTINGS["epochs"]))
+    # For the units, sides are read apart from pairs: each function of the training part once, by one process.
+    for side in ("inputs", "outputs"):
+        parts = [facts(tmp_path / "many", rank)["read for units"][side] for rank in range(processes)]
+        assert sorted(itertools.chain(*parts)) == sorted(whole["read for units"][side])
+        assert len(set(whole["read for units"][side])) == len(whole["read for units"][side]) == 23
+        assert all(0 < len(part) <= CHUNK * math.ceil(math.ceil(23 / CHUNK) / processes) for part in parts)
 
 
 @pytest.mark.slow
@@ -90,6 +99,20 @@ def test_a_program_of_its_own_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     assert parallel.own_device(torch.device("cuda")) == torch.device("cuda")
     assert parallel.first_says(True)
     assert not parallel.first_says(False)
+
+
+def test_who_is_alone_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As members of an ensemble are, in workers that have the environment of who has started them."""
+    joined = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *arguments, **options: joined.append(arguments))
+    monkeypatch.setattr(parallel.atexit, "register", lambda function: None)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with alone():
+        parallel.join()
+    assert not joined
+    parallel.join()
+    assert len(joined) == 1
 
 
 @pytest.mark.bad_input

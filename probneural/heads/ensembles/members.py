@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from probneural.errors import TrainingError, UnsupportedError
 from probneural.heads.ensembles.reinitialisation import Initialisation
 from probneural.pairs import Dataset
-from probneural.processes import gathered, rank, world_size
+from probneural.processes import alone, gathered, rank, world_size
 from probneural.randomness import seeded
 
 State = dict[str, Tensor]
@@ -207,7 +207,12 @@ def _trained_pickled(payload: bytes, number: int, seed: int) -> bytes:
 
 
 def _trained(task: MemberTask, number: int, seed: int) -> bytes:
-    """What a worker does: train one member, and send its tensors without pickle."""
+    """What a worker does: train one member, and send its tensors without pickle.
+
+    It is alone: it has the environment of the process that started it, but is none of those that torchrun has.
+    """
     buffer = io.BytesIO()
-    torch.save({name: tensor.cpu() for name, tensor in task.run(number, seed).items()}, buffer)
+    with alone():
+        state = task.run(number, seed)
+    torch.save({name: tensor.cpu() for name, tensor in state.items()}, buffer)
     return buffer.getvalue()

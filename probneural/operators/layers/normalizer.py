@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from probneural.checks import check_scale
 from probneural.errors import DataError
 from probneural.pairs import FieldSource
+from probneural.processes import are_together
 from probneural.statistics import units
 
 
@@ -38,6 +39,9 @@ class ChannelNormalizer(nn.Module):
     def fit(self, *fields: FieldSource) -> None:
         """Set mean and scale to the quadrature mean and standard deviation of the fields, per channel.
 
+        Where all processes are [`together`][probneural.processes.together], each reads a part of the fields, and all get the
+        bits that one process would.
+
         Args:
             fields: One source, or several side by side, whose grids may differ.
 
@@ -51,7 +55,7 @@ class ChannelNormalizer(nn.Module):
                     got=str(source.channels),
                     remedy="build the operator for them",
                 )
-        mean, scale = units(fields)
+        mean, scale = units(fields, over_processes=are_together())
         check_scale(torch.cat([scale, torch.maximum(scale, mean.abs())]), "fields", dtype=self.scale.dtype)
         self.mean.copy_(mean)
         self.scale.copy_(scale)

@@ -26,6 +26,7 @@ from probneural.heads.ensembles.members import MemberTask
 from probneural.heads.ensembles.reinitialisation import Initialisation
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs
+from probneural.processes import launched
 from probneural.randomness import seeded, stream_seed
 from tests.heads.cases import ComplexSpectral, briefly, data_for, fields, fitted, operator_case, reinitialise, to_dtype
 from tests.helpers import generator
@@ -304,6 +305,22 @@ def test_workers_find_what_the_loop_finds() -> None:
             assert torch.equal(predictor.noise, expected.noise)
         assert executor.submit(int, "3").result() == 3  # which stays open
     assert "OMP_NUM_THREADS" not in os.environ or os.environ["OMP_NUM_THREADS"] == "1"
+
+
+def solitary(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
+    """What a training function finds that would join other processes."""
+    assert launched() == 1, "not alone"
+    briefly(operator, data, seed=seed)
+
+
+def test_workers_of_a_process_of_torchrun_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have its environment, and would wait for others, or train with theirs; threads and processes make one call."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    case = operator_case("conv")
+    with ThreadPoolExecutor(2) as executor:
+        for workers in (1, executor):
+            assert head(2, train=solitary, workers=workers).fit(case.operator, case.data).members == 2
 
 
 def test_a_worker_that_dies_is_noticed() -> None:
