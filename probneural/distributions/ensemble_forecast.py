@@ -62,7 +62,9 @@ class EnsembleForecast(ABC):
         """What a file says of the forecast."""
 
     def leads(self) -> Iterator[tuple[int, EmpiricalField]]:
-        """Leads 1 to `steps` in order, each with the members' states; the memory does not grow with the leads.
+        """Leads 1 to `steps` in order, each with the members' states.
+
+        A roll-out computes them one after the other, in bounded memory: its budget and the states of a step.
 
         Raises:
             ForecastError: At the first lead at which a member is not finite.

@@ -45,7 +45,7 @@ class Forecast(Protocol):
         """The distribution of the states `(n, c, *grid)` after so many steps; lead 0 is the start."""
 
     def leads(self) -> Iterator[tuple[int, FieldDistribution]]:
-        """Leads 1 to `steps` in order, each with its distribution; in a memory that does not grow with the leads."""
+        """Leads 1 to `steps` in order, each with its distribution; of roll-outs in bounded memory."""
 
     def __len__(self) -> int:
         """Number of functions n."""
@@ -64,7 +64,7 @@ class Trajectory(EnsembleForecast):
     Args:
         ensemble: What is rolled out.
         steps: The largest lead.
-        budget: Bytes of states that are kept.
+        budget: Bytes of states that are kept; 256 MiB by default.
         show_progress: Whether long computations show a progress bar.
     """
 
