@@ -12,13 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from probneural import plots
+from probneural.distributions import VarianceShares
 from probneural.distributions.base import draw_stream
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import integral, sensors
 from probneural.grids import Grid
 from probneural.metrics import LeadScores, score_by_lead
-from tests.autoregression import DECAY, GRID, Exact, Members, forecast_and_truth
+from tests.autoregression import DECAY, GRID, Exact, Members, Truth, forecast_and_truth
 from tests.helpers import normal
 
 PROBE = sensors(GRID, [[0.25]])
@@ -95,6 +96,56 @@ def test_space_and_time_are_the_axes() -> None:
     assert shown(plots.space_time(forecast))
 
 
+def plane_forecast() -> tuple[Members, Truth]:
+    grid = Grid.uniform((4, 3), lengths=(2.0, 1.0))
+    start = normal(3, 2, 4, 3, seed="start")
+    truth = Truth(normal(6, 3, 2, 4, 3, seed="truth"), Field(start, grid))
+    return Members(normal(6, 5, 3, 2, 4, 3, seed="members"), start, grid=grid), truth
+
+
+def test_snapshots_have_a_column_per_lead() -> None:
+    forecast, truth = plane_forecast()
+    figure = plots.snapshots(
+        forecast, truth, index=-1, channel=1, leads=[5, 2], noise=0.3, label="m/s", axes=("x (m)", "y (m)")
+    )
+    panels = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_title() for axes in panels[:2]] == ["lead 2", "lead 5"]
+    names = ("truth", "mean", "|truth - mean|", "sd")
+    assert [axes.get_ylabel() for axes in panels[::2]] == [f"{name}\ny (m)" for name in names]
+    for column, lead in enumerate((2, 5)):
+        true, u = truth.at(lead).values[2, 1], forecast.at(lead)
+        expected = (true, u.mean[2, 1], (true - u.mean[2, 1]).abs(), (u.variance[2, 1] + 0.3).sqrt())
+        for axes, part in zip(panels[column::2], expected, strict=True):
+            np.testing.assert_allclose(axes.images[0].get_array(), part.mT)
+    scales = [axes.images[0].norm for axes in panels]
+    assert (
+        len({(scale.vmin, scale.vmax) for scale in scales[:4]}) == len({(scale.vmin, scale.vmax) for scale in scales[4:]}) == 1
+    )
+    assert shown(figure)
+
+
+def test_snapshots_choose_leads_by_themselves() -> None:
+    forecast, _ = plane_forecast()
+    figure = plots.snapshots(forecast, times=[0.5 * lead for lead in range(1, 7)])
+    panels = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_title() for axes in panels[:4]] == ["time 0.5", "time 1.5", "time 2", "time 3"]
+    assert len(panels) == 8  # no truth, no error
+    assert shown(figure)
+
+
+def test_shares_are_fractions_of_the_total_of_all_functions() -> None:
+    parts = {name: normal(3, 4, 2, seed=name).square() for name in ("initial", "operator", "interaction", "noise")}
+    shares = VarianceShares(**parts)
+    figure = plots.variance_shares(shares, channel=-1, times=[1.0, 2.0, 4.0])
+    (axes,) = figure.axes
+    for name, part in parts.items():
+        expected = part[:, :, 1].sum(1) / sum(parts.values())[:, :, 1].sum(1)
+        np.testing.assert_allclose(curve(axes, name).get_xydata().T, [[1.0, 2.0, 4.0], expected])
+    assert axes.get_xlabel() == "time"
+    assert shown(figure)
+    assert plots.variance_shares(shares).axes[0].get_xlabel() == "lead"
+
+
 def test_scores_are_drawn_with_two_standard_errors(scores: dict[str, LeadScores]) -> None:
     figure = plots.lead_scores(scores, names=["crps", "spread_skill", "joint_nll"], unit="K")
     first, second, third = figure.axes
@@ -149,6 +200,16 @@ def test_what_cannot_be_drawn_is_refused(scores: dict[str, LeadScores]) -> None:
     plane = Members(normal(2, 3, 1, 1, 4, 4), normal(1, 1, 4, 4), grid=Grid.uniform((4, 4)))
     with pytest.raises(GridError, match="one dimension"):
         plots.space_time(plane)
+    with pytest.raises(GridError, match="two dimensions"):
+        plots.snapshots(forecast)
+    with pytest.raises(ArgumentError, match="lead"):
+        plots.snapshots(plane, leads=[3])
+    with pytest.raises(ArgumentError, match="one lead or more"):
+        plots.snapshots(plane, leads=[])
+    with pytest.raises(ArgumentError, match="a variance > 0"):
+        plots.variance_shares(
+            VarianceShares(**dict.fromkeys(("initial", "operator", "interaction", "noise"), torch.zeros(2, 1, 1).double()))
+        )
     with pytest.raises(ArgumentError, match="names among"):
         plots.lead_scores(scores, names=["rmsd"])
     with pytest.raises(ArgumentError, match="lead"):
@@ -161,6 +222,10 @@ def test_what_cannot_be_drawn_is_refused(scores: dict[str, LeadScores]) -> None:
 def test_what_is_no_forecast_is_not_drawn() -> None:
     with pytest.raises(DataError, match="roll a predictor out"):
         plots.space_time(Field(torch.zeros(1, 1, 8), GRID))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="roll a predictor out"):
+        plots.snapshots(Field(torch.zeros(1, 1, 8), GRID))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="variance_shares"):
+        plots.variance_shares(3)  # type: ignore[arg-type]
     for draw in (plots.lead_scores, plots.lead_spread_skill):
         with pytest.raises(DataError, match="score a forecast"):
             draw({})

@@ -1,4 +1,4 @@
-"""The README's five-minute program runs, verbatim but for the number of epochs."""
+"""The README's programs run, verbatim but for sizes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import probneural as pn
+from probneural.arrays import grid_attributes
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
 (PROGRAM,) = (block for block in BLOCKS if "burgers = pn.problems.Burgers" in block)
 """What the README shows; a user who copies it must get what its comments promise."""
+(FORECAST,) = (block for block in BLOCKS if "predictor.rollout(" in block)
 OUTPUT = re.findall(r"```text\n(.*?)\n```", README.read_text(encoding="utf-8"), flags=re.DOTALL)[0]
 """What the README says that it prints."""
 
@@ -63,6 +66,48 @@ def test_program_runs_with_a_head_whose_latent_belongs_to_one_call(monkeypatch: 
     space: dict[str, Any] = {}
     exec(compile(changed, "the five-minute program", "exec"), space)
     check(space | {"measured": space["measured"](space["test"].inputs[:4])})
+
+
+SMALLER = {
+    "epochs=50": "epochs=2",
+    "width=32, depth=4": "width=8, depth=2",
+    "trajectory(64, ": "trajectory(4, ",
+    "resolution=128": "resolution=64",
+    "members=32": "members=5",
+}
+
+
+def test_forecast_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a store of trajectories of its own, with sizes of a quick run."""
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("zarr")
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    monkeypatch.chdir(tmp_path)
+    flow = pn.problems.Burgers(viscosity=0.1, time=0.1).trajectory(5, times=[0.1, 0.2, 0.3], resolution=64, seed=0)
+    states = torch.stack([flow.at(lead).values[:, 0] for lead in range(4)], dim=1)
+    coordinates = {"time": [0.0, 0.1, 0.2, 0.3], "x0": flow.grid.axes[0].coordinates.numpy()}
+    array = xarray.DataArray(
+        states.numpy(), dims=("sample", "time", "x0"), coords=coordinates, attrs=grid_attributes(flow.grid)
+    )
+    xarray.Dataset({"u": array}).to_zarr("flow.zarr", consolidated=False)
+    for name in ("in", "out"):
+        np.save(f"{name}.npy", np.zeros((3, 1, 8), np.float32))
+    space: dict[str, Any] = {"pn": pn}
+    space |= {f"numpy_memmap_{name}": np.load(f"{name}.npy", mmap_mode="r") for name in ("in", "out")}
+    program = FORECAST
+    for shown, instead in SMALLER.items():
+        assert program.count(shown) == 1
+        program = program.replace(shown, instead)
+    exec(compile(program, "the forecast", "exec"), space)
+    assert (len(space["maps"]), len(space["pairs"])) == (3, 15)
+    forecast, truth = space["forecast"], space["truth"]
+    assert isinstance(forecast, pn.distributions.Trajectory)
+    assert isinstance(forecast.at(5), pn.distributions.FieldDistribution)
+    assert forecast.at(5).mean.shape == truth.at(5).values.shape == (4, 1, 64)
+    assert (forecast.steps, forecast.members, forecast.ensemble.draws) == (20, 5, "trajectory")
+    printed = capsys.readouterr().out
+    assert "CRPS" in printed
+    assert "20" in printed.splitlines()[0]
 
 
 def check(space: dict[str, object]) -> None:

@@ -3,6 +3,7 @@
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.conditioned import ConditionedPredictor
 from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.ensemble_forecast import EnsembleForecast
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.intervals import Interval
 from probneural.distributions.latent import Latent
@@ -19,6 +20,7 @@ __all__ = [
     "DenseRoot",
     "DiagonalRoot",
     "EmpiricalField",
+    "EnsembleForecast",
     "FeatureRoot",
     "FieldDistribution",
     "Forecast",

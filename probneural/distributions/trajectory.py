@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -17,14 +16,11 @@ from probneural.checks import check_flag, check_integer
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.ensemble_forecast import EnsembleForecast
 from probneural.distributions.members import Members
-from probneural.distributions.time_functionals import MapOfSpace, applied
-from probneural.distributions.trajectory_files import write_zarr
 from probneural.distributions.trajectory_states import KeptStates
 from probneural.distributions.variance_shares import VarianceShares, paired_shares, plain_shares
-from probneural.errors import ArgumentError
 from probneural.fields import Field
-from probneural.functionals import Functional, check_functional
 from probneural.grids import Grid
 
 _BUDGET = 2**28
@@ -49,33 +45,39 @@ class Forecast(Protocol):
         """The distribution of the states `(n, c, *grid)` after so many steps; lead 0 is the start."""
 
     def leads(self) -> Iterator[tuple[int, FieldDistribution]]:
-        """Leads 1 to `steps` in order, each with its distribution; in a memory that does not grow with the leads."""
+        """Leads 1 to `steps` in order, each with its distribution; of roll-outs in bounded memory."""
 
     def __len__(self) -> int:
         """Number of functions n."""
 
 
-class Trajectory:
+class Trajectory(EnsembleForecast):
     """An ensemble of roll-outs: member m at all leads is one trajectory of all n functions.
 
     It is made by [`rollout`][probneural.distributions.Predictor.rollout]. States are computed when they are asked for, without
     gradients. All are kept where they fit into the budget; otherwise windows of them are, evenly spread over the leads, and a
-    lead between two is computed again from the one before it, with the same numbers.
+    lead between two is computed again from the one before it, with the same numbers. What can be asked of its leads is in
+    [`EnsembleForecast`][probneural.distributions.EnsembleForecast].
 
     Measurement noise is beside the states, not in them: scores and intervals take it as `noise=forecast.noise`.
 
     Args:
         ensemble: What is rolled out.
         steps: The largest lead.
-        budget: Bytes of states that are kept.
+        budget: Bytes of states that are kept; 256 MiB by default.
         show_progress: Whether long computations show a progress bar.
     """
 
     def __init__(self, ensemble: Members, *, steps: int, budget: int = _BUDGET, show_progress: bool = True) -> None:
         self.ensemble = ensemble
-        self.steps = check_integer(steps, "steps")
+        self._steps = check_integer(steps, "steps")
         self.budget = check_integer(budget, "budget", least=0)
         self.show_progress = check_flag(show_progress, "show_progress")
+
+    @property
+    def steps(self) -> int:
+        """The largest lead."""
+        return self._steps
 
     @property
     def grid(self) -> Grid:
@@ -122,67 +124,19 @@ class Trajectory:
         """
         return EmpiricalField(self._state(check_integer(lead, "lead", least=0, most=self.steps)), grid=self.grid)
 
-    def leads(self) -> Iterator[tuple[int, EmpiricalField]]:
-        """Leads 1 to `steps` in order, each with the members' states; the memory does not grow with the leads.
-
-        Raises:
-            ForecastError: At the first lead at which a member is not finite.
-        """
-        for lead, state in self._states_from(0, self.steps):
+    def _until(self, last: int) -> Iterator[tuple[int, EmpiricalField]]:
+        for lead, state in self._states_from(0, last):
             yield lead, EmpiricalField(state, grid=self.grid)
 
-    def apply(
-        self,
-        functional: Functional | Sequence[Functional],
-        *,
-        leads: Sequence[int] | None = None,
-        weights: Sequence[float] | Sequence[Sequence[float]] | Float[Tensor, "..."] | None = None,
-    ) -> EmpiricalField:
-        """Push forward through a linear functional of space, or of space and time: joint over leads, member by member.
-
-        Args:
-            functional: Of the states at each lead, m numbers per channel; or one for each lead, as of a sensor that moves.
-            leads: Which; 1 to `steps` by default.
-            weights: Of a sum over these leads, `(l,)`, or of k sums, `(k, l)`; `[dt / 2, dt, ..., dt, dt / 2]` is the integral
-                over time by the trapezoidal rule. By default nothing is summed.
-
-        Returns:
-            The distribution of the numbers, those of the first lead, or sum, first: `l * m` or `k * m` numbers per channel.
-
-        Raises:
-            ArgumentError: If a lead is none of this trajectory's, or weights or functionals are not one per lead.
-            GridError: If a functional lives on another grid.
-        """
-        chosen = self._chosen(leads)
-        maps = [functional] * len(chosen) if isinstance(functional, Functional) else list(functional)
-        for one in maps:
-            check_functional(one, grid=self.grid)
-        return applied(maps, self._at_leads(chosen), weights=weights)
-
-    def apply_by_draws(
-        self,
-        function: MapOfSpace,
-        *,
-        leads: Sequence[int] | None = None,
-        weights: Sequence[float] | Sequence[Sequence[float]] | Float[Tensor, "..."] | None = None,
-    ) -> EmpiricalField:
-        """Push forward through any function of space, linear or not, member by member.
-
-        Args:
-            function: Maps values `(s, n, c, *grid)` to `(s, n, c', m)`, as [`maximum`][probneural.functionals.maximum] does.
-            leads: As in `apply`.
-            weights: As in `apply`.
-
-        Returns:
-            As `apply`. What is not linear in time follows from the samples: the largest of all leads is `samples.amax(-1)`.
-
-        Raises:
-            ArgumentError: If a lead is none of this trajectory's, or weights are not one per lead.
-            ShapeError: If what the function returns is not `(s, n, c', m)`.
-            DataError: If it returns no tensor, or values that are not finite.
-        """
-        chosen = self._chosen(leads)
-        return applied([function] * len(chosen), self._at_leads(chosen), weights=weights)
+    def _attributes(self) -> dict[str, Any]:
+        ensemble = self.ensemble
+        return {
+            "draws": ensemble.draws,
+            "seed": str(ensemble.seed),  # may have any number of digits
+            "history": ensemble.history,
+            "noise_variance": self.noise.tolist(),
+            "has_initial_uncertainty": int(ensemble.initial is not None),
+        }
 
     def variance_shares(self) -> VarianceShares:
         """Take the members' variance apart at each lead: by initial states, by operators, by noise.
@@ -197,23 +151,6 @@ class Trajectory:
         if self.ensemble.initial is None:
             return plain_shares(self)
         return paired_shares(self, Trajectory(self.ensemble.shifted(), steps=self.steps, budget=0, show_progress=False))
-
-    def to_zarr(self, path: str | os.PathLike[str], *, times: Sequence[float] | Tensor | None = None) -> None:
-        """Write all states into a zarr store that xarray reads, a lead at a time; needs the extra `data`.
-
-        The variable `states` has the dimensions `member`, `sample`, `time`, `channel`, and `x0`, `x1`, ...; lead 0 comes first.
-        The store appears when it is whole. Where members blow up, it holds the leads before, and the error is raised then.
-
-        Args:
-            path: Of the new store.
-            times: Of leads 0 to `steps`, ascending; the leads themselves by default.
-
-        Raises:
-            FileError: If there is something of that name already, or the folder cannot be written to.
-            ForecastError: If a member is not finite, after the leads before are written.
-            ArgumentError: If there is not one time per lead.
-        """
-        write_zarr(self, path, times=times)
 
     @cached_property
     @undisturbed()
@@ -250,29 +187,6 @@ class Trajectory:
     @torch.no_grad()
     def _stepped(self, window: list[Tensor], lead: int) -> Tensor:
         return self.ensemble.step(window[0] if len(window) == 1 else torch.cat(window, dim=2), lead)
-
-    def _chosen(self, leads: Sequence[int] | None) -> list[int]:
-        if leads is None:
-            return list(range(1, self.steps + 1))
-        chosen = [check_integer(lead, "lead", least=0, most=self.steps) for lead in leads]
-        if not chosen:
-            raise ArgumentError(expected="one lead or more", got="none", remedy="leave leads out for all")
-        return chosen
-
-    def _at_leads(self, chosen: Sequence[int]) -> Callable[[], Iterator[tuple[int, EmpiricalField]]]:
-        """An iterator over rows of `chosen` and states, in the order of leads, in one pass."""
-
-        def states() -> Iterator[tuple[int, EmpiricalField]]:
-            rows: dict[int, list[int]] = {}
-            for row, lead in enumerate(chosen):
-                rows.setdefault(lead, []).append(row)
-            for row in rows.pop(0, ()):
-                yield row, self.at(0)
-            for lead, state in self._states_from(0, max(rows, default=0)):
-                for row in rows.get(lead, ()):
-                    yield row, EmpiricalField(state, grid=self.grid)
-
-        return states
 
     def __len__(self) -> int:
         """Number of functions n."""

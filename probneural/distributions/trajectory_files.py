@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from probneural.checks import check_path, real_tensor
 from probneural.errors import ArgumentError, FileError, ForecastError, UnsupportedError
 
 if TYPE_CHECKING:
-    from probneural.distributions.trajectory import Trajectory
+    from probneural.distributions.ensemble_forecast import EnsembleForecast
 
 _CHUNK_BYTES = 2**26
 """Bytes of a chunk at most, where one function at one lead is no more."""
@@ -28,8 +28,14 @@ _DIMENSIONS = "_ARRAY_DIMENSIONS"
 """Where xarray looks for the names of an array's axes."""
 
 
-def write_zarr(forecast: Trajectory, path: str | os.PathLike[str], *, times: Sequence[float] | Tensor | None) -> None:
-    """Write all states; see `Trajectory.to_zarr`."""
+def write_zarr(
+    forecast: EnsembleForecast,
+    path: str | os.PathLike[str],
+    *,
+    times: Sequence[float] | Tensor | None,
+    attributes: Mapping[str, Any],
+) -> None:
+    """Write all states; see `EnsembleForecast.to_zarr`."""
     target = check_path(path, "path")
     numbers = _checked_times(times, forecast.steps)
     if target.exists() or target.is_symlink():
@@ -42,7 +48,7 @@ def write_zarr(forecast: Trajectory, path: str | os.PathLike[str], *, times: Seq
         raise FileError(expected="a folder to write into", got=str(error), remedy="check path and space") from error
     try:
         store = folder / "store"
-        stopped = _filled(forecast, store, numbers)
+        stopped = _filled(forecast, store, numbers, attributes)
         os.rename(store, target)
     except OSError as error:
         if isinstance(error, FileError):
@@ -67,7 +73,9 @@ def _checked_times(times: Sequence[float] | Tensor | None, steps: int) -> NDArra
     return numbers
 
 
-def _filled(forecast: Trajectory, store: Path, times: NDArray[np.float64]) -> ForecastError | None:
+def _filled(
+    forecast: EnsembleForecast, store: Path, times: NDArray[np.float64], attributes: Mapping[str, Any]
+) -> ForecastError | None:
     """Fill a new store, and return the error that ended the forecast, if one did."""
     try:
         import zarr
@@ -81,15 +89,16 @@ def _filled(forecast: Trajectory, store: Path, times: NDArray[np.float64]) -> Fo
     members, functions, *rest = first.shape
     per_member = max(1, _CHUNK_BYTES // max(1, first[0].numel() * first.element_size()))
     space = [f"x{number}" for number in range(len(forecast.grid.shape))] if forecast.grid.is_uniform else ["point"]
-    group = zarr.create_group(store=store, attributes=_attributes(forecast), zarr_format=2)  # what xarray has read for longest
-    attributes: dict[str, Any] = dict(grid_attributes(forecast.grid)) if forecast.grid.is_uniform else {}
+    told = {**attributes, "probneural_version": version("probneural")}
+    group = zarr.create_group(store=store, attributes=told, zarr_format=2)  # what xarray has read for longest
+    about_grid: dict[str, Any] = dict(grid_attributes(forecast.grid)) if forecast.grid.is_uniform else {}
     array = group.create_array(
         "states",
         shape=(members, functions, forecast.steps + 1, *rest),
         chunks=(min(members, per_member), functions, 1, *rest),
         dtype=str(first.dtype).removeprefix("torch."),
         fill_value=float("nan"),
-        attributes=attributes | {_DIMENSIONS: ["member", "sample", "time", "channel", *space]},
+        attributes=about_grid | {_DIMENSIONS: ["member", "sample", "time", "channel", *space]},
     )
     _coordinates(group, forecast, space)
     stopped = None
@@ -107,25 +116,13 @@ def _filled(forecast: Trajectory, store: Path, times: NDArray[np.float64]) -> Fo
     return stopped
 
 
-def _all_leads(forecast: Trajectory) -> Iterator[tuple[int, Tensor]]:
+def _all_leads(forecast: EnsembleForecast) -> Iterator[tuple[int, Tensor]]:
     yield 0, forecast.at(0).samples
     for lead, u in forecast.leads():
         yield lead, u.samples
 
 
-def _attributes(forecast: Trajectory) -> dict[str, Any]:
-    ensemble = forecast.ensemble
-    return {
-        "draws": ensemble.draws,
-        "seed": str(ensemble.seed),  # may have any number of digits
-        "history": ensemble.history,
-        "noise_variance": forecast.noise.tolist(),
-        "has_initial_uncertainty": int(ensemble.initial is not None),
-        "probneural_version": version("probneural"),
-    }
-
-
-def _coordinates(group: Any, forecast: Trajectory, space: Sequence[str]) -> None:
+def _coordinates(group: Any, forecast: EnsembleForecast, space: Sequence[str]) -> None:
     """Coordinates of members, functions, channels and space."""
     counts = {"member": forecast.members, "sample": len(forecast), "channel": forecast.channels}
     for name, count in counts.items():

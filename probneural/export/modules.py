@@ -13,14 +13,15 @@ from probneural.calibration import Band
 from probneural.calibration.scale import ScaledPredictor
 from probneural.distributions import FunctionDraw, Predictor
 from probneural.errors import UnsupportedError
-from probneural.fields import takes_grid
+from probneural.fields import Field, takes_grid
 from probneural.grids import Grid, resample
 from probneural.heads.kernel.kernel_operator import KernelPredictor
 from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.heads.last_layer.laplace import LastLayerPredictor
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
-from probneural.heads.last_layer.readout import Readout
+from probneural.heads.last_layer.readout import Readout, with_factor
 from probneural.heads.weight_samples import WeightSampledPredictor
+from probneural.randomness import stream
 
 _REASONS: dict[type, tuple[str, str]] = {
     LaplacePredictor: (
@@ -62,11 +63,11 @@ def moments(predictor: Predictor, grid: Grid, query: Grid, *, units: Float64[Ten
         return moments(predictor.posterior, grid, query, units=units)
     if isinstance(predictor, LastLayerPredictor):
         factor, shift = predictor.factor[0], predictor.shift
-        return LastLayerMoments(predictor.readout, grid, query, factor=factor, shift=shift, units=units)
+        return LastLayerMoments(_placed(predictor, grid, query), factor=factor, shift=shift, units=units)
     if isinstance(predictor, SampledLastLayerPredictor):
         shift = predictor.deviations.mean(0)
         factor = (predictor.deviations - shift).movedim(0, -1) / len(predictor.deviations) ** 0.5
-        return LastLayerMoments(predictor.readout, grid, query, factor=factor, shift=shift, units=units)
+        return LastLayerMoments(_placed(predictor, grid, query), factor=factor, shift=shift, units=units)
     if isinstance(predictor, WeightSampledPredictor):
         members = [Evaluation(member, grid, query) for member in _members(predictor)]
         return SampleMoments(members, units=units)
@@ -107,6 +108,42 @@ class Evaluation(nn.Module):
         return resample(self.operator(values), self.grid, self.query)
 
 
+class PlacedFeatures(nn.Module):
+    """An operator on fixed grids, and the features of its read-out.
+
+    Args:
+        readout: The operator split into features and last layer.
+        grid: Where inputs live.
+        query: Where to evaluate.
+        in_channels: Of the inputs.
+    """
+
+    factor: Tensor | None
+
+    def __init__(self, readout: Readout, grid: Grid, query: Grid, *, in_channels: int) -> None:
+        super().__init__()
+        like = next(readout.operator.parameters())
+        dtype, device = like.dtype.to_real(), like.device
+        self.evaluation = Evaluation(readout.operator, grid, query)
+        self.name, self.channel_axis, self.has_bias = readout.name, readout.channel_axis, readout.has_bias
+        example = torch.randn(1, in_channels, *grid.shape, generator=stream(0, "placed features"))
+        self.home, factor = readout.home_and_factor(Field(example.to(device, dtype), grid), query)
+        self.register_buffer("factor", None if factor is None else factor.to(device, dtype))
+
+    def forward(self, values: Float[Tensor, "n c *grid"]) -> tuple[Tensor, Float[Tensor, "n p f"]]:
+        """Map values to the operator's, `(n, c', *query)`, and features, a constant 1 among them left out."""
+        caught: list[Tensor] = []
+        layer = self.evaluation.operator.get_submodule(self.name)
+        handle = layer.register_forward_hook(lambda module, arguments, output: caught.append(arguments[0]))
+        try:
+            mean = self.evaluation(values)
+        finally:
+            handle.remove()
+        features = caught[-1].movedim(self.channel_axis, 1)
+        features = with_factor(features, self.factor, has_bias=self.has_bias)
+        return mean, resample(features, self.home, self.evaluation.query).flatten(2).mT
+
+
 class LastLayerMoments(nn.Module):
     """u_c(x) = sum over j of w_cj phi_j(x) with Gaussian weights: mean and standard deviation |R_c^T phi(x)|.
 
@@ -114,9 +151,7 @@ class LastLayerMoments(nn.Module):
     f, stands for the factor.
 
     Args:
-        readout: The operator split into features and last layer.
-        grid: Where inputs live.
-        query: Where to evaluate.
+        features: The operator and phi.
         factor: Root of the weights' covariance, `(c, f, k)`, in physical units.
         shift: How far the mean weights are from the trained ones, `(c, f)`, in physical units, or None.
         units: Unit of standard deviations, `(c,)`.
@@ -128,19 +163,16 @@ class LastLayerMoments(nn.Module):
 
     def __init__(
         self,
-        readout: Readout,
-        grid: Grid,
-        query: Grid,
+        features: PlacedFeatures,
         *,
         factor: Float64[Tensor, "c f k"],
         shift: Float64[Tensor, "c f"] | None,
         units: Float64[Tensor, " c"],
     ) -> None:
         super().__init__()
-        like = next(readout.operator.parameters())
+        like = next(features.parameters())
         dtype, device = like.dtype.to_real(), like.device
-        self.evaluation = Evaluation(readout.operator, grid, query)
-        self.name, self.channel_axis, self.has_bias = readout.name, readout.channel_axis, readout.has_bias
+        self.features = features
         relative = factor / units.to(factor)[:, None, None]
         if factor.shape[2] > factor.shape[1]:
             relative = torch.linalg.qr(relative.mT, mode="r")[1].mT
@@ -150,17 +182,7 @@ class LastLayerMoments(nn.Module):
 
     def forward(self, values: Float[Tensor, "n c *grid"]) -> tuple[Tensor, Tensor]:
         """Map values to mean and standard deviation, `(n, c', *query)` each."""
-        caught: list[Tensor] = []
-        layer = self.evaluation.operator.get_submodule(self.name)
-        handle = layer.register_forward_hook(lambda module, arguments, output: caught.append(arguments[0]))
-        try:
-            mean = self.evaluation(values)
-        finally:
-            handle.remove()
-        features = caught[-1].movedim(self.channel_axis, 1)
-        if not self.evaluation.takes_grid:
-            features = resample(features, self.evaluation.grid, self.evaluation.query)
-        rows = features.flatten(2).mT
+        mean, rows = self.features(values)
         if self.shift is not None:
             mean = mean + self._applied(rows, self.shift[..., None])[..., 0].reshape(mean.shape)
         size = self._applied(rows, self.roots).square().sum(-1).sqrt()
@@ -168,9 +190,9 @@ class LastLayerMoments(nn.Module):
 
     def _applied(self, rows: Float[Tensor, "n p columns"], maps: Float[Tensor, "c f r"]) -> Float[Tensor, "n c p r"]:
         """Apply a matrix per channel to features, of which a constant one, the last, has no column in `rows`."""
-        weights = maps.movedim(0, 1)
-        bias = weights[-1].flatten() if self.has_bias else None
-        applied = nn.functional.linear(rows, weights[: rows.shape[-1]].flatten(1).mT, bias)
+        weights, count = maps.movedim(0, 1), rows.shape[-1]
+        bias = weights[-1].flatten() if count < len(weights) else None
+        applied = nn.functional.linear(rows, weights[:count].flatten(1).mT, bias)
         return applied.unflatten(-1, weights.shape[1:]).movedim(2, 1)
 
 
@@ -247,6 +269,11 @@ class ScaledMoments(nn.Module):
             exact = total.to(torch.float64) * units.to(torch.float64).square()
             total = total * self.local(mean, exact).to(total).reshape(total.shape)
         return mean, (total - noise).clamp_min(0.0).sqrt() * units
+
+
+def _placed(predictor: LastLayerPredictor | SampledLastLayerPredictor, grid: Grid, query: Grid) -> PlacedFeatures:
+    """The features of a predictor's last layer on fixed grids."""
+    return PlacedFeatures(predictor.readout, grid, query, in_channels=predictor.in_channels)
 
 
 def _members(predictor: WeightSampledPredictor) -> list[nn.Module]:

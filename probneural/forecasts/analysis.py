@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_callable, check_finite, check_instance, check_integer
-from probneural.distributions import EmpiricalField, FieldDistribution
+from probneural.distributions import EmpiricalField, EnsembleForecast, FieldDistribution
 from probneural.distributions.base import check_values
 from probneural.errors import ArgumentError
 from probneural.fields import Field, check_field
@@ -188,10 +188,11 @@ class Assimilation:
         )
 
 
-class EnsembleAnalysis:
+class EnsembleAnalysis(EnsembleForecast):
     """An ensemble at all leads, before and after the observations of each: what filters and smoothers return.
 
-    It is a forecast: scores, calibrators and figures take it. All leads are held in memory.
+    It is a forecast: scores, calibrators and figures take it. All leads are held in memory. What can be asked of several
+    leads, and files, are in [`EnsembleForecast`][probneural.distributions.EnsembleForecast]; they are of the analyses.
 
     Args:
         analyses: Members at leads 0 to `steps`, `(s, n, c, *grid)` each, given the observations.
@@ -227,6 +228,11 @@ class EnsembleAnalysis:
         """Number of members s."""
         return len(self._analyses[0])
 
+    @property
+    def channels(self) -> int:
+        """Channels c of a state."""
+        return self._analyses[0].shape[2]
+
     def at(self, lead: int) -> EmpiricalField:
         """The members' states at a lead, given the observations: of a filter up to that lead, of a smoother all of them.
 
@@ -243,9 +249,11 @@ class EnsembleAnalysis:
         """
         return EmpiricalField(self._forecasts[check_integer(lead, "lead", least=0, most=self.steps)], grid=self.grid)
 
-    def leads(self) -> Iterator[tuple[int, EmpiricalField]]:
-        """Leads 1 to `steps` in order, each with the members' states."""
-        return ((lead, self.at(lead)) for lead in range(1, self.steps + 1))
+    def _until(self, last: int) -> Iterator[tuple[int, EmpiricalField]]:
+        return ((lead, self.at(lead)) for lead in range(1, last + 1))
+
+    def _attributes(self) -> dict[str, Any]:
+        return {"observed_leads": sorted(self.chi2)}
 
     def __len__(self) -> int:
         """Number of functions n."""

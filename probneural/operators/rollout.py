@@ -27,7 +27,7 @@ class Rollout(Operator):
     steps. Without gradients it needs the memory of one step.
 
     The last layer of a repeated operator acts on all later states, so a last-layer posterior does not fit it;
-    `Laplace("low_rank")` does.
+    `Laplace("low_rank")` does. It fits one step, `Rollout(operator, 1, residual=True)` too, whose predictor then rolls out.
 
     Args:
         operator: G, from `h * c` states, the constant channels and the forcing of one step to c channels. It says its

@@ -5,7 +5,8 @@ with `figure.savefig(path)`, or turn it into bytes with [`png`][probneural.plots
 """
 
 from probneural.plots.active import active_learning
-from probneural.plots.leads import fan, lead_scores, lead_spread_skill, rank_histograms, space_time
+from probneural.plots.evolution import fan, snapshots, space_time
+from probneural.plots.leads import lead_scores, lead_spread_skill, rank_histograms, variance_shares
 from probneural.plots.quantities import quantity
 from probneural.plots.several import cost, fields, pit, sparsification, spread_skill
 from probneural.plots.single import band, calibration, field, png, training
@@ -24,8 +25,10 @@ __all__ = [
     "png",
     "quantity",
     "rank_histograms",
+    "snapshots",
     "space_time",
     "sparsification",
     "spread_skill",
     "training",
+    "variance_shares",
 ]

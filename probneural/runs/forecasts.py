@@ -12,7 +12,9 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.distributions.trajectory import Forecast
+from probneural.distributions.trajectory import Forecast, Trajectory
+from probneural.functionals import Functional, integral, sensors
+from probneural.grids import Grid
 from probneural.metrics.lead_pairs import TrueTrajectories
 from probneural.metrics.lead_scores import TITLES, LeadScores
 from probneural.metrics.lead_scoring import score_by_lead
@@ -50,6 +52,10 @@ def report_forecast(
 ) -> ForecastReport:
     """Score a forecast and write the report as one HTML file that needs nothing else: a verdict, scores, figures.
 
+    Figures are of scores by lead, spread and error, ranks; of the first function, a fan of its value in the middle of the
+    domain (of its integral, at scattered points), and maps over space and time, or in the plane at some leads; and of the
+    shares of the variance, where `forecast` is a `Trajectory` from an initial distribution: that takes another roll-out.
+
     Args:
         forecast: What is scored, on trajectories that neither training nor calibration used.
         truth: The true trajectories.
@@ -74,7 +80,7 @@ def report_forecast(
         raise ImportError(f"a report needs {error.name}: pip install 'probneural[plots]'") from error
     scores = score_by_lead(forecast, truth, noise=noise, level=level, times=times)
     sentences = forecast_verdict(scores)
-    figures = _figures(forecast, truth, scores, noise=noise)
+    figures = (*_score_figures(scores), *_state_figures(forecast, truth, noise=noise, times=times))
     sections = ("<h2>Scores by lead</h2>", _table(scores), *(figure_section(figure) for figure in figures))
     facts = f"{scores.functions} functions, {scores.steps} leads"
     target = Path(path)
@@ -129,13 +135,7 @@ def _cell(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.3g}"
 
 
-def _figures(
-    forecast: Forecast,
-    truth: TrueTrajectories,
-    scores: LeadScores,
-    *,
-    noise: float | Tensor,
-) -> Iterator[Figure]:
+def _score_figures(scores: LeadScores) -> Iterator[Figure]:
     from probneural import plots
 
     names = [name for name in ("relative_l2", "crps", "spread_skill", "simultaneous_coverage") if name in scores.scores]
@@ -148,7 +148,40 @@ def _figures(
     if scores.ranks is not None:
         caption = "Flat if truth and members cannot be told apart; high at both ends if members are too close together."
         yield Figure("Ranks of the truth among the members", caption, plots.png(plots.rank_histograms(scores)))
+
+
+def _state_figures(
+    forecast: Forecast,
+    truth: TrueTrajectories,
+    *,
+    noise: float | Tensor,
+    times: Sequence[float] | Tensor | None,
+) -> Iterator[Figure]:
+    from probneural import plots
+
+    functional, variance, words = _quantity(forecast.grid, noise)
+    caption = f"The first function, {words}: truth, mean, draws, and intervals of each lead at 50 and 90 %."
+    drawn = plots.fan(forecast, functional, truth=truth, noise=variance, times=times)
+    yield Figure("A quantity over the leads", caption, plots.png(drawn))
     if forecast.grid.is_uniform and forecast.grid.dimension == 1:
         caption = "The first function: truth, mean and one draw on one scale; error and standard deviation on another."
-        image = plots.png(plots.space_time(forecast, truth, noise=noise))
-        yield Figure("One function over space and time", caption, image)
+        yield Figure("One function over space and time", caption, plots.png(plots.space_time(forecast, truth, noise=noise)))
+    if forecast.grid.dimension == 2:
+        caption = "The first function: truth and mean on one scale; error and standard deviation on another."
+        yield Figure(
+            "One function at some leads", caption, plots.png(plots.snapshots(forecast, truth, noise=noise, times=times))
+        )
+    if isinstance(forecast, Trajectory) and forecast.ensemble.initial is not None and forecast.members > 1:
+        caption = (
+            "Fractions of the variance, over all functions: of the start, of the operator, of both together, of the noise."
+        )
+        drawn = plots.variance_shares(forecast.variance_shares(), times=times)
+        yield Figure("Where the variance comes from", caption, plots.png(drawn))
+
+
+def _quantity(grid: Grid, noise: float | Tensor) -> tuple[Functional, float | Tensor, str]:
+    """The quantity of the fan, the variance of its noise, and its words."""
+    if not grid.is_uniform:
+        return integral(grid), 0.0, "its integral"
+    middle = [float(axis.coordinates[axis.size // 2]) for axis in grid.axes]
+    return sensors(grid, [middle]), noise, "in the middle of the domain"

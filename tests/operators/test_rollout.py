@@ -203,6 +203,32 @@ class TestMemory:
 
         assert self.alive(run) <= 3
 
+    @staticmethod
+    def saved(steps: int, **options: Any) -> int:
+        """How many numbers autograd keeps for the backward pass, beside parameters."""
+        operator, values = Rollout(fno(), steps, **options), smooth(LINE).requires_grad_()
+        known = {parameter.untyped_storage().data_ptr() for parameter in operator.parameters()}
+        kept: dict[int, torch.UntypedStorage] = {}  # held, so that no storage takes the place of another one
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known:
+                kept[storage.data_ptr()] = storage
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            operator(values)
+        return sum(storage.nbytes() for storage in kept.values()) // values.element_size()
+
+    @pytest.mark.parametrize("residual", [False, True])
+    def test_checkpoints_keep_one_state_per_step(self, residual: bool) -> None:
+        """Gradients of more steps keep their states alone; without checkpoints, all that is inside of a step."""
+        state = smooth(LINE).numel()
+        counts = [self.saved(steps, residual=residual, checkpoints=True) for steps in (3, 4, 40)]
+        assert counts == [3 * state, 4 * state, 40 * state]
+        plain = [self.saved(steps, residual=residual) for steps in (3, 4)]
+        assert plain[1] - plain[0] > 10 * state
+
 
 class TestUponIt:
     """Heads, files and exports take it as any operator."""

@@ -12,11 +12,19 @@ def operator() -> FNO:
     return FNO(1, 1, modes=(2,), width=2, depth=1, projection=2)
 
 
-def test_none_is_the_operators_own_and_auto_is_some() -> None:
+def test_none_is_the_operators_own() -> None:
     assert resolve_device(None, operator()) == torch.device("cpu")
     assert resolve_device(None, torch.nn.Identity()) == torch.device("cpu")
     assert resolve_device("cpu", operator()) == torch.device("cpu")
-    assert resolve_device("auto", operator()).type in ("cuda", "mps", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "expected"), [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")]
+)
+def test_auto_is_cuda_before_mps_before_cpu(cuda: bool, mps: bool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert resolve_device("auto", operator()) == torch.device(expected)
 
 
 @pytest.mark.bad_input

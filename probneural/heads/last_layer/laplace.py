@@ -33,7 +33,8 @@ _BATCH_ELEMENTS = 2**23
 class LastLayerLaplace:
     """The Gaussian posterior of a pointwise affine last layer: exact covariance, given the features, at the trained weights.
 
-    u_c(x) = sum over j of w_cj phi_j(x). With m_c effective observations per field, noise variance s_c^2 and prior precision
+    u_c(x) = sum over j of w_cj phi_j(x), plus what does not depend on the weights, as the state in a step that predicts its
+    increment. With m_c effective observations per field, noise variance s_c^2 and prior precision
     tau_c, the weights of channel c have covariance (m_c G / s_c^2 + tau_c)^-1 around the trained ones, where
     G = sum over i of 1/|D| * integral of phi_i phi_i^T. The predictive mean is the operator's own output. Noise and prior
     maximise the evidence, in units of the training outputs' scale, unless given. It cannot see uncertainty in the features
@@ -49,7 +50,7 @@ class LastLayerLaplace:
         noise: Observation variance, in physical units squared: one number or one per channel.
         prior_precision: Precision of the weights, per physical unit squared of the output: one number, one per feature
             `(f,)`, or one per channel and feature `(c, f)`, the bias last (its prior is centred at the mean
-            training output); infinity fixes a weight.
+            training output, less what is added to the read-out); infinity fixes a weight.
         effective_observations: m, dimensionless, one number or one per channel; by default from the training residuals.
         moves_mean: Move the mean weights from the trained ones to where regression has them. Noise and prior precision that are
             not given are still those of the trained weights.
@@ -92,9 +93,9 @@ class LastLayerLaplace:
         """
         pairs = training_data(data, check_module(operator, "operator"))
         split = find_readout(operator, pairs.some(2).inputs, self.readout, query=pairs.query)
-        return self._solve(split, pairs, *pairs.output_units())
+        return self._solve(split, pairs, pairs.output_units()[1])
 
-    def _solve(self, split: Readout, data: TrainingData, mean: Tensor, scale: Tensor) -> LastLayerPredictor:
+    def _solve(self, split: Readout, data: TrainingData, scale: Tensor) -> LastLayerPredictor:
         gram, moments, residuals = statistics(split, data, unit=scale)
         channels, features = split.weight.shape
         device = gram.device
@@ -104,9 +105,7 @@ class LastLayerLaplace:
         noises = given_noise(self.noise, channels, dtype=data.inputs.dtype)
         priors = self._priors(channels, features)
         squares = residuals.squares
-        centre = split.weight.to(device) / scale[:, None]
-        if split.has_bias:
-            centre[:, -1] -= mean / scale
+        centre = centred_weights(split, gram, moments) / scale[:, None]
         factor = torch.zeros(1, channels, features, channels * features, dtype=torch.float64, device=device)
         noise, prior, evidence = torch.empty_like(scale), torch.empty_like(centre), 0.0
         shift = torch.zeros_like(centre) if self.moves_mean else None
@@ -181,6 +180,18 @@ def statistics(
     assert sums is not None  # there is at least one pair
     sums.finish()
     return data.summed(gram), data.summed(moments), sums
+
+
+def centred_weights(split: Readout, gram: Float64[Tensor, "f f"], moments: Float64[Tensor, "c f"]) -> Float64[Tensor, "c f"]:
+    """The trained weights less the prior's mean, `(c, f)`, in physical units.
+
+    That is zero but for the constant's weight: there it is the mean training output less what is added to the read-out, or
+    its regression on the constant where that varies in space.
+    """
+    weight = split.weight.to(gram).clone()
+    if split.has_bias:
+        weight[:, -1] -= (moments[:, -1] + weight @ gram[:, -1]) / gram[-1, -1]
+    return weight
 
 
 class LastLayerPredictor(Predictor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,17 @@ from probneural.threads import copy_for_call
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}
 """Relative deviation from an affine map that is still put down to rounding."""
+_ROUNDING = 32
+"""Roundings of what is added to a map's response that may be seen in it."""
 
 
 @dataclass(frozen=True)
 class Readout:
-    """An operator split into features and a pointwise affine last layer: u_c(x) = sum over j of W_cj phi_j(x).
+    """An operator split into features and a pointwise affine last layer: u_c(x) = a_c(x) + m(x) sum over j of W_cj phi_j(x).
+
+    What is added, a, may depend on the input function, as the state in a step that predicts its increment; the factor m is
+    the same for all input functions, as 0 where boundary values are kept. Features and their constant hold the factor. Where
+    a is one number per channel, it belongs to W, as the weight of the constant, and a is 0.
 
     Attributes:
         operator: The head's own evaluation copy.
@@ -33,6 +39,7 @@ class Readout:
         channel_axis: Axis of the features within the submodule's input: 1 or -1.
         has_bias: Whether the last feature is the constant 1.
         weight: W, `(c, f)`, in the outputs' physical units, float64.
+        response: How outputs respond to the submodule's own where m is 1, `(c, c)`, float64; None if m is 1 everywhere.
     """
 
     operator: nn.Module
@@ -40,6 +47,7 @@ class Readout:
     channel_axis: int
     has_bias: bool
     weight: Float64[Tensor, "c f"]
+    response: Float64[Tensor, "c c"] | None = None
 
     def __post_init__(self) -> None:
         """Check that there is such a submodule, and the axis."""
@@ -53,23 +61,81 @@ class Readout:
     def evaluate(self, inputs: Field, query: Grid | None = None) -> tuple[Float[Tensor, "n c *grid"], Float[Tensor, "n p f"]]:
         """Return the operator's values and its features on the query, the features one row per point."""
         where = inputs.grid if query is None else query
-        native = takes_grid(self.operator)
+        values, features = self._caught(inputs, query)
+        home = self._home(inputs, where, tuple(features.shape[2:]))
+        features = with_factor(features, self._factor(inputs, home), has_bias=self.has_bias)
+        rows = resample(features, home, where).flatten(2).mT
+        if self.has_bias and self.response is None:
+            rows = torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
+        return values, rows
+
+    def home_and_factor(self, inputs: Field, query: Grid) -> tuple[Grid, Float64[Tensor, "*grid"] | None]:
+        """The grid of the features when outputs are on a query, which are interpolated from there; and the factor m on it."""
+        _, features = self._caught(inputs[:1], None if query == inputs.grid else query)
+        home = self._home(inputs, query, tuple(features.shape[2:]))
+        return home, self._factor(inputs, home)
+
+    def _caught(self, inputs: Field, query: Grid | None) -> tuple[Float[Tensor, "n c *query"], Float[Tensor, "n f *grid"]]:
+        """The operator's values, and the features as they go into the read-out."""
         caught: list[Tensor] = []
         hooked = _hooked(self.operator, self.name, lambda module, arguments, output: caught.append(arguments[0]))
         values = evaluate(hooked, inputs, query)
-        features = caught[-1].movedim(self.channel_axis, 1)
-        if not native:
-            features = resample(features, inputs.grid, where)
-        if tuple(features.shape[2:]) != where.shape:
-            raise ReadoutError(
-                expected=f"features on the grid {where.shape}",
-                got=f"{tuple(features.shape[2:])} at {self.name}",
-                remedy="name a read-out that acts on the output's grid",
-            )
-        rows = features.flatten(2).mT
-        if self.has_bias:
-            rows = torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
-        return values, rows
+        return values, caught[-1].movedim(self.channel_axis, 1)
+
+    def _home(self, inputs: Field, where: Grid, shape: tuple[int, ...]) -> Grid:
+        """The grid of features of a shape: the query; or the inputs' grid, if outputs are interpolated from there.
+
+        Raises:
+            ReadoutError: If it is neither.
+        """
+        takes = takes_grid(self.operator)
+        grids = [inputs.grid] if where == inputs.grid or not takes else [where, inputs.grid]
+        grids = [grid for grid in grids if grid.shape == shape]
+        is_open = takes and where != inputs.grid and inputs.grid in grids
+        for grid in grids:
+            if not is_open or self._follows_from(grid, inputs, where):
+                return grid
+        raise ReadoutError(
+            expected=f"features on the grid {where.shape}",
+            got=f"{shape} at {self.name}",
+            remedy="name a read-out that acts on the output's grid",
+        )
+
+    @torch.no_grad()
+    def _follows_from(self, home: Grid, inputs: Field, where: Grid) -> bool:
+        """Whether outputs follow from a rough output of the read-out on a grid, interpolated if that is not the query."""
+        if home != where and not home.is_uniform:
+            return False
+        respond, like = _responses(self.operator, inputs[:1].detached(), self.name, self.channel_axis, where)
+        rough, base = _rough(like), respond(torch.zeros_like(like))
+        response = (respond(rough) - base).flatten(2)[0].mT
+        given = resample(with_factor(rough, self._factor(inputs, home), has_bias=False), home, where)
+        columns = given.flatten(2)[0].mT.to(torch.float64)
+        misfit = columns @ torch.linalg.lstsq(columns, response).solution - response
+        rounding = _ROUNDING * torch.finfo(like.dtype).eps * base.abs().max()
+        return bool(misfit.abs().max() <= _TOLERANCE[like.dtype] * response.abs().max() + rounding)
+
+    @torch.no_grad()
+    def _factor(self, inputs: Field, home: Grid) -> Float64[Tensor, "*grid"] | None:
+        """The factor m on the grid of the features, from the responses of one input function; None where it is 1 everywhere."""
+        if self.response is None:
+            return None
+        query = None if home == inputs.grid else home
+        respond, like = _responses(self.operator, inputs[:1].detached(), self.name, self.channel_axis, query)
+        base = respond(torch.zeros_like(like))
+        change = torch.stack([respond(unit) - base for unit in _units(like)], dim=2)
+        return _factor(change.flatten(3), self.response, _TOLERANCE[like.dtype]).unflatten(0, home.shape)
+
+
+def with_factor(
+    features: Float[Tensor, "n f *grid"], factor: Float64[Tensor, "*grid"] | None, *, has_bias: bool
+) -> Float[Tensor, "n g *grid"]:
+    """Features times a factor that varies in space, and that factor, the constant's, as the last one; or as they are."""
+    if factor is None:
+        return features
+    varying = factor.to(features)
+    features = features * varying
+    return torch.cat([features, varying.expand_as(features[:, :1])], dim=1) if has_bias else features
 
 
 _DRAWN_ELEMENTS = 2**23
@@ -170,21 +236,58 @@ def _verify(operator: nn.Module, inputs: Field, name: str, query: Grid | None) -
         if not parts or any(tuple(part.shape[2:]) != shape for part in parts):
             continue
         inner = _unit_responses(lambda unit, axis=axis: module(unit.movedim(1, axis)).movedim(axis, 1), parts[0])  # type: ignore[misc]
-        if inner is not None and _agrees(*inner, *parts):
-            outer = _outer_map(operator, inputs, name, axis, output, query)
-            if outer is None or not _agrees(*outer, parts[1], values):
-                raise _not_a_readout(name, "what follows it is not pointwise and affine")
-            if not _is_invertible(outer[0]):
-                raise _not_a_readout(name, "the output channels are not free combinations of its own")
-            weight, bias = outer[0] @ inner[0], outer[0] @ inner[1] + outer[1]
-            has_bias = _has_bias(module, parts[0], axis)
-            full = torch.cat([weight, bias[:, None]], dim=1) if has_bias else weight
-            return Readout(operator=operator, name=name, channel_axis=axis, has_bias=has_bias, weight=full)
+        if inner is None or not inner.agrees(*parts):
+            continue
+        outer = _outer_map(operator, inputs, name, axis, query)
+        if outer is None or not outer.agrees(parts[1], values):
+            raise _not_a_readout(name, "what follows it is not pointwise and affine")
+        if not _is_invertible(outer.matrix):
+            raise _not_a_readout(name, "the output channels are not free combinations of its own")
+        weight, bias = outer.matrix @ inner.matrix, outer.matrix @ inner.offset[0, :, 0] + outer.constant(values.dtype)
+        has_bias = _has_bias(module, parts[0], axis)
+        full = torch.cat([weight, bias[:, None]], dim=1) if has_bias else weight
+        response = None if outer.factor is None else outer.matrix
+        return Readout(operator=operator, name=name, channel_axis=axis, has_bias=has_bias, weight=full, response=response)
     raise _not_a_readout(name, "a layer that is not pointwise and affine on the output's grid")
 
 
-def _unit_responses(function: Callable[[Tensor], Tensor], like: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Matrix and offset of an affine map from its response to zero and to each constant unit input."""
+@dataclass(frozen=True, eq=False)
+class _AffineMap:
+    """A pointwise map of channels, m(x) M v(x) + a(x), where a may be another one for each function.
+
+    Attributes:
+        matrix: M, `(c2, c)`, float64.
+        offset: a, `(n, c2, p)`, or one number per channel, `(1, c2, 1)`; float64.
+        factor: m, `(p,)`, float64; None if it is 1 everywhere.
+    """
+
+    matrix: Float64[Tensor, "c2 c"]
+    offset: Float64[Tensor, "n c2 p"]
+    factor: Float64[Tensor, " p"] | None = None
+
+    def constant(self, dtype: torch.dtype) -> Float64[Tensor, " c2"]:
+        """The offset if it is one number per channel, up to rounding, and there is no factor; zeros otherwise."""
+        first = self.offset[0, :, 0]
+        rounding = _ROUNDING * torch.finfo(dtype).eps * first.abs()
+        is_one = bool(((self.offset - first[:, None]).abs().amax((0, 2)) <= rounding).all())
+        return first if is_one and self.factor is None else torch.zeros_like(first)
+
+    def agrees(self, inputs: Tensor, outputs: Tensor) -> bool:
+        """Whether outputs `(n, c2, *grid)` are the map's of inputs `(n, c, *grid)`, up to rounding."""
+        if inputs.shape[0] != outputs.shape[0] or self.matrix.shape != (outputs.shape[1], inputs.shape[1]):
+            return False
+        if inputs.shape[2:] != outputs.shape[2:]:
+            return False
+        expected = torch.einsum("oi,nip->nop", self.matrix, inputs.flatten(2).to(torch.float64))
+        expected = self.offset + (expected if self.factor is None else expected * self.factor)
+        actual = outputs.flatten(2).to(torch.float64)
+        size = self.matrix.abs().amax(1) * inputs.abs().max().to(torch.float64)  # channels may differ in their units
+        rounding = _ROUNDING * torch.finfo(inputs.dtype).eps * self.offset.abs().amax((0, 2))
+        return bool(((expected - actual).abs().amax((0, 2)) <= _TOLERANCE[inputs.dtype] * size + rounding).all())
+
+
+def _unit_responses(function: Callable[[Tensor], Tensor], like: Tensor) -> _AffineMap | None:
+    """An affine map from its response to zero and to each constant unit input."""
     channels, size = like.shape[1], (2,) * (like.ndim - 2)
     units = torch.cat([torch.zeros(1, channels), torch.eye(channels)]).to(like)
     try:
@@ -192,42 +295,56 @@ def _unit_responses(function: Callable[[Tensor], Tensor], like: Tensor) -> tuple
     except (RuntimeError, ValueError):
         return None  # a layer bound to its grid cannot be a pointwise one
     points = responses.flatten(2).to(torch.float64)
-    return (points[1:, :, 0] - points[:1, :, 0]).mT, points[0, :, 0]
+    return _AffineMap((points[1:, :, 0] - points[:1, :, 0]).mT, points[:1, :, :1])
 
 
-def _outer_map(
-    operator: nn.Module, inputs: Field, name: str, axis: int, output: Tensor, query: Grid | None
-) -> tuple[Tensor, Tensor] | None:
-    """Matrix and offset of what the operator does after its read-out, verified on a rough random output."""
+def _responses(
+    operator: nn.Module, inputs: Field, name: str, axis: int, query: Grid | None
+) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """What the operator makes of other outputs of its read-out, `(n, c, *grid)`, in float64; and the read-out's own output."""
 
     def respond(replacement: Tensor) -> Tensor:
         hooked = _hooked(operator, name, lambda module, arguments, out: replacement.movedim(1, axis).expand_as(out))
         return evaluate(hooked, inputs, query).to(torch.float64)
 
-    moved = output.movedim(axis, 1)
-    channels = moved.shape[1]
-    base = respond(torch.zeros_like(moved))
-    offset = base[0].flatten(1)[:, 0]
-    columns = []
-    for channel in range(channels):
-        unit = torch.zeros_like(moved)
+    own: list[Tensor] = []
+    evaluate(_hooked(operator, name, lambda module, arguments, out: own.append(out.movedim(axis, 1))), inputs, query)
+    return respond, own[-1]
+
+
+def _units(like: Tensor) -> Iterator[Tensor]:
+    """The outputs of a read-out that are 1 in one channel, and 0 in the others."""
+    for channel in range(like.shape[1]):
+        unit = torch.zeros_like(like)
         unit[:, channel] = 1.0
-        columns.append((respond(unit) - base)[0].flatten(1)[:, 0])
-    matrix = torch.stack(columns, dim=1)
-    generator = stream(0, "read-out response")
-    rough = torch.randn(moved.shape, generator=generator).to(moved)
-    return (matrix, offset) if _agrees(matrix, offset, rough, respond(rough)) else None
+        yield unit
 
 
-def _agrees(matrix: Tensor, offset: Tensor, inputs: Tensor, outputs: Tensor) -> bool:
-    if inputs.shape[0] != outputs.shape[0] or matrix.shape != (outputs.shape[1], inputs.shape[1]):
-        return False
-    if inputs.shape[2:] != outputs.shape[2:]:
-        return False
-    expected = torch.einsum("oi,nip->nop", matrix, inputs.flatten(2).to(torch.float64)) + offset[:, None]
-    actual = outputs.flatten(2).to(torch.float64)
-    size = matrix.abs().amax(1) * inputs.abs().max().to(torch.float64) + offset.abs()  # channels may differ in their units
-    return bool(((expected - actual).abs().amax((0, 2)) <= _TOLERANCE[inputs.dtype] * size).all())
+def _rough(like: Tensor) -> Tensor:
+    """Random numbers, independent from point to point."""
+    return torch.randn(like.shape, generator=stream(0, "read-out response")).to(like)
+
+
+def _outer_map(operator: nn.Module, inputs: Field, name: str, axis: int, query: Grid | None) -> _AffineMap | None:
+    """What the operator does after its read-out, verified on a rough random output."""
+    respond, like = _responses(operator, inputs, name, axis, query)
+    base = respond(torch.zeros_like(like))
+    change = torch.stack([(respond(unit) - base)[:1] for unit in _units(like)], dim=2).flatten(3)
+    sizes = change.abs().amax((0, 2, 3))[:, None, None]
+    strength = (change / torch.where(sizes > 0, sizes, 1.0)).square().sum((0, 1, 2))
+    matrix = change[..., strength >= 0.5 * strength.max()].mean((0, 3))
+    factor = _factor(change, matrix, _TOLERANCE[like.dtype])
+    found = _AffineMap(matrix, base.flatten(2), None if bool((factor == 1.0).all()) else factor)
+    rough = _rough(like)
+    return found if found.agrees(rough, respond(rough)) else None
+
+
+def _factor(change: Float64[Tensor, "n o i p"], matrix: Float64[Tensor, "o i"], tolerance: float) -> Float64[Tensor, " p"]:
+    """The factor of a matrix at every point that fits responses best, outputs in units of their own; 1 where it is nearly."""
+    norms = matrix.norm(dim=1, keepdim=True)
+    relative = torch.where(norms > 0, matrix / norms.square(), 0.0)
+    factor = torch.einsum("noip,oi->p", change, relative) / (len(change) * max(1, int((norms > 0).sum())))
+    return torch.where((factor - 1.0).abs() <= tolerance, 1.0, factor)
 
 
 def _is_invertible(matrix: Tensor) -> bool:

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.errors import ArgumentError
-from probneural.heads.last_layer.laplace import LastLayerPredictor, statistics
+from probneural.heads.last_layer.laplace import LastLayerPredictor, centred_weights, statistics
 from probneural.heads.training_data import training_data
 from probneural.linear_algebra.principal_components import eigenpairs
 from probneural.pairs import Dataset
@@ -78,7 +78,7 @@ class Target:
             ArgumentError: If the prior fixes all weights.
         """
         pairs = training_data(data, closed.operator)
-        mean, scale = (part.cpu() for part in pairs.output_units())
+        scale = pairs.output_units()[1].cpu()
         gram, moments, residuals = statistics(closed.readout, pairs)
         gram, moments = gram.cpu(), moments.cpu()
         noise, prior, effective_observations = (
@@ -98,9 +98,7 @@ class Target:
             )
         prior_std = prior_std[free]
         whole = torch.block_diag(*(gram * float(number) for number in precision))[free][:, free]
-        centre = closed.readout.weight.cpu().clone()
-        if closed.readout.has_bias:
-            centre[:, -1] -= mean
+        centre = centred_weights(closed.readout, gram, moments)
         size = float((gram.diagonal().mean() / pairs.functions).sqrt())
         prior_scales = scale / size * prior[:, 0].sqrt()
         return cls(

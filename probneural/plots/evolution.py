@@ -1,0 +1,323 @@
+"""Functions of a forecast: fans of a quantity over the leads, maps over space and time, and snapshots in the plane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probneural.checks import check_instance, check_integer, real_tensor
+from probneural.distributions.base import FieldDistribution, check_values, noise_variance
+from probneural.distributions.trajectory import Forecast
+from probneural.errors import ArgumentError, GridError
+from probneural.functionals import Functional, check_functional
+from probneural.grids import Grid
+from probneural.metrics.lead_pairs import TrueTrajectories
+from probneural.plots.single import (
+    BLUE,
+    ERROR_MAP,
+    ORANGE,
+    SKY,
+    VALUE_MAP,
+    WIDTH,
+    check_axis_names,
+    checked_position,
+    draw_map,
+    draw_planes,
+    ink,
+    legend_above,
+    limits,
+    new_figure,
+)
+
+_LEVELS = (0.5, 0.9)
+"""Levels of a fan's intervals."""
+_SNAPSHOTS = 4
+"""Leads that a figure of maps has room for."""
+_EVEN = 1e-6
+"""Deviation of an interval of time, relative to their mean, that counts as rounding."""
+
+
+def fan(
+    forecast: Forecast,
+    functional: Functional,
+    *,
+    truth: TrueTrajectories | None = None,
+    index: int = 0,
+    channel: int = 0,
+    draws: int = 5,
+    noise: float | Float[Tensor, "..."] = 0.0,
+    times: Sequence[float] | Tensor | None = None,
+) -> Figure:
+    """Draw a quantity of one function over the leads: its central intervals at 50 and 90 %, its mean, draws, and the truth.
+
+    A draw is the same member, or the same latent, at all leads. The intervals are for each lead by itself.
+
+    Args:
+        forecast: Of n functions.
+        functional: The quantity, one number of a state: the value at a point, `pn.functionals.sensors(grid, [[0.25]])`, an
+            integral. The first of several.
+        truth: The true trajectories.
+        index: Which of the n functions; negative numbers count from the end.
+        channel: Which of the c channels.
+        draws: Number of draws.
+        noise: Variance of the noise of the measured quantity, in its units squared.
+        times: Time of each lead, `(steps,)`, since the start; the number of the lead by default.
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: If the forecast is none, or a value is not finite.
+        ArgumentError: If index or channel is out of range, `draws` is negative, or the noise is unusable.
+        GridError: If the functional lives on another grid.
+        ShapeError: If there is not one time per lead.
+    """
+    _check_forecast(forecast)
+    check_functional(functional, grid=forecast.grid)
+    row, draws = checked_position(index, len(forecast), name="index"), check_integer(draws, "draws", least=0)
+    parts: list[list[Tensor]] = []
+    for lead, u in _states(forecast):
+        values = u[row].apply(functional)
+        column = checked_position(channel, values.mean.shape[1], name="channel")
+        ends = [end for level in _LEVELS for end in values.interval(level, noise=noise if lead else 0.0)]
+        drawn = functional(u[row].rsample(torch.Size([draws]), seed=0))[:, 0, column, 0]
+        kept = [part[0, column, 0] for part in (values.mean, *ends)]
+        if truth is not None:
+            kept.append(functional(truth.at(lead)[row].values)[0, column, 0])
+        parts.append([*kept, *drawn])
+    curves = [torch.stack([part.detach().cpu().double() for part in column]).numpy() for column in zip(*parts, strict=True)]
+    where = np.concatenate([[0.0], lead_times(times, forecast.steps).numpy()])
+    figure = new_figure(WIDTH, 3.4)
+    axes = figure.subplots()
+    for number in reversed(range(len(_LEVELS))):
+        lower, upper = curves[1 + 2 * number], curves[2 + 2 * number]
+        name = f"{100 * _LEVELS[number]:g} % interval"
+        axes.fill_between(where, lower, upper, color=SKY, alpha=0.45 - 0.2 * number, linewidth=0, label=name)
+    first = 1 + 2 * len(_LEVELS) + (truth is not None)
+    for number, draw in enumerate(curves[first:]):
+        axes.plot(where, draw, color=ORANGE, linewidth=0.9, label=None if number else "draws")
+    axes.plot(where, curves[0], color=BLUE, linewidth=1.6, label="mean")
+    if truth is not None:
+        axes.plot(where, curves[first - 1], color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
+    name = "value" if functional.labels is None else functional.labels[0]
+    axes.set(xlabel=time_name(times), ylabel=name, xlim=(where[0], where[-1]))
+    if times is None:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.ticklabel_format(axis="y", scilimits=(-3, 4))
+    legend_above(figure, axes)
+    return figure
+
+
+def space_time(
+    forecast: Forecast,
+    truth: TrueTrajectories | None = None,
+    *,
+    index: int = 0,
+    channel: int = 0,
+    noise: float | Float[Tensor, "..."] = 0.0,
+    times: Sequence[float] | Tensor | None = None,
+    label: str = "value",
+    axes: Sequence[str] = ("x",),
+) -> Figure:
+    """Draw one function of a forecast on a line as maps over space and time: truth, mean, a draw; error and deviation.
+
+    The draw is the same member, or the same latent, at all leads. A forecast in the plane is drawn by
+    [`snapshots`][probneural.plots.snapshots].
+
+    Args:
+        forecast: Of n functions on a uniform line.
+        truth: The true trajectories.
+        index: Which of the n functions; negative numbers count from the end.
+        channel: Which of the c channels.
+        noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
+        times: Time of each lead, `(steps,)`, equally spaced from the start at 0; the number of the lead by default.
+        label: What the values are, with their unit: "velocity (m/s)".
+        axes: What the coordinate is, with its unit: "x (m)".
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: If the forecast is none, or a value is not finite.
+        GridError: If the grid is no uniform one of one dimension.
+        ArgumentError: If index or channel is out of range, times are not equally spaced, or the noise is unusable.
+        ShapeError: If there is not one time per lead.
+    """
+    grid = _check_forecast(forecast).grid
+    if grid.dimension != 1 or not grid.is_uniform:
+        raise GridError(expected="a uniform grid of one dimension", got=repr(grid), remedy="plots.snapshots(forecast)")
+    check_axis_names(axes, grid)
+    row = checked_position(index, len(forecast), name="index")
+    maps: list[list[Tensor]] = []
+    for lead, u in _states(forecast):
+        one = u[row]
+        column = checked_position(channel, one.mean.shape[1], name="channel")
+        observed = noise_variance(noise, tuple(one.mean.shape), one.mean.detach()) if lead else 0.0
+        parts = [one.mean, (one.variance.double() + observed).sqrt(), one.rsample(torch.Size([1]), seed=0)[0]]
+        if truth is not None:
+            parts.append(truth.at(lead)[row].values)
+        maps.append([part[0, column].detach().cpu().double() for part in parts])
+    columns = [torch.stack(column, dim=1) for column in zip(*maps, strict=True)]
+    when = lead_times(times, forecast.steps)
+    gaps = torch.diff(when, prepend=when.new_zeros(1))
+    if bool(((gaps - gaps.mean()).abs() > _EVEN * gaps.mean()).any()):
+        raise ArgumentError(
+            expected="times that are equally spaced from the start at 0",
+            got=str(when.tolist())[:100],
+            remedy="leave them out, and the axis counts leads",
+        )
+    (along,) = grid.axes
+    plane = Grid.uniform(
+        (along.size, forecast.steps + 1),
+        lengths=(along.length, float(when[-1])),
+        periodic=(along.periodic, False),
+        endpoint=(along.endpoint, True),
+        origin=(along.origin, 0.0),
+    )
+    mean, sd, drawn = columns[:3]
+    return draw_planes(
+        plane,
+        None if truth is None else columns[3],
+        mean=mean,
+        sd=sd,
+        draws=drawn[None],
+        spread="sd",
+        label=label,
+        axes=(axes[0], time_name(times)),
+    )
+
+
+def snapshots(
+    forecast: Forecast,
+    truth: TrueTrajectories | None = None,
+    *,
+    index: int = 0,
+    channel: int = 0,
+    leads: Sequence[int] | None = None,
+    noise: float | Float[Tensor, "..."] = 0.0,
+    times: Sequence[float] | Tensor | None = None,
+    label: str = "value",
+    axes: Sequence[str] = ("x", "y"),
+) -> Figure:
+    """Draw one function of a forecast in a plane as maps at several leads: truth, mean, error and deviation, a column per lead.
+
+    Rows of values share one colour scale, rows of deviations another one, over all leads.
+
+    Args:
+        forecast: Of n functions in the plane, on a uniform grid or at scattered points.
+        truth: The true trajectories.
+        index: Which of the n functions; negative numbers count from the end.
+        channel: Which of the c channels.
+        leads: Which; up to four of them, evenly spread, by default.
+        noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
+        times: Time of each lead, `(steps,)`; the number of the lead by default.
+        label: What the values are, with their unit: "vorticity (1/s)".
+        axes: What the coordinates are, with their units.
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: If the forecast is none, or a value is not finite.
+        GridError: If the grid has not two dimensions.
+        ArgumentError: If index, channel or a lead is out of range, or the noise is unusable.
+        ShapeError: If there is not one time per lead.
+    """
+    grid = _check_forecast(forecast).grid
+    if grid.dimension != 2:
+        raise GridError(expected="a grid of two dimensions", got=repr(grid), remedy="plots.space_time(forecast) on a line")
+    check_axis_names(axes, grid)
+    row = checked_position(index, len(forecast), name="index")
+    chosen, when = chosen_leads(leads, forecast.steps, most=_SNAPSHOTS), lead_times(times, forecast.steps)
+    maps = []
+    for lead, u in forecast.leads():
+        if lead not in chosen:
+            continue
+        one = u[row]
+        column = checked_position(channel, one.mean.shape[1], name="channel")
+        variance = one.variance.double() + noise_variance(noise, tuple(one.mean.shape), one.mean.detach())
+        mean, sd = (part[0, column].detach().cpu().double() for part in (one.mean, variance.sqrt()))
+        if truth is None:
+            maps.append({"mean": mean, "sd": sd})
+        else:
+            true = truth.at(lead)[row].values[0, column].detach().cpu().double()
+            maps.append({"truth": true, "mean": mean, "|truth - mean|": (true - mean).abs(), "sd": sd})
+    figure = new_figure(max(WIDTH, 2.2 * len(chosen) + 0.8), 0.4 + 2.0 * len(maps[0]))
+    panels = figure.subplots(len(maps[0]), len(chosen), squeeze=False, sharex=True, sharey=True)
+    _draw_snapshots(figure, panels, grid, maps, label=label, axes=axes)
+    for panel, lead in zip(panels[0], chosen, strict=True):
+        panel.set_title(f"lead {lead}" if times is None else f"time {float(when[lead - 1]):g}", fontsize=10)
+    return figure
+
+
+def _draw_snapshots(
+    figure: Figure,
+    panels: NDArray[np.object_],
+    grid: Grid,
+    maps: Sequence[Mapping[str, Float64[Tensor, "*grid"]]],
+    *,
+    label: str,
+    axes: Sequence[str],
+) -> None:
+    """A row per kind of map, a column per lead."""
+    values = {f"{name} {number}": part[name] for number, part in enumerate(maps) for name in part if name in ("truth", "mean")}
+    largest = max(float(part[name].max()) for part in maps for name in part if name not in ("truth", "mean"))
+    for line, name in zip(panels, maps[0], strict=True):
+        is_value = name in ("truth", "mean")
+        colours, scaling = (VALUE_MAP, limits(values)) if is_value else (ERROR_MAP, Normalize(0.0, largest or 1.0))
+        for panel, part in zip(line, maps, strict=True):
+            image = draw_map(panel, grid, values=part[name].numpy(), colours=colours, scaling=scaling)
+        line[0].set_ylabel(f"{name}\n{axes[1]}")
+        figure.colorbar(image, ax=list(line), label=label, pad=0.02)
+    for panel in panels[-1]:
+        panel.set_xlabel(axes[0])
+
+
+def _check_forecast(forecast: Forecast) -> Forecast:
+    return check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(...)")
+
+
+def _states(forecast: Forecast) -> Iterator[tuple[int, FieldDistribution]]:
+    """The start, and all leads in order."""
+    yield 0, forecast.at(0)
+    yield from forecast.leads()
+
+
+def lead_times(times: Sequence[float] | Tensor | None, steps: int) -> Float64[Tensor, " steps"]:
+    """The time of each lead, its number by default.
+
+    Raises:
+        ShapeError: If there is not one per lead.
+    """
+    given = range(1, steps + 1) if times is None else times
+    where = real_tensor(list(given), "times", dtype=torch.float64, device=torch.device("cpu")).detach()
+    check_values(where, (steps,), "times")
+    return where
+
+
+def time_name(times: Sequence[float] | Tensor | None) -> str:
+    """What the axis of time counts."""
+    return "lead" if times is None else "time"
+
+
+def chosen_leads(leads: Sequence[int] | None, steps: int, *, most: int) -> list[int]:
+    """Leads to be drawn: those given, or up to `most` of them, evenly spread.
+
+    Raises:
+        ArgumentError: If there is no such lead, or none at all.
+    """
+    if leads is None:
+        count = min(most, steps)
+        return sorted({round(1 + (steps - 1) * number / max(count - 1, 1)) for number in range(count)})
+    chosen = sorted({check_integer(lead, "lead", most=steps) for lead in leads})
+    if not chosen:
+        raise ArgumentError(expected="one lead or more", got="none", remedy="leave leads out for some of them")
+    return chosen
