@@ -143,7 +143,11 @@ COMMANDS = {
         options={"--gigabytes": {"type": float, "default": 20.0, "help": "size of the files"}},
     ),
     "local-scale": Command(
-        local_scale.main, "variances with one factor and with a local one, on all problems; about 15 minutes", options=WORKERS
+        local_scale.main,
+        "variances with one factor and with a local one, of four heads on all problems; about an hour, goes on if cut off",
+        output="local-scale.json, or one for the problem, and finished units",
+        options={**PROBLEM, **WORKERS},
+        check=lambda given: local_scale.chosen(given["problem"]),
     ),
     "long-forecast": Command(
         long_forecast.main, "seconds and memory of forecasts up to 1,000 leads; about ten minutes", options=WORKERS
@@ -151,8 +155,7 @@ COMMANDS = {
     "low-data": Command(low_data.main, "heads where training functions are few; about 15 minutes", options=WORKERS),
     "novelty": Command(
         novelty.main,
-        "which shifts scores of novelty see, and what widened error bars cover; about five minutes a problem and seed, goes on "
-        "if cut off",
+        "which shifts scores of novelty see, and what widened error bars cover; about half an hour, goes on if cut off",
         output="novelty.json, or one for the problem, and finished units",
         options={**PROBLEM, **WORKERS},
         check=lambda given: novelty.chosen(given["problem"]),
