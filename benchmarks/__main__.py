@@ -125,7 +125,7 @@ COMMANDS = {
         options={**PROBLEM, **WORKERS},
         check=lambda given: forecast.chosen(given["problem"]),
     ),
-    "gold": Command(gold.main, "heads against a posterior known in closed form; minutes", options=WORKERS),
+    "gold": Command(gold.main, "heads against posteriors known in closed form; minutes", options=WORKERS),
     "growth": Command(growth.main, "time and memory of every stage as the number of functions grows; about 20 minutes"),
     "heads": Command(
         heads.main,
@@ -144,7 +144,7 @@ COMMANDS = {
     ),
     "local-scale": Command(
         local_scale.main,
-        "variances with one factor and with a local one, of four heads on all problems; about an hour, goes on if cut off",
+        "variances with one factor and with a local one, of four heads on all problems; about half an hour, goes on if cut off",
         output="local-scale.json, or one for the problem, and finished units",
         options={**PROBLEM, **WORKERS},
         check=lambda given: local_scale.chosen(given["problem"]),

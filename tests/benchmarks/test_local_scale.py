@@ -74,6 +74,7 @@ def test_means_have_parts_of_the_attainable_and_errors_of_means() -> None:
         ({"rank_within": 0.44}, [0, 0, 2, 2]),
         ({"rank_within": 0.01, "rank_within_attainable": 0.03, "gap": 0.02, "gap, error": 0.02}, [2, 0, 2, 2]),
         ({"rank_within": 0.0, "rank_within_attainable": 0.03, "gap": 0.03, "gap, error": 0.02}, [0, 0, 2, 2]),
+        ({"rank_within": 0.1, "rank_within_attainable": 0.03, "gap": -0.07, "gap, error": 0.02}, [0, 0, 2, 2]),
         ({"steepest tenth": 1.3, "band": 0.61}, [2, 1, 0, 0]),
         ({"steepest tenth": 0.7, "band": None}, [2, 1, 0, 0]),
     ],

@@ -124,6 +124,15 @@ def test_measurement_noise_gives_an_exact_predictor_its_scale() -> None:
         assert row["width in distribution"] == pytest.approx(1.0, abs=0.02)
 
 
+def test_scales_are_told_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def noise_of(predictor: pn.distributions.Predictor, *args: Any, **options: Any) -> list[dict[str, Any]]:
+        return [{"noise": predictor.noise.tolist()}]
+
+    monkeypatch.setattr(novelty_units, "coverage", noise_of)
+    found = novelty_units.scored(Synthetic, functions(test=pairs(5), shifts={}, noise=0.01))
+    assert found["coverage"] == [{"noise": [0.01]}]
+
+
 def test_a_head_that_cannot_be_fitted_is_named() -> None:
     def fails() -> Any:
         raise CalibrationError(expected="a head", got="none", remedy="take another")
