@@ -155,7 +155,7 @@ COMMANDS = {
     "low-data": Command(low_data.main, "heads where training functions are few; about 15 minutes", options=WORKERS),
     "novelty": Command(
         novelty.main,
-        "which shifts scores of novelty see, and what widened error bars cover; about half an hour, goes on if cut off",
+        "which shifts scores of novelty see, and what widened error bars cover; about a quarter of an hour, goes on if cut off",
         output="novelty.json, or one for the problem, and finished units",
         options={**PROBLEM, **WORKERS},
         check=lambda given: novelty.chosen(given["problem"]),
