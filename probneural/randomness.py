@@ -56,6 +56,7 @@ PURPOSES: Final = MappingProxyType(
         "perturbed observations": "errors of the observations that members of an ensemble filter take in, per lead and number",
         "likelihood points": "points at which the correlation of residuals is judged",
         "local scale points": "points whose residuals say how large variances are along a function",
+        "trimmed points": "points whose residuals a robust scale is taken from",
         "novelty points": "points whose residuals say how variances grow with novelty",
         "synthetic shifts": "strengths of synthetic shifts, and which functions are added up, per kind",
         # training
