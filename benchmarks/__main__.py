@@ -144,7 +144,7 @@ COMMANDS = {
     ),
     "local-scale": Command(
         local_scale.main,
-        "variances with one factor and with a local one, of four heads on all problems; about half an hour, goes on if cut off",
+        "variances with one factor and with a local one, of four heads on all problems; about an hour, goes on if cut off",
         output="local-scale.json, or one for the problem, and finished units",
         options={**PROBLEM, **WORKERS},
         check=lambda given: local_scale.chosen(given["problem"]),

@@ -7,7 +7,6 @@ functions. Nothing is fitted on test functions.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from benchmarks import environment, evaluation, exact
 from benchmarks.head_makers import DEFAULT, ENSEMBLE, KERNEL, Data, Workshop
 from benchmarks.kept_units import noted
 from benchmarks.over_seeds import Row
-from probneural.errors import CalibrationError
 from probneural.randomness import stream_seed
 
 HEADS = (DEFAULT, KERNEL, "mixture of 2", ENSEMBLE)
@@ -87,12 +85,12 @@ class Unit:
                 for scale in SCALES:
                     with noted(own, f"scale {scale}"):
                         predictor = pn.calibration.VarianceScale(local=scale == "local").fit(raw, calibration)
-                        rows.append(whose | {"scale": scale} | scores(predictor, test, pool))
+                        rows.append(whose | {"scale": scale} | scores(predictor, test, pool, failed=own))
             failed += [whose | row for row in own]
         return {"rows": rows, FAILED: failed}
 
 
-def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs, pool: pn.FieldPairs) -> Row:
+def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs, pool: pn.FieldPairs, *, failed: list[Row]) -> Row:
     """Scores of the fields, of bands, and of quantities of interest."""
     u = predictor(test.inputs)
     whole = WHOLE[min(test.outputs.grid.dimension, 2) - 1]
@@ -102,7 +100,7 @@ def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs, pool: pn.
     squares = (test.outputs.values.double() - u.mean.double()).square() / u.variance.double()
     found["steepest tenth"] = float(squares[is_steep(u.mean.double(), u.grid)].mean())
     bands: dict[str, float] = {}
-    with contextlib.suppress(CalibrationError):  # solved up to rounding
+    with noted(failed, "band"):
         bands = evaluation.bands(predictor, pool, test)
     found |= {"band": bands.get("width_ratio"), "band coverage": bands.get("coverage")}
     found["constant band coverage"] = bands.get("constant_coverage")

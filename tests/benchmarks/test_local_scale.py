@@ -11,6 +11,7 @@ import torch
 from benchmarks import local_scale, local_scale_units
 from benchmarks.local_scale_units import FAILED, HEADS, SCALES
 from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
+from probneural.errors import CalibrationError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -45,6 +46,18 @@ def test_the_gap_of_errors_that_are_as_stated_is_within_its_errors(turned: bool,
     assert found["gap, error"] == pytest.approx(each, rel=0.7)
     assert (abs(found["gap"]) < 3 * found["gap, error"]) == is_reached
     assert is_reached or found["gap"] > 0.5  # the correlation has the other sign
+
+
+def test_a_band_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> Any:
+        raise CalibrationError(expected="a band", got="none", remedy="take another")
+
+    monkeypatch.setattr(local_scale_units.evaluation, "bands", fails)
+    pairs = FieldPairs(Field(normal(40, 1, 64, seed=1), GRID), Field(normal(40, 1, 64, seed=0) * DEVIATION, GRID))
+    failed: list[dict[str, Any]] = []
+    found = local_scale_units.scores(Stated(), pairs, pairs, failed=failed)
+    assert found["band"] is None
+    assert [row["what"] for row in failed] == ["band"]
 
 
 def rows(**changes: Any) -> list[dict[str, Any]]:
