@@ -126,7 +126,7 @@ COMMANDS = {
         options={**PROBLEM, **WORKERS},
         check=lambda given: forecast.chosen(given["problem"]),
     ),
-    "gold": Command(gold.main, "heads against a posterior known in closed form; minutes", options=WORKERS),
+    "gold": Command(gold.main, "heads against posteriors known in closed form; minutes", options=WORKERS),
     "growth": Command(growth.main, "time and memory of every stage as the number of functions grows; about 20 minutes"),
     "heads": Command(
         heads.main,
@@ -144,7 +144,11 @@ COMMANDS = {
         options={"--gigabytes": {"type": float, "default": 20.0, "help": "size of the files"}},
     ),
     "local-scale": Command(
-        local_scale.main, "variances with one factor and with a local one, on all problems; about 15 minutes", options=WORKERS
+        local_scale.main,
+        "variances with one factor and with a local one, of four heads on all problems; about an hour, goes on if cut off",
+        output="local-scale.json, or one for the problem, and finished units",
+        options={**PROBLEM, **WORKERS},
+        check=lambda given: local_scale.chosen(given["problem"]),
     ),
     "long-forecast": Command(
         long_forecast.main, "seconds and memory of forecasts up to 1,000 leads; about ten minutes", options=WORKERS
@@ -152,8 +156,7 @@ COMMANDS = {
     "low-data": Command(low_data.main, "heads where training functions are few; about 15 minutes", options=WORKERS),
     "novelty": Command(
         novelty.main,
-        "which shifts scores of novelty see, and what widened error bars cover; about five minutes a problem and seed, goes on "
-        "if cut off",
+        "which shifts scores of novelty see, and what widened error bars cover; about a quarter of an hour, goes on if cut off",
         output="novelty.json, or one for the problem, and finished units",
         options={**PROBLEM, **WORKERS},
         check=lambda given: novelty.chosen(given["problem"]),

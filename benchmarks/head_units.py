@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float64
-from torch import Tensor
 
 import probneural as pn
 from benchmarks import environment, exact
 from benchmarks.head_makers import HEADS, Data, Workshop
-from benchmarks.novelty import auroc
+from benchmarks.measurements import measured, noise_variance
+from benchmarks.novelty_units import auroc
 from probneural.distributions import Predictor
 from probneural.errors import ProbneuralError
 from probneural.randomness import stream, stream_seed
@@ -27,11 +26,6 @@ FEW = 25
 """Training functions where data are few."""
 EVALUATIONS = 10
 """With few data, there are so many times the epochs; still a quarter of the training steps or less."""
-NOISE = 1e-5
-"""Standard deviation of the measurement noise of all functions, in units of the root mean square of the training outputs.
-
-Rounding is some 1e-6 of the largest value. Without noise, what is exact (a linear regression of a linear map) has no density,
-and no scale."""
 SCORES = (
     "relative_l2",
     "crps",
@@ -117,7 +111,7 @@ class Unit:
             own = stream_seed(self.seed, "heads functions", len(exact))
             places.append(name)
             exact.append(problem.sample(held_out, resolution=source.resolution, seed=own))
-        noise = NOISE**2 * exact[0].outputs.values.double().square().mean((0, *range(2, 2 + source.dimension)))
+        noise = noise_variance(exact[0])
         train, scaling, weighing, *tests = (
             measured(pairs, noise, stream(self.seed, "heads noise", part)) for part, pairs in enumerate(exact)
         )
@@ -160,14 +154,6 @@ class Unit:
                 row["auroc"] = auroc(ordinary, _stated(predictor, pairs))
             found.append(row)
         return found
-
-
-def measured(pairs: pn.FieldPairs, noise: Float64[Tensor, " c"], generator: torch.Generator) -> pn.FieldPairs:
-    """The pairs with white noise of these variances in their outputs."""
-    values = pairs.outputs.values
-    white = torch.randn(values.shape, generator=generator, dtype=torch.float64)
-    moved = values + (noise.sqrt().reshape(-1, *(1,) * (values.ndim - 2)) * white).to(values)
-    return pn.FieldPairs(pairs.inputs, pn.Field(moved, pairs.outputs.grid))
 
 
 @lru_cache

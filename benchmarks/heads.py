@@ -19,6 +19,7 @@ from scipy.stats import studentized_range
 from benchmarks import environment, exact, head_units, kept_units, sections
 from benchmarks.head_makers import BRIEF, DEFAULT, ENSEMBLE, HEADS
 from benchmarks.head_units import FEW, LEVEL, Unit
+from benchmarks.measurements import NOISE
 from benchmarks.over_seeds import CONFIDENCE, Row, difference, grouped, half_width, mean_of, ratio
 from probneural.calibration import VarianceScale
 
@@ -81,7 +82,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         "means over seeds, each with functions, weights and batches of its own, which all heads share. Every head is scaled by "
         f"{VarianceScale()!r} on the same 200 functions (100 in two dimensions), and tested on as many others; stacking takes "
         "its weights from those, and scales its predictors on as many further ones",
-        f"all outputs, to train and to test on, have measurement noise of {head_units.NOISE:g} of their root mean square, "
+        f"all outputs, to train and to test on, have measurement noise of {NOISE:g} of their root mean square, "
         "which every scale is told: what is exact has no density without",
         f"coverage and width are those of central intervals at {LEVEL:g}; simultaneous: of whole functions. auroc: how well "
         "the stated variance alone tells shifted functions from ordinary ones. ause: of values and of whole functions; 0 where "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -14,6 +16,7 @@ import torch
 from tqdm.auto import tqdm
 
 from benchmarks import environment
+from probneural.errors import ProbneuralError
 
 
 class Unit(Protocol):
@@ -75,3 +78,18 @@ def work(unit: Unit, folder: Path) -> dict[str, Any]:
     if environment.is_clean(unit.commit):
         environment.keep(result, unit.path(folder))
     return result
+
+
+@contextlib.contextmanager
+def noted(failed: list[dict[str, Any]], what: str) -> Iterator[None]:
+    """Turn an error into a row that says what it ended: it must not cost the work on all else."""
+    try:
+        yield
+    except (ProbneuralError, RuntimeError) as error:
+        traceback.print_exc()
+        failed.append({"what": what, "error": f"{type(error).__name__}: {error}"})
+
+
+def failures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A note for each such row, of a problem, head and seed."""
+    return [f"failed: {row['problem']}, {row['head']}, seed {row['seed']}, {row['what']}: {row['error'][:200]}" for row in rows]

@@ -1,103 +1,120 @@
-"""What variances that follow slope, level and position bring: `VarianceScale` with and without its local scale, side by side.
+"""Where, not only which: variances that follow slope, level and position, beside one factor for a whole channel.
 
-Per problem and seed: one FNO and its last-layer Laplace posterior, and the kernel operator; both scaled on the same calibration
-functions, with one factor and with a local one, and scored on the same test functions. Nothing is fitted on test functions.
+See `local_scale_units` for what is done on each problem.
 """
 
 from __future__ import annotations
 
-import contextlib
+import math
 import statistics
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import probneural as pn
-from benchmarks import environment, evaluation, exact, kept_units, sections
-from benchmarks.over_seeds import Row, grouped, mean
-from probneural.errors import CalibrationError
-from probneural.randomness import stream_seed
+from benchmarks import environment, exact, kept_units, sections
+from benchmarks.local_scale_units import FAILED, WHOLE, Unit
+from benchmarks.over_seeds import Row, grouped, mean, mean_of
 
 SEEDS = range(3)
-_COLUMNS = ("nll", "joint_nll", "coverage", "simultaneous_coverage", "chi2", "rank_within", "rank_within_attainable")
+ATTAINABLE, MEANINGLESS, ERRORS = 0.9, 0.05, 2.0
+"""Least part of the attainable rank correlation; attainable values below which no part is taken; standard errors of gaps."""
+FRONTS, FRONT_RANK = ("Burgers, viscosity 0.01", "Variable-speed advection, time 0.5"), 0.45
+"""Problems with fronts, and the least rank correlation there."""
+STEEPEST, WIDTH = (0.8, 1.25), 0.6
+"""Limits of the steepest tenth's mean square, and the largest width of a band beside the constant one."""
 
 
-@dataclass(frozen=True)
-class Unit:
-    """One problem under one seed.
-
-    Attributes:
-        problem: Its name in `exact`.
-        seed: Of functions and weights.
-        commit: Of the code.
-        is_small: Whether it takes seconds and means nothing.
-    """
-
-    problem: str
-    seed: int
-    commit: str
-    is_small: bool = False
-
-    @property
-    def name(self) -> str:
-        """For readers of the progress."""
-        return f"{self.problem}, seed {self.seed}"
-
-    def path(self, folder: Path) -> Path:
-        """Where its rows are kept."""
-        return folder / environment.file_name(self.name, self, suffix=".json")
-
-    def run(self, folder: Path) -> dict[str, Any]:
-        """Do it."""
-        return {"rows": run(self.problem, self.seed, small=self.is_small)}
-
-
-def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
-    """Run all problems and seeds, and average; finished ones of the same commit are not repeated."""
+def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
+    """Run all problems and seeds, those that are done already excepted, and average."""
+    todo = units(mode, problem)
     rows: list[Row] = []
-    commit, is_small = environment.commit(), mode == "small"
 
-    def runs() -> list[Row]:
-        names = [case.source.name for case in exact.chosen("full") if isinstance(case.source, exact.ProblemSource)]
-        names, seeds = (names[:1], range(1)) if is_small else (names, SEEDS)
-        todo = [Unit(name, seed, commit, is_small) for seed in seeds for name in names]
-        found = kept_units.spread(todo, output / "local-scale", workers=workers)
-        rows.extend(row for unit in todo for row in found[unit]["rows"])
-        return rows
+    def table(make: Callable[[Sequence[Row]], Sequence[Row]]) -> Sequence[Row]:
+        if not rows:  # the first table runs everything
+            found = kept_units.spread(todo, output / "local-scale", workers=workers)
+            rows.extend(row for unit in todo for row in found[unit]["rows"])
+            resumed = sum(bool(one.get("resumed")) for one in found.values())
+            notes.extend(kept_units.failures(row for unit in todo for row in found[unit][FAILED]))
+            notes.extend([f"{resumed} of {len(todo)} units {sections.RESUMED}"] if resumed else [])
+        return make(rows)
 
+    parts = {"runs": list, "means": averaged, "gains": gains, "shown": shown}
+    notes = [
+        "Problems, sizes and recipes as in `exact`, four FNOs under each seed; functions and weights are drawn anew for each.",
+        "Calibration: 200 functions. Scores: 200 others of the same grid; those of whole functions, rank correlations among "
+        f"them, of the first {WHOLE[1]} in two dimensions.",
+        "rank_within: rank correlation of stated deviation and error between the points of one function; attainable: its "
+        "expectation if errors were as stated. gap: attainable less reached, with a standard error over functions, not over "
+        f"trainings. of attainable: their ratio, which means nothing where less than {MEANINGLESS:g} is attainable.",
+        "Steepest tenth: mean of squared standardised errors at the tenth of points where the predicted mean is steepest.",
+        "band: width of conformal bands of whole functions that follow the stated deviation, relative to bands of constant "
+        "width, both calibrated on the same sets of 50 functions and tested on the same others.",
+        f"Shown: of all problems, on how many the means over seeds reach {ATTAINABLE:g} of the attainable rank correlation "
+        f"(where less than {MEANINGLESS:g} is attainable: come within {ERRORS:g} standard errors of it), a rank "
+        f"correlation of {FRONT_RANK:g} on problems with fronts, a steepest tenth from {STEEPEST[0]:g} to {STEEPEST[1]:g}, "
+        f"and a band of {WIDTH:g} of the constant one or less.",
+        "A kernel operator that solves a linear problem up to rounding has nothing to scale, and no row.",
+    ]
     return sections.write(
         "local-scale",
-        {"runs": runs, "means": lambda: averaged(rows), "gains": lambda: gains(rows)},
+        {name: partial(table, make) for name, make in parts.items()},
         mode=mode,
         output=output,
-        commit=commit,
-        notes=[
-            "Problems, sizes and recipes as in `exact`; functions and weights are drawn anew for each seed.",
-            "Calibration: 200 functions. Scores: 200 others of the same grid.",
-            "Steepest tenth: mean of squared standardised errors at the tenth of points where the predicted mean is steepest.",
-            "A kernel operator that solves a linear problem up to rounding has nothing to scale, and no row.",
-        ],
+        commit=todo[0].commit,
+        problem=problem,
+        notes=notes,
     )
 
 
-def averaged(rows: list[Row]) -> list[Row]:
+def chosen(problem: str | None) -> list[str]:
+    """Names of the problems of a run.
+
+    Raises:
+        ValueError: If no problem's name begins so.
+    """
+    return [case.source.name for case in exact.chosen("full", problem=problem)]
+
+
+def units(mode: str, problem: str | None) -> list[Unit]:
+    """Units of a run, seed by seed, so that one that was cut off has all problems; of one problem and seed if it is small."""
+    commit, names = environment.commit(), chosen(problem)
+    if mode == "small":
+        return [Unit(names[0], 0, commit, is_small=True)]
+    return [Unit(name, seed, commit) for seed in SEEDS for name in names]
+
+
+def averaged(rows: Sequence[Row]) -> list[Row]:
     """Means over seeds per problem, head and scale."""
     keys = ("problem", "head", "scale")
     table = []
     for group, own in grouped(rows, keys).items():
         names = [name for name in own[0] if name not in (*keys, "seed")]
-        table.append(dict(zip(keys, group, strict=True)) | {name: mean(row[name] for row in own) for name in names})
+        row = dict(zip(keys, group, strict=True)) | {"seeds": len(own)} | {name: mean_of(own, name) for name in names}
+        row["gap, error"] = root_sum_of_squares([one["gap, error"] for one in own])
+        reached, attainable = row["rank_within"], row["rank_within_attainable"]
+        row["of attainable"] = reached / attainable if attainable is not None and attainable >= MEANINGLESS else None
+        table.append(row)
     return table
 
 
-def gains(rows: list[Row]) -> list[Row]:
+def root_sum_of_squares(errors: Sequence[float | None]) -> float | None:
+    """The standard error of a mean of independent values with these errors; None where one is missing.
+
+    Examples:
+        >>> root_sum_of_squares([3.0, 4.0]), root_sum_of_squares([1.0, None])
+        (2.5, None)
+    """
+    known = [error for error in errors if error is not None]
+    return math.hypot(*known) / len(known) if known and len(known) == len(errors) else None
+
+
+def gains(rows: Sequence[Row]) -> list[Row]:
     """What the local scale changes, paired by seed: mean and standard error, per problem and head."""
     known = {(row["problem"], row["head"], row["seed"], row["scale"]): row for row in rows}
     pairs: dict[tuple[str, str], list[tuple[Row, Row]]] = {(row["problem"], row["head"]): [] for row in rows}
     for problem, head, seed, scale in known:
-        if scale == "local":
+        if scale == "local" and (problem, head, seed, "one") in known:
             pairs[problem, head].append((known[problem, head, seed, "one"], known[problem, head, seed, "local"]))
     table = []
     for (problem, head), own in pairs.items():
@@ -110,47 +127,53 @@ def gains(rows: list[Row]) -> list[Row]:
     return table
 
 
-def run(name: str, seed: int, *, small: bool = False) -> list[Row]:
-    """Train, fit heads, scale them in both ways, and score."""
-    torch.set_num_threads(1)
-    (case,) = exact.chosen("small" if small else "full", problem=name)
-    source = case.source
-    assert isinstance(source, exact.ProblemSource)
-    train, calibration, test = (
-        source.problem.sample(count, resolution=source.resolution, seed=stream_seed(seed, "local-scale functions", part))
-        for part, count in enumerate((source.pairs, source.fields, source.fields))
-    )
-    (recipe,) = [recipe for recipe in case.operators if recipe.kind == "FNO"]
-    operator, _, _ = recipe.train(train, seed=stream_seed(seed, "local-scale recipe"), tick=lambda: None)
-    heads = {
-        "last-layer Laplace": pn.heads.LastLayerLaplace().fit(operator, train),
-        "kernel operator": pn.heads.KernelOperator().fit(None, train),
+def shown(rows: Sequence[Row]) -> list[Row]:
+    """On how many problems each head and scale does what is claimed, and where it does not."""
+    claims: dict[str, Callable[[Row], str | None]] = {
+        f"rank within >= {ATTAINABLE:g} of attainable": _rank_missed,
+        f"rank within >= {FRONT_RANK:g} at fronts": _front_missed,
+        f"steepest tenth in [{STEEPEST[0]:g}, {STEEPEST[1]:g}]": _steepest_missed,
+        f"band <= {WIDTH:g} of the constant": _band_missed,
     }
-    rows = []
-    for head, raw in heads.items():
-        with contextlib.suppress(CalibrationError):
-            for scale in ("one", "local"):
-                predictor = pn.calibration.VarianceScale(local=scale == "local").fit(raw, calibration)
-                rows.append({"problem": name, "head": head, "scale": scale, "seed": seed} | _scores(predictor, test))
-    return rows
+    means = averaged(rows)
+    problems = list(dict.fromkeys(row["problem"] for row in means))
+    table = []
+    for (head, scale), own in grouped(means, ("head", "scale")).items():
+        known = {row["problem"]: row for row in own}
+        for claim, missed in claims.items():
+            asked = [name for name in problems if name in FRONTS] if missed is _front_missed else problems
+            short = _short({name: known.get(name) for name in asked}, missed)
+            row: Row = {"head": head, "scale": scale, "claim": claim, "met": len(asked) - len(short), "of": len(asked)}
+            table.append(row | {"missed": "; ".join(short)})
+    return table
 
 
-def _scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs) -> Row:
-    """Scores of the fields, and of quantities of interest."""
-    u = predictor(test.inputs)
-    scores = pn.metrics.score(u, test.outputs, noise=predictor.noise).to_dict()
-    found = {name: scores[name] for name in _COLUMNS}
-    squares = (test.outputs.values.double() - u.mean.double()).square() / u.variance.double()
-    found["steepest tenth"] = float(squares[_is_steep(u.mean.double(), u.grid)].mean())
-    for name, levels in evaluation.interval_coverage(predictor, test).items():
-        found[f"{name}, 0.9"] = levels["0.9"]
-    return found
+def _short(rows: Mapping[str, Row | None], missed: Callable[[Row], str | None]) -> list[str]:
+    found = {name: "no row" if row is None else missed(row) for name, row in rows.items()}
+    return [f"{name}: {what}" for name, what in found.items() if what is not None]
 
 
-def _is_steep(mean: torch.Tensor, grid: pn.Grid) -> torch.Tensor:
-    """Where the predicted mean is steepest: a tenth of the points, over all functions."""
-    slopes = torch.zeros_like(mean)
-    for axis in range(grid.dimension):
-        step = grid.lengths[axis] / grid.shape[axis]
-        slopes += torch.gradient(mean, spacing=step, dim=2 + axis)[0].square()
-    return slopes >= slopes.flatten().quantile(0.9)
+def _rank_missed(row: Row) -> str | None:
+    if row["of attainable"] is not None:
+        return None if row["of attainable"] >= ATTAINABLE else f"{row['of attainable']:.2f}"
+    gap, error = row["gap"], row["gap, error"]
+    if gap is None or error is None:
+        return "unknown"
+    return None if abs(gap) <= ERRORS * error else f"gap {gap:.3f}, error {error:.3f}"
+
+
+def _front_missed(row: Row) -> str | None:
+    reached = row["rank_within"]
+    return None if reached is not None and reached >= FRONT_RANK else f"{reached:.2f}"
+
+
+def _steepest_missed(row: Row) -> str | None:
+    low, high = STEEPEST
+    return None if low <= row["steepest tenth"] <= high else f"{row['steepest tenth']:.2f}"
+
+
+def _band_missed(row: Row) -> str | None:
+    width = row["band"]
+    if width is None:
+        return "unknown"
+    return None if width <= WIDTH else f"{width:.2f}"

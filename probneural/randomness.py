@@ -56,6 +56,7 @@ PURPOSES: Final = MappingProxyType(
         "perturbed observations": "errors of the observations that members of an ensemble filter take in, per lead and number",
         "likelihood points": "points at which the correlation of residuals is judged",
         "local scale points": "points whose residuals say how large variances are along a function",
+        "trimmed points": "points whose residuals a robust scale is taken from",
         "novelty points": "points whose residuals say how variances grow with novelty",
         "synthetic shifts": "strengths of synthetic shifts, and which functions are added up, per kind",
         # training
@@ -137,8 +138,8 @@ PURPOSES: Final = MappingProxyType(
         "tried inputs": "inputs and outputs of networks that only have to work",
         "low-data functions": "seed of the functions of the low-data benchmark, per part",
         "local-scale functions": "seed of the functions of the local-scale benchmark, per part",
-        "local-scale recipe": "seed of the training of the local-scale benchmark",
         "novelty functions": "seed of the functions of the novelty benchmark, per part",
+        "novelty noise": "measurement noise of those functions, per part",
         "novelty recipe": "seed of the training of the novelty benchmark",
         "low-data recipe": "seed of the training of the low-data benchmark, per member",
         "sampling functions": "coefficients of the input functions of random-speed advection, per part",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from probneural.calibration.chunks import domain_average
 from probneural.calibration.local_scale import POINTWISE, LocalScale, Reader, wave_numbers
+from probneural.calibration.trimmed import trimmed_mean_square
 from probneural.calibration.variance_curve import VarianceCurve, bends, knots_of
 from probneural.grids import Grid
 from probneural.randomness import stream
@@ -45,7 +46,7 @@ Part = tuple[Float64[Tensor, "n c *grid"], Float64[Tensor, "n c *grid"], Float64
 
 
 @torch.no_grad()
-def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Grid) -> LocalScale | None:
+def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Grid, robust: bool = False) -> LocalScale | None:
     """Fit the factor of variances that is most likely, function by function at each point.
 
     With the factor exp(theta . phi), the negative log likelihood of standardised residuals r is the mean of (theta . phi + r²
@@ -57,10 +58,11 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
         parts: Goes through the calibration functions, some at a time, on the CPU; three times.
         count: How many there are.
         grid: Where they live.
+        robust: Whether the mean that is made 1 leaves the largest squares out.
 
     Returns:
-        The factor, such that chi² of each channel is 1; or None if no channel gains, there are fewer than ten functions, or the
-        grid is not uniform.
+        The factor, such that chi² of each channel is 1, or the trimmed mean; or None if no channel gains, there are fewer than
+        ten functions, or the grid is not uniform.
     """
     if count < _LEAST or not grid.is_uniform:
         return None
@@ -79,11 +81,14 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
     local, bent = _bent(local, stacked, torch.cat(squares), weights / weights.sum())
     if not bool((gains | bent).any()):
         return None
-    chi2, factor = torch.zeros_like(blank.units), local.on(grid)
-    for mean, variance, ratios in parts():
-        chi2 += domain_average(ratios / factor(mean, variance).unflatten(-1, grid.shape), grid).sum(0) / count
+    factor = local.on(grid)
+    left = (ratios / factor(mean, variance).unflatten(-1, grid.shape) for mean, variance, ratios in parts())
+    if robust:
+        chi2 = trimmed_mean_square(left, count=count, grid=grid)
+    else:
+        chi2 = torch.stack([domain_average(part, grid).sum(0) / count for part in left]).sum(0)
     constant = local.coefficients.clone()
-    constant[:, 0] += torch.where(gains & ~bent, chi2.log(), 0.0)
+    constant[:, 0] += torch.where((gains | torch.tensor(robust)) & ~bent, chi2.log(), 0.0)  # others have chi² 1 as they are
     curve = None if local.curve is None else local.curve.raised(torch.where(bent, chi2.log(), 0.0))
     return replace(local, coefficients=constant, curve=curve)
 

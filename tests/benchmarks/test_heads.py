@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import head_makers, head_units, heads, over_seeds
+from benchmarks import head_makers, head_units, heads, measurements, over_seeds
 from benchmarks.head_makers import ENSEMBLE, HEADS
 from benchmarks.head_units import Unit
 from probneural.errors import CalibrationError
@@ -130,9 +130,10 @@ def test_measured_outputs_have_the_noise_that_is_stated() -> None:
     source, _ = head_units._case(UNIT.problem, UNIT.kind, is_small=True)
     pairs = source.problem.sample(50, resolution=64, seed=0)
     noise = torch.tensor([1e-4], dtype=torch.float64)
-    noisy = head_units.measured(pairs, noise, stream(1, "heads noise", 0))
+    noisy = measurements.measured(pairs, noise, stream(1, "heads noise", 0))
     assert torch.equal(noisy.inputs.values, pairs.inputs.values)
     square = float((noisy.outputs.values - pairs.outputs.values).square().mean())
     assert square == pytest.approx(1e-4, rel=4.0 * (2.0 / 3200) ** 0.5)  # four standard errors of a variance of 3,200 values
-    assert torch.equal(head_units.measured(pairs, noise, stream(1, "heads noise", 0)).outputs.values, noisy.outputs.values)
-    assert not torch.equal(head_units.measured(pairs, noise, stream(1, "heads noise", 1)).outputs.values, noisy.outputs.values)
+    again, other = (measurements.measured(pairs, noise, stream(1, "heads noise", part)) for part in (0, 1))
+    assert torch.equal(again.outputs.values, noisy.outputs.values)
+    assert not torch.equal(other.outputs.values, noisy.outputs.values)

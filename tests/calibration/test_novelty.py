@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from benchmarks.novelty import auroc
+from benchmarks.novelty_units import auroc
 from probneural.calibration import Novelty, NoveltyDetector
 from probneural.calibration.descriptions import Describer
 from probneural.calibration.novelty import conformal_p_values, uncalibrated

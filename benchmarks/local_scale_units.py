@@ -1,0 +1,130 @@
+"""Units of the benchmark of local scales: heads on one problem under one seed, scaled with one factor and with a local one.
+
+All heads share four trained FNOs: the last-layer Laplace posterior of the first, the mixture of those of the first two, the
+ensemble of all; and there is the kernel operator. All are scaled on the same calibration functions and scored on the same test
+functions. Nothing is fitted on test functions.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import probneural as pn
+from benchmarks import environment, evaluation, exact
+from benchmarks.head_makers import DEFAULT, ENSEMBLE, KERNEL, Data, Workshop
+from benchmarks.kept_units import noted
+from benchmarks.over_seeds import Row
+from probneural.randomness import stream_seed
+
+HEADS = (DEFAULT, KERNEL, "mixture of 2", ENSEMBLE)
+SCALES = ("one", "local")
+WHOLE = (200, 40)
+"""Test functions that scores of whole functions are taken from, by dimension."""
+BLOCKS = 10
+"""Parts of them that standard errors over functions come from."""
+FAILED = "failed"
+_COLUMNS = ("nll", "joint_nll", "coverage", "simultaneous_coverage", "chi2", "rank_within", "rank_within_attainable")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One problem under one seed.
+
+    Attributes:
+        problem: Its name in `exact`.
+        seed: Of functions and weights.
+        commit: Of the code.
+        is_small: Whether it takes seconds and means nothing.
+    """
+
+    problem: str
+    seed: int
+    commit: str
+    is_small: bool = False
+
+    @property
+    def name(self) -> str:
+        """For readers of the progress."""
+        return f"{self.problem}, seed {self.seed}"
+
+    def path(self, folder: Path) -> Path:
+        """Where its rows are kept."""
+        return folder / environment.file_name(f"local-scale {self.name}", self, self.case, suffix=".json")
+
+    @property
+    def case(self) -> exact.Case:
+        """The problem, sizes and recipes."""
+        return exact.chosen("small" if self.is_small else "full", problem=self.problem)[0]
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        """Train, fit heads, scale them in both ways, and score."""
+        del folder
+        source = self.case.source
+        assert isinstance(source, exact.ProblemSource)
+        train, calibration, test, pool = (
+            source.problem.sample(
+                count, resolution=source.resolution, seed=stream_seed(self.seed, "local-scale functions", part)
+            )
+            for part, count in enumerate((source.pairs, *[source.fields] * 3))
+        )
+        (recipe,) = [recipe for recipe in self.case.operators if recipe.kind == "FNO"]
+        exactly = torch.zeros(train.outputs.channels, dtype=torch.float64)
+        shop = Workshop(recipe, Data(train, calibration, calibration, exactly), seed=self.seed)
+        rows: list[Row] = []
+        failed: list[Row] = []
+        for head in HEADS:
+            whose = {"problem": source.name, "head": head, "seed": self.seed}
+            own: list[Row] = []
+            with noted(own, "head"):
+                raw = shop.head(head).predictor
+                for scale in SCALES:
+                    with noted(own, f"scale {scale}"):
+                        predictor = pn.calibration.VarianceScale(local=scale == "local").fit(raw, calibration)
+                        rows.append(whose | {"scale": scale} | scores(predictor, test, pool, failed=own))
+            failed += [whose | row for row in own]
+        return {"rows": rows, FAILED: failed}
+
+
+def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs, pool: pn.FieldPairs, *, failed: list[Row]) -> Row:
+    """Scores of the fields, of bands, and of quantities of interest."""
+    u = predictor(test.inputs)
+    whole = WHOLE[min(test.outputs.grid.dimension, 2) - 1]
+    known = pn.metrics.score(u, test.outputs, noise=predictor.noise, whole=whole).to_dict()
+    found: Row = {name: known[name] for name in _COLUMNS}
+    found |= gap(predictor, test[:whole])
+    squares = (test.outputs.values.double() - u.mean.double()).square() / u.variance.double()
+    found["steepest tenth"] = float(squares[is_steep(u.mean.double(), u.grid)].mean())
+    bands: dict[str, float] = {}
+    with noted(failed, "band"):
+        bands = evaluation.bands(predictor, pool, test)
+    found |= {"band": bands.get("width_ratio"), "band coverage": bands.get("coverage")}
+    found["constant band coverage"] = bands.get("constant_coverage")
+    for name, levels in evaluation.interval_coverage(predictor, test).items():
+        found[f"{name}, 0.9"] = levels["0.9"]
+    return found
+
+
+def gap(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> Row:
+    """By how much the rank correlation within functions falls short of the attainable one, and the standard error of that."""
+    size = len(pairs) // BLOCKS
+    gaps = []
+    for start in range(0, size * BLOCKS, size):
+        some = pairs[start : start + size]
+        comparison = pn.metrics.compare(predictor(some.inputs), some.outputs, noise=predictor.noise)
+        ranks = pn.metrics.rank_correlation(comparison)
+        gaps.append(float((ranks.attainable_within - ranks.within).mean()))
+    return {"gap": statistics.fmean(gaps), "gap, error": statistics.stdev(gaps) / BLOCKS**0.5}
+
+
+def is_steep(mean: torch.Tensor, grid: pn.Grid) -> torch.Tensor:
+    """Where the predicted mean is steepest: a tenth of the points, over all functions."""
+    slopes = torch.zeros_like(mean)
+    for axis in range(grid.dimension):
+        step = grid.lengths[axis] / grid.shape[axis]
+        slopes += torch.gradient(mean, spacing=step, dim=2 + axis)[0].square()
+    return slopes >= slopes.flatten().quantile(0.9)
