@@ -50,6 +50,8 @@ PURPOSES: Final = MappingProxyType(
         "discrepancy draws": "what a function draw of a calibrated predictor adds to its operator's",
         "measurements of conditioned draws": "what measured functions of a conditioned predictor differ by from a draw",
         "mixture component": "which predictor of a mixture a function draw comes from",
+        "stacked draws": "seeds of the draws of stacked predictors behind a function draw, per predictor",
+        "stacked predictors": "how far a function draw goes along what stacked predictors disagree about",
         "roll-out draws": "seeds of the operators of a roll-out, per member, and per lead where they are fresh at every step",
         "roll-out starts": "seeds of the states that members of a roll-out start from, per member",
         "filter starts": "seeds of the states that members of a filter start from, where the step is a function, per member",
@@ -57,6 +59,7 @@ PURPOSES: Final = MappingProxyType(
         "likelihood points": "points at which the correlation of residuals is judged",
         "local scale points": "points whose residuals say how large variances are along a function",
         "trimmed points": "points whose residuals a robust scale is taken from",
+        "local weight points": "points whose densities say how the weights of predictors vary along a function",
         "novelty points": "points whose residuals say how variances grow with novelty",
         "synthetic shifts": "strengths of synthetic shifts, and which functions are added up, per kind",
         # training

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.calibration import VarianceScale
-from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
+from probneural.distributions import EmpiricalField, MixturePredictor, Predictor, PredictorTraits
 from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -350,6 +350,22 @@ def test_a_module_is_needed_and_must_be_one(tmp_path: Path) -> None:
         load(tmp_path / "predictor")
     with pytest.raises(ArgumentError, match=r"an nn.Module as operator; got str"):
         load(tmp_path / "predictor", operator="ConvStack")  # type: ignore[arg-type]
+
+
+def test_operators_of_several_architectures_come_from_a_list(tmp_path: Path) -> None:
+    """Each saved module is a copy of the first that it fits; an FNO is built."""
+    operators = ["conv", "fno-1d", "complex"]
+    mixture = MixturePredictor([cases.fitted("last-layer", name) for name in operators])
+    save(mixture, tmp_path / "predictor")
+    foreign = [cases.operator_case(name).operator for name in ("complex", "conv")]
+    again, inputs = load(tmp_path / "predictor", operator=foreign), cases.operator_case("conv").inputs
+    assert torch.equal(again(inputs).mean, mixture(inputs).mean)
+    with pytest.raises(ArgumentError, match="a state that fits ComplexSpectral; got differences in first.bias"):
+        load(tmp_path / "predictor", operator=foreign[:1])
+    with pytest.raises(ArgumentError, match="operator=, a module .*ConvStack"):
+        load(tmp_path / "predictor", operator=[])
+    with pytest.raises(ArgumentError, match="an nn.Module as operator; got str"):
+        load(tmp_path / "predictor", operator=[*foreign, "FNO"])  # type: ignore[list-item]
 
 
 def untied() -> nn.Module:

@@ -43,6 +43,7 @@ from probneural.storage import load, save
 from probneural.storage.kinds import KINDS
 from probneural.training import files
 from tests import file_mutations as change
+from tests.calibration.synthetic import stacked_along
 from tests.heads import cases
 
 CPU_SECONDS = 1.0
@@ -142,6 +143,9 @@ THINGS: dict[str, Any] = {
     "ensemble": lambda: cases.fitted("deep-ensemble", "fno-1d"),
     "foreign": lambda: cases.operator_case("conv").operator,
     "kernel": _kernel,
+    "stacked": lambda: stacked_along(
+        [cases.fitted("last-layer", "fno-1d"), _calibrated("last-layer", "regression")], cases.PERIODIC
+    ),
     "kernel draw": lambda: _kernel().draw(5),
     "conditioned": _conditioned,
     "kernel of predictions": lambda: _kernel("operator"),

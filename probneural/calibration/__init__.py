@@ -15,11 +15,14 @@ from probneural.calibration.horizon import (
 )
 from probneural.calibration.lead_scale import LeadScale, LeadScaling, ScaledForecast
 from probneural.calibration.local_scale import LocalScale
+from probneural.calibration.local_stacking import LocalStacking
+from probneural.calibration.local_weights import LocalWeights
 from probneural.calibration.novelty import Novelty, NoveltyDetector
 from probneural.calibration.novelty_scale import InflatedPredictor, NoveltyScale
 from probneural.calibration.residual_bands import ResidualBand, ResidualBound
 from probneural.calibration.risk_control import RiskBand, RiskControl
 from probneural.calibration.scale import ScaledPredictor, VarianceScale
+from probneural.calibration.stacked_predictor import StackedPredictor
 from probneural.calibration.stacking import Stacking
 from probneural.calibration.stationary_process import StationaryProcess
 from probneural.calibration.synthetic_inputs import synthetic_shifts
@@ -38,6 +41,8 @@ __all__ = [
     "LeadScale",
     "LeadScaling",
     "LocalScale",
+    "LocalStacking",
+    "LocalWeights",
     "MissedExceedance",
     "Novelty",
     "NoveltyDetector",
@@ -50,6 +55,7 @@ __all__ = [
     "ScaledForecast",
     "ScaledPredictor",
     "SimultaneousBand",
+    "StackedPredictor",
     "Stacking",
     "StationaryProcess",
     "TrajectoryBand",

@@ -81,9 +81,7 @@ class LocalScale:
 
     def covers(self, grid: Grid) -> bool:
         """Whether the factor can be told on this grid: a uniform one that spans the calibration grid's domain."""
-        if not grid.is_uniform or grid.dimension != self.grid.dimension:
-            return False
-        return all(_span(one) == _span(other) for one, other in zip(grid.axes, self.grid.axes, strict=True))
+        return spans(grid, self.grid)
 
     def on(self, grid: Grid) -> LocalFactor:
         """The factor as a function of predictions on a grid that is covered."""
@@ -91,8 +89,7 @@ class LocalScale:
 
     def standardised(self, feature: Float64[Tensor, "#n c p"], index: int) -> Float64[Tensor, "#n c p"]:
         """A feature in units of its spread about its mean, kept within its bounds."""
-        center, spread, lower, upper = (part[:, index, None].to(feature) for part in self.standards)
-        return torch.minimum(torch.maximum((feature - center) / spread, lower), upper)
+        return standardised(feature, self.standards[..., index])
 
     def logs(self, read: Quantities) -> Float64[Tensor, "n c p"]:
         """Logarithms of the predictive variances, in units squared."""
@@ -104,16 +101,35 @@ class LocalScale:
         level = (levels * read.mean_weights).sum(-1, keepdim=True)
         yield levels - level
         yield level.expand_as(levels)
-        slopes = (read.slopes / _squares(self.slopes, read.slopes)[..., None]).mean(2)
-        steepness = 0.5 * (slopes + _FLOOR**2).log()
-        yield steepness
-        yield steepness.square()
-        yield 0.5 * ((slopes * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(slopes)
-        sizes = read.sizes / _squares(self.amplitudes, read.sizes)[:, None]
-        yield 0.5 * (sizes + _FLOOR**2).log()
-        yield 0.5 * ((sizes * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(sizes)
+        yield from shape_features(read, slopes=self.slopes, amplitudes=self.amplitudes)
         for wave in read.waves.mT:
             yield wave.expand(1, *levels.shape[1:])
+
+
+def shape_features(
+    read: Quantities, *, slopes: Float64[Tensor, "c d"], amplitudes: Float64[Tensor, " c"]
+) -> Iterator[Float64[Tensor, "n c p"]]:
+    """What a predicted mean's slope and size say: five features at all points, one after another, dimensionless.
+
+    Args:
+        read: What was read off the prediction.
+        slopes: Root mean square of each partial derivative, in physical units per the grid's units.
+        amplitudes: Root mean square distance of the mean from its average, in physical units.
+    """
+    squares = (read.slopes / _squares(slopes, read.slopes)[..., None]).mean(2)
+    steepness = 0.5 * (squares + _FLOOR**2).log()
+    yield steepness
+    yield steepness.square()
+    yield 0.5 * ((squares * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(squares)
+    sizes = read.sizes / _squares(amplitudes, read.sizes)[:, None]
+    yield 0.5 * (sizes + _FLOOR**2).log()
+    yield 0.5 * ((sizes * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(sizes)
+
+
+def standardised(feature: Float64[Tensor, "n c p"], standards: Float64[Tensor, "4 c"]) -> Float64[Tensor, "n c p"]:
+    """A feature less its mean, in units of its standard deviation, kept between its least and its largest value."""
+    center, spread, lower, upper = (part[:, None].to(feature) for part in standards)
+    return torch.minimum(torch.maximum((feature - center) / spread, lower), upper)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,12 +220,16 @@ class Reader:
         slopes = torch.stack([self._smooth(difference(values).square()).flatten(2) for difference in self.differences], 2)
         flat, weights = values.flatten(2), self.mean_weights.to(values)
         return Quantities(
-            levels=self._smooth(variance.to(torch.float64)).flatten(2),
+            levels=self.levels(variance),
             slopes=slopes,
             sizes=self._smooth((flat - (flat * weights).sum(-1, keepdim=True)).square().reshape(values.shape)).flatten(2),
             waves=self.waves.to(values),
             mean_weights=weights,
         )
+
+    def levels(self, variance: Float[Tensor, "n c *grid"]) -> Float64[Tensor, "n c p"]:
+        """Variances averaged over neighbourhoods, in physical units squared."""
+        return self._smooth(variance.to(torch.float64)).flatten(2)
 
     def _smooth(self, values: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
         """Average over neighbourhoods."""
@@ -280,6 +300,13 @@ def _squares(units: Tensor, like: Tensor) -> Tensor:
     """Squares to divide by: 1 where there is nothing to compare with."""
     squares = units.to(like).square()
     return torch.where(squares > 0, squares, torch.ones_like(squares))
+
+
+def spans(grid: Grid, reference: Grid) -> bool:
+    """Whether a grid is uniform and has the domain of the reference grid, which is uniform."""
+    if not grid.is_uniform or grid.dimension != reference.dimension:
+        return False
+    return all(_span(one) == _span(other) for one, other in zip(grid.axes, reference.axes, strict=True))
 
 
 def _span(axis: Axis) -> tuple[float, float, bool]:

@@ -338,7 +338,7 @@ class GaussianField(FieldDistribution):
         variance = self._observation_noise(noise, residual)
         rounding = self._rounding(functional, values).flatten(1)
         update = self._latent_update(observed, residual.flatten(1), variance, rounding)
-        if isinstance(observed, SideBySideRoot):
+        if self.discrepancy is not None and isinstance(observed, SideBySideRoot):
             return self._with_discrepancy(observed, update, residual.flatten(1), variance, rounding)
         return self.under(self.latent.conditioned(update.shift, update.transform, chi2=float(update.chi2.detach())))
 
@@ -373,7 +373,7 @@ class GaussianField(FieldDistribution):
             noise: `(n, c * m)`, or None.
             rounding: What rounding may move the residuals by, `(n, c * m)`.
         """
-        if isinstance(observed, SideBySideRoot):
+        if self.discrepancy is not None and isinstance(observed, SideBySideRoot):
             shared = observed.left.dense().to(torch.float64).flatten(1, 2)
             _, whitened = self._gain(observed, residual, noise)
             rows = whitened @ torch.cat([shared, residual[..., None]], dim=-1)
@@ -547,7 +547,10 @@ class GaussianField(FieldDistribution):
     def _composed(self, mean: Tensor, transform: LowRankUpdate) -> GaussianField:
         """The field of another mean, after a map of every function's latent vectors that keeps the latent's name."""
         root = self._each.compose(transform)
-        shared, discrepancy = (root.left, root.right) if isinstance(root, SideBySideRoot) else (root, None)
+        if self.discrepancy is not None and isinstance(root, SideBySideRoot):
+            shared, discrepancy = root.left, root.right
+        else:  # a root may have two parts of its own
+            shared, discrepancy = root, None
         field = GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=discrepancy)
         return field._with_labels(self.labels)
 

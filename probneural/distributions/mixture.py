@@ -23,10 +23,9 @@ from probneural.distributions.base import (
 )
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.intervals import check_probabilities, mixture_quantiles
-from probneural.distributions.latent import Latent, digest
-from probneural.distributions.roots.base import DenseRoot, Root, square_units
-from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.distributions.roots.weighted import weigh
+from probneural.distributions.latent import digest
+from probneural.distributions.pooling import pooled
+from probneural.distributions.roots.base import square_units
 from probneural.errors import DataError, GridError, ShapeError
 from probneural.fields import select_rows
 from probneural.functionals import Functional, check_functional
@@ -57,6 +56,7 @@ class MixtureField(FieldDistribution):
         is too wide).
 
     Examples:
+        >>> from probneural.distributions.roots.base import DenseRoot
         >>> from probneural.grids import Grid
         >>> settings = {"latent": "xi", "grid": Grid.uniform((1,))}
         >>> root = DenseRoot(torch.ones(1, 1, 1, 1))
@@ -249,32 +249,13 @@ class MixtureField(FieldDistribution):
 
         Its latent holds those of all components, and a number per component for what they disagree about.
         """
-        mean, root = self.mean, self.pointwise_weights.sqrt()
-        parts = [self._weighed(field.root, index) for index, field in enumerate(self.components)]
-        between = [(field.mean - mean) * part.to(mean) for field, part in zip(self.components, root, strict=True)]
-        parts.append(DenseRoot(torch.stack([part.flatten(2) for part in between], -1)))
-        own = [
-            self._weighed(field.discrepancy, index)
-            for index, field in enumerate(self.components)
-            if field.discrepancy is not None
-        ]
-        joined = functools.reduce(SideBySideRoot, parts)
         latents = [field.latent for field in self.components]
-        lasts = self.weights.ndim == 1 and all(latent.is_shared_across_calls for latent in latents)
-        name = f"mixture-{digest(self.weights)}({','.join(latent.id for latent in latents)})"
-        return GaussianField(
-            mean,
-            joined,
-            latent=Latent(id=name, rank=joined.shape[3], is_shared_across_calls=lasts),
-            grid=self.grid,
-            discrepancy=functools.reduce(SideBySideRoot, own) if own else None,
+        return pooled(
+            self.components,
+            self.weights,
+            name=f"mixture-{digest(self.weights)}({','.join(latent.id for latent in latents)})",
+            is_shared_across_calls=self.weights.ndim == 1 and all(latent.is_shared_across_calls for latent in latents),
         )._with_labels(self.labels)
-
-    def _weighed(self, root: Root, index: int) -> Root:
-        """A component's root times the root of its weight."""
-        if self.weights.ndim == 1:
-            return root.scale(self.weights[index].sqrt().expand(root.shape[1]))
-        return weigh(root, self.weights[index].sqrt()[:, None, None].expand(root.shape[:3]).to(root.like))
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> MixtureField:
         """Select functions of every component."""

@@ -86,9 +86,11 @@ class MixturePredictor(Predictor):
 
     def _mixture(self, predicted: Sequence[FieldDistribution]) -> MixtureField:
         """The mixture of what the predictors with any weight predicted."""
-        parts = zip(self._active, predicted, strict=True)
-        components = [_component(u, self._excess[index], index) for index, u in parts]
-        return MixtureField(components, self.weights[self._active])
+        return MixtureField(self._components(predicted), self.weights[self._active])
+
+    def _components(self, predicted: Sequence[FieldDistribution]) -> list[GaussianField | MixtureField]:
+        """What the predictors with any weight predicted, one component each, with the noise that they have beyond the least."""
+        return [_component(u, self._excess[index], index) for index, u in zip(self._active, predicted, strict=True)]
 
     def _owner(self, seed: int) -> int:
         """The number of the predictor that the draw of this seed comes from."""

@@ -25,7 +25,10 @@ Plan: TypeAlias = Callable[[torch.device], Any]
 
 
 def load(
-    path: str | os.PathLike[str], *, device: torch.device | str = "cpu", operator: nn.Module | None = None
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str = "cpu",
+    operator: nn.Module | Sequence[nn.Module] | None = None,
 ) -> nn.Module | Predictor:
     """Load what [`save`][probneural.storage.save] wrote.
 
@@ -37,7 +40,8 @@ def load(
         device: Where to put it; `"auto"` takes the best there is.
         operator: A module of the architecture and dtype of the saved one, which is copied, never changed. Needed for modules
             that this library does not know how to build. Names, shapes and dtypes of its state are compared; what holds no
-            state, an activation function for example, cannot be.
+            state, an activation function for example, cannot be. For a predictor of several operators a list: each saved
+            module is a copy of the first that it fits, and one of ours that fits none is built.
 
     Returns:
         What was saved; operators in evaluation mode.
@@ -46,8 +50,8 @@ def load(
         FileError: If the file is missing, damaged, or holds something else.
         ArgumentError: If the operator is needed and not given, if the state does not fit it, or if there is no such device.
     """
-    if operator is not None:
-        check_module(operator, "operator")
+    for one in operator if isinstance(operator, list | tuple) else [] if operator is None else [operator]:
+        check_module(one, "operator")
     target = resolve_device(device, nn.Identity())
     tensors, metadata = files.read(check_path(path, "path"))
     loaded: nn.Module | Predictor = Reader(tensors, operator=operator).plan(metadata)(target)
@@ -61,10 +65,10 @@ class Reader:
 
     Args:
         tensors: All tensors of the file.
-        operator: What to copy operators from, or None.
+        operator: What to copy operators from: one for all, a list, or None.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], *, operator: nn.Module | None) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], *, operator: nn.Module | Sequence[nn.Module] | None) -> None:
         self._unused = dict(tensors)
         self._claims: list[tuple[str, Tensor, Any]] = []  # tensors of the instance that is being planned, and their annotations
         self._operator = operator
@@ -171,11 +175,18 @@ class Reader:
             configuration = schema.instance(described[CONFIGURATION], dict, where=f"{prefix}{CONFIGURATION}")
             plans = self._parts(configuration, saved.kind, f"{prefix}{CONFIGURATION}.")
         state = {key.removeprefix(prefix): self._unused.pop(key) for key in list(self._unused) if key.startswith(prefix)}
-        given = self._operator
+        given = self._given(saved, state)
         if given is not None or saved.kind is None:
             return lambda device: saved.filled(given, state).to(device).eval()
         operator = saved.built({part: plan(_CPU) for part, plan in plans.items()}, state)
         return lambda device: operator.to(device).eval()
+
+    def _given(self, saved: SavedModule, state: Mapping[str, Tensor]) -> nn.Module | None:
+        """What to copy a module from, of those that were given: in a list, the first that fits."""
+        if self._operator is None or isinstance(self._operator, nn.Module):
+            return self._operator
+        fitting = [one for one in self._operator if not saved.misfits(one, state)]
+        return next(iter(fitting or ([] if saved.kind is not None else self._operator)), None)
 
 
 _CPU = torch.device("cpu")

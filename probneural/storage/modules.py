@@ -89,21 +89,25 @@ class SavedModule:
                 got="None",
                 remedy="build it as for training; the file holds its state only",
             )
-        copied = copy.deepcopy(given)
-        now = {name: value for name, value in copied.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
-        same = {name for name in {*state, *now} if _fits(state.get(name), now.get(name), dtype=True)}
-        misfits = {*state, *now} - same | self._misfits(copied)
+        misfits = self.misfits(given, state)
         if misfits:
             raise ArgumentError(
-                expected=f"a state that fits {type(copied).__name__}",
+                expected=f"a state that fits {type(given).__name__}",
                 got=_differences(misfits),
                 remedy="give operator= in the architecture and dtype of the saved one",
             )
-        for name, tensor in now.items():
+        copied = copy.deepcopy(given)
+        for name, tensor in _tensors(copied).items():
             tensor.data = state[name]  # as `Module.to` does it: what is tied stays tied
         copied.load_state_dict({**copied.state_dict(), **state})  # for modules with a say of their own
         self._set_trained(copied)
         return copied
+
+    def misfits(self, given: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
+        """Names of what a module has and the saved one has not, or otherwise."""
+        now = _tensors(given)
+        same = {name for name in {*state, *now} if _fits(state.get(name), now.get(name), dtype=True)}
+        return {*state, *now} - same | self._misfits(given)
 
     def _misfits(self, module: nn.Module) -> set[str]:
         """Parameters of one and not the other, for example tied in one only, and those that cannot be trained."""
@@ -114,6 +118,11 @@ class SavedModule:
     def _set_trained(self, module: nn.Module) -> None:
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(self.trained[name])
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a module's state, themselves."""
+    return {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
 
 
 def trained_parameters(module: nn.Module) -> dict[str, bool]:

@@ -50,6 +50,19 @@ def by_scipy(values: Tensor, what: str) -> np.ndarray:
     return total
 
 
+@pytest.mark.parametrize("noise", [0.0, NOISE])
+def test_measurements_of_what_has_the_moments_are_those_of_a_dense_root(noise: float) -> None:
+    """Its root has parts side by side, as that of a field with a discrepancy, and here it has none."""
+    u = MixtureField([FIRST, gaussian("third", rank=4)], WEIGHTS).moment_matched()
+    dense = GaussianField(u.mean, DenseRoot(u.root.dense()), latent="dense", grid=GRID)
+    probe = sensors(GRID, [[0.2], [0.7]])
+    told = [field.condition(probe, probe(TRUTH), noise=noise) for field in (u, dense)]
+    held = [field.constrain(probe, probe(TRUTH)) for field in (u, dense)]
+    for found, expected in (told, held):
+        torch.testing.assert_close(found.mean, expected.mean)
+        torch.testing.assert_close(found.covariance.to_dense(), expected.covariance.to_dense())
+
+
 def test_density_of_whole_functions_is_the_sum_over_components() -> None:
     expected = np.zeros(3)
     for weight, field in zip(WEIGHTS.tolist(), (FIRST, SECOND), strict=True):

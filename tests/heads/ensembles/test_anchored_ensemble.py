@@ -13,7 +13,7 @@ from probneural.distributions import EmpiricalField
 from probneural.errors import ArgumentError, ShapeError, TrainingError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.heads import AnchoredEnsemble, DeepEnsemble, LevenbergMarquardt
+from probneural.heads import AnchoredEnsemble, DeepEnsemble, LastLayerLaplace, LevenbergMarquardt
 from probneural.operators.layers import SpectralConv
 from probneural.pairs import FieldPairs
 from probneural.randomness import stream
@@ -97,6 +97,21 @@ def test_effective_observations_and_quadrature_enter_as_in_the_likelihood() -> N
     torch.testing.assert_close(predictor.noise, noise.double())
     across = torch.corrcoef(found.mT)[[0, 1, 4]][:, [2, 3, 5]]  # channels share nothing
     assert float(across.abs().max()) <= 4 / math.sqrt(members)
+
+
+def test_randomised_last_layers_are_draws_from_the_posterior_of_the_last_layer() -> None:
+    """On an operator that is not linear: covariances between points and inputs are those of `LastLayerLaplace`."""
+    case, members = operator_case("fno-1d"), 3000
+    settings = {"noise": 0.01, "prior_precision": 2.0, "effective_observations": 5.0}
+    drawn = AnchoredEnsemble(members, parameters=["readout"], show_progress=False, **settings).fit(case.operator, case.data)
+    assert drawn.report["converged"] == 1.0
+    u = LastLayerLaplace(**settings).fit(case.operator, case.data)(case.inputs)
+    deviation = (drawn(case.inputs).samples - drawn(case.inputs).mean).flatten(1)
+    expected = u.cross_covariance(u)
+    size = expected.diagonal()
+    error = deviation.mT @ deviation / members - expected
+    assert float((error.square() * members / (size[:, None] * size + expected.square())).sqrt().max()) < 5.0
+    assert float(((drawn(case.inputs).variance / u.variance) - 1).abs().max()) < 5.0 * math.sqrt(2 / members)
 
 
 def test_members_are_stationary_points_of_their_own_problems() -> None:
