@@ -312,7 +312,7 @@ class FeatureRoot(Root):
         """Multiply each channel's rows of the factor."""
         return FeatureRoot(self.features, self.factor * factors.to(self.factor)[:, None, None])
 
-    def select(self, index: slice | Tensor) -> Root:
+    def select(self, index: slice | Tensor) -> FeatureRoot:
         """Select inputs."""
         factor = self.factor if self.factor.shape[0] == 1 else self.factor[index]
         return FeatureRoot(self.features[index], factor)
