@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 import subprocess
 import sys
 import tomllib
@@ -22,21 +21,21 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from probneural import runs
 from probneural.errors import ArgumentError, FileError, ProbneuralError
 from probneural.runs.config import Config
-from probneural.runs.values import convert, hints_of
+from probneural.runs.values import convert, hints_of, is_section
 
 
-def _unchecked(section: str) -> type[Any]:
+def _unchecked(kind: type[Any]) -> type[Any]:
     """A section of the settings that does not check itself: the parser would report its errors under names of its own."""
-    kind = hints_of(Config)[section]
+    hints = {name: _unchecked(hint) if is_section(hint) else hint for name, hint in hints_of(kind).items()}
     return dataclasses.make_dataclass(
-        kind.__name__, list(hints_of(kind).items()), frozen=True, kw_only=True, namespace={"__doc__": kind.__doc__}
+        kind.__name__, list(hints.items()), frozen=True, kw_only=True, namespace={"__doc__": kind.__doc__}
     )
 
 
 if TYPE_CHECKING:
     from probneural.runs.config import Calibration, Data, Head, Operator, Scores, Split, Training
 else:
-    Data, Split, Operator, Training, Head, Calibration, Scores = map(_unchecked, hints_of(Config))
+    Data, Split, Operator, Training, Head, Calibration, Scores = map(_unchecked, hints_of(Config).values())
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """An option that is there or not."""
@@ -174,6 +173,7 @@ def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., C
         debug: Switch = False,
     ) -> Call:
         settings = _checked(
+            base,
             data=dataclasses.replace(data, path=file or data.path),
             split=split,
             operator=operator,
@@ -191,29 +191,36 @@ def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., C
 
 def _begun(base: Config) -> dict[str, Any]:
     """What sections begin with, unchecked."""
-    kinds = {section: globals()[kind.__name__] for section, kind in hints_of(Config).items()}
-    return {section: kind(**vars(getattr(base, section))) for section, kind in kinds.items()}
+    return {name: _loose(getattr(base, name), globals()[kind.__name__]) for name, kind in hints_of(Config).items()}
 
 
-def _checked(**sections: object) -> Config:
-    """The settings on a command line; wrong ones end the program with what is wrong usage."""
+def _loose(section: Any, kind: type[Any]) -> Any:
+    """A section as one that does not check itself."""
+    values = {}
+    for one in dataclasses.fields(kind):
+        value, hint = getattr(section, one.name), one.type
+        values[one.name] = _loose(value, hint) if isinstance(hint, type) and is_section(hint) else value
+    return kind(**values)
+
+
+def _checked(base: Config, **sections: Any) -> Config:
+    """The settings on a command line, upon those that it began with; wrong ones end the program with what is wrong usage."""
     found: dict[str, Any] = {}
     for section, part in sections.items():
-        kind = hints_of(Config)[section]
-        prefix = "--" if section == "data" else f"--{section}."
+        name = "--" if section == "data" else f"--{section}"
         try:
-            hints = hints_of(kind).items()
-            found[section] = kind(**{name: convert(getattr(part, name), hint, f"{prefix}{name}") for name, hint in hints})
+            found[section] = convert(dataclasses.asdict(part), hints_of(Config)[section], name)
         except ArgumentError as error:
             sys.stderr.write(f"probneural: {error}\n")
             sys.exit(_WRONG_USAGE)
-    return Config(**found)
+    return Config(**found, source=base.source)
 
 
 def _train(config: Config, folder: Path, *, quiet: bool) -> None:
     history = runs.train(config, folder, show_progress=not quiet)
     shown = f", validation {history.validation[-1]:.4g}" if history.validation else ""
-    _say(f"{folder}: {history.epochs} epochs, loss {history.train[-1]:.4g}{shown}")
+    chosen = "" if history.restored is None else f"; weights of epoch {history.restored}"
+    _say(f"{folder}: {history.epochs} epochs, loss {history.train[-1]:.4g}{shown}{chosen}")
 
 
 def _fit(config: Config, folder: Path, *, quiet: bool) -> None:
@@ -264,20 +271,14 @@ def _init(base: Config) -> Callable[..., Call]:
             head: What turns the trained operator into a distribution over operators.
             debug: Show where an error comes from.
         """
-        given = _checked(data=dataclasses.replace(data, path=file or data.path), operator=operator, head=head)
-        return Call(run=partial(_write_initial, given, Path(output), overwrite=overwrite), debug=debug)
+        given = _checked(base, data=dataclasses.replace(data, path=file or data.path), operator=operator, head=head)
+        return Call(run=partial(_write_initial, given, output, overwrite=overwrite), debug=debug)
 
     return init
 
 
-def _write_initial(given: Config, output: Path, *, overwrite: bool) -> None:
-    if output.exists() and not overwrite:
-        raise FileError(expected=f"no file at {output}", got="one", remedy="name another by --output, or say --overwrite")
-    config, notes = runs.initial_config(given)
-    if config.data.path:
-        relative = os.path.relpath(config.data.path, output.parent)
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=relative))
-    runs.write_config(config, output, notes=notes)
+def _write_initial(given: Config, output: str, *, overwrite: bool) -> None:
+    config = runs.init(given, output, overwrite=overwrite)
     missing = [name for name in ("path", "inputs", "outputs", "periodic") if not getattr(config.data, name)]
     _say(f"{output}" + (f"; still to be filled in: {', '.join(missing)}" if missing else ""))
 
@@ -348,11 +349,17 @@ def _bench(words: list[str]) -> None:
 
 def _with_own_options(config: Config, base: Config) -> Config:
     """Leave out options of another class than the one that is named now."""
-    for section in ("operator", "head"):
-        ours, theirs = getattr(config, section), getattr(base, section)
-        if ours.name != theirs.name and ours.options == theirs.options:
-            config = dataclasses.replace(config, **{section: dataclasses.replace(ours, options={})})
-    return config
+    loss = _with_own(config.training.loss, base.training.loss)
+    return dataclasses.replace(
+        config,
+        operator=_with_own(config.operator, base.operator),
+        head=_with_own(config.head, base.head),
+        training=dataclasses.replace(config.training, loss=loss),
+    )
+
+
+def _with_own(ours: Any, theirs: Any) -> Any:
+    return ours if ours.name == theirs.name or ours.options != theirs.options else dataclasses.replace(ours, options={})
 
 
 def _summary(function: Callable[..., Any]) -> str:

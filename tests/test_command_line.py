@@ -16,11 +16,19 @@ from safetensors.torch import load_file
 from probneural import __main__, command_line, runs
 from probneural.command_line import main
 from probneural.runs.config import Config
-from probneural.runs.values import hints_of
+from probneural.runs.values import hints_of, is_section
 from tests.runs.files import cheap, written
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--training.epochs", "2", "--operator.options", "modes=[4]", "width=4", "depth=1", "--scores.whole", "4"]
+LATE = """operator = { options = { widht = 3 } }
+[data]
+path = "waves.nc"
+periodic = []
+inputs = ["a"]
+outputs = ["u"]
+"""
+"""Mistakes that show when the data are looked at."""
 NAMED = ["--inputs", "a", "--outputs", "u", "--periodic", "true"]
 
 
@@ -90,6 +98,10 @@ def test_init_writes_what_is_known(place: Path, capsys: pytest.CaptureFixture[st
     config = runs.read_config("below/full.toml")
     assert (config.training.epochs, config.operator.options["modes"]) == (200, [8])
     assert Path(config.data.path).resolve() == place / "waves.nc"
+    known = runs.Config(data=runs.Data(path="waves.nc", inputs=("a",), outputs=("u",), periodic=(True,)))
+    assert runs.init(known, "below/python.toml").data.path == "../waves.nc"
+    assert Path("below/python.toml").read_text() == Path("below/full.toml").read_text()
+    capsys.readouterr()
     assert main(["init"]) == 1
     assert "say --overwrite" in capsys.readouterr().err
     assert main(["init", "--overwrite"]) == 0
@@ -102,6 +114,17 @@ def test_settings_come_from_the_file_and_the_command_line(place: Path) -> None:
     assert (config.training.epochs, config.training.seed, config.operator.options["width"]) == (2, 3, 4)
     assert main(["train", "--config", "run.toml", "--operator.name", "PODDeepONet", "--folder", "pod", "--quiet"]) == 0
     assert "width" not in runs.read_config("pod/config.toml").operator.options
+    words = ["--training.loss.name", "RelativeH1", "--training.loss.options", "length=0.1", "--folder", "slopes", "--quiet"]
+    words += ["--training.optimization.schedule", "none", "--training.optimization.gradient_clip", "0.5"]
+    assert main(["train", "--config", "run.toml", *words, "--training.early_stopping.patience", "5"]) == 0
+    training = runs.read_config("slopes/config.toml").training
+    assert training.loss == runs.Loss(name="RelativeH1", options={"length": 0.1})
+    assert training.optimization == runs.Optimization(schedule="none", gradient_clip=0.5)
+    assert training.early_stopping == runs.EarlyStopping(patience=5)
+    assert (training.epochs, training.seed) == (2, 0)
+    words = ["--training.loss.name", "RelativeL2", "--folder", "plain", "--quiet"]
+    assert main(["train", "--config", "slopes/config.toml", *words]) == 0
+    assert runs.read_config("plain/config.toml").training.loss == runs.Loss()
 
 
 @pytest.mark.parametrize(
@@ -112,6 +135,9 @@ def test_settings_come_from_the_file_and_the_command_line(place: Path) -> None:
         (["train", "waves.nc", "--inputs", "a", "--outputs", "u"], 1, "expected periodic in [data] (--periodic), one entry"),
         (["train", "waves.nc", *NAMED, "--operator.options", "widht=3"], 1, "did you mean 'width'?"),
         (["train", "--config", "bad.toml"], 1, "got 'epoch' in line 2 of bad.toml; did you mean 'epochs'?"),
+        (["train", "--config", "late.toml"], 1, "in line 4 of late.toml"),
+        (["train", "--config", "late.toml", "--periodic", "true"], 1, "got 'widht' in line 1 of late.toml; did you mean"),
+        (["train", "--config", "late.toml", "--periodic", "true", "--operator.options", "wdth=3"], 1, "got 'wdth'; did you"),
         (["info", "waves.txt"], 1, "No such file"),
         (["predict", "none", "waves.nc", "out.nc"], 1, "a run's folder at none; got none"),
     ],
@@ -120,6 +146,7 @@ def test_errors_are_one_line(
     place: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
 ) -> None:
     (place / "bad.toml").write_text("[training]\nepoch = 3\n")
+    (place / "late.toml").write_text(LATE)
     assert main(words) == code
     printed = capsys.readouterr().err
     assert message in printed
@@ -153,6 +180,10 @@ def test_wrong_usage_exits_with_two(place: Path, words: list[str]) -> None:
         (["--training.epochs", "0"], "expected --training.epochs: an integer of at least 1, or 'auto'; got 0; change it"),
         (["--split.test", "1.5"], "expected --split.test: a finite number of above 0 and below 1; got 1.5; change it"),
         (["--lengths", "-1"], "expected --lengths: a list, each entry a finite number of above 0; got (-1.0,); change it"),
+        (
+            ["--training.early_stopping.patience", "0"],
+            "expected --training.early_stopping.patience: an integer of at least 1, or 'none'; got 0; change it",
+        ),
     ],
 )
 def test_values_out_of_range_name_the_option(
@@ -169,9 +200,14 @@ def test_every_setting_is_an_option_with_help(capsys: pytest.CaptureFixture[str]
         main(["report", "--help"])
     assert stopped.value.code == 0
     printed = capsys.readouterr().out
-    for section, hint in hints_of(Config).items():
-        for name in hints_of(hint):
-            assert f"--{name} " if section == "data" else f"--{section}.{name} " in printed
+    sections = [("" if section == "data" else f"{section}.", kind) for section, kind in hints_of(Config).items()]
+    for prefix, kind in sections:  # which grows
+        for name, hint in hints_of(kind).items():
+            if is_section(hint):
+                sections.append((f"{prefix}{name}.", hint))
+            else:
+                assert f"--{prefix}{name} " in printed
+    assert "--training.early_stopping.patience " in printed
     assert "coordinates cannot tell" in " ".join(printed.split())
 
 

@@ -4,9 +4,21 @@ A [`Config`][probneural.runs.Config] says what a run is. Each step takes it and 
 are missing, and leaves files there: repeated, it goes on where it was.
 """
 
-from probneural.runs.config import Calibration, Config, Data, Head, Operator, Scores, Split, Training
+from probneural.runs.config import (
+    Calibration,
+    Config,
+    Data,
+    EarlyStopping,
+    Head,
+    Loss,
+    Operator,
+    Optimization,
+    Scores,
+    Split,
+    Training,
+)
 from probneural.runs.forecasts import ForecastReport, report_forecast
-from probneural.runs.initial import initial_config
+from probneural.runs.initial import init
 from probneural.runs.inspection import info
 from probneural.runs.prediction import predict
 from probneural.runs.reporting import Report, report
@@ -19,9 +31,12 @@ __all__ = [
     "Calibration",
     "Config",
     "Data",
+    "EarlyStopping",
     "ForecastReport",
     "Head",
+    "Loss",
     "Operator",
+    "Optimization",
     "Report",
     "Scores",
     "Split",
@@ -30,7 +45,7 @@ __all__ = [
     "calibrate",
     "fit",
     "info",
-    "initial_config",
+    "init",
     "predict",
     "read_config",
     "report",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any, Literal
 
 from probneural.errors import ArgumentError
@@ -12,8 +12,11 @@ from probneural.runs.values import Range, convert, hints_of
 Fraction = Annotated[float, Range(above=0.0, below=1.0)]
 Count = Annotated[int, Range(least=1)]
 Seed = Annotated[int, Range(least=0)]
+Positive = Annotated[float, Range(above=0.0)]
 Auto = Literal["auto"]
 """The value follows from the data; a run's folder holds what it was."""
+Absent = Literal["none"]
+"""What is None in Python, for which TOML has no word."""
 
 
 def _check(section: Any) -> None:
@@ -47,7 +50,7 @@ class Data:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     periodic: tuple[bool, ...] = ()
-    lengths: tuple[Annotated[float, Range(above=0.0)], ...] = ()
+    lengths: tuple[Positive, ...] = ()
     sample: str = "auto"
     time: str = "auto"
     channel: str = "channel"
@@ -104,6 +107,67 @@ class Operator:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What training minimises.
+
+    Attributes:
+        name: A class of probneural.training.
+        options: Arguments of its constructor: length = 0.1 for RelativeH1, edges = [4, 16] for SpectralBands.
+    """
+
+    name: Literal["RelativeL2", "RelativeH1", "SpectralBands"] = "RelativeL2"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        _check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimization:
+    """How weights are moved: options of probneural.training.Optimization; "none" leaves one out.
+
+    Attributes:
+        optimizer: "muon" moves small matrices by Muon and the rest by AdamW; "adamw" all weights.
+        weight_decay: Decay of either.
+        schedule: Of the learning rate: "cosine", "one-cycle", or "none" for a constant one.
+        gradient_clip: Largest norm of the gradient of all weights together.
+        accumulation: Batches whose gradients make one step.
+        averaging: Decay of a moving average of the weights, 0.999 for example, which is what the operator ends with.
+        precision: "bfloat16" or "float16" for autocast of the operator; "none" for that of the data.
+    """
+
+    optimizer: Literal["muon", "adamw"] = "muon"
+    weight_decay: Annotated[float, Range(least=0.0)] = 0.0
+    schedule: Literal["cosine", "one-cycle", "none"] = "cosine"
+    gradient_clip: Positive | Absent = "none"
+    accumulation: Count = 1
+    averaging: Fraction | Absent = "none"
+    precision: Literal["none", "bfloat16", "float16"] = "none"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        _check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping:
+    """When training ends before all epochs are done: options of probneural.training.EarlyStopping.
+
+    Attributes:
+        patience: Epochs without a new least loss on the validation pairs, after which training ends; "none" for never.
+        restore_best: Whether the operator then gets the weights of the epoch of the least loss.
+    """
+
+    patience: Count | Absent = "none"
+    restore_best: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        _check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """How it is trained: arguments of probneural.fit.
 
@@ -112,29 +176,37 @@ class Training:
             that.
         batch_size: Pairs a step.
         learning_rate: The schedule's peak; "auto" is 3e-3 for an FNO and 1e-3 for DeepONets.
-        optimizer: "muon" moves small matrices by Muon and the rest by AdamW; "adamw" all weights.
-        weight_decay: Decay of either.
         validation: Fraction of the training pairs that is only watched; 0 trains on all.
         seed: Random seed of the order of batches.
         device: Where to train and predict: "auto" (CUDA, MPS or CPU), "cpu", "cuda:0".
         workers: Processes that read batches of data too large for memory; 0 reads in a thread.
         keeps_checkpoint: Whether the checkpoint stays in the folder when training is done.
+        loss: What training minimises.
+        optimization: How weights are moved.
+        early_stopping: When training ends before all epochs are done.
     """
 
     epochs: Count | Auto = "auto"
     batch_size: Count = 20
-    learning_rate: Annotated[float, Range(above=0.0)] | Auto = "auto"
-    optimizer: Literal["muon", "adamw"] = "muon"
-    weight_decay: Annotated[float, Range(least=0.0)] = 0.0
+    learning_rate: Positive | Auto = "auto"
     validation: Annotated[float, Range(least=0.0, below=1.0)] = 0.1
     seed: Seed = 0
     device: str = "auto"
     workers: Annotated[int, Range(least=0)] = 0
     keeps_checkpoint: bool = False
+    loss: Loss = field(default_factory=Loss)
+    optimization: Optimization = Optimization()
+    early_stopping: EarlyStopping = EarlyStopping()
 
     def __post_init__(self) -> None:
-        """Check the settings."""
+        """Check the settings, and that early stopping has pairs to watch."""
         _check(self)
+        if self.early_stopping.patience != "none" and self.validation == 0.0:
+            raise ArgumentError(
+                expected="validation above 0 with early stopping, which watches those pairs",
+                got=f"validation = {self.validation:g}, early_stopping.patience = {self.early_stopping.patience}",
+                remedy='raise the one, or say patience = "none"',
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +266,21 @@ class Scores:
         _check(self)
 
 
+@dataclass(frozen=True)
+class Source:
+    """A file that settings were read from.
+
+    Attributes:
+        name: Of the file.
+        text: What it held.
+        values: All settings as they were read, by section and name.
+    """
+
+    name: str
+    text: str
+    values: Mapping[str, Mapping[str, Any]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """A run: which data, how they are split, what is trained, fitted, calibrated and scored.
@@ -206,6 +293,7 @@ class Config:
         head: What turns the trained operator into a distribution over operators.
         calibration: How error bars are made honest.
         scores: What is computed on the test pairs.
+        source: The file that the settings were read from, for messages; no setting itself.
 
     Raises:
         ArgumentError: If a setting is of another type or out of range; each section checks its own.
@@ -218,21 +306,19 @@ class Config:
     data: Data = Data()
     split: Split = Split()
     operator: Operator = field(default_factory=Operator)
-    training: Training = Training()
+    training: Training = field(default_factory=Training)
     head: Head = field(default_factory=Head)
     calibration: Calibration = Calibration()
     scores: Scores = Scores()
+    source: Source | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the sections."""
         _check(self)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return plain values by section and name, lists for tuples."""
-        return {
-            section: {name: list(value) if isinstance(value, tuple) else value for name, value in vars(part).items()}
-            for section, part in vars(self).items()
-        }
+        """Return plain values by section and name: lists for tuples, dictionaries for sections."""
+        return _plain(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -241,15 +327,8 @@ class Config:
         Raises:
             ArgumentError: If a value does not fit its setting, or there is no such setting.
         """
-        kinds = hints_of(cls)
-        sections = {}
-        for section, entries in values.items():
-            hints = hints_of(kinds[section]) if section in kinds else {}
-            for name in entries:
-                if name not in hints:
-                    raise ArgumentError(expected="known settings", got=f"{section}.{name}", remedy="leave it out")
-            sections[section] = kinds[section](**{name: convert(value, hints[name], name) for name, value in entries.items()})
-        return cls(**sections)
+        config: Config = convert(values, cls, "")
+        return config
 
     def differences(self, other: Config) -> Iterator[str]:
         """Say in which settings another one differs, as `training.epochs = 50, not 20`.
@@ -263,6 +342,15 @@ class Config:
             for name, value in entries.items():
                 if value != theirs[section][name]:
                     yield from _apart(f"{section}.{name}", value, theirs[section][name])
+
+
+def _plain(section: Any) -> dict[str, Any]:
+    """The settings of a dataclass as plain values."""
+    values = {name: getattr(section, name) for name in hints_of(type(section))}
+    return {
+        name: _plain(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+    }
 
 
 def _apart(name: str, one: Any, other: Any) -> Iterator[str]:

@@ -27,11 +27,11 @@ from probneural.randomness import stream
 from probneural.runs.config import Config
 from probneural.runs.locking import locked
 from probneural.runs.recipes import resolved
-from probneural.runs.sources import axis_names, open_pairs, with_names
+from probneural.runs.sources import axis_names, open_data, with_names
 from probneural.runs.toml import read_config, write_config
 from probneural.training import atomic, schema
 
-FORMAT = "probneural-run-1"
+FORMAT = "probneural-run-2"
 PARTS = ("train", "scaling", "conformal", "test")
 _OWN = ("config.toml", "run.json")
 _FREE = ("data.path ", "training.device ", "training.workers ", "training.keeps_checkpoint ")
@@ -101,7 +101,7 @@ class RunFolder:
         config = replace(config, data=replace(config.data, path=os.path.abspath(config.data.path) if config.data.path else ""))
         if (path / "run.json").exists():
             read_record(path)  # which says what is wrong with it, before data are
-        data = open_pairs(config.data)
+        data = open_data(config)
         split = split_rows(len(data), config, groups=data.groups)
         config = replace(config, data=with_names(config.data, data))
         config = resolved(config, data, train=len(split["train"]))

@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
-from probneural.checks import check_instance
+from probneural.checks import check_flag, check_instance, check_path
 from probneural.data import list_variables
-from probneural.errors import ArgumentError, ProbneuralError
+from probneural.errors import ArgumentError, FileError, ProbneuralError
 from probneural.runs.config import Config
 from probneural.runs.folder import split_rows
 from probneural.runs.recipes import resolved
-from probneural.runs.sources import open_pairs, with_names
+from probneural.runs.sources import open_data, with_names
+from probneural.runs.toml import write_config
 
 
-def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
-    """Fill in what the data tell.
+def init(config: Config, path: str | os.PathLike[str], *, overwrite: bool = False) -> Config:
+    """Write a TOML file with every setting, its default and what it means; filled in from the data where they tell.
 
-    Where inputs, outputs and periodicity are given, settings that follow from the data get their numbers. Otherwise notes
+    Where inputs, outputs and periodicity are given, settings that follow from the data get their numbers. Otherwise comments
     say which variables there are, and what only the user can know.
 
     Args:
-        config: What is known: at most a path, or nothing.
+        config: What is known: at most a path of data, or nothing.
+        path: The file to write.
+        overwrite: Whether an existing file is replaced.
 
     Returns:
-        The settings, and notes for [`write_config`][probneural.runs.write_config] by `section.name`.
+        The settings that were written; the path of the data is relative to the file.
 
     Raises:
-        FileError: If the file is missing or cannot be read.
+        FileError: If there is such a file, it cannot be written, or the data are missing or cannot be read.
         ProbneuralError: If what is given does not fit the data.
     """
     check_instance(config, Config, "config", remedy="begin with Config()", error=ArgumentError)
+    file = check_path(path, "path")
+    if file.exists() and not check_flag(overwrite, "overwrite"):
+        raise FileError(expected=f"no file at {file}", got="one", remedy="name another by --output, or say --overwrite")
+    config, notes = initial_config(config)
+    if config.data.path:
+        relative = os.path.relpath(config.data.path, file.parent)
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=relative))
+    write_config(config, file, notes=notes)
+    return config
+
+
+def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
+    """Fill in what the data tell; return notes on the settings by `section.name`, too."""
     if not config.data.path:
         return config, {}
     found = list_variables(config.data.path)
@@ -43,7 +60,7 @@ def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
         data = dataclasses.replace(data, inputs=("inputs",), outputs=("outputs",))
         config = dataclasses.replace(config, data=data)
     try:
-        pairs = open_pairs(data)
+        pairs = open_data(config)
     except ProbneuralError:
         if data.inputs and data.outputs and data.periodic:
             raise

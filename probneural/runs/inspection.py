@@ -110,7 +110,10 @@ def _run(path: Path) -> dict[str, Any]:
     if (path / CHECKPOINT).exists() and not (path / OPERATOR).exists():
         facts["epochs done"] = f"{_saved(path / CHECKPOINT)['epochs done']} of {record['config']['training']['epochs']}"
     if (path / HISTORY).exists():
-        facts["training loss"] = read_json(path / HISTORY).get("train", [None])[-1]
+        losses = read_json(path / HISTORY)
+        facts["training loss"] = losses.get("train", [None])[-1]
+        if losses.get("restored") is not None:
+            facts["weights of epoch"] = losses["restored"]
     if (path / SCORES).exists():
         facts["relative L2 error"] = read_json(path / SCORES).get("scores", {}).get("relative_l2")
     return facts

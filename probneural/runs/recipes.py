@@ -16,9 +16,10 @@ from probneural import heads, operators
 from probneural.errors import ArgumentError, ConfigurationError
 from probneural.grids import Grid
 from probneural.pairs import Dataset
-from probneural.runs.config import Config, Head, Operator, Training
+from probneural.runs.config import Config, Head, Loss, Operator, Training
+from probneural.runs.places import located, place_of
 from probneural.runs.toml import nearest
-from probneural.training import EachEpoch, History, Loading, Optimization, fit
+from probneural.training import EachEpoch, EarlyStopping, History, Loading, Optimization, fit, losses
 
 _MODES = {1: 16, 2: 12, 3: 8}
 """The most modes of an FNO per axis, by dimension."""
@@ -34,6 +35,9 @@ _GIVEN = {
     "Laplace": ("show_progress", "variance_estimation"),
     "LastLayerLaplace": (),
     "KernelOperator": (),
+    "RelativeL2": (),
+    "RelativeH1": (),
+    "SpectralBands": (),
 }
 """Arguments of constructors that are no options of a configuration: the run gives them."""
 
@@ -51,6 +55,7 @@ def resolved(config: Config, data: Dataset, *, train: int) -> Config:
 
     Raises:
         ConfigurationError: If there is no option of a name that is given.
+        ArgumentError: If an option of the loss is out of range.
     """
     grid = data.inputs.grid
     is_deeponet = config.operator.name != "FNO"
@@ -63,8 +68,11 @@ def resolved(config: Config, data: Dataset, *, train: int) -> Config:
         else config.training.learning_rate,
     )
     whole = _WHOLE[grid.dimension] if config.scores.whole == "auto" else config.scores.whole
-    _check_options(config.operator, operators)
-    _check_options(config.head, heads)
+    _check_options(config, operators, "operator")
+    _check_options(config, heads, "head")
+    _check_options(config, losses, "training", "loss")
+    with located(config, "training", "loss", "options"):
+        build_loss(config.training.loss)
     operator = replace(config.operator, options={**_operator_options(config.operator, data, train), **config.operator.options})
     head = replace(config.head, options={**_head_options(config.head), **config.head.options})
     return replace(config, operator=operator, head=head, training=training, scores=replace(config.scores, whole=whole))
@@ -86,6 +94,18 @@ def build_operator(settings: Operator, data: Dataset) -> nn.Module:
     make: Callable[..., nn.Module] = getattr(operators, settings.name)
     operator = _called(partial(make, *channels, **given[settings.name], seed=settings.seed), settings.options, settings.name)
     return operator.to(data.inputs.dtype)
+
+
+def build_loss(settings: Loss) -> losses.Loss | None:
+    """The loss that settings name; None for that of `fit`.
+
+    Raises:
+        ArgumentError: If an option is out of range.
+    """
+    if settings == Loss():
+        return None
+    loss: losses.Loss = _called(getattr(losses, settings.name), settings.options, settings.name)
+    return loss
 
 
 def train_operator(
@@ -142,8 +162,15 @@ def build_head(settings: Head, *, training: Training, folder: Path, show_progres
 def _fit_settings(training: Training) -> dict[str, Any]:
     names = ("epochs", "batch_size", "learning_rate", "validation", "seed", "device")
     settings: dict[str, Any] = {name: getattr(training, name) for name in names}
-    optimization = Optimization(optimizer=training.optimizer, weight_decay=training.weight_decay)
-    return settings | {"optimization": optimization, "loading": Loading(workers=training.workers)}
+    options: dict[str, Any] = {name: None if value == "none" else value for name, value in vars(training.optimization).items()}
+    stop = training.early_stopping
+    if stop.patience != "none":
+        options["early_stopping"] = EarlyStopping(patience=stop.patience, restore_best=stop.restore_best)
+    return settings | {
+        "loss": build_loss(training.loss),
+        "optimization": Optimization(**options),
+        "loading": Loading(workers=training.workers),
+    }
 
 
 def _called(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> Any:
@@ -156,13 +183,18 @@ def _called(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> 
         ) from error
 
 
-def _check_options(settings: Operator | Head, room: Any) -> None:
-    """Raise a ConfigurationError if an option is no argument of the class, or one that the run gives."""
+def _check_options(config: Config, room: Any, *keys: str) -> None:
+    """Raise a ConfigurationError if an option of a section is no argument of the class, or one that the run gives."""
+    settings: Any = config
+    for key in keys:
+        settings = getattr(settings, key)
     names = set(inspect.signature(getattr(room, settings.name)).parameters) - {*_GIVEN[settings.name]}
     for option in settings.options:
         if option not in names:
             raise ConfigurationError(
-                expected=f"options of {settings.name}", got=repr(option), remedy=nearest(option, sorted(names))
+                expected=f"options of {settings.name}",
+                got=f"{option!r}{place_of(config, *keys, 'options', option)}",
+                remedy=nearest(option, sorted(names)) if names else "it has none",
             )
 
 

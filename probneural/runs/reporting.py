@@ -129,9 +129,15 @@ def _error(scores: TestScores, test: int) -> str:
 
 def _advice(scores: TestScores, history: History) -> list[str]:
     advice = []
-    if history.validation and history.train and history.validation[-1] > 2.0 * history.train[-1]:
+    if history.restored is not None:
         advice.append(
-            f"The loss on validation pairs ends at {history.validation[-1] / history.train[-1]:.1f} times that on training "
+            f"Of {history.epochs} epochs, early stopping chose the weights of epoch {history.restored}, whose loss on the "
+            "validation pairs was the least."
+        )
+    last = -1 if history.restored is None else history.restored - 1
+    if history.validation and history.train and history.validation[last] > 2.0 * history.train[last]:
+        advice.append(
+            f"The loss on validation pairs ends at {history.validation[last] / history.train[last]:.1f} times that on training "
             "pairs: more pairs would help most."
         )
     error, baseline = scores.scores.relative_l2, scores.baseline

@@ -14,13 +14,33 @@ import torch
 from probneural import data as files
 from probneural.data import StoredFields, StoredPairs, Trajectories
 from probneural.data.variables import TIME
-from probneural.errors import ArgumentError, ProbneuralError
-from probneural.runs.config import Data
+from probneural.errors import ArgumentError, FileError, ProbneuralError
+from probneural.runs.config import Config, Data
+from probneural.runs.places import add_place, place_of
 
 _ARGUMENT = re.compile(r"\b(inputs|outputs|periodic|lengths|sample|time|channel|history|lead|stride)=(?P<value>[\w(\['\"])?")
 """What messages call an argument."""
+_SETTING = re.compile(r"\b(\w+)(?: of 1)? in \[data\]")
+"""What messages call a setting."""
+_VARIABLE = re.compile(r"a variable '(.*)' of ")
+"""What messages call a variable that a file lacks."""
 _AUTO = {"sample": "auto", "time": "auto", "channel": "channel"}
 """Settings that say what `probneural.data` does by default."""
+
+
+def open_data(config: Config) -> StoredPairs:
+    """Open the pairs of a configuration: errors say where the setting was read that they are about.
+
+    Raises:
+        ProbneuralError: As [`open_pairs`][probneural.runs.sources.open_pairs] does.
+    """
+    try:
+        return open_pairs(config.data)
+    except ProbneuralError as error:
+        concerned = _concerned(error, config.data)
+        if concerned is not None:
+            add_place(error, place_of(config, "data", concerned))
+        raise
 
 
 def open_pairs(data: Data) -> StoredPairs:
@@ -84,6 +104,17 @@ def _options(data: Data) -> dict[str, Any]:
         for name, values in (("periodic", data.periodic), ("lengths", data.lengths))
     }
     return {**named, **axes, "dtype": getattr(torch, data.dtype)}
+
+
+def _concerned(error: ProbneuralError, data: Data) -> str | None:
+    """The setting that an error is about, if it is about one."""
+    if isinstance(error, FileError) or not data.path:
+        return "path"
+    variable = _VARIABLE.search(error.expected)
+    if variable is not None:
+        return next((side for side in ("inputs", "outputs") if variable[1] in getattr(data, side)), None)
+    named = _SETTING.search(str(error))
+    return None if named is None or named[1] not in vars(data) else named[1]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from probneural.calibration import Band, SimultaneousBand, VarianceScale
@@ -11,6 +11,7 @@ from probneural.distributions import Predictor
 from probneural.errors import FileError
 from probneural.runs.config import Config
 from probneural.runs.folder import RunFolder
+from probneural.runs.places import located
 from probneural.runs.progress import Progress
 from probneural.runs.recipes import MEMBER, build_head, build_operator, train_operator
 from probneural.runs.scoring import TestScores, scores_of
@@ -128,7 +129,8 @@ def train_in(run: RunFolder, progress: Progress) -> History:
         return read_history(run)
     begin(run, OPERATOR)
     pairs = run.subset("train")
-    operator = build_operator(run.config.operator, pairs)
+    with located(run.config, "operator", "options"):
+        operator = build_operator(run.config.operator, pairs)
     progress.say(
         f"training {run.config.operator.name} of {sum(p.numel() for p in operator.parameters()):,} parameters "
         f"on {len(pairs)} pairs, {run.config.training.epochs} epochs"
@@ -142,7 +144,7 @@ def train_in(run: RunFolder, progress: Progress) -> History:
         show_progress=progress.has_bars,
         on_epoch=progress.epochs(int(run.config.training.epochs)),
     )
-    run.write(HISTORY, {name: list(getattr(history, name)) for name in ("train", "validation", "seconds")})
+    run.write(HISTORY, asdict(history))
     save(operator.cpu(), run.file(OPERATOR))
     if not run.config.training.keeps_checkpoint:
         run.remove(CHECKPOINT)
@@ -158,7 +160,8 @@ def fit_in(run: RunFolder, progress: Progress) -> Predictor:
     operator = load(run.file(OPERATOR), device=run.config.training.device)
     pairs = run.subset("train")
     progress.say(f"fitting {run.config.head.name} to {len(pairs)} pairs")
-    head = build_head(run.config.head, training=run.config.training, folder=run.path, show_progress=progress.has_bars)
+    with located(run.config, "head", "options"):
+        head = build_head(run.config.head, training=run.config.training, folder=run.path, show_progress=progress.has_bars)
     predictor: Predictor = head.fit(operator, pairs)
     save(predictor, run.file(HEAD))
     if not run.config.training.keeps_checkpoint:
@@ -224,14 +227,14 @@ def calibrated_in(run: RunFolder) -> Calibrated:
 
 
 def read_history(run: RunFolder) -> History:
-    """The losses of a run that is trained.
+    """The losses of a run that is trained, and the epoch whose weights it has if early stopping chose them.
 
     Raises:
         FileError: If the file is damaged.
     """
-    losses = run.read(HISTORY)
-    train, validation, seconds = (tuple(losses.get(name, ())) for name in ("train", "validation", "seconds"))
-    return History(train=train, validation=validation, seconds=seconds)
+    found = run.read(HISTORY)
+    train, validation, seconds = (tuple(found.get(name, ())) for name in ("train", "validation", "seconds"))
+    return History(train=train, validation=validation, seconds=seconds, restored=found.get("restored"))
 
 
 def _method(run: RunFolder) -> SimultaneousBand:

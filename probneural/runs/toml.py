@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -9,13 +10,15 @@ import os
 import re
 import textwrap
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from probneural.checks import check_path
 from probneural.errors import ArgumentError, ConfigurationError, FileError
-from probneural.runs.config import Config
-from probneural.runs.values import convert, explanations, hints_of
+from probneural.runs.config import Config, Source
+from probneural.runs.places import place_in
+from probneural.runs.values import convert, explanations, hints_of, is_section, joined
 from probneural.training import atomic
 
 _WIDTH = 110
@@ -39,17 +42,22 @@ def write_config(config: Config, path: str | os.PathLike[str], *, notes: Mapping
 
 def text_of(config: Config, *, notes: Mapping[str, str] | None = None) -> str:
     """What [`write_config`][probneural.runs.write_config] writes."""
-    lines: list[str] = []
-    for section in dataclasses.fields(config):
-        part = getattr(config, section.name)
-        title = " ".join((type(part).__doc__ or "").partition("\n\n")[0].split())
-        lines += ["", *_comment(title), f"[{section.name}]"]
-        told = explanations(type(part))
-        for setting in dataclasses.fields(part):
-            note = (notes or {}).get(f"{section.name}.{setting.name}", "")
-            lines += [*_comment(told.get(setting.name, "")), *_comment(note)]
-            lines.append(f"{setting.name} = {_written(getattr(part, setting.name))}")
+    lines = [line for name in hints_of(Config) for line in _section_lines(getattr(config, name), name, notes or {})]
     return "\n".join(lines[1:]) + "\n"
+
+
+def _section_lines(part: Any, name: str, notes: Mapping[str, str]) -> list[str]:
+    """A table, and those inside it, which TOML wants after its own settings."""
+    title = " ".join((type(part).__doc__ or "").partition("\n\n")[0].split())
+    lines, below = ["", *_comment(title), f"[{name}]"], []
+    told = explanations(type(part))
+    for setting, hint in hints_of(type(part)).items():
+        inner, value = joined(name, setting), getattr(part, setting)
+        if is_section(hint):
+            below += _section_lines(value, inner, notes)
+        else:
+            lines += [*_comment(told.get(setting, "")), *_comment(notes.get(inner, "")), f"{setting} = {_written(value)}"]
+    return lines + below
 
 
 def _comment(text: str) -> list[str]:
@@ -93,18 +101,16 @@ def read_config(path: str | os.PathLike[str]) -> Config:
         raise FileError(
             expected=f"a configuration at {file}", got=str(error), remedy=f"write one: probneural init --output {file}"
         ) from error
-    config = parsed_config(text, name=file.name)
-    if not config.data.path:
-        return config
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(file.parent / config.data.path)))
+    return parsed_config(text, name=file.name, folder=file.parent)
 
 
-def parsed_config(text: str, *, name: str) -> Config:
+def parsed_config(text: str, *, name: str, folder: Path | None = None) -> Config:
     """Read the text of a configuration; see [`read_config`][probneural.runs.read_config].
 
     Args:
         text: TOML.
         name: Of the file, for messages.
+        folder: Where a relative path of the data begins; None leaves it relative.
 
     Raises:
         ConfigurationError: If it is no TOML, or a setting is unknown, of another type or out of range; with its line.
@@ -116,28 +122,44 @@ def parsed_config(text: str, *, name: str) -> Config:
         raise ConfigurationError(
             expected=f"TOML in {name}", got=str(error) or "too many brackets", remedy="see https://toml.io, or write it anew"
         ) from error
-    kinds = hints_of(Config)
-    sections: dict[str, Any] = {}
-    for section, entries in tables.items():
-        _check_known(section, kinds, place=_Place(text, name, (section,)), what="section")
-        place = _Place(text, name, (section,))
-        if not isinstance(entries, dict):
-            raise ConfigurationError(
-                expected=f"a section [{section}]", got=f"{entries!r:.80}{place}", remedy=f"write [{section}] on a line"
-            )
-        hints = hints_of(kinds[section])
-        values = {}
-        for key, value in entries.items():
-            place = _Place(text, name, (section, key))
-            _check_known(key, hints, place=place, what=f"setting of [{section}]")
-            try:
-                values[key] = convert(value, hints[key], f"{section}.{key}")
-            except ArgumentError as error:
-                raise ConfigurationError(
-                    expected=error.expected, got=f"{error.got}{place}", remedy="change that line"
-                ) from error
-        sections[section] = kinds[section](**values)
-    return Config(**sections)
+    config: Config = _section(tables, Config, (), text=text, name=name)
+    if folder is not None and config.data.path:
+        path = os.path.abspath(folder / config.data.path)
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
+    return dataclasses.replace(config, source=Source(name=name, text=text, values=config.to_dict()))
+
+
+def _section(entries: Mapping[str, Any], kind: type[Any], keys: tuple[str, ...], *, text: str, name: str) -> Any:
+    """The dataclass of a table; what is wrong in it is named with its line."""
+    hints, values = hints_of(kind), {}
+    what = f"setting of [{'.'.join(keys)}]" if keys else "section"
+    for key, value in entries.items():
+        inner = (*keys, key)
+        if key not in hints:
+            got = f"{key!r}{place_in(text, name, inner)}"
+            raise ConfigurationError(expected=f"a known {what}", got=got, remedy=nearest(key, hints))
+        if not is_section(hints[key]):
+            with _in_line(text, name, inner):
+                values[key] = convert(value, hints[key], ".".join(inner))
+            continue
+        if not isinstance(value, dict):
+            title = f"[{'.'.join(inner)}]"
+            got = f"{value!r:.80}{place_in(text, name, inner)}"
+            raise ConfigurationError(expected=f"a section {title}", got=got, remedy=f"write {title} on a line")
+        values[key] = _section(value, hints[key], inner, text=text, name=name)
+    with _in_line(text, name, keys):
+        return kind(**values)
+
+
+@contextlib.contextmanager
+def _in_line(text: str, name: str, keys: tuple[str, ...]) -> Iterator[None]:
+    """Errors of a setting, or of settings that do not fit together, become those of a file."""
+    try:
+        yield
+    except ArgumentError as error:
+        got = f"{error.got}{place_in(text, name, keys)}"
+        remedy = "change that line" if error.remedy == "change it" else error.remedy
+        raise ConfigurationError(expected=error.expected, got=got, remedy=remedy) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -150,51 +172,3 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
-
-
-def _check_known(name: str, known: Collection[str], *, place: _Place, what: str) -> None:
-    if name not in known:
-        raise ConfigurationError(expected=f"a known {what}", got=f"{name!r}{place}", remedy=nearest(name, known))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where a key stands in a file; the line is looked for when it is asked for."""
-
-    text: str
-    name: str
-    keys: tuple[str, ...]
-
-    def __str__(self) -> str:
-        line = line_of(self.text, self.keys)
-        return f" in {self.name}" if line is None else f" in line {line} of {self.name}"
-
-
-def line_of(text: str, keys: Iterable[str]) -> int | None:
-    r"""The number, from 1, of the line where a statement begins that first defines a key.
-
-    The text is cut after each line: statements end where what is above the cut is TOML.
-
-    Examples:
-        >>> line_of('[data]\ninputs = [\n  "a",\n]\nperiodic = [true]', ("data", "periodic"))
-        5
-    """
-    lines = text.split("\n")
-    start = 0
-    for end in range(1, len(lines) + 1):
-        try:
-            found: Any = tomllib.loads("\n".join(lines[:end]))
-        except tomllib.TOMLDecodeError:
-            continue
-        if _holds(found, keys):
-            return start + 1
-        start = end
-    return None
-
-
-def _holds(tables: Any, keys: Iterable[str]) -> bool:
-    for key in keys:
-        if not isinstance(tables, dict) or key not in tables:
-            return False
-        tables = tables[key]
-    return True

@@ -33,9 +33,24 @@ class Range:
 
 
 def hints_of(kind: type[Any]) -> dict[str, Any]:
-    """Annotations of a dataclass's fields by name, ranges included."""
+    """Annotations of a dataclass's settings by name, ranges included: of the fields that are compared."""
     hints = get_type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.compare}
+
+
+def is_section(wanted: Any) -> bool:
+    """Whether an annotation is a dataclass, which holds settings of its own."""
+    return isinstance(wanted, type) and dataclasses.is_dataclass(wanted)
+
+
+def joined(section: str, name: str) -> str:
+    """What messages call a setting of a section, which may be the whole tree, "" or, on a command line, "--".
+
+    Examples:
+        >>> joined("training.loss", "name"), joined("", "training"), joined("--", "path")
+        ('training.loss.name', 'training', '--path')
+    """
+    return f"{section}.{name}" if section.strip("-") else f"{section}{name}"
 
 
 def explanations(kind: type[Any]) -> dict[str, str]:
@@ -96,9 +111,19 @@ def _converted(value: object, wanted: Any, name: str) -> Any:
     if origin is dict:
         entries = _require(value, isinstance(value, Mapping) and all(isinstance(key, str) for key in value))
         return {key: plain(entry, f"{name}.{key}") for key, entry in entries.items()}
-    if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
-        return _require(value, isinstance(value, wanted))
+    if is_section(wanted):
+        return value if isinstance(value, wanted) else _section(value, wanted, name)
     return _scalar(value, wanted, name)
+
+
+def _section(value: object, kind: type[Any], name: str) -> Any:
+    """The dataclass that a table stands for, with defaults for what it leaves out."""
+    hints = hints_of(kind)
+    entries: Mapping[str, object] = _require(value, isinstance(value, Mapping))
+    for key in entries:
+        if key not in hints:
+            raise ArgumentError(expected="known settings", got=joined(name, key), remedy="leave it out")
+    return kind(**{key: convert(entry, hints[key], joined(name, key)) for key, entry in entries.items()})
 
 
 def _scalar(value: object, wanted: Any, name: str) -> Any:

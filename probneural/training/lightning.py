@@ -1,4 +1,4 @@
-"""An operator and its recipe as a `LightningModule`, for programs that are built on Lightning; needs that package."""
+"""An operator and its recipe as a `LightningModule`, for programs that are built on Lightning; needs the extra `lightning`."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class CSVLog(Callback):
 
 
 class TensorBoardLog(Callback):
-    """Write scalars for TensorBoard, by `torch.utils.tensorboard`; needs the package tensorboard.
+    """Write scalars for TensorBoard, by `torch.utils.tensorboard`; needs the extra `logging`.
 
     Args:
         folder: Of the run's event files.
@@ -76,7 +76,7 @@ class TensorBoardLog(Callback):
 
 
 class WandbLog(Callback):
-    """Log to Weights & Biases; needs the package wandb.
+    """Log to Weights & Biases; needs the extra `logging`.
 
     Args:
         project: Its name.
@@ -105,7 +105,10 @@ class WandbLog(Callback):
 
 
 class MLflowLog(Callback):
-    """Log to MLflow; needs the package mlflow or mlflow-skinny.
+    """Log to MLflow; needs the extra `logging`.
+
+    That is the small package mlflow-skinny, which has no data base: it writes to a server, or to a folder if
+    `MLFLOW_ALLOW_FILE_STORE=true` is set in the environment. With the package mlflow, data bases are places too.
 
     Args:
         experiment: Its name.

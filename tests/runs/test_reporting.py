@@ -57,6 +57,16 @@ def test_a_gap_between_losses_asks_for_more_pairs(report: runs.Report) -> None:
     assert "more pairs would help" not in " ".join(verdict(report.scores, HISTORY))
 
 
+def test_the_report_says_what_early_stopping_chose(report: runs.Report) -> None:
+    """And compares the losses of that epoch: after it, they part."""
+    stopped = History(train=(0.5, 0.2, 0.1), validation=(0.5, 0.3, 0.4), seconds=(1.0,) * 3, restored=2)
+    said = " ".join(verdict(report.scores, stopped))
+    assert "Of 3 epochs, early stopping chose the weights of epoch 2, whose loss on the validation pairs was the least." in said
+    assert "more pairs would help" not in said
+    assert "4.0 times that on training pairs" in " ".join(verdict(report.scores, dataclasses.replace(stopped, restored=None)))
+    assert "early stopping" not in " ".join(report.verdict)
+
+
 class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()

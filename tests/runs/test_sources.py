@@ -16,6 +16,7 @@ from probneural import runs
 from probneural.errors import ArgumentError, DataError
 from probneural.runs import Config, Data
 from probneural.runs.folder import RunFolder, split_rows
+from probneural.runs.initial import initial_config
 from probneural.runs.sources import open_inputs, open_pairs
 from tests.data.files import write_hdf5, write_pdebench, write_the_well, write_zarr
 from tests.runs.files import cheap, fields
@@ -129,7 +130,7 @@ def test_a_file_of_the_well_needs_no_names(tmp_path: Path) -> None:
     free = Data(path=data.path)
     pairs = open_pairs(free)
     assert np.array_equal(pairs[0].outputs.values[0, 0], made["density"][0, 1])
-    config, notes = runs.initial_config(dataclasses.replace(Config(), data=free, calibration=runs.Calibration(bands=False)))
+    config, notes = initial_config(dataclasses.replace(Config(), data=free, calibration=runs.Calibration(bands=False)))
     assert config.data.outputs == ("density", "velocity", "stress")
     assert "velocity (3, 5, 8, 6, 2)" in notes["data.inputs"]
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from probneural.errors import ArgumentError, ConfigurationError, FileError
 from probneural.runs import Config, Data, read_config, write_config
-from probneural.runs.config import Training
-from probneural.runs.toml import line_of, parsed_config, text_of
-from probneural.runs.values import convert, explanations, hints_of
+from probneural.runs.config import EarlyStopping, Training
+from probneural.runs.places import line_of, place_of
+from probneural.runs.toml import parsed_config, text_of
+from probneural.runs.values import convert, explanations, hints_of, is_section, joined
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 PLAIN = st.booleans() | st.integers(-(2**63), 2**63 - 1) | NUMBERS | st.text()
@@ -38,6 +39,8 @@ def values_of(wanted: Any) -> st.SearchStrategy[Any]:
         return st.lists(values_of(inner[0]), max_size=3).map(tuple)
     if origin is dict:
         return TABLES
+    if wanted is EarlyStopping:
+        return st.builds(EarlyStopping, restore_best=st.booleans())  # patience wants a validation split: tested below
     if dataclasses.is_dataclass(wanted):
         return st.builds(wanted, **{name: values_of(hint) for name, hint in hints_of(wanted).items()})
     return {bool: st.booleans(), int: st.integers(1, 100), float: st.floats(1e-6, 0.99), str: st.text()}[wanted]
@@ -53,12 +56,17 @@ def test_what_is_written_is_read_back(config: Config) -> None:
 def test_every_setting_is_written_with_its_explanation(tmp_path: Path) -> None:
     write_config(Config(), tmp_path / "run.toml", notes={"data.inputs": "There are a and u."})
     text = (tmp_path / "run.toml").read_text()
-    for section, hint in hints_of(Config).items():
-        told = explanations(hint)
-        assert set(told) == set(hints_of(hint)), section
-        for name, words in told.items():
+    sections = [("", Config)]
+    for section, kind in sections:  # which grows
+        told, hints = explanations(kind), hints_of(kind)
+        assert set(told) - {"source"} == set(hints), section
+        for name, hint in hints.items():
+            if is_section(hint):
+                sections.append((joined(section, name), hint))
+                continue
             above = text.partition(f"[{section}]\n")[2].partition(f"\n{name} = ")[0]
-            assert words in above.replace("\n# ", " "), name
+            assert told[name] in above.replace("\n# ", " "), name
+    assert len(sections) == 11
     assert "# There are a and u.\ninputs = []" in text
     assert read_config(tmp_path / "run.toml") == Config()
 
@@ -83,6 +91,14 @@ MISTAKES = {
     "[data\n": r"TOML in run.toml; got .*line 1",
     "[head]\noptions = { level = 2020-01-01 }": r"head.options.level: true, false, .*; got an object of type date in line 2",
     'operator = { name = "FNO", mode = 3 }': r"setting of \[operator\]; got 'mode' in line 1",
+    "[training.loss]\nnam = 1": r"setting of \[training.loss\]; got 'nam' in line 2 of run.toml; did you mean 'name'\?",
+    '[training.loss]\nname = "L2"': r"training.loss.name: one of 'RelativeL2', .*; got 'L2' in line 2 of run.toml",
+    "[training]\nloss = 3": r"a section \[training.loss\]; got 3 in line 2 of run.toml; write \[training.loss\] on a line",
+    "[training.optimization]\naveraging = 1": r"averaging: .* above 0 and below 1, or 'none'; got 1 in line 2 of run.toml",
+    "[training.early_stopping]\n\npatience = 0": r"patience: an integer of at least 1, or 'none'; got 0 in line 3 of run.toml",
+    "[split]\n[training]\nvalidation = 0\nearly_stopping.patience = 3": (
+        r"validation above 0 .*patience = 3 in line 2 of run.toml; raise the one"
+    ),
 }
 
 
@@ -90,6 +106,21 @@ MISTAKES = {
 def test_mistakes_are_named_with_their_line(text: str) -> None:
     with pytest.raises(ConfigurationError, match=MISTAKES[text]):
         parsed_config(text, name="run.toml")
+
+
+def test_settings_remember_their_lines() -> None:
+    """Until they come from elsewhere; what was left out stands in its section, or nowhere."""
+    config = parsed_config('# mine\n[head]\noptions = { members = 3 }\n[data]\npath = "a.nc"', name="run.toml")
+    assert config == dataclasses.replace(config, source=None)
+    lines = {("data", "path"): 5, ("data", "periodic"): 4, ("head", "options", "members"): 3, ("head", "name"): 2}
+    for keys, line in lines.items():
+        assert place_of(config, *keys) == f" in line {line} of run.toml"
+    assert place_of(config, "split", "test") == " in run.toml"
+    more = dataclasses.replace(config, head=dataclasses.replace(config.head, options={"members": 3, "keeps_operator": True}))
+    assert place_of(more, "head", "options") == " in line 3 of run.toml"
+    other = dataclasses.replace(config, data=Data(path="b.nc"))
+    assert place_of(other, "data", "path") == ""
+    assert place_of(Config.from_dict(config.to_dict()), "data", "path") == ""
 
 
 def test_lines_are_where_statements_begin() -> None:
@@ -115,10 +146,15 @@ def test_lists_are_taken_for_tuples() -> None:
 def test_settings_check_themselves() -> None:
     with pytest.raises(ArgumentError, match="batch_size: an integer of at least 1; got 0"):
         Training(batch_size=0)
+    with pytest.raises(ArgumentError, match="validation above 0 with early stopping.*early_stopping.patience = 3"):
+        Training(validation=0.0, early_stopping=EarlyStopping(patience=3))
     with pytest.raises(ArgumentError, match="finite"):
         convert({"rate": float("inf")}, dict[str, Any], "options")
     with pytest.raises(ArgumentError, match="known settings; got training.epoch"):
         Config.from_dict({"training": {"epoch": 3}})
+    with pytest.raises(ArgumentError, match="known settings; got training.loss.nam"):
+        Config.from_dict({"training": {"loss": {"nam": 3}}})
+    assert Config.from_dict({"training": {"loss": {"name": "RelativeH1"}}}).training.loss.name == "RelativeH1"
 
 
 def test_differences_name_single_options() -> None:

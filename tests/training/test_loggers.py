@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import re
 import warnings
@@ -11,11 +12,39 @@ from typing import Any
 import pytest
 import torch
 
-from probneural.training import Callback, EachEpoch, Progress, fit
+from probneural.training import Callback, EachEpoch, Progress, fit, loggers
 from probneural.training.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog
 from tests.training.cases import built, data
 
 QUICK: dict[str, Any] = {"epochs": 4, "batch_size": 6, "show_progress": False}
+
+
+MOST_LINES = 40
+"""Of an adapter's code."""
+
+
+def code_lines(node: ast.AST) -> int:
+    """Lines that hold code: neither blank nor a docstring nor a comment."""
+    texts = [part for part in ast.walk(node) if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)]
+    said = {line for part in texts for line in range(part.lineno, part.end_lineno + 1)}
+    used = {line for part in ast.walk(node) for line in (getattr(part, "lineno", None), getattr(part, "end_lineno", None))}
+    return len(used - said - {None})
+
+
+def test_code_is_counted() -> None:
+    lines = ["class A:", '    """Said,', "", '    at length."""', "", "    # why", "    def f(self):", "        return [", "1]"]
+    assert code_lines(ast.parse("\n".join(lines)).body[0]) == 4
+
+
+def test_adapters_are_small() -> None:
+    """Each logger, and all that makes a `LightningModule`."""
+    folder = Path(loggers.__file__).parent
+    trees = {name: ast.parse((folder / f"{name}.py").read_text(encoding="utf-8")) for name in ("loggers", "lightning")}
+    sizes = {node.name: code_lines(node) for node in trees["loggers"].body if isinstance(node, ast.ClassDef)}
+    parts = [node for node in trees["lightning"].body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    sizes["lightning"] = sum(map(code_lines, parts))
+    assert {"CSVLog", "TensorBoardLog", "WandbLog", "MLflowLog"} < set(sizes)
+    assert {name: size for name, size in sizes.items() if not 5 < size <= MOST_LINES} == {}
 
 
 class Killed(BaseException):
