@@ -33,6 +33,7 @@ from probneural.metrics import score_pairs
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
+from tests.calibration.synthetic import stacked_along
 from tests.heads.cases import ConvStack, data_for
 from tests.helpers import normal
 
@@ -273,7 +274,8 @@ def test_foreign_modules_and_files(tmp_path: Path) -> None:
 
 
 def test_gradients_in_the_inputs_pass_through_the_weights() -> None:
-    found, inputs = two_worlds()
+    by_position, inputs = two_worlds()
+    found = stacked_along([*by_position.inner.predictors], RING)  # weights that follow slopes and variances, too
     values, along = inputs.values.clone().requires_grad_(), smooth(2, RING, seed=8)
 
     def total(at: Tensor) -> Tensor:
