@@ -152,6 +152,12 @@ def test_where_position_says_nothing_weights_are_those_of_constant_stacking(seed
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-14)
 
 
+def test_a_predictor_without_weight_has_none_at_any_point() -> None:
+    mixture = MixturePredictor([*halves(), Half(everywhere)], torch.tensor([0.3, 0.0, 0.7], dtype=torch.float64))
+    found = StackedPredictor(mixture).weights_at(TEST.inputs[:2])
+    torch.testing.assert_close(found, mixture.weights[:, None, None, None].expand(3, 2, 1, 33), rtol=0, atol=0)
+
+
 def flat(weights: Tensor, *, grid: Grid = ENDS, slope: float = 0.0) -> LocalWeights:
     """Constant weights as local ones, or such that differ along the first wave by `slope`."""
     fitted = stacked(grid).local
