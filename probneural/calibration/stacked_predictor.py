@@ -90,7 +90,9 @@ class StackedPredictor(Predictor):
         with undisturbed():
             parts = self._parts_at(given, query)
         mean = parts.components[0].mean
-        return parts.weights.expand(-1, *mean.shape[:2], parts.grid.size).unflatten(-1, parts.grid.shape)
+        weights = parts.weights.expand(-1, *mean.shape[:2], parts.grid.size).unflatten(-1, parts.grid.shape)
+        without = weights.new_zeros(len(self.inner.predictors), *mean.shape)
+        return without.index_copy(0, torch.tensor(self.inner._active, device=weights.device), weights)
 
     @property
     def _predictors(self) -> list[Predictor]:

@@ -33,6 +33,7 @@ from probneural.metrics import score_pairs
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
+from tests.calibration.synthetic import stacked_along
 from tests.heads.cases import ConvStack, data_for
 from tests.helpers import normal
 
@@ -149,6 +150,12 @@ def test_where_position_says_nothing_weights_are_those_of_constant_stacking(seed
     expected = mixture.moment_matched()
     for got, wanted in ((u.mean, expected.mean), (u.variance, expected.variance)):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-14)
+
+
+def test_a_predictor_without_weight_has_none_at_any_point() -> None:
+    mixture = MixturePredictor([*halves(), Half(everywhere)], torch.tensor([0.3, 0.0, 0.7], dtype=torch.float64))
+    found = StackedPredictor(mixture).weights_at(TEST.inputs[:2])
+    torch.testing.assert_close(found, mixture.weights[:, None, None, None].expand(3, 2, 1, 33), rtol=0, atol=0)
 
 
 def flat(weights: Tensor, *, grid: Grid = ENDS, slope: float = 0.0) -> LocalWeights:
@@ -273,7 +280,8 @@ def test_foreign_modules_and_files(tmp_path: Path) -> None:
 
 
 def test_gradients_in_the_inputs_pass_through_the_weights() -> None:
-    found, inputs = two_worlds()
+    by_position, inputs = two_worlds()
+    found = stacked_along([*by_position.inner.predictors], RING)  # weights that follow slopes and variances, too
     values, along = inputs.values.clone().requires_grad_(), smooth(2, RING, seed=8)
 
     def total(at: Tensor) -> Tensor:
