@@ -47,7 +47,7 @@ def test_means_over_seeds() -> None:
 
 
 def test_gains_are_paired_by_seed() -> None:
-    scores = {"nll": 0.0, "joint_nll": None, "rank_within": 0.1}
+    scores = {"nll": 0.0, "joint_nll": None, "rank_within": 0.1, "rank_within_attainable": None, "gap, error": None}
     rows = [
         {"problem": "p", "head": "h", "seed": seed, "scale": scale} | scores | {"nll": seed - (scale == "local") * (1.0 + seed)}
         for seed in range(3)
