@@ -128,6 +128,12 @@ class PlacedFeatures(nn.Module):
         self.name, self.channel_axis, self.has_bias = readout.name, readout.channel_axis, readout.has_bias
         example = torch.randn(1, in_channels, *grid.shape, generator=stream(0, "placed features"))
         self.home, factor = readout.home_and_factor(Field(example.to(device, dtype), grid), query)
+        if factor is not None and not bool(factor.isfinite().all()):
+            raise UnsupportedError(
+                expected="an operator that is finite on standard normal inputs, where it keeps boundary values",
+                got="NaN or infinite factors of its read-out",
+                remedy="export the operator without kept boundary values",
+            )
         self.register_buffer("factor", None if factor is None else factor.to(device, dtype))
 
     def forward(self, values: Float[Tensor, "n c *grid"]) -> tuple[Tensor, Float[Tensor, "n p f"]]:

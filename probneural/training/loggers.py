@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from typing import Any
+from typing import Any, Literal
 
 from probneural.checks import check_path
 from probneural.training import atomic
@@ -84,7 +84,7 @@ class WandbLog(Callback):
         options: Others of `wandb.init`: `name`, `id` and `resume` of a run that goes on, `dir`.
     """
 
-    def __init__(self, project: str, *, mode: str = "online", **options: Any) -> None:
+    def __init__(self, project: str, *, mode: Literal["online", "offline", "disabled"] = "online", **options: Any) -> None:
         import wandb
 
         self.start = lambda settings: wandb.init(project=project, mode=mode, config=settings, **options)

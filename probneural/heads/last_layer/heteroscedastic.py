@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_flag, check_integer, check_module, check_positive, check_real
 from probneural.contexts import undisturbed
-from probneural.errors import TrainingError
+from probneural.errors import ReadoutError, TrainingError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor, diagonal, with_constant
 from probneural.heads.last_layer.laplace import statistics
 from probneural.heads.last_layer.low_rank_density import log_density_per_value
-from probneural.heads.last_layer.readout import Readout, find_readout
+from probneural.heads.last_layer.readout import VERIFIED, Readout, find_readout
 from probneural.heads.training_data import TrainingData, training_data
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream
@@ -119,7 +119,13 @@ class HeteroscedasticGaussian:
             ShapeError: If the operator's outputs do not fit the data's.
         """
         pairs = training_data(data, check_module(operator, "operator"), is_shared=False)
-        readout = find_readout(operator, pairs.some(2).inputs, self.readout, query=pairs.query)
+        readout = find_readout(operator, pairs.spread(VERIFIED).inputs, self.readout, query=pairs.query)
+        if readout.response is not None:
+            raise ReadoutError(
+                expected="a read-out whose outputs count alike everywhere",
+                got="a factor that varies in space, as of boundary values that are kept",
+                remedy="fit the operator without keeping boundary values, or LastLayerLaplace",
+            )
         gram, _, residuals = statistics(readout, pairs)
         scale = pairs.output_units()[1]
         unit = torch.maximum((residuals.squares / pairs.functions).sqrt(), _LEAST_UNIT * scale)
@@ -132,7 +138,7 @@ class HeteroscedasticGaussian:
         variance_weights, factor_weights = (part.detach() for part in weights)
         readout.operator.requires_grad_(False)
         if self.trains_operator:  # its last layer may have moved
-            readout = find_readout(readout.operator, pairs.some(2).inputs, readout.name, query=pairs.query)
+            readout = find_readout(readout.operator, pairs.spread(VERIFIED).inputs, readout.name, query=pairs.query)
         return HeteroscedasticPredictor(
             readout=readout,
             variance_weights=variance_weights,

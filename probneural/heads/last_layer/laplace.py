@@ -18,7 +18,7 @@ from probneural.distributions.predictor import DrawsWithField, JointDraws, drawn
 from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.heads.last_layer.readout import Readout, deviated, draws_of_weights, find_readout
+from probneural.heads.last_layer.readout import VERIFIED, Readout, deviated, draws_of_weights, find_readout
 from probneural.heads.residuals import ResidualSums, check_some, given_noise, given_per_channel, given_precision
 from probneural.heads.training_data import TrainingData, training_data
 from probneural.heads.weight_posterior import weight_posterior
@@ -92,7 +92,7 @@ class LastLayerLaplace:
             DataError: If the data are not finite.
         """
         pairs = training_data(data, check_module(operator, "operator"))
-        split = find_readout(operator, pairs.some(2).inputs, self.readout, query=pairs.query)
+        split = find_readout(operator, pairs.spread(VERIFIED).inputs, self.readout, query=pairs.query)
         return self._solve(split, pairs, pairs.output_units()[1])
 
     def _solve(self, split: Readout, data: TrainingData, scale: Tensor) -> LastLayerPredictor:

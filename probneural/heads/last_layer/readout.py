@@ -138,6 +138,8 @@ def with_factor(
     return torch.cat([features, varying.expand_as(features[:, :1])], dim=1) if has_bias else features
 
 
+VERIFIED = 6
+"""Functions that a read-out is verified on: a factor that differs between functions has to show."""
 _DRAWN_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""
 
@@ -181,7 +183,8 @@ def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query:
     Args:
         operator: Any module from fields to fields; it is not touched.
         inputs: A few functions to verify on, in the operator's dtype and on its device.
-        name: The read-out's name; by default a submodule called `readout`, else the last layer that proves to be one.
+        name: The read-out's name; by default a submodule called `readout`, else the last layer that proves to be one and is
+            no branch of a sum.
         query: Where to evaluate, if the operator takes a query: needed where outputs live on another domain than inputs.
 
     Raises:
@@ -205,7 +208,7 @@ def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query:
     reasons = []
     for key in dict.fromkeys(reversed(order)):
         try:
-            return _verify(copied, inputs, key, query)
+            return _verify(copied, inputs, key, query, may_vary=key.rpartition(".")[2] == "readout")
         except ReadoutError as error:
             reasons.append(f"{key}: {error.got}")
     raise ReadoutError(
@@ -216,7 +219,7 @@ def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query:
 
 
 @torch.no_grad()
-def _verify(operator: nn.Module, inputs: Field, name: str, query: Grid | None) -> Readout:
+def _verify(operator: nn.Module, inputs: Field, name: str, query: Grid | None, *, may_vary: bool = True) -> Readout:
     shape = (inputs.grid if query is None else query).shape
     try:
         module = operator.get_submodule(name)
@@ -243,6 +246,8 @@ def _verify(operator: nn.Module, inputs: Field, name: str, query: Grid | None) -
             raise _not_a_readout(name, "what follows it is not pointwise and affine")
         if not _is_invertible(outer.matrix):
             raise _not_a_readout(name, "the output channels are not free combinations of its own")
+        if not may_vary and not outer.is_constant(values.dtype):
+            raise _not_a_readout(name, "what is added to it varies, as of one branch among several")
         weight, bias = outer.matrix @ inner.matrix, outer.matrix @ inner.offset[0, :, 0] + outer.constant(values.dtype)
         has_bias = _has_bias(module, parts[0], axis)
         full = torch.cat([weight, bias[:, None]], dim=1) if has_bias else weight
@@ -268,9 +273,13 @@ class _AffineMap:
     def constant(self, dtype: torch.dtype) -> Float64[Tensor, " c2"]:
         """The offset if it is one number per channel, up to rounding, and there is no factor; zeros otherwise."""
         first = self.offset[0, :, 0]
+        return first if self.is_constant(dtype) else torch.zeros_like(first)
+
+    def is_constant(self, dtype: torch.dtype) -> bool:
+        """Whether the offset is one number per channel, up to rounding, and there is no factor."""
+        first = self.offset[0, :, 0]
         rounding = _ROUNDING * torch.finfo(dtype).eps * first.abs()
-        is_one = bool(((self.offset - first[:, None]).abs().amax((0, 2)) <= rounding).all())
-        return first if is_one and self.factor is None else torch.zeros_like(first)
+        return self.factor is None and bool(((self.offset - first[:, None]).abs().amax((0, 2)) <= rounding).all())
 
     def agrees(self, inputs: Tensor, outputs: Tensor) -> bool:
         """Whether outputs `(n, c2, *grid)` are the map's of inputs `(n, c, *grid)`, up to rounding."""

@@ -250,8 +250,52 @@ def test_roll_outs_files_and_exports(name: str, tmp_path: Path) -> None:
     assert torch.equal(again(start).variance, predictor(start).variance)
     assert torch.equal(evaluate(again.draw(1), start), evaluate(predictor.draw(1), start))
     compare(predictor, start)
-    heteroscedastic = HeteroscedasticGaussian(1, epochs=2).fit(predictor.operator, step_pairs(start.grid))  # type: ignore[attr-defined]
-    assert bool(heteroscedastic(start).variance.isfinite().all())
+    head, pairs = HeteroscedasticGaussian(1, epochs=2), step_pairs(start.grid)
+    if name == "walls":  # a variance cannot vanish where values are kept
+        with pytest.raises(ReadoutError, match="count alike everywhere"):
+            head.fit(predictor.operator, pairs)  # type: ignore[attr-defined]
+    else:
+        assert bool(head.fit(predictor.operator, pairs)(start).variance.isfinite().all())  # type: ignore[attr-defined]
+
+
+class Scaled(nn.Module):
+    """An increment times the last input channel, which the first functions of a data set may share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readout = nn.Conv1d(1, 1, 1)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values[:, :1] + values[:, 1:] * self.readout(torch.tanh(values[:, :1]))
+
+
+def test_a_factor_that_only_later_functions_show_is_refused() -> None:
+    states, steps = fields(PERIODIC, 20, 1, seed=5).values.float(), torch.full((20, 1, PERIODIC.size), 0.1)
+    steps[10:] = 1.0
+    inputs = torch.cat([states, steps], 1)
+    grid = PERIODIC
+    pairs = FieldPairs(Field(inputs, grid), Field(states + 0.1 * steps * states, grid))
+    with pytest.raises(ReadoutError):
+        LastLayerLaplace().fit(Scaled(), pairs)
+
+
+class Summed(nn.Module):
+    """Two branches: nobody can tell which of them is the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(1, 1, 1), nn.Sequential(nn.Conv1d(1, 4, 1), nn.Tanh(), nn.Conv1d(4, 1, 1))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.first(values) + self.second(values)
+
+
+def test_a_branch_of_a_sum_is_a_read_out_only_by_name() -> None:
+    inputs = fields(PERIODIC, 4, 1, seed=3)
+    operator = Summed().to(inputs.dtype)
+    with pytest.raises(ReadoutError, match="one branch among several"):
+        find_readout(operator, inputs, None)
+    assert find_readout(operator, inputs, "second.2").name == "second.2"
 
 
 def test_a_draw_is_the_step_with_other_weights() -> None:
