@@ -84,13 +84,18 @@ def main(*, mode: str, output: Path, workers: int = 2, device: str = "cpu") -> d
             f"equal epochs, in steps of 20 functions, on {threads}. Of two learning rates, the one of the smaller median "
             "counts, and is named",
             f"time: {clock} of a training over that of AdamW under a cosine on the same functions, medians",
-            f"precisions: autocast of the operator on {place}, losses and weights in float32; at the first learning rate",
+            f"precisions: autocast of the operator on {place}, losses and weights in float32; at the first learning rate. "
+            "At the end: the last tenth of the epochs without autocast",
         ],
     )
 
 
 def _precisions(seeds: int, *, small: bool, workers: int, device: str) -> list[Row]:
-    kinds: dict[str, Optimization] = {"float32": Optimization(), "bfloat16": Optimization(precision="bfloat16")}
+    kinds: dict[str, Optimization] = {
+        "float32": Optimization(),
+        "bfloat16": Optimization(precision="bfloat16"),
+        "float32 at the end": Optimization(precision="bfloat16", full_precision_tail=0.1),
+    }
     chosen = cases(small=small)[:2]
     tasks = [(number, name) for number in range(len(chosen)) for name in kinds]
     work = [
@@ -99,16 +104,12 @@ def _precisions(seeds: int, *, small: bool, workers: int, device: str) -> list[R
     found = dict(zip(tasks, sections.repeated(_trained, work, workers=workers), strict=True))
     rows = []
     for number, case in enumerate(chosen):
-        single, half = ([error for error, _ in found[number, name]] for name in kinds)
-        ratios = [after / before for after, before in zip(half, single, strict=True)]
-        rows.append(
-            {
-                "problem": case.source.name,
-                "float32": _said(single),
-                "bfloat16": _said(half),
-                "bfloat16 / float32": _said(ratios),
-            }
-        )
+        errors = {name: [error for error, _ in found[number, name]] for name in kinds}
+        row = {"problem": case.source.name} | {name: _said(some) for name, some in errors.items()}
+        for name in list(kinds)[1:]:
+            pairs = zip(errors[name], errors["float32"], strict=True)
+            row[f"{name} / float32"] = _said([after / before for after, before in pairs])
+        rows.append(row)
     return rows
 
 

@@ -135,6 +135,7 @@ class Optimization:
         accumulation: Batches whose gradients make one step.
         averaging: Decay of a moving average of the weights, 0.999 for example, which is what the operator ends with.
         precision: "bfloat16" or "float16" for autocast of the operator; "none" for that of the data.
+        full_precision_tail: Share of the epochs, the last ones, that go without autocast.
     """
 
     optimizer: Literal["muon", "adamw"] = "muon"
@@ -144,6 +145,7 @@ class Optimization:
     accumulation: Count = 1
     averaging: Fraction | Absent = "none"
     precision: Literal["none", "bfloat16", "float16"] = "none"
+    full_precision_tail: Annotated[float, Range(least=0.0, below=1.0)] = 0.0
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -31,8 +31,12 @@ class Objective(nn.Module):
         super().__init__()
         self.operator = operator
         self.loss = loss
-        self.precision = None if precision is None else PRECISIONS[precision]
+        self.set_precision(precision)
         self.unroll = unroll
+
+    def set_precision(self, precision: str | None) -> None:
+        """Autocast from now on, or not."""
+        self.precision = None if precision is None else PRECISIONS[precision]
 
     def forward(self, batch: FieldPairs | None, horizon: int | None = None) -> Float[Tensor, ""]:
         """The loss of a batch; zero, with zero gradients, of none.

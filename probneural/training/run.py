@@ -119,6 +119,7 @@ class Run:
         """
         self.started = time.perf_counter() - self.elapsed
         number, seed = len(self.losses), self.plan.seed
+        self._judge.set_precision(self.plan.optimization.precision_in(number, self.plan.epochs))
         before = copy.deepcopy(self.operator.state_dict())
         process = (rank(),) if rank() else ()
         with seeded(seed, "training", number, *process, devices=[self.device]):
@@ -221,12 +222,19 @@ class Run:
         """The mean loss on the validation split, of the averaged weights where there are such."""
         self.operator.eval()
         total = torch.zeros((), dtype=torch.float64, device="cpu")
-        objective = self.objective.module if isinstance(self.objective, DistributedDataParallel) else self.objective
+        objective = self._judge
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():
             for batch in self.validation:
                 if batch is not None:
                     total += float(objective(batch)) * len(batch)
         return float(parallel.summed(total)) / sum(self.validation_order.lengths)
+
+    @property
+    def _judge(self) -> Objective:
+        """The objective itself, which a wrapper for several processes may hold."""
+        held = self.objective.module if isinstance(self.objective, DistributedDataParallel) else self.objective
+        assert isinstance(held, Objective)
+        return held
 
     def _keep_best(self) -> None:
         """Copy the weights that were watched, if no epoch was better and they may be wanted back."""

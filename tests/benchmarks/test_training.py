@@ -41,6 +41,6 @@ def test_trainings_run_where_the_command_line_says(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(training.sections, "repeated", in_turn)
     line = parser().parse_args(["training", "--small", "--device", "meta", "--output", str(tmp_path)])
     found = training.main(mode=line.mode, output=line.output, device=line.device)
-    assert len(asked) == 2 * 2 + 4 * 2 * len(training.candidates())
+    assert len(asked) == 2 * 3 + 4 * 2 * len(training.candidates())
     assert set(asked) == {"meta"}
     assert "autocast of the operator on meta" in " ".join(found["notes"])

@@ -30,6 +30,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "clip": ({"optimization": {"gradient_clip": 0.01}}, {"optimization": Optimization(gradient_clip=0.01)}),
     "accumulation": ({"optimization": {"accumulation": 2}}, {"optimization": Optimization(accumulation=2)}),
     "averaging": ({"optimization": {"averaging": 0.9}}, {"optimization": Optimization(averaging=0.9)}),
+    "tail": (
+        {"optimization": {"precision": "bfloat16", "full_precision_tail": 0.5}},
+        {"optimization": Optimization(precision="bfloat16", full_precision_tail=0.5)},
+    ),
     "precision": ({"optimization": {"precision": "bfloat16"}}, {"optimization": Optimization(precision="bfloat16")}),
     "slopes": ({"loss": {"name": "RelativeH1", "options": {"length": 0.1}}}, {"loss": RelativeH1(length=0.1)}),
     "bands": ({"loss": {"name": "SpectralBands", "options": {"edges": [2]}}}, {"loss": SpectralBands(edges=(2,))}),

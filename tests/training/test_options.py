@@ -170,6 +170,21 @@ def test_lower_precision_learns_as_much(kind: str, precision: Any) -> None:
     assert losses[precision][-1] == pytest.approx(losses[None][-1], rel=0.1)
 
 
+def test_the_last_epochs_go_without_autocast() -> None:
+    """Both to train and to judge; whatever share is asked for is rounded to whole epochs."""
+    seen: list[bool] = []
+
+    class Watched(FNO):
+        def forward(self, values: torch.Tensor, **where: Any) -> torch.Tensor:
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return super().forward(values, **where)
+
+    operator = Watched(1, 1, modes=(4,), width=4, depth=1, seed=0)
+    options = Optimization(precision="bfloat16", full_precision_tail=0.3)
+    fit(operator, data(20), epochs=5, batch_size=18, validation=0.1, optimization=options, show_progress=False)
+    assert seen == [True] * 6 + [False] * 4
+
+
 def test_compiled_operators_train_the_same() -> None:
     plain, compiled, graphs = built("Tied"), built("Tied"), []
 

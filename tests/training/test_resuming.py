@@ -35,6 +35,7 @@ OPTIONS = {
     ),
     "bfloat16": Optimization(precision="bfloat16"),
     "float16": Optimization(precision="float16"),
+    "bfloat16 to the middle": Optimization(precision="bfloat16", full_precision_tail=0.5),
 }
 
 
