@@ -364,8 +364,13 @@ def test_operators_of_several_architectures_come_from_a_list(tmp_path: Path) -> 
         load(tmp_path / "predictor", operator=foreign[:1])
     with pytest.raises(ArgumentError, match="operator=, a module .*ConvStack"):
         load(tmp_path / "predictor", operator=[])
+
+
+@pytest.mark.bad_input
+def test_a_list_of_operators_holds_modules_alone(tmp_path: Path) -> None:
+    save(cases.operator_case("conv").operator, tmp_path / "operator")
     with pytest.raises(ArgumentError, match="an nn.Module as operator; got str"):
-        load(tmp_path / "predictor", operator=[*foreign, "FNO"])  # type: ignore[list-item]
+        load(tmp_path / "operator", operator=["FNO"])  # type: ignore[list-item]
 
 
 def untied() -> nn.Module:

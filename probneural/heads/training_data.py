@@ -66,7 +66,7 @@ class TrainingData:
         """Read the first few of this process's pairs."""
         return self.pairs[: min(count, len(self.pairs))]
 
-    def spread(self, count: int) -> FieldPairs:
+    def evenly_spread(self, count: int) -> FieldPairs:
         """Read a few of this process's pairs, evenly spread, the first and the last among them."""
         last = len(self.pairs) - 1
         return self.pairs[torch.linspace(0, last, min(count, last + 1)).round().long()]

@@ -119,7 +119,7 @@ class HeteroscedasticGaussian:
             ShapeError: If the operator's outputs do not fit the data's.
         """
         pairs = training_data(data, check_module(operator, "operator"), is_shared=False)
-        readout = find_readout(operator, pairs.spread(VERIFIED).inputs, self.readout, query=pairs.query)
+        readout = find_readout(operator, pairs.evenly_spread(VERIFIED).inputs, self.readout, query=pairs.query)
         if readout.response is not None:
             raise ReadoutError(
                 expected="a read-out whose outputs count alike everywhere",
@@ -138,7 +138,7 @@ class HeteroscedasticGaussian:
         variance_weights, factor_weights = (part.detach() for part in weights)
         readout.operator.requires_grad_(False)
         if self.trains_operator:  # its last layer may have moved
-            readout = find_readout(readout.operator, pairs.spread(VERIFIED).inputs, readout.name, query=pairs.query)
+            readout = find_readout(readout.operator, pairs.evenly_spread(VERIFIED).inputs, readout.name, query=pairs.query)
         return HeteroscedasticPredictor(
             readout=readout,
             variance_weights=variance_weights,

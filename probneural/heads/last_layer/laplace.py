@@ -92,7 +92,7 @@ class LastLayerLaplace:
             DataError: If the data are not finite.
         """
         pairs = training_data(data, check_module(operator, "operator"))
-        split = find_readout(operator, pairs.spread(VERIFIED).inputs, self.readout, query=pairs.query)
+        split = find_readout(operator, pairs.evenly_spread(VERIFIED).inputs, self.readout, query=pairs.query)
         return self._solve(split, pairs, pairs.output_units()[1])
 
     def _solve(self, split: Readout, data: TrainingData, scale: Tensor) -> LastLayerPredictor:
