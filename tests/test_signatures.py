@@ -50,6 +50,7 @@ LARGE_CONSTRUCTORS = {
     "probneural.operators.fno.FNO": "the seven sizes of the architecture as the field names them, the embedding and the seed",
     "probneural.runs.config.Data": "a section of the configuration file: one field per setting",
     "probneural.runs.config.Training": "likewise",
+    "probneural.training.options.Optimization": "how weights are moved: one field per option, most of them off",
 }
 """Classes of the package, internal ones too, whose constructors take more than eight arguments; the reason for each."""
 
