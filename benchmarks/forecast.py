@@ -1,8 +1,9 @@
 """Forecasts with posteriors on equations whose trajectories are exact: which draws, heads and trainings forecast best.
 
 Networks of one step are trained on windows of exact trajectories; heads turn them into posteriors, whose draws are rolled out;
-every forecast is scaled lead by lead on trajectories of its own, and scored on others. Trainings take equal time. Every
-finished unit is kept in a file, so a benchmark that was cut off goes on where it was.
+every forecast is scaled lead by lead on trajectories of its own, and scored on others. Trainings take equal time, but for
+the recurrent operator's, which has as many epochs as one step and takes longer. Every finished unit is kept in a file, so a
+benchmark that was cut off goes on where it was.
 """
 
 from __future__ import annotations
