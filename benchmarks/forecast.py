@@ -46,8 +46,9 @@ NOTES = (
     f"the kernel operator is fitted on {Sizes().kernel} windows, evenly spread over all. A low-rank posterior is left out: "
     "linearised, its scaled draws ask for the variance at every state that a member passes, which costs a gradient per value "
     "of the field; and roll-outs of operators with weights drawn from it were not finite by lead 12, on Burgers' equation",
-    "verdicts: the forecast of a network that has the least CRPS on the trajectories for scaling, mean over seeds, so that "
-    f"test trajectories choose nothing; met where spread over skill is in {SKILL_RANGE[0]:g} to {SKILL_RANGE[1]:g} at every "
+    "verdicts: of the posteriors of networks that have results with all seeds, the one of least CRPS on the trajectories for "
+    "scaling, mean over seeds; members' own regions are those of 'horizon'; "
+    f"test trajectories choose nothing. Met where spread over skill is in {SKILL_RANGE[0]:g} to {SKILL_RANGE[1]:g} at every "
     f"lead and the band's coverage within {POINTS:g} of {LEVEL:g}, means over seeds. A band's coverage varies by chance: its "
     "interval says by how much",
     "recipes take equal time, by what a batch of each took in the median of six equations, in whole epochs; seconds are "
@@ -105,8 +106,7 @@ def posterior_rows(problem: str, results: Results) -> list[Row]:
             {seed: run["scores"]["crps"]["overall"] for seed, run in some.items()} for some in (runs, every.get(REFERENCE, {}))
         )
         row["over residuals"] = ratio([own[seed] / other[seed] for seed in own if seed in other])
-        ratios = [[value for value in run["scores"]["spread_skill"]["values"] if value is not None] for run in runs.values()]
-        row["spread-skill"] = _range(ratios)
+        row["spread-skill"] = _range([run["scores"]["spread_skill"]["values"] for run in runs.values()])
         raw = [run["raw"]["scores"]["spread_skill"]["values"] for run in runs.values() if "raw" in run]
         row["raw"] = _range(raw) if raw else None
         row["coverage"] = mean(run["scores"]["coverage"]["overall"] for run in runs.values())
@@ -135,19 +135,19 @@ def verdict_rows(problem: str, results: Results) -> list[Row]:
     name = min(known, key=lambda one: known[one])
     runs = methods[name]
     ratios = [run["scores"]["spread_skill"]["values"] for run in runs]
-    each = [statistics.fmean(values) for values in zip(*ratios, strict=True)]
     bands, own = [run["band"] for run in runs], [run["horizon"]["coverage"][0] for run in runs]
-    within = SKILL_RANGE[0] <= min(each) and max(each) <= SKILL_RANGE[1]
+    within = all(each is not None and SKILL_RANGE[0] <= each <= SKILL_RANGE[1] for each in _by_lead(ratios))
+    band = mean(bands)
     return [
         {
             "problem": problem,
             "best forecast": name,
             "spread-skill": _range(ratios),
             "pointwise coverage": mean(run["scores"]["coverage"]["overall"] for run in runs),
-            "members' own regions": average(own, digits=3),
-            "band": average(bands, digits=3),
+            "members' own regions": _interval(own),
+            "band": _interval(bands),
             "spread-skill met": "yes" if within else "no",
-            "band met": "yes" if abs(statistics.fmean(bands) - LEVEL) <= POINTS else "no",
+            "band met": "yes" if band is not None and abs(band - LEVEL) <= POINTS else "no",
         }
     ]
 
@@ -256,7 +256,22 @@ def _shown(leads: int) -> list[int]:
     return sorted({1, min(5, leads), leads})
 
 
-def _range(ratios: Sequence[Sequence[float]]) -> str:
-    """Least and largest over leads of the means over seeds."""
-    means = [statistics.fmean(each) for each in zip(*ratios, strict=True)]
-    return f"{min(means):.2f} to {max(means):.2f}" if means else ""
+def _by_lead(ratios: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """Means over seeds; None where a seed has no value, as of members that agree."""
+    return [mean(values) for values in zip(*ratios, strict=True)]
+
+
+def _range(ratios: Sequence[Sequence[float | None]]) -> str:
+    """Least and largest over leads of the means over seeds; leads without one are counted."""
+    every = _by_lead(ratios)
+    means = [value for value in every if value is not None]
+    if not means:
+        return ""
+    unknown = f", {len(every) - len(means)} of {len(every)} unknown" if len(means) < len(every) else ""
+    return f"{min(means):.2f} to {max(means):.2f}{unknown}"
+
+
+def _interval(values: Sequence[float | None]) -> str | None:
+    """The mean over seeds with its interval; None where a seed has no value."""
+    known = [value for value in values if value is not None]
+    return average(known, digits=3) if len(known) == len(values) else None

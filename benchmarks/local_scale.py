@@ -93,7 +93,8 @@ def averaged(rows: Sequence[Row]) -> list[Row]:
         row = dict(zip(keys, group, strict=True)) | {"seeds": len(own)} | {name: mean_of(own, name) for name in names}
         row["gap, error"] = root_sum_of_squares([one["gap, error"] for one in own])
         reached, attainable = row["rank_within"], row["rank_within_attainable"]
-        row["of attainable"] = reached / attainable if attainable is not None and attainable >= MEANINGLESS else None
+        is_known = reached is not None and attainable is not None and attainable >= MEANINGLESS
+        row["of attainable"] = reached / attainable if is_known else None
         table.append(row)
     return table
 
@@ -155,7 +156,7 @@ def _short(rows: Mapping[str, Row | None], missed: Callable[[Row], str | None]) 
 
 def _rank_missed(row: Row) -> str | None:
     if row["of attainable"] is not None:
-        return None if row["of attainable"] >= ATTAINABLE else f"{row['of attainable']:.2f}"
+        return _outside(row["of attainable"], least=ATTAINABLE)
     gap, error = row["gap"], row["gap, error"]
     if gap is None or error is None:
         return "unknown"
@@ -163,17 +164,19 @@ def _rank_missed(row: Row) -> str | None:
 
 
 def _front_missed(row: Row) -> str | None:
-    reached = row["rank_within"]
-    return None if reached is not None and reached >= FRONT_RANK else f"{reached:.2f}"
+    return _outside(row["rank_within"], least=FRONT_RANK)
 
 
 def _steepest_missed(row: Row) -> str | None:
-    low, high = STEEPEST
-    return None if low <= row["steepest tenth"] <= high else f"{row['steepest tenth']:.2f}"
+    return _outside(row["steepest tenth"], least=STEEPEST[0], most=STEEPEST[1])
 
 
 def _band_missed(row: Row) -> str | None:
-    width = row["band"]
-    if width is None:
+    return _outside(row["band"], most=WIDTH)
+
+
+def _outside(value: float | None, *, least: float = -math.inf, most: float = math.inf) -> str | None:
+    """The value if it lies outside these limits."""
+    if value is None:
         return "unknown"
-    return None if width <= WIDTH else f"{width:.2f}"
+    return None if least <= value <= most else f"{value:.2f}"

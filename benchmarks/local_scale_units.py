@@ -7,6 +7,7 @@ functions. Nothing is fitted on test functions.
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,8 @@ def gap(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> Row:
         comparison = pn.metrics.compare(predictor(some.inputs), some.outputs, noise=predictor.noise)
         ranks = pn.metrics.rank_correlation(comparison)
         gaps.append(float((ranks.attainable_within - ranks.within).mean()))
+    if not all(map(math.isfinite, gaps)):  # a constant deviation has no ranks
+        return {"gap": None, "gap, error": None}
     return {"gap": statistics.fmean(gaps), "gap, error": statistics.stdev(gaps) / BLOCKS**0.5}
 
 

@@ -21,6 +21,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from probneural import runs
 from probneural.errors import ArgumentError, FileError, ProbneuralError
 from probneural.runs.config import Config
+from probneural.runs.folder import own_config
 from probneural.runs.values import convert, hints_of, is_section
 
 
@@ -87,7 +88,7 @@ class Call:
         if self.file:
             return runs.read_config(self.file)
         folder = self._folder(self.config)
-        return runs.read_config(folder / "config.toml") if folder and (folder / "run.json").exists() else Config()
+        return own_config(folder) if folder and (folder / "run.json").exists() else Config()
 
     def _folder(self, config: Config) -> Path | None:
         if self.folder:

@@ -24,6 +24,8 @@ _WIDTH = 0.08
 what they gain point by point they lose in joint density."""
 _VALUES = 2**15
 """Residuals that the coefficients are fitted to, about: points are chosen at random, the same in every function."""
+_LEAST_SQUARE = 1e-8
+"""Of standardised residuals, as they are fitted: where many are zero, no factor is small enough for a likelihood."""
 _RIDGES = (300.0, 30.0, 3.0, 0.3)
 """Penalties that are compared, in functions."""
 _BENDING = (30.0, 3.0, 0.3, 0.03)
@@ -74,7 +76,7 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
     for mean, variance, ratios in parts():
         for kept, feature in zip(features, blank.features(reader(mean, variance)), strict=True):
             kept.append(feature[..., points].expand(len(mean), -1, -1))
-        squares.append(ratios.flatten(2)[..., points])
+        squares.append(ratios.flatten(2)[..., points].clamp_min(_LEAST_SQUARE))
     stacked = torch.stack([torch.cat(kept) for kept in features], -1)
     weights = grid.mean_weights[points]
     local, gains = _fitted(blank, stacked, torch.cat(squares), weights / weights.sum())
@@ -88,9 +90,10 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
     else:
         chi2 = torch.stack([domain_average(part, grid).sum(0) / count for part in left]).sum(0)
     constant = local.coefficients.clone()
-    constant[:, 0] += torch.where((gains | torch.tensor(robust)) & ~bent, chi2.log(), 0.0)  # others have chi² 1 as they are
+    raised = torch.where((gains | torch.tensor(robust)) & ~bent, chi2.log(), 0.0)  # others have chi² 1 as they are
+    constant[:, 0] += raised
     curve = None if local.curve is None else local.curve.raised(torch.where(bent, chi2.log(), 0.0))
-    return replace(local, coefficients=constant, curve=curve)
+    return replace(local, coefficients=constant, limits=local.limits + raised, curve=curve)
 
 
 def _blank(parts: Callable[[], Iterator[Part]], reader: Reader, *, count: int, grid: Grid) -> LocalScale:
@@ -111,6 +114,7 @@ def _blank(parts: Callable[[], Iterator[Part]], reader: Reader, *, count: int, g
         units=levels,
         standards=torch.stack([zeros, zeros + 1.0, zeros - math.inf, zeros + math.inf]),
         coefficients=torch.zeros(channels, features + 1, dtype=torch.float64),
+        limits=torch.tensor([[-math.inf], [math.inf]], dtype=torch.float64).expand(2, channels).clone(),
     )
 
 
@@ -137,7 +141,9 @@ def _fitted(
         if ridge is not None:
             coefficients[channel], gains[channel] = one.minimiser(ridge), True
     standards = torch.stack([center, spread, span.amin(1), span.amax(1)])
-    return replace(blank, standards=standards, coefficients=coefficients), gains
+    totals = coefficients[:, :1] + torch.einsum("cmk,ck->cm", span, coefficients[:, 1:])
+    limits = torch.stack([totals.amin(1), totals.amax(1)])
+    return replace(blank, standards=standards, coefficients=coefficients, limits=limits), gains
 
 
 def _penalties(width: int) -> list[Float64[Tensor, " k"]]:

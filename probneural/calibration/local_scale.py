@@ -32,8 +32,8 @@ class LocalScale:
     and this mean; the logarithm of the predicted mean's slope, its square, and that of its root mean square; the
     logarithm of the distance of the predicted mean from its average, along the function and as a whole; and waves of the
     position. So errors may grow at a front, at a wall, or with the whole function. Variances and squares are first averaged
-    over a neighbourhood, so that h is smooth. Features are kept in the range that calibration fields span: nothing is
-    extrapolated.
+    over a neighbourhood, so that h is smooth. Features are kept in the range that calibration fields span, and so is what they
+    make of it together: nothing is extrapolated.
 
     The curve g corrects the result as a function of itself: of the logarithm of t times what the features make of it. It is
     straight between knots and constant beyond, so that variances over many orders of magnitude are right at each.
@@ -50,6 +50,7 @@ class LocalScale:
         standards: Mean of each feature, its standard deviation (1 where there is none), and the least and the largest
             standardised value, `(4, c, k)`.
         coefficients: Of the constant and then of each standardised feature, `(c, k + 1)`.
+        limits: The least and the largest logarithm of the factor before the curve, `(2, c)`.
         curve: g, of logarithms of variances in units squared; None where it would be zero in every channel.
 
     Raises:
@@ -63,13 +64,14 @@ class LocalScale:
     units: Float64[Tensor, " c"]
     standards: Float64[Tensor, "4 c k"]
     coefficients: Float64[Tensor, "c k1"]
+    limits: Float64[Tensor, "2 c"]
     curve: VarianceCurve | None = None
 
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""
         channels, count = len(self.units), POINTWISE + len(wave_numbers(self.grid))
-        tensors = (self.slopes, self.amplitudes, self.standards, self.coefficients)
-        expected = [(channels, self.grid.dimension), (channels,), (4, channels, count), (channels, count + 1)]
+        tensors = (self.slopes, self.amplitudes, self.standards, self.coefficients, self.limits)
+        expected = [(channels, self.grid.dimension), (channels,), (4, channels, count), (channels, count + 1), (2, channels)]
         found = [tuple(tensor.shape) for tensor in tensors]
         bent = channels if self.curve is None else len(self.curve.knots)
         if found != expected or bent != channels:
@@ -156,7 +158,7 @@ class LocalFactor:
         return (total if local.curve is None else total + local.curve(total + local.logs(read))).exp()
 
     def linear(self, read: Quantities) -> Float64[Tensor, "n c p"]:
-        """What the features make of it: the logarithm of the factor before the curve."""
+        """What the features make of it: the logarithm of the factor before the curve, kept within its limits."""
         weights = self.local.coefficients
         of_position = weights[:, 0, None].to(read.levels)[None]
         total = torch.zeros_like(read.levels)
@@ -166,7 +168,8 @@ class LocalFactor:
                 total = total + part
             else:
                 of_position = of_position + part
-        return total + of_position
+        lower, upper = (limit[:, None].to(total) for limit in self.local.limits)
+        return torch.minimum(torch.maximum(total + of_position, lower), upper)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -20,7 +20,7 @@ from probneural.calibration.stacking import stacking_weights
 from probneural.contexts import undisturbed
 from probneural.distributions.mixture_predictor import MixturePredictor, checked_predictors
 from probneural.distributions.predictor import Predictor
-from probneural.errors import CalibrationError
+from probneural.errors import ArgumentError, CalibrationError
 from probneural.grids import Grid
 from probneural.linear_algebra.conditioning import LOG_TWO_PI
 from probneural.pairs import Dataset
@@ -93,6 +93,7 @@ class LocalStacking:
             ShapeError: If channels differ.
             GridError: If domains differ.
             CalibrationError: If there are no fields, or no density is positive.
+            ArgumentError: If a predictor states no variance at a value.
         """
         known = checked_predictors(predictors)
         if len(calibration) < 1:
@@ -134,8 +135,7 @@ class _Chunk(NamedTuple):
         """Of every value by itself, in nats."""
         columns = []
         for mean, variance in zip(self.means, self.variances, strict=True):
-            known = variance.clamp_min(torch.finfo(variance.dtype).tiny)
-            columns.append(-0.5 * (LOG_TWO_PI + known.log() + (self.truth - mean).square() / known))
+            columns.append(-0.5 * (LOG_TWO_PI + variance.log() + (self.truth - mean).square() / variance))
         return torch.stack(columns, -1).flatten(2, -2)
 
 
@@ -149,6 +149,12 @@ class _Members:
         for pairs in zip(*self.predicted, strict=True):
             moments = [stated for stated, _ in pairs]
             means, variances = [one.mean.cpu() for one in moments], [one.variance.cpu() for one in moments]
+            if any(bool((variance <= 0).any()) for variance in variances):
+                raise ArgumentError(
+                    expected="a positive predictive variance at every value of every predictor",
+                    got="zero",
+                    remedy="leave out the predictor that states no variance, or fit it with noise > 0",
+                )
             yield _Chunk(means, variances, pairs[0][1].cpu())
 
 

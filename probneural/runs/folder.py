@@ -96,7 +96,7 @@ class RunFolder:
         _check_single()
         path = check_path(folder, "folder")
         if config is None:
-            config = _own_config(path)
+            config = own_config(path)
         check_instance(config, Config, "config", remedy="read one with pn.runs.read_config(path)", error=ArgumentError)
         config = replace(config, data=replace(config.data, path=os.path.abspath(config.data.path) if config.data.path else ""))
         if (path / "run.json").exists():
@@ -283,10 +283,13 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _own_config(path: Path) -> Config:
-    """The settings that a folder remembers."""
-    if not (path / "config.toml").exists():
-        read_record(path)  # which says what is wrong
+def own_config(path: Path) -> Config:
+    """The settings that a run's folder remembers.
+
+    Raises:
+        FileError: If it is no run's folder, of another format, or damaged.
+    """
+    read_record(path)  # first, since settings of another format would be refused for the wrong reason
     return read_config(path / "config.toml")
 
 

@@ -194,7 +194,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(StackedPredictor, on_cpu=("local",)),
     Kind(ConditionedPredictor, on_cpu=("matrix", "values", "measurement_noise")),
     Kind(Field),
-    Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients")),
+    Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients", "limits")),
     Kind(LocalWeights, on_cpu=("reference", "slopes", "amplitudes", "standards", "coefficients")),
     Kind(VarianceCurve, on_cpu=("knots", "heights")),
     Kind(InflatedPredictor, on_cpu=("inflation", "measure", "calibrated_on")),

@@ -220,6 +220,11 @@ def test_the_best_forecast_is_chosen_on_other_trajectories() -> None:
     (row,) = forecast.verdict_rows("heat", results)
     assert (row["spread-skill met"], row["band met"]) == ("yes", "no")
     assert forecast.verdict_rows("burgers", results) == []
+    for unit in results:  # members that agree at one lead have no ratio there
+        if unit.kind == "posteriors":
+            results[unit]["methods"]["ensemble, step draws"]["scores"]["spread_skill"]["values"] = [None, 1.0]
+    (row,) = forecast.verdict_rows("heat", results)
+    assert (row["spread-skill"], row["spread-skill met"]) == ("1.00 to 1.00, 1 of 2 unknown", "no")
 
 
 def test_intervals_are_those_of_student() -> None:

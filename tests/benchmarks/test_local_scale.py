@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -60,6 +61,14 @@ def test_a_band_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["what"] for row in failed] == ["band"]
 
 
+def test_deviations_that_are_no_numbers_have_no_gap() -> None:
+    errors = torch.full((40, 1, 64), torch.nan, dtype=torch.float64)
+    with mock.patch.object(local_scale_units.pn.metrics, "rank_correlation") as ranks:
+        ranks.return_value.attainable_within = ranks.return_value.within = errors
+        pairs = FieldPairs(Field(normal(40, 1, 64, seed=1), GRID), Field(normal(40, 1, 64, seed=0), GRID))
+        assert local_scale_units.gap(Stated(), pairs) == {"gap": None, "gap, error": None}
+
+
 def rows(**changes: Any) -> list[dict[str, Any]]:
     """Two seeds of two problems, with the same numbers but for the second seed's rank."""
     numbers = {"nll": 0.0, "joint_nll": 0.0, "rank_within": 0.46, "rank_within_attainable": 0.5, "steepest tenth": 1.0}
@@ -90,6 +99,7 @@ def test_means_have_parts_of_the_attainable_and_errors_of_means() -> None:
         ({"rank_within": 0.1, "rank_within_attainable": 0.03, "gap": -0.07, "gap, error": 0.02}, [0, 0, 2, 2]),
         ({"steepest tenth": 1.3, "band": 0.61}, [2, 1, 0, 0]),
         ({"steepest tenth": 0.7, "band": None}, [2, 1, 0, 0]),
+        ({"steepest tenth": None, "gap": None, "gap, error": None, "rank_within_attainable": None}, [0, 1, 0, 2]),
     ],
 )
 def test_what_is_shown_is_counted(changes: dict[str, Any], met: list[int]) -> None:

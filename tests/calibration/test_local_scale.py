@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probneural import metrics
 from probneural.calibration import LocalScale, ScaledPredictor, VarianceScale
-from probneural.calibration.local_fit import _Likelihood
+from probneural.calibration.local_fit import _Likelihood, fit_local_scale
 from probneural.calibration.variance_curve import VarianceCurve
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.errors import ShapeError
@@ -242,6 +242,30 @@ def test_nothing_is_extrapolated() -> None:
     assert factors.max() < 20 * known.max()
 
 
+def test_features_do_not_go_together_beyond_what_calibration_has_seen() -> None:
+    """Large coefficients of either sign cancel on calibration fields, and need not elsewhere."""
+    scaled, inputs = fitted(RING, 1), truths(RING, 20, sd=by_slope, seed=7).inputs
+    assert scaled.local is not None
+    local = replace(scaled.local, coefficients=40.0 * scaled.local.coefficients, curve=None)
+    free = replace(local, limits=torch.tensor([[-math.inf], [math.inf]], dtype=torch.float64))
+    mean, variance = 1e6 * inputs.values, 1e12 * torch.ones_like(inputs.values)
+    assert free.on(RING)(mean, variance).log().max() > 10.0 * local.limits[1]
+    within = local.on(RING)(mean, variance).log()
+    assert within.max() <= local.limits[1] + 1e-12
+    assert within.min() >= local.limits[0] - 1e-12
+
+
+def test_errors_that_are_zero_on_a_part_of_the_domain() -> None:
+    """There a likelihood would have a variance of zero: the factor stays a number."""
+    squares = normal(40, 1, 48, seed=1).square() * (torch.arange(48) < 16)
+    means, ones = truths(RING, 40, sd=by_slope, seed=7).inputs.values, torch.ones(40, 1, 48, dtype=torch.float64)
+    local = fit_local_scale(lambda: iter([(means, ones, squares)]), count=40, grid=RING)
+    assert local is not None
+    factor = local.on(RING)(means, ones)
+    assert bool((factor > 0).all()) and bool(factor.isfinite().all())
+    assert float((squares / factor).mean()) == pytest.approx(1.0)
+
+
 def test_values_too_small_to_square_in_float32() -> None:
     """Units drop out."""
     data = homogeneous_pairs(30)
@@ -255,7 +279,7 @@ def test_values_too_small_to_square_in_float32() -> None:
 def test_errors() -> None:
     local = fitted(RING, 1).local
     assert local is not None
-    names = ("grid", "width", "slopes", "amplitudes", "units", "standards", "coefficients", "curve")
+    names = ("grid", "width", "slopes", "amplitudes", "units", "standards", "coefficients", "limits", "curve")
     parts = {name: getattr(local, name) for name in names}
     with pytest.raises(ShapeError, match="tensors of shapes"):
         LocalScale(**(parts | {"coefficients": local.coefficients[:, 1:]}))

@@ -71,6 +71,18 @@ class Half(Predictor):
         return EmpiricalField(u.rsample((self.members,), seed=0), grid=where) if self.members else u
 
 
+class Certain(Predictor):
+    """Zero, with a variance that is zero at one end."""
+
+    def __init__(self) -> None:
+        nothing = torch.zeros(1, dtype=torch.float64)
+        super().__init__(PredictorTraits(in_channels=3, noise=nothing, domain=ENDS, like=nothing))
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        root = DenseRoot(ENDS.points.diagflat().expand(len(inputs), 1, -1, -1))
+        return GaussianField(torch.zeros_like(inputs.values[:, :1]), root, latent="certain", grid=ENDS)
+
+
 def right(x: Tensor) -> Tensor:
     """Wrong on the right half, over a tenth of the domain between."""
     return torch.sigmoid((x - 0.5) / 0.03)
@@ -343,6 +355,11 @@ class TestBadInput:
             LocalStacking().fit([], CALIBRATION)
         with pytest.raises(CalibrationError, match="at least one calibration field"):
             LocalStacking().fit(halves(), CALIBRATION[:0])
+
+    @pytest.mark.parametrize("stacking", [LocalStacking(), Stacking("marginal")])
+    def test_a_predictor_that_states_no_variance(self, stacking: LocalStacking | Stacking) -> None:
+        with pytest.raises(ArgumentError, match="a positive predictive variance at every value|a positive variance in every"):
+            stacking.fit([*halves(), Certain()], CALIBRATION)
 
     def test_parts_that_do_not_fit_together(self) -> None:
         weights = torch.tensor([0.4, 0.6], dtype=torch.float64)
