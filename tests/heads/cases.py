@@ -13,13 +13,17 @@ from torch import Tensor, nn
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import (
+    NUTS,
     SGHMC,
     SGLD,
     SWAG,
     AnchoredEnsemble,
+    BayesianLastLayer,
     BayesianOperator,
     DeepEnsemble,
+    HeteroscedasticGaussian,
     Iterative,
+    KernelOperator,
     Kronecker,
     Laplace,
     LaplaceEnsemble,
@@ -294,9 +298,14 @@ ENSEMBLES = {
     "snapshots": SnapshotEnsemble(4, train=briefly, show_progress=False),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
     "swag": SWAG(4, train=briefly, show_progress=False),
+    "heteroscedastic": HeteroscedasticGaussian(2, epochs=2),
+    "nuts": BayesianLastLayer(method=NUTS(samples=4, warmup=4, chains=1), noise=0.01, prior_precision=2.0, show_progress=False),
+    "variational": BayesianLastLayer(method=VariationalInference("full_rank", steps=3), show_progress=False),
+    "residual-process": KernelOperator(groups=1, iterations=2),
+    "deep-kernel": KernelOperator(groups=1, iterations=2, features="operator"),
 }
-"""Heads whose mean is not the operator's own output: ensembles, mixtures, and weights that were sampled."""
-FRESH_DRAWS = ("noise-conditioned", "laplace-ensemble")
+"""Heads whose mean is not the operator's own output, or whose scatter is not that of weights."""
+FRESH_DRAWS = ("noise-conditioned", "laplace-ensemble", "heteroscedastic", "residual-process", "deep-kernel")
 """Heads whose function draw of a seed is not a prediction's draw of that seed."""
 
 
