@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Float64
+from numpy.typing import NDArray
+from scipy.optimize import LinearConstraint, minimize
 from torch import Tensor
 
 from probneural.calibration.novelty_scores import log_score
@@ -16,10 +20,23 @@ SCORES = ("components", "residual", "variance")
 """Scores that errors grow with in proportion; spectra and pooled features tell functions apart more sharply than errors do."""
 KNOTS = (0.5, 0.9, 0.99)
 """Quantiles of the ordinary functions' scores from which on variances grow."""
-_SWEEPS = 400
-"""Passes over the exponents, at most."""
-_GAIN = 1e-6
-"""Largest change of an exponent at which they end."""
+WIDEST = 1.2
+"""Largest mean factor of the deviations of ordinary functions."""
+STEEPEST = 4.0
+"""Largest sum of the exponents: scores are squared distances, so deviations grow by the fourth power of a distance at most."""
+_ROUNDS = 20
+"""Of giving more weight to sets whose errors are larger than stated."""
+_LEAST = 1e-6
+"""Exponents below it are zero: what is left of them is rounding."""
+_STEPS = 500
+"""Of the search for exponents, at most."""
+_SLACK = 0.02
+"""By how much mean squared standardised errors may exceed 1."""
+_ORDINARY = 0.5
+"""Weight of ordinary functions beside shifted ones."""
+_TINY = torch.finfo(torch.float64).tiny
+_GAIN = 1e-13
+"""Change of the likelihood at which it ends."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,43 +89,118 @@ class Inflation:
 
     def __call__(self, scores: Mapping[str, Float64[Tensor, " n"]]) -> Float64[Tensor, " n"]:
         """The factor g² of variances, `(n,)`, dimensionless."""
-        return (self.distances(scores) @ self.exponents).exp()
+        return self.growth(self.distances(scores))
 
-    def fitted(
-        self,
-        distances: Float64[Tensor, "n j"],
-        *,
-        variance: Float64[Tensor, "n m"],
-        squares: Float64[Tensor, "n m"],
-        noise: Float64[Tensor, "n m"],
-        weights: Float64[Tensor, " n"],
-    ) -> Inflation:
-        """Exponents under which Gaussian errors of variance g² v + s are most likely; one function counts as one observation.
+    def growth(self, distances: Float64[Tensor, "n j"]) -> Float64[Tensor, " n"]:
+        """The factor g² at these distances, `(n,)`, dimensionless."""
+        return (distances @ self.exponents).exp()
 
-        Without noise s the negative log likelihood is convex in the exponents. Each is moved in turn by a Newton step with an
-        upper bound of the curvature, and kept from becoming negative.
+    def fitted(self, errors: Errors, weights: Float64[Tensor, " n"]) -> Inflation:
+        """Exponents under which Gaussian errors of variance g² v + s are most likely, among those whose sum is bounded.
+
+        One function counts as one observation. Without noise s the negative log likelihood is convex in the exponents.
 
         Args:
-            distances: From `distances`.
-            variance: v, stated variances of the field at some points, in physical units squared.
-            squares: Squared errors there.
-            noise: s, of the measurements.
+            errors: Of n functions.
             weights: Of the functions, sum 1.
         """
-        found = torch.zeros_like(self.exponents)
-        for _ in range(_SWEEPS):
-            largest = 0.0
-            for index, column in enumerate(distances.mT):
-                field = (distances @ found).exp()[:, None] * variance
-                total = (field + noise).clamp_min(torch.finfo(torch.float64).tiny)
-                fraction, ratio = field / total, squares / total
-                slope = weights @ (column * (fraction * (1.0 - ratio)).mean(1))
-                curvature = weights @ (column.square() * (fraction.square() * ratio.clamp_min(1.0)).mean(1))
-                if not curvature > 0:
-                    continue
-                before = float(found[index])
-                found[index] = (found[index] - slope / curvature).clamp_min(0.0)
-                largest = max(largest, abs(float(found[index]) - before))
-            if largest < _GAIN:
-                break
-        return replace(self, exponents=found)
+
+        def objective(at: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            """Twice the negative log likelihood, and its gradient."""
+            field = (errors.distances @ torch.from_numpy(at)).exp()[:, None] * errors.variance
+            total = (field + errors.noise).clamp_min(_TINY)
+            ratio = errors.squares / total
+            slope = weights * (field / total * (1.0 - ratio)).mean(1) @ errors.distances
+            return float(weights @ (total.log() + ratio).mean(1)), slope.numpy()
+
+        count = len(self.exponents)
+        found = minimize(
+            objective,
+            np.zeros(count),
+            jac=True,
+            method="SLSQP",
+            bounds=[(0.0, STEEPEST)] * count,
+            constraints=LinearConstraint(np.ones((1, count)), -math.inf, STEEPEST),
+            options={"maxiter": _STEPS, "ftol": _GAIN},
+        )
+        exponents = torch.from_numpy(found.x)
+        return replace(self, exponents=torch.where(exponents > _LEAST, exponents, 0.0))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Errors:
+    """Errors of n functions at m values, beside what is stated there.
+
+    Attributes:
+        distances: From `Inflation.distances`.
+        variance: v, stated variances of the field, in physical units squared.
+        squares: Squared errors.
+        noise: s, variance of the measurements' noise.
+    """
+
+    distances: Float64[Tensor, "n j"]
+    variance: Float64[Tensor, "n m"]
+    squares: Float64[Tensor, "n m"]
+    noise: Float64[Tensor, "n m"]
+
+    @classmethod
+    def together(cls, sets: Sequence[Errors]) -> Errors:
+        """All functions of several sets."""
+        names = ("distances", "variance", "squares", "noise")
+        return cls(**{name: torch.cat([getattr(one, name) for one in sets]) for name in names})
+
+    def chi2(self, inflation: Inflation) -> float:
+        """Mean squared standardised error, inflated."""
+        total = inflation.growth(self.distances)[:, None] * self.variance + self.noise
+        return float((self.squares / total.clamp_min(_TINY)).mean())
+
+    def width(self, inflation: Inflation) -> float:
+        """Mean factor of the deviations."""
+        return float(inflation.growth(self.distances).sqrt().mean())
+
+
+def fit_inflation(blank: Inflation, ordinary: Errors, shifted: Sequence[Errors]) -> Inflation:
+    """Fit exponents to ordinary functions and to sets of shifted ones, half the weight each, for the worst of the sets.
+
+    Sets count alike at first. Then weight moves to those whose errors are larger than stated, as long as there are any. Knots
+    at lower quantiles are left out where ordinary functions would widen, on average, by more than a fifth beyond what their own
+    errors ask for, and at last all exponents are reduced until they do not.
+
+    Args:
+        blank: With knots, and no exponents yet.
+        ordinary: Errors of ordinary functions.
+        shifted: Of each set of shifted ones.
+    """
+    widest = WIDEST * math.sqrt(max(1.0, ordinary.chi2(blank)))
+    for least in KNOTS:
+        kept = torch.tensor([knot >= least for _ in SCORES for knot in KNOTS])
+        parts = [replace(one, distances=torch.where(kept, one.distances, 0.0)) for one in (ordinary, *shifted)]
+        found = _for_the_worst(blank, parts[0], parts[1:])
+        if ordinary.width(found) <= widest:
+            return found
+    low, high = 0.0, 1.0
+    while high - low > 1e-3:
+        middle = 0.5 * (low + high)
+        narrower = replace(found, exponents=middle * found.exponents)
+        low, high = (middle, high) if ordinary.width(narrower) <= widest else (low, middle)
+    return replace(found, exponents=low * found.exponents)
+
+
+def _for_the_worst(blank: Inflation, ordinary: Errors, shifted: Sequence[Errors]) -> Inflation:
+    """Exponents under which no set of shifted functions has errors larger than stated, if they can be had."""
+    every = Errors.together([ordinary, *shifted])
+    shares = torch.full((len(shifted),), 1.0 / len(shifted), dtype=torch.float64)
+    best, least = blank, math.inf
+    for _ in range(_ROUNDS):
+        parts = [_ORDINARY, *((1.0 - _ORDINARY) * shares).tolist()]
+        counts = [len(one.squares) for one in (ordinary, *shifted)]
+        weights = [torch.full((count,), part / count, dtype=torch.float64) for part, count in zip(parts, counts, strict=True)]
+        found = blank.fitted(every, torch.cat(weights))
+        chi2 = torch.tensor([one.chi2(found) for one in shifted], dtype=torch.float64)
+        if float(chi2.max()) < least:
+            best, least = found, float(chi2.max())
+        if least <= 1.0 + _SLACK or len(shifted) == 1:
+            break
+        shares = shares * chi2.clamp_min(_TINY).sqrt()
+        shares = shares / shares.sum()
+    return best

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.chunks import CHUNK_VALUES, check_pairs, distributions, fingerprints
-from probneural.calibration.inflation import Inflation
+from probneural.calibration.inflation import Errors, Inflation, fit_inflation
 from probneural.calibration.novelty import Novelty, NoveltyDetector, NoveltyMeasure, divided
 from probneural.checks import assign, check_instance
 from probneural.contexts import undisturbed
@@ -29,8 +29,6 @@ from probneural.randomness import stream
 
 _POINTS = 64
 """Values of a function whose errors say by how much its variance is to grow."""
-_ORDINARY = 0.5
-"""Weight of calibration functions beside shifted ones."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,10 @@ class NoveltyScale:
 
     where s are the scores `"components"`, `"residual"` and `"variance"` of [`Novelty`][probneural.calibration.Novelty], the
     knots k are their quantiles .5, .9 and .99 over ordinary functions, and theta >= 0 maximises the Gaussian likelihood
-    of errors on calibration functions and on shifted ones, which count alike. So bars never become narrower, hardly change for
-    ordinary functions, and grow by a power of the distance beyond what was tried. Means stay, and so do correlations.
+    of errors on calibration functions and on shifted ones, half the weight each. Weight moves to the set of shifted functions
+    whose errors are largest beside what is stated. So bars never become narrower; those of ordinary functions widen by a fifth
+    at most, on average; and exponents add up to four at most, so deviations grow by the fourth power of a distance at most.
+    Means stay, and so do correlations.
 
     Shifts need labels: from a solver for inputs that [`synthetic_shifts`][probneural.calibration.synthetic_shifts] makes of
     calibration inputs, or measured ones. What helps against other shifts is that errors grow with the distance from what was
@@ -83,8 +83,8 @@ class NoveltyScale:
             predictor: What any head or calibrator returned; it is wrapped, not changed. One that is inflated already is
                 inflated anew from what it wraps.
             calibration: Held-out pairs of the distribution of training, which scales may have been fitted on.
-            shifted: Pairs with other inputs, and true outputs on the calibration outputs' grid: one set, or several, which
-                count alike.
+            shifted: Pairs with other inputs, and true outputs on the calibration outputs' grid: one set, or several, the worst
+                of which counts.
             reference: See [`Novelty.fit`][probneural.calibration.Novelty.fit].
 
         Returns:
@@ -108,20 +108,9 @@ class NoveltyScale:
         detector = self.novelty.fit(inner, calibration, reference=reference)
         blank = Inflation.at(detector.calibration)
         _, ordinary = divided(self.novelty, calibration, reference=reference)
-        variance, squares, noise = (
-            torch.cat(parts) for parts in zip(*(_errors(inner, pairs) for pairs in (ordinary, *sets)), strict=True)
-        )
         distances = [blank.distances(detector.calibration), *(_distances(detector, blank, pairs) for pairs in sets)]
-        weights = [_ORDINARY, *[(1.0 - _ORDINARY) / len(sets)] * len(sets)]
-        inflation = blank.fitted(
-            torch.cat(distances),
-            variance=variance,
-            squares=squares,
-            noise=noise,
-            weights=torch.cat(
-                [one.new_full((len(one),), part / len(one)) for one, part in zip(distances, weights, strict=True)]
-            ),
-        )
+        errors = [_errors(inner, pairs, one) for pairs, one in zip((ordinary, *sets), distances, strict=True)]
+        inflation = fit_inflation(blank, errors[0], errors[1:])
         used = torch.cat([inner.calibrated_on, *(fingerprints(pairs) for pairs in (calibration, *sets))])
         return InflatedPredictor(inner, inflation, measure=detector.measure, calibrated_on=used)
 
@@ -234,10 +223,8 @@ def _distances(detector: NoveltyDetector, blank: Inflation, pairs: Dataset) -> F
     return torch.cat([blank.distances(detector.scores(part.inputs)) for part in batches(pairs, size)])
 
 
-def _errors(
-    predictor: Predictor, pairs: Dataset
-) -> tuple[Float64[Tensor, "n m"], Float64[Tensor, "n m"], Float64[Tensor, "n m"]]:
-    """Variances of the field, squared errors and noise at some values of each function; errors without variance are left out.
+def _errors(predictor: Predictor, pairs: Dataset, distances: Float64[Tensor, "n j"]) -> Errors:
+    """Errors at some values of each function, and what is stated there; errors without variance are left out.
 
     Raises:
         CalibrationError: If no variance is stated at all.
@@ -260,4 +247,4 @@ def _errors(
             got="zero everywhere, which no factor can widen",
             remedy="calibrate it first: VarianceScale moves what a head calls noise into the field",
         )
-    return stated, torch.cat(squares), noise.expand_as(stated)
+    return Errors(distances=distances, variance=stated, squares=torch.cat(squares), noise=noise.expand_as(stated))

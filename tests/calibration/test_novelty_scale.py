@@ -11,7 +11,7 @@ from torch import Tensor
 import probneural as pn
 from probneural import functionals
 from probneural.calibration import InflatedPredictor, Novelty, NoveltyScale, SimultaneousBand, VarianceScale, synthetic_shifts
-from probneural.calibration.inflation import Inflation
+from probneural.calibration.inflation import SCORES, STEEPEST, WIDEST, Errors, Inflation, fit_inflation
 from probneural.distributions import FieldDistribution, Predictor
 from probneural.errors import ArgumentError, CalibrationError, GridError, ShapeError
 from probneural.fields import Field
@@ -85,7 +85,8 @@ def test_the_exponent_of_one_distance_is_in_closed_form(ratio: float, expected: 
     variance = 1.0 + normal(4, 5, seed=0).square()
     blank = Inflation(names=("residual",), knots=NONE, exponents=NONE)
     weights = torch.full((4,), 0.25, dtype=torch.float64)
-    fitted = blank.fitted(distances, variance=variance, squares=ratio * variance, noise=0.0 * variance, weights=weights)
+    errors = Errors(distances=distances, variance=variance, squares=ratio * variance, noise=0.0 * variance)
+    fitted = blank.fitted(errors, weights)
     assert float(fitted.exponents) == pytest.approx(expected, abs=1e-5)
     scores = {"residual": torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)}
     torch.testing.assert_close(fitted(scores), torch.tensor([1.0, 1.0, 2.0**expected], dtype=torch.float64))
@@ -97,7 +98,8 @@ def test_exponents_minimise_the_likelihood_with_noise() -> None:
     truth = torch.tensor([1.5, 0.0, 0.7], dtype=torch.float64)
     squares = ((distances @ truth).exp()[:, None] * variance + noise) * normal(60, 4, seed=3).square()
     blank = Inflation(names=("a", "b", "c"), knots=NONE.expand(3), exponents=NONE.expand(3))
-    found = blank.fitted(distances, variance=variance, squares=squares, noise=noise, weights=weights).exponents
+    errors = Errors(distances=distances, variance=variance, squares=squares, noise=noise)
+    found = blank.fitted(errors, weights).exponents
 
     def objective(exponents: Tensor) -> float:
         total = (distances @ exponents).exp()[:, None] * variance + noise
@@ -109,6 +111,48 @@ def test_exponents_minimise_the_likelihood_with_noise() -> None:
             moved = found.clone()
             moved[index] = (moved[index] + step).clamp_min(0.0)
             assert objective(moved) >= best - 1e-9
+
+
+def known_errors(distances: Tensor, ratio: float) -> Errors:
+    """Squared errors that are a multiple of what is stated."""
+    variance = torch.ones(len(distances), 4, dtype=torch.float64)
+    return Errors(distances=distances, variance=variance, squares=ratio * variance, noise=0.0 * variance)
+
+
+def test_exponents_add_up_to_four_at_most() -> None:
+    """Of two scores that would need eight together, the one that explains more is kept."""
+    distances = torch.tensor([[1.0, 0.9], [0.5, 0.4]], dtype=torch.float64)
+    blank = Inflation(names=("a", "b"), knots=NONE.expand(2), exponents=NONE.expand(2))
+    squares = (8.0 * distances[:, :1]).exp().expand(2, 4)
+    errors = Errors(distances=distances, variance=torch.ones_like(squares), squares=squares, noise=0.0 * squares)
+    found = blank.fitted(errors, torch.full((2,), 0.5, dtype=torch.float64)).exponents
+    assert float(found.sum()) == pytest.approx(STEEPEST)
+    assert found.tolist() == pytest.approx([STEEPEST, 0.0], abs=1e-4)
+
+
+def blank_of_nine() -> Inflation:
+    return Inflation(names=SCORES * 3, knots=NONE.expand(9), exponents=NONE.expand(9))
+
+
+def test_the_set_with_the_largest_errors_counts() -> None:
+    """Two sets are equally far; one has errors as stated, those of the other are four times as large."""
+    near, far = torch.zeros(50, 9, dtype=torch.float64), torch.zeros(50, 9, dtype=torch.float64)
+    far[:, 0] = 1.0
+    sets = [known_errors(far, 1.0), known_errors(far, 16.0)]
+    found = fit_inflation(blank_of_nine(), known_errors(near, 1.0), sets)
+    assert sets[1].chi2(found) == pytest.approx(1.0, abs=0.021)
+    assert fit_inflation(blank_of_nine(), known_errors(near, 1.0), sets[:1]).exponents.tolist() == [0.0] * 9
+
+
+def test_ordinary_functions_widen_by_a_fifth_at_most() -> None:
+    """Shifted functions are no farther than ordinary ones, so nothing tells which bars to widen."""
+    distances = torch.full((50, 9), 0.7, dtype=torch.float64)
+    ordinary, shifted = known_errors(distances, 1.0), known_errors(distances, 100.0)
+    found = fit_inflation(blank_of_nine(), ordinary, [shifted])
+    assert ordinary.width(found) == pytest.approx(WIDEST, abs=0.01)
+    assert ordinary.width(found) <= WIDEST
+    needy = known_errors(distances, 4.0)  # whose own errors ask for twice the width
+    assert needy.width(fit_inflation(blank_of_nine(), needy, [shifted])) > 2.0
 
 
 def test_draws_and_members_move_away_from_the_mean() -> None:
