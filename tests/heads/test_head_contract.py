@@ -32,7 +32,8 @@ from tests.heads.cases import (
     to_dtype,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:(SGLD|SGHMC|low_rank|nuts|full_rank) has not converged")  # four draws are for contracts only
+# four draws are for contracts only
+pytestmark = pytest.mark.filterwarnings("ignore:(SGLD|SGHMC|low_rank|nuts|full_rank) has not converged")
 
 PAIR = pytest.mark.parametrize(("head", "operator"), PAIRS)
 EVIDENCE_PAIR = pytest.mark.parametrize(("head", "operator"), EVIDENCE_PAIRS)

@@ -18,7 +18,8 @@ from tests.calibration.synthetic import stacked_along
 from tests.heads.cases import ALL_PAIRS, data_for, fields, fitted, operator_case, small_fno
 from tests.helpers import normal
 
-pytestmark = pytest.mark.filterwarnings("ignore:(SGLD|SGHMC|low_rank|nuts|full_rank) has not converged")  # four draws are for contracts only
+# four draws are for contracts only
+pytestmark = pytest.mark.filterwarnings("ignore:(SGLD|SGHMC|low_rank|nuts|full_rank) has not converged")
 MORE = [("last-layer", "fno-outputs"), ("last-layer", "channels-last"), ("kronecker", "fno-outputs"), ("deep-ensemble", "conv")]
 """Beside every head on one operator: several channels, channels last, running statistics that differ between members."""
 QUICK = ("last-layer", "diagonal", "deep-ensemble")
