@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from probneural.calibration.chunks import domain_average
-from probneural.calibration.local_scale import POINTWISE, LocalScale, Reader, wave_numbers
+from probneural.calibration.local_scale import FINE, POINTWISE, LocalScale, Reader, wave_numbers
 from probneural.calibration.trimmed import trimmed_mean_square
 from probneural.calibration.variance_curve import VarianceCurve, bends, knots_of
 from probneural.grids import Grid
@@ -159,7 +159,8 @@ def _bent(
     """Fit each channel's curve to what the features leave; which channels gain."""
     standardised = torch.stack([local.standardised(features[..., index], index) for index in range(features.shape[3])], -1)
     total = local.coefficients[:, :1] + torch.einsum("ncmk,ck->ncm", standardised, local.coefficients[:, 1:])
-    logs, left = total + features[..., 0] + features[..., 1], squares * torch.exp(-total)
+    smooth = total - local.coefficients[:, FINE + 1, None] * standardised[..., FINE]
+    logs, left = smooth + features[..., 0] + features[..., 1], squares * torch.exp(-total)
     found: list[tuple[Tensor, Tensor] | None] = []
     for channel in range(logs.shape[1]):
         knots = knots_of(logs[:, channel].flatten())

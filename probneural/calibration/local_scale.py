@@ -20,8 +20,10 @@ _TINY = 1e-30
 """Added to relative squares before a logarithm."""
 _WAVES = 17
 """Waves of the position in one dimension, the constant included; half as many more for each further dimension."""
-POINTWISE = 7
+POINTWISE = 8
 """Features that are no waves."""
+FINE = 2
+"""The feature that is not averaged over neighbourhoods."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -32,8 +34,9 @@ class LocalScale:
     and this mean; the logarithm of the predicted mean's slope, its square, and that of its root mean square; the
     logarithm of the distance of the predicted mean from its average, along the function and as a whole; and waves of the
     position. So errors may grow at a front, at a wall, or with the whole function. Variances and squares are first averaged
-    over a neighbourhood, so that h is smooth. Features are kept in the range that calibration fields span, and so is what they
-    make of it together: nothing is extrapolated.
+    over a neighbourhood, so that h is smooth. One more feature is t relative to its average over the neighbourhood: where
+    such ups and downs say nothing of errors, h takes them out. Features are kept in the range that calibration fields span,
+    and so is what they make of it together: nothing is extrapolated.
 
     The curve g corrects the result as a function of itself: of the logarithm of t times what the features make of it. It is
     straight between knots and constant beyond, so that variances over many orders of magnitude are right at each.
@@ -103,6 +106,7 @@ class LocalScale:
         level = (levels * read.mean_weights).sum(-1, keepdim=True)
         yield levels - level
         yield level.expand_as(levels)
+        yield (read.variances / _squares(self.units, read.levels)[:, None] + _TINY).log() - levels
         yield from shape_features(read, slopes=self.slopes, amplitudes=self.amplitudes)
         for wave in read.waves.mT:
             yield wave.expand(1, *levels.shape[1:])
@@ -154,22 +158,25 @@ class LocalFactor:
             variance: Predictive variances t, in physical units squared.
         """
         local, read = self.local, self.reader(mean, variance)
-        total = self.linear(read)
-        return (total if local.curve is None else total + local.curve(total + local.logs(read))).exp()
+        smooth, fine = self.linear(read)
+        lower, upper = (limit[:, None].to(smooth) for limit in local.limits)
+        total = torch.minimum(torch.maximum(smooth + fine, lower), upper)
+        return (total if local.curve is None else total + local.curve(smooth + local.logs(read))).exp()
 
-    def linear(self, read: Quantities) -> Float64[Tensor, "n c p"]:
-        """What the features make of it: the logarithm of the factor before the curve, kept within its limits."""
+    def linear(self, read: Quantities) -> tuple[Float64[Tensor, "n c p"], Float64[Tensor, "n c p"]]:
+        """What the features make of it: the logarithm of the factor before limits and curve, and what the fine one adds."""
         weights = self.local.coefficients
         of_position = weights[:, 0, None].to(read.levels)[None]
-        total = torch.zeros_like(read.levels)
+        smooth, fine = torch.zeros_like(read.levels), torch.zeros_like(read.levels)
         for index, feature in enumerate(self.local.features(read)):
             part = weights[:, index + 1, None].to(feature) * self.local.standardised(feature, index)
-            if index < POINTWISE:
-                total = total + part
+            if index == FINE:
+                fine = part
+            elif index < POINTWISE:
+                smooth = smooth + part
             else:
                 of_position = of_position + part
-        lower, upper = (limit[:, None].to(total) for limit in self.local.limits)
-        return torch.minimum(torch.maximum(total + of_position, lower), upper)
+        return smooth + of_position, fine
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -177,13 +184,15 @@ class Quantities:
     """What features are made of: quantities of n functions in float64.
 
     Attributes:
-        levels: Predictive variance, `(n, c, p)`, in physical units squared.
+        variances: Predictive variance, `(n, c, p)`, in physical units squared.
+        levels: The same, averaged over neighbourhoods.
         slopes: Squared partial derivatives of the predicted mean, `(n, c, d, p)`, in their units squared.
         sizes: Squared distance of the predicted mean from its average, `(n, c, p)`, in physical units squared.
         waves: Of the position, `(p, w)`, the constant left out; dimensionless.
         mean_weights: Weights of averages over the domain, `(p,)`.
     """
 
+    variances: Float64[Tensor, "n c p"]
     levels: Float64[Tensor, "n c p"]
     slopes: Float64[Tensor, "n c d p"]
     sizes: Float64[Tensor, "n c p"]
@@ -223,6 +232,7 @@ class Reader:
         slopes = torch.stack([self._smooth(difference(values).square()).flatten(2) for difference in self.differences], 2)
         flat, weights = values.flatten(2), self.mean_weights.to(values)
         return Quantities(
+            variances=variance.to(torch.float64).flatten(2),
             levels=self.levels(variance),
             slopes=slopes,
             sizes=self._smooth((flat - (flat * weights).sum(-1, keepdim=True)).square().reshape(values.shape)).flatten(2),

@@ -21,7 +21,7 @@ from probneural.functionals import integral, sensors
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from tests.calibration.synthetic import pairs as homogeneous_pairs
-from tests.helpers import normal
+from tests.helpers import generator, normal
 
 GRID = Grid.uniform(48, periodic=False)
 RING = Grid.uniform(48)
@@ -253,6 +253,28 @@ def test_features_do_not_go_together_beyond_what_calibration_has_seen() -> None:
     within = local.on(RING)(mean, variance).log()
     assert within.max() <= local.limits[1] + 1e-12
     assert within.min() >= local.limits[0] - 1e-12
+
+
+class Rough(Predictor):
+    """States deviations that go up and down along the domain, where errors do not."""
+
+    def __init__(self) -> None:
+        nothing = torch.zeros(1, dtype=torch.float64)
+        super().__init__(PredictorTraits(in_channels=1, noise=nothing, domain=RING, like=nothing))
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        shifts = 2 * math.pi * torch.rand(len(inputs), 1, 1, generator=generator(len(inputs))).double()
+        deviation = 1.0 + 0.8 * torch.cos(2 * math.pi * 9 * RING.points[:, 0] + shifts)
+        return GaussianField(torch.zeros_like(inputs.values), DenseRoot(deviation.diag_embed()), latent="rough", grid=RING)
+
+
+def test_ups_and_downs_that_say_nothing_of_errors_are_taken_out() -> None:
+    errors = normal(200, 1, RING.size, seed=1)
+    data = FieldPairs(Field(errors, RING), Field(errors, RING))
+    scaled = VarianceScale().fit(Rough(), data)
+    before, after = (one(data.inputs).variance.log().std(-1).mean() for one in (scaled.inner, scaled))
+    assert float(before) > 1.0
+    assert float(after) < 0.2 * float(before)
 
 
 def test_errors_that_are_zero_on_a_part_of_the_domain() -> None:
