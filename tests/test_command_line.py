@@ -140,6 +140,7 @@ def test_settings_come_from_the_file_and_the_command_line(place: Path) -> None:
         (["train", "--config", "late.toml", "--periodic", "true", "--operator.options", "wdth=3"], 1, "got 'wdth'; did you"),
         (["info", "waves.txt"], 1, "No such file"),
         (["predict", "none", "waves.nc", "out.nc"], 1, "a run's folder at none; got none"),
+        (["report", "--folder", "old"], 1, "a folder of format probneural-run-2; got probneural-run-1"),
     ],
 )
 def test_errors_are_one_line(
@@ -147,6 +148,9 @@ def test_errors_are_one_line(
 ) -> None:
     (place / "bad.toml").write_text("[training]\nepoch = 3\n")
     (place / "late.toml").write_text(LATE)
+    (place / "old").mkdir()
+    (place / "old" / "run.json").write_text('{"format": "probneural-run-1"}')
+    (place / "old" / "config.toml").write_text("[training]\nrate = 0.1\n")
     assert main(words) == code
     printed = capsys.readouterr().err
     assert message in printed

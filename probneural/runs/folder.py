@@ -275,11 +275,10 @@ def read_record(folder: Path) -> dict[str, Any]:
             remedy="make one: probneural report data.nc --folder NAME",
         )
     record = read_json(folder / "run.json")
+    written = record.get("format", FORMAT)
+    if written != FORMAT:  # first: a folder of another format may lack what this one has
+        raise FileError(expected=f"a folder of format {FORMAT}", got=str(written)[:80], remedy="use the version that wrote it")
     schema.check(record, _Record, where="run.json")
-    if record["format"] != FORMAT:
-        raise FileError(
-            expected=f"a folder of format {FORMAT}", got=record["format"][:80], remedy="use the version that wrote it"
-        )
     return record
 
 
