@@ -17,6 +17,7 @@ from probneural.grids import Grid
 from probneural.heads import Diagonal, Full, Iterative, Kronecker, Laplace, LowRank
 from probneural.heads.layer_evidence import LayeredEvidence
 from probneural.pairs import FieldPairs
+from tests.curvature.reference import dense_jacobian
 from tests.heads.cases import OperatorCase, fields, operator_case, structured
 from tests.heads.test_head_contract import close
 from tests.helpers import normal
@@ -45,6 +46,21 @@ def test_structures_that_claim_it_equal_the_dense_posterior(operator: str, struc
     assert predictor.log_evidence == pytest.approx(dense.log_evidence, rel=1e-10)
     close(predictor.prior_precision, dense.prior_precision)
     close(predictor.noise, dense.noise)
+
+
+@pytest.mark.parametrize("operator", ["fno-1d", "channels-last"])
+def test_conjugate_gradients_give_the_gaussian_process_of_the_linearised_network(operator: str) -> None:
+    """In its dual form, k(x, x') - k(x, X) (k(X, X) + S)^-1 k(X, x') with k = J J^T / prior precision: no matrix of weights."""
+    case = operator_case(operator)
+    predictor = make("iterative", case, rank=20)
+    data, test = (dense_jacobian(predictor.operator, inputs).flatten(0, 2) for inputs in (case.data.inputs, case.inputs))
+    grid, noise = case.data.outputs.grid, predictor.noise / predictor.effective_observations
+    each = noise[:, None] / grid.mean_weights.to(noise)  # an observation counts by its part of the domain
+    kernel = data @ data.mT / 2.0 + torch.diag(each.flatten().repeat(len(case.data)))
+    across = test @ data.mT / 2.0
+    dual = test @ test.mT / 2.0 - across @ torch.linalg.solve(kernel, across.mT)
+    field = predictor(case.inputs)
+    close(field.cross_covariance(field), dual, 1e-8)
 
 
 @EVERY
