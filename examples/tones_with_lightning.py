@@ -14,7 +14,9 @@ calibration, test = (problem.sample(TEST, resolution=200, seed=seed) for seed in
 
 operator = pn.operators.RecurrentOperator(1, 1, is_bidirectional=True, seed=0)
 operator.fit_normalizers(train)  # units, from training data only
-module = lightning_module(operator, loss=lambda predicted, target, grid: (predicted - target).square().mean(), learning_rate=1e-2)
+module = lightning_module(
+    operator, loss=lambda predicted, target, grid: (predicted - target).square().mean(), learning_rate=1e-2
+)
 tracker = CSVLogger("runs", name="tones")  # or WandbLogger, MLFlowLogger, TensorBoardLogger
 trainer = lightning.Trainer(
     max_epochs=EPOCHS,

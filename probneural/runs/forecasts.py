@@ -172,11 +172,14 @@ def _state_figures(
             "One function at some leads", caption, plots.png(plots.snapshots(forecast, truth, noise=noise, times=times))
         )
     if isinstance(forecast, Trajectory) and forecast.ensemble.initial is not None and forecast.members > 1:
-        caption = (
-            "Fractions of the variance, over all functions: of the start, of the operator, of both together, of the noise."
-        )
-        drawn = plots.variance_shares(forecast.variance_shares(), times=times)
-        yield Figure("Where the variance comes from", caption, plots.png(drawn))
+        shares = forecast.variance_shares()
+        varying = (shares.total.sum(1) > 0).all(0).nonzero()[:, 0].tolist()  # a static channel has no shares
+        if varying:
+            caption = (
+                "Fractions of the variance, over all functions: of the start, of the operator, of both together, of the noise."
+            )
+            drawn = plots.variance_shares(shares, channel=varying[0], times=times)
+            yield Figure("Where the variance comes from", caption, plots.png(drawn))
 
 
 def _quantity(grid: Grid, noise: float | Tensor) -> tuple[Functional, float | Tensor, str]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from html import unescape
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from probneural import plots
+from probneural.distributions import VarianceShares
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import score_by_lead
@@ -121,3 +123,8 @@ def test_shares_of_the_variance_are_drawn_where_the_start_is_uncertain(tmp_path:
     for name in ("initial", "operator", "interaction", "noise"):
         torch.testing.assert_close(line(drawn[-1], name), getattr(shares, name).sum((1, 2)) / total)
     assert drawn[-1].axes[0].lines[0].get_xdata().tolist() == [0.5, 1.0, 1.5]
+    nothing = torch.zeros(3, 2, 1, dtype=torch.float64)
+    static = VarianceShares(initial=nothing, operator=nothing, interaction=nothing, noise=nothing)
+    with mock.patch.object(type(forecast), "variance_shares", return_value=static):
+        report = report_forecast(forecast, truth, path=tmp_path / "static.html")
+    assert "Where the variance comes from" not in titles(report.path)
