@@ -10,7 +10,15 @@ from typing import Any
 from benchmarks import environment, exact, heads, report, sections
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("baselines.md", "benchmarks.md", "heads.md", "how-to/export.md", "how-to/large-data.md", "laplace.md")
+PAGES = (
+    "baselines.md",
+    "benchmarks.md",
+    "heads.md",
+    "how-to/export.md",
+    "how-to/large-data.md",
+    "how-to/trust.md",
+    "laplace.md",
+)
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES))
 RESULTS = Path(__file__).parent / "results"
 PIVOTS = {
@@ -47,7 +55,7 @@ OF_HEADS = {
 LAYOUTS = {"intervals": report.interval_rows, "members": report.member_rows}
 """Tables of another form."""
 _MARK = re.compile(
-    r"(<!-- table: ([a-z0-9_-]+)(?:/([a-z -]+?))?(?: on ([a-z ]+))?(, default problems)? -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- table: ([a-z0-9_-]+)(?:/([A-Za-z -]+?))?(?: on ([a-z ]+))?(, default problems)? -->\n).*?(<!-- end -->)", re.DOTALL
 )
 
 
