@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,12 +24,16 @@ WIDEST = 1.2
 """Largest mean factor of the deviations of ordinary functions."""
 STEEPEST = 4.0
 """Largest sum of the exponents: scores are squared distances, so deviations grow by the fourth power of a distance at most."""
+_OUTLIERS = 0.05
+"""Ordinary functions of the largest errors that do not count for what their errors ask for."""
 _ROUNDS = 20
 """Of giving more weight to sets whose errors are larger than stated."""
 _LEAST = 1e-6
 """Exponents below it are zero: what is left of them is rounding."""
+_STARTS = 20
+"""Of the search for exponents, each from where the last one ended, at most."""
 _STEPS = 500
-"""Of the search for exponents, at most."""
+"""Of one such search, at most."""
 _SLACK = 0.02
 """By how much mean squared standardised errors may exceed 1."""
 _ORDINARY = 0.5
@@ -113,18 +117,41 @@ class Inflation:
             slope = weights * (field / total * (1.0 - ratio)).mean(1) @ errors.distances
             return float(weights @ (total.log() + ratio).mean(1)), slope.numpy()
 
-        count = len(self.exponents)
-        found = minimize(
-            objective,
-            np.zeros(count),
-            jac=True,
-            method="SLSQP",
-            bounds=[(0.0, STEEPEST)] * count,
-            constraints=LinearConstraint(np.ones((1, count)), -math.inf, STEEPEST),
-            options={"maxiter": _STEPS, "ftol": _GAIN},
-        )
-        exponents = torch.from_numpy(found.x)
+        at = np.zeros(len(self.exponents))
+        value = objective(at)[0]
+        for _ in range(_STARTS):  # far from the minimum the search may end where it began, or outside of the bounds
+            moved = _searched(objective, at)
+            lower = objective(moved)[0]
+            if not lower < value - _GAIN * abs(value):
+                break
+            at, value = moved, lower
+        exponents = torch.from_numpy(at)
         return replace(self, exponents=torch.where(exponents > _LEAST, exponents, 0.0))
+
+
+def _searched(
+    objective: Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]], start: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """A point of lower value within the bounds, or the start: sequential quadratic programming, in units of the first slope."""
+    unit = max(1.0, float(np.abs(objective(start)[1]).max()))
+
+    def scaled(at: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        value, slope = objective(at)
+        return value / unit, slope / unit
+
+    found = minimize(
+        scaled,
+        start,
+        jac=True,
+        method="SLSQP",
+        bounds=[(0.0, STEEPEST)] * len(start),
+        constraints=LinearConstraint(np.ones((1, len(start))), -math.inf, STEEPEST),
+        options={"maxiter": _STEPS, "ftol": _GAIN},
+    )
+    if not np.isfinite(found.x).all():
+        return start
+    within: NDArray[np.float64] = found.x.clip(0.0)
+    return within * (STEEPEST / max(float(within.sum()), STEEPEST))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -149,10 +176,10 @@ class Errors:
         names = ("distances", "variance", "squares", "noise")
         return cls(**{name: torch.cat([getattr(one, name) for one in sets]) for name in names})
 
-    def chi2(self, inflation: Inflation) -> float:
-        """Mean squared standardised error, inflated."""
+    def chi2(self, inflation: Inflation) -> Float64[Tensor, " n"]:
+        """Mean squared standardised error of each function, inflated."""
         total = inflation.growth(self.distances)[:, None] * self.variance + self.noise
-        return float((self.squares / total.clamp_min(_TINY)).mean())
+        return (self.squares / total.clamp_min(_TINY)).mean(1)
 
     def width(self, inflation: Inflation) -> float:
         """Mean factor of the deviations."""
@@ -162,22 +189,20 @@ class Errors:
 def fit_inflation(blank: Inflation, ordinary: Errors, shifted: Sequence[Errors]) -> Inflation:
     """Fit exponents to ordinary functions and to sets of shifted ones, half the weight each, for the worst of the sets.
 
-    Sets count alike at first. Then weight moves to those whose errors are larger than stated, as long as there are any. Knots
-    at lower quantiles are left out where ordinary functions would widen, on average, by more than a fifth beyond what their own
-    errors ask for, and at last all exponents are reduced until they do not.
+    Sets count alike at first. Then weight moves to those whose errors are larger than stated, as long as there are any. Where
+    ordinary functions would widen, on average, by more than a fifth beyond what their own errors ask for, all exponents are
+    reduced until they do not.
 
     Args:
         blank: With knots, and no exponents yet.
         ordinary: Errors of ordinary functions.
         shifted: Of each set of shifted ones.
     """
-    widest = WIDEST * math.sqrt(max(1.0, ordinary.chi2(blank)))
-    for least in KNOTS:
-        kept = torch.tensor([knot >= least for _ in SCORES for knot in KNOTS])
-        parts = [replace(one, distances=torch.where(kept, one.distances, 0.0)) for one in (ordinary, *shifted)]
-        found = _for_the_worst(blank, parts[0], parts[1:])
-        if ordinary.width(found) <= widest:
-            return found
+    own = ordinary.chi2(blank).sort().values[: max(1, round((1.0 - _OUTLIERS) * len(ordinary.squares)))]
+    widest = WIDEST * math.sqrt(max(1.0, float(own.mean())))
+    found = _for_the_worst(blank, ordinary, shifted)
+    if ordinary.width(found) <= widest:
+        return found
     low, high = 0.0, 1.0
     while high - low > 1e-3:
         middle = 0.5 * (low + high)
@@ -196,7 +221,7 @@ def _for_the_worst(blank: Inflation, ordinary: Errors, shifted: Sequence[Errors]
         counts = [len(one.squares) for one in (ordinary, *shifted)]
         weights = [torch.full((count,), part / count, dtype=torch.float64) for part, count in zip(parts, counts, strict=True)]
         found = blank.fitted(every, torch.cat(weights))
-        chi2 = torch.tensor([one.chi2(found) for one in shifted], dtype=torch.float64)
+        chi2 = torch.stack([one.chi2(found).mean() for one in shifted])
         if float(chi2.max()) < least:
             best, least = found, float(chi2.max())
         if least <= 1.0 + _SLACK or len(shifted) == 1:

@@ -93,7 +93,7 @@ class LocalStacking:
             ShapeError: If channels differ.
             GridError: If domains differ.
             CalibrationError: If there are no fields, or no density is positive.
-            ArgumentError: If a predictor states no variance at a value.
+            ArgumentError: If a predictor states no variance at a value, and others do or it is wrong.
         """
         known = checked_predictors(predictors)
         if len(calibration) < 1:
@@ -131,11 +131,25 @@ class _Chunk(NamedTuple):
     variances: list[Float64[Tensor, "n c *grid"]]
     truth: Float64[Tensor, "n c *grid"]
 
+    def check(self) -> None:
+        """Raise an ArgumentError where one predictor states no variance, and others do or it is wrong."""
+        certain = torch.stack([variance <= 0 for variance in self.variances])
+        right = torch.stack([mean == self.truth for mean in self.means])
+        if bool((certain & ~(certain & right).all(0)).any()):
+            raise ArgumentError(
+                expected="a positive predictive variance at every value, but where all predictors are certain and right",
+                got="zero",
+                remedy="leave out the predictor that states no variance, or fit it with noise > 0",
+            )
+
     def log_densities(self) -> Float64[Tensor, "n c p m"]:
-        """Of every value by itself, in nats."""
+        """Of every value by itself, in nats; zero where all predictors are certain and right, as at a wall."""
         columns = []
+        certain = torch.stack([variance <= 0 for variance in self.variances]).all(0)
         for mean, variance in zip(self.means, self.variances, strict=True):
-            columns.append(-0.5 * (LOG_TWO_PI + variance.log() + (self.truth - mean).square() / variance))
+            known = torch.where(certain, 1.0, variance)
+            densities = -0.5 * (LOG_TWO_PI + known.log() + (self.truth - mean).square() / known)
+            columns.append(torch.where(certain, 0.0, densities))
         return torch.stack(columns, -1).flatten(2, -2)
 
 
@@ -149,13 +163,9 @@ class _Members:
         for pairs in zip(*self.predicted, strict=True):
             moments = [stated for stated, _ in pairs]
             means, variances = [one.mean.cpu() for one in moments], [one.variance.cpu() for one in moments]
-            if any(bool((variance <= 0).any()) for variance in variances):
-                raise ArgumentError(
-                    expected="a positive predictive variance at every value of every predictor",
-                    got="zero",
-                    remedy="leave out the predictor that states no variance, or fit it with noise > 0",
-                )
-            yield _Chunk(means, variances, pairs[0][1].cpu())
+            chunk = _Chunk(means, variances, pairs[0][1].cpu())
+            chunk.check()
+            yield chunk
 
 
 def _fit_local_weights(

@@ -43,8 +43,8 @@ class NoveltyScale:
     knots k are their quantiles .5, .9 and .99 over ordinary functions, and theta >= 0 maximises the Gaussian likelihood
     of errors on calibration functions and on shifted ones, half the weight each. Weight moves to the set of shifted functions
     whose errors are largest beside what is stated. So bars never become narrower; those of ordinary functions widen by a fifth
-    at most, on average; and exponents add up to four at most, so deviations grow by the fourth power of a distance at most.
-    Means stay, and so do correlations.
+    at most, on average, beyond what their own errors ask for; and exponents add up to four at most, so deviations grow by the
+    fourth power of a distance at most. Means stay, and so do correlations.
 
     Shifts need labels: from a solver for inputs that [`synthetic_shifts`][probneural.calibration.synthetic_shifts] makes of
     calibration inputs, or measured ones. What helps against other shifts is that errors grow with the distance from what was

@@ -277,6 +277,17 @@ def test_ups_and_downs_that_say_nothing_of_errors_are_taken_out() -> None:
     assert float(after) < 0.2 * float(before)
 
 
+def test_the_curve_does_not_see_fine_ups_and_downs() -> None:
+    data = FieldPairs(*(Field(normal(200, 1, RING.size, seed=1), RING),) * 2)
+    local = VarianceScale().fit(Rough(), data).local
+    assert local is not None
+    knots = torch.tensor([[-20.0, 20.0]], dtype=torch.float64)
+    bent = replace(local, curve=VarianceCurve(knots=knots, heights=0.5 * knots))
+    u = Rough()(data.inputs)
+    added = (bent.on(RING)(u.mean, u.variance) / local.on(RING)(u.mean, u.variance)).log()
+    assert float(added.std(-1).mean()) < 0.1 * float(u.variance.log().std(-1).mean())
+
+
 def test_errors_that_are_zero_on_a_part_of_the_domain() -> None:
     """There a likelihood would have a variance of zero: the factor stays a number."""
     squares = normal(40, 1, 48, seed=1).square() * (torch.arange(48) < 16)

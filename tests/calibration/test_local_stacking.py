@@ -74,12 +74,13 @@ class Half(Predictor):
 class Certain(Predictor):
     """Zero, with a variance that is zero at one end."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: float = 1.0) -> None:
+        self.size = size
         nothing = torch.zeros(1, dtype=torch.float64)
         super().__init__(PredictorTraits(in_channels=3, noise=nothing, domain=ENDS, like=nothing))
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
-        root = DenseRoot(ENDS.points.diagflat().expand(len(inputs), 1, -1, -1))
+        root = DenseRoot(self.size * ENDS.points.diagflat().expand(len(inputs), 1, -1, -1))
         return GaussianField(torch.zeros_like(inputs.values[:, :1]), root, latent="certain", grid=ENDS)
 
 
@@ -348,6 +349,14 @@ def test_penalties_without_end_leave_the_constant_weights() -> None:
     torch.testing.assert_close(found[:, 0].softmax(0), one.constant()[:, 0].softmax(0), rtol=0, atol=1e-3)
 
 
+def test_values_that_all_predictors_are_certain_of_count_for_nothing() -> None:
+    """As at a wall: errors are as the second one states."""
+    errors = normal(60, 1, ENDS.size, seed=1) * ENDS.points[:, 0]
+    data = FieldPairs(CALIBRATION.inputs, Field(errors, ENDS))
+    found = LocalStacking().fit([Certain(3.0), Certain()], data)
+    assert found.shares[1] > 0.95
+
+
 @pytest.mark.bad_input
 class TestBadInput:
     def test_predictors_and_fields(self) -> None:
@@ -358,7 +367,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("stacking", [LocalStacking(), Stacking("marginal")])
     def test_a_predictor_that_states_no_variance(self, stacking: LocalStacking | Stacking) -> None:
-        with pytest.raises(ArgumentError, match="a positive predictive variance at every value|a positive variance in every"):
+        with pytest.raises(ArgumentError, match="a positive (predictive )?variance (at|in) every"):
             stacking.fit([*halves(), Certain()], CALIBRATION)
 
     def test_parts_that_do_not_fit_together(self) -> None:
