@@ -139,11 +139,20 @@ def _fitted(
         one = _Likelihood(design=design[:, channel], squares=squares[:, channel], weights=weights)
         ridge = one.choose(_penalties(design.shape[3]))
         if ridge is not None:
-            coefficients[channel], gains[channel] = one.minimiser(ridge), True
+            coefficients[channel], gains[channel] = _without_roughening(one, ridge), True
     standards = torch.stack([center, spread, span.amin(1), span.amax(1)])
     totals = coefficients[:, :1] + torch.einsum("cmk,ck->cm", span, coefficients[:, 1:])
     limits = torch.stack([totals.amin(1), totals.amax(1)])
     return replace(blank, standards=standards, coefficients=coefficients, limits=limits), gains
+
+
+def _without_roughening(one: _Likelihood, ridge: Float64[Tensor, " k"]) -> Float64[Tensor, " k1"]:
+    """Coefficients, that of fine variation not above zero: what it adds point by point, it takes from joint densities."""
+    found = one.minimiser(ridge)
+    if not float(found[FINE + 1]) > 0:
+        return found
+    left_out = torch.arange(len(ridge)) == FINE
+    return one.minimiser(torch.where(left_out, math.inf, ridge))
 
 
 def _penalties(width: int) -> list[Float64[Tensor, " k"]]:

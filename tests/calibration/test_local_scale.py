@@ -13,6 +13,7 @@ from torch import Tensor
 from probneural import metrics
 from probneural.calibration import LocalScale, ScaledPredictor, VarianceScale
 from probneural.calibration.local_fit import _Likelihood, fit_local_scale
+from probneural.calibration.local_scale import FINE
 from probneural.calibration.variance_curve import VarianceCurve
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.errors import ShapeError
@@ -275,6 +276,14 @@ def test_ups_and_downs_that_say_nothing_of_errors_are_taken_out() -> None:
     before, after = (one(data.inputs).variance.log().std(-1).mean() for one in (scaled.inner, scaled))
     assert float(before) > 1.0
     assert float(after) < 0.2 * float(before)
+
+
+def test_fine_ups_and_downs_do_not_grow() -> None:
+    """Errors go up and down by more than is stated; the factor would make smooth residuals rough."""
+    u = Rough()(Field(torch.zeros(200, 1, RING.size, dtype=torch.float64), RING))
+    errors = u.variance * normal(200, 1, RING.size, seed=1)  # the square of the stated deviation
+    local = VarianceScale().fit(Rough(), FieldPairs(*(Field(errors, RING),) * 2)).local
+    assert local is None or float(local.coefficients[0, FINE + 1]) == 0.0
 
 
 def test_the_curve_does_not_see_fine_ups_and_downs() -> None:
