@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 from numpy.typing import NDArray
-from scipy.optimize import LinearConstraint, minimize
 from torch import Tensor
 
 from probneural.calibration.novelty_scores import log_score
@@ -133,6 +132,8 @@ def _searched(
     objective: Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]], start: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """A point of lower value within the bounds, or the start: sequential quadratic programming, in units of the first slope."""
+    from scipy.optimize import LinearConstraint, minimize  # takes a third of a second to import
+
     unit = max(1.0, float(np.abs(objective(start)[1]).max()))
 
     def scaled(at: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -186,7 +187,7 @@ class Errors:
         return float(inflation.growth(self.distances).sqrt().mean())
 
 
-def fit_inflation(blank: Inflation, ordinary: Errors, shifted: Sequence[Errors]) -> Inflation:
+def fit_inflation(blank: Inflation, ordinary: Errors, *, shifted: Sequence[Errors]) -> Inflation:
     """Fit exponents to ordinary functions and to sets of shifted ones, half the weight each, for the worst of the sets.
 
     Sets count alike at first. Then weight moves to those whose errors are larger than stated, as long as there are any. Where

@@ -110,7 +110,7 @@ class NoveltyScale:
         _, ordinary = divided(self.novelty, calibration, reference=reference)
         distances = [blank.distances(detector.calibration), *(_distances(detector, blank, pairs) for pairs in sets)]
         errors = [_errors(inner, pairs, one) for pairs, one in zip((ordinary, *sets), distances, strict=True)]
-        inflation = fit_inflation(blank, errors[0], errors[1:])
+        inflation = fit_inflation(blank, errors[0], shifted=errors[1:])
         used = torch.cat([inner.calibrated_on, *(fingerprints(pairs) for pairs in (calibration, *sets))])
         return InflatedPredictor(inner, inflation, measure=detector.measure, calibrated_on=used)
 

@@ -147,22 +147,22 @@ def test_the_set_with_the_largest_errors_counts() -> None:
     near, far = torch.zeros(50, 9, dtype=torch.float64), torch.zeros(50, 9, dtype=torch.float64)
     far[:, 0] = 1.0
     sets = [known_errors(far, 1.0), known_errors(far, 16.0)]
-    found = fit_inflation(blank_of_nine(), known_errors(near, 1.0), sets)
+    found = fit_inflation(blank_of_nine(), known_errors(near, 1.0), shifted=sets)
     assert float(sets[1].chi2(found).mean()) == pytest.approx(1.0, abs=0.021)
-    assert fit_inflation(blank_of_nine(), known_errors(near, 1.0), sets[:1]).exponents.tolist() == [0.0] * 9
+    assert fit_inflation(blank_of_nine(), known_errors(near, 1.0), shifted=sets[:1]).exponents.tolist() == [0.0] * 9
 
 
 def test_ordinary_functions_widen_by_a_fifth_at_most() -> None:
     """Shifted functions are no farther than ordinary ones, so nothing tells which bars to widen."""
     distances = torch.full((50, 9), 0.7, dtype=torch.float64)
     ordinary, shifted = known_errors(distances, 1.0), known_errors(distances, 100.0)
-    found = fit_inflation(blank_of_nine(), ordinary, [shifted])
+    found = fit_inflation(blank_of_nine(), ordinary, shifted=[shifted])
     assert ordinary.width(found) == pytest.approx(WIDEST, abs=0.01)
     assert ordinary.width(found) <= WIDEST
     ordinary.squares[0, 0] = 1e6  # one outlier asks for nothing
-    assert ordinary.width(fit_inflation(blank_of_nine(), ordinary, [shifted])) <= WIDEST
+    assert ordinary.width(fit_inflation(blank_of_nine(), ordinary, shifted=[shifted])) <= WIDEST
     needy = known_errors(distances, 4.0)  # whose own errors ask for twice the width
-    assert needy.width(fit_inflation(blank_of_nine(), needy, [shifted])) > 2.0
+    assert needy.width(fit_inflation(blank_of_nine(), needy, shifted=[shifted])) > 2.0
 
 
 def test_draws_and_members_move_away_from_the_mean() -> None:
