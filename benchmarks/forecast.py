@@ -8,6 +8,7 @@ benchmark that was cut off goes on where it was.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -49,8 +50,8 @@ NOTES = (
     "verdicts: of the posteriors of networks that have results with all seeds, the one of least CRPS on the trajectories for "
     "scaling, mean over seeds; members' own regions are those of 'horizon'; "
     f"test trajectories choose nothing. Met where spread over skill is in {SKILL_RANGE[0]:g} to {SKILL_RANGE[1]:g} at every "
-    f"lead and the band's coverage within {POINTS:g} of {LEVEL:g}, means over seeds. A band's coverage varies by chance: its "
-    "interval says by how much",
+    f"lead and the band's coverage within {POINTS:g} of {LEVEL:g}, means over seeds. Both vary by chance, where few functions "
+    "make most errors: the seeds and the interval say by how much",
     "recipes take equal time, by what a batch of each took in the median of six equations, in whole epochs; seconds are "
     f"processor time. error: relative L2. valid: leads until it exceeds {VALID:g}. stable: starts from which the long roll-out "
     f"stays below {BOUND:g} times the largest true norm",
@@ -143,6 +144,7 @@ def verdict_rows(problem: str, results: Results) -> list[Row]:
             "problem": problem,
             "best forecast": name,
             "spread-skill": _range(ratios),
+            "seeds, where furthest from 1": _by_seed(ratios),
             "pointwise coverage": mean(run["scores"]["coverage"]["overall"] for run in runs),
             "members' own regions": _interval(own),
             "band": _interval(bands),
@@ -269,6 +271,15 @@ def _range(ratios: Sequence[Sequence[float | None]]) -> str:
         return ""
     unknown = f", {len(every) - len(means)} of {len(every)} unknown" if len(means) < len(every) else ""
     return f"{min(means):.2f} to {max(means):.2f}{unknown}"
+
+
+def _by_seed(ratios: Sequence[Sequence[float | None]]) -> str:
+    """What seeds have at the lead where their mean is furthest from 1, and which lead that is."""
+    distances = [-1.0 if value is None or value <= 0 else abs(math.log(value)) for value in _by_lead(ratios)]
+    if not max(distances, default=-1.0) >= 0:
+        return ""
+    lead = distances.index(max(distances))
+    return f"{', '.join(f'{run[lead]:.2f}' for run in ratios)} (lead {lead + 1})"
 
 
 def _interval(values: Sequence[float | None]) -> str | None:

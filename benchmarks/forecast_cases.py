@@ -24,7 +24,8 @@ class Sizes:
 
     Attributes:
         train: Trajectories to train on.
-        scaling: Those that scales, residuals and the ridge are fitted on.
+        scaling: Those that scales and the ridge are fitted on.
+        residuals: Of these, how many give residuals.
         bands: Those that carry bands: coverage of one band varies by about (.09 / bands)^1/2.
         test: Those that are scored.
         leads: Steps of a trajectory.
@@ -37,9 +38,10 @@ class Sizes:
     """
 
     train: int = 200
-    scaling: int = 200
-    bands: int = 200
-    test: int = 200
+    scaling: int = 300
+    residuals: int = 200
+    bands: int = 300
+    test: int = 300
     leads: int = 20
     epochs: int = 12
     members: int = 16
@@ -49,7 +51,9 @@ class Sizes:
     kernel: int = 300
 
 
-SMALL = Sizes(train=6, scaling=10, bands=10, test=4, leads=4, epochs=1, members=3, networks=2, steps=12, long=6, kernel=12)
+SMALL = Sizes(
+    train=6, scaling=10, residuals=8, bands=10, test=4, leads=4, epochs=1, members=3, networks=2, steps=12, long=6, kernel=12
+)
 
 
 @dataclass(frozen=True, kw_only=True)

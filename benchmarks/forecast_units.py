@@ -18,6 +18,7 @@ from benchmarks.forecast_cases import HISTORY, Case, Truth, evenly_spread
 from benchmarks.forecast_recipes import RECIPES, RECURRENT, DressedForecast, StepRegression
 from probneural.distributions import Forecast, Predictor
 from probneural.errors import ProbneuralError
+from probneural.pairs import evenly_spread_rows
 from probneural.randomness import stream_seed
 
 LEVEL = 0.9
@@ -171,6 +172,7 @@ def _dressed(unit: Unit, roll_out: Callable[[Truth], Tensor]) -> dict[str, Any]:
     scaling = unit.truth("scaling")
     try:
         errors = scaling.values - roll_out(scaling).to(scaling.values)
+        errors = errors[evenly_spread_rows(len(errors), unit.case.sizes.residuals)]
 
         def forecast(part: str) -> Forecast:
             truth = unit.truth(part)

@@ -51,11 +51,13 @@ class LeadErrors:
         """What variances are multiplied by so that both sums are equal; not finite or not positive where nothing does it."""
         return self.square / self.variance
 
-    def local_scale(self) -> tuple[LocalScale | None, Float64[Tensor, " c"]]:
+    def local_scale(self) -> tuple[LocalScale | None, Float64[Tensor, " c"], Float64[Tensor, " c"]]:
         """The factor of the scaled predictive variance that makes the kept values most likely, if there is one.
 
-        With it comes the saturation of what it makes of the variances, in physical units to the power -2.
+        With it come the saturation of what it makes of the variances, in physical units to the power -2, and the largest of
+        those, in physical units squared.
         """
+        nothing = torch.zeros_like(self.noise)
         per_channel = (-1, *(1,) * len(self.grid.shape))
         scale, noise = self.scale.reshape(per_channel), self.noise.reshape(per_channel)
 
@@ -65,14 +67,15 @@ class LeadErrors:
                 yield mean, scaled, torch.where(squares > 0, squares / scaled, 0.0)
 
         if not all(bool(torch.isfinite(ratios).all()) for _, _, ratios in parts()):
-            return None, torch.zeros_like(self.noise)
+            return None, nothing, nothing
         local = fit_local_scale(parts, count=sum(len(mean) for mean, _, _ in self.kept), grid=self.grid)
         if local is None:
-            return None, torch.zeros_like(self.noise)
+            return None, nothing, nothing
         factor = local.on(self.grid)
         variances = torch.cat([factor(mean, variance) * variance.flatten(2) for mean, variance, _ in parts()])
         squares = torch.cat([part for _, _, part in self.kept]).flatten(2)
-        return local, fit_saturation(variances, squares, weights=self.grid.mean_weights)
+        saturation, largest = fit_saturation(variances, squares, weights=self.grid.mean_weights)
+        return local, saturation, largest
 
 
 def errors_by_lead(forecast: Forecast, truth: TrueTrajectories, *, noise: float | Tensor, keeps: bool) -> Iterator[LeadErrors]:

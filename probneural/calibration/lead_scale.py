@@ -49,8 +49,9 @@ class LeadScale:
     others. So a lead also gets a local scale h, a factor of variances that varies along each function and from function to
     function (see [`LocalScale`][probneural.calibration.LocalScale]), fitted by the Gaussian likelihood of single values.
     Likelihoods hardly weigh the few largest variances, which make most of the mean. Where the mean variance would exceed the
-    mean squared error, the variances t that h makes saturate, at 2 t / (1 + (1 + 4 s t)^1/2), so that the two are equal. The
-    mean standardised squared error is then about 1, and spread no larger than skill. A local scale is left out where functions
+    mean squared error, the variances t that h makes saturate, at 2 t / (1 + (1 + 4 s t)^1/2); where it would be smaller, they
+    grow, to t (1 + |s| min(t, T)), T being the largest t of the calibration functions. So the two are equal, and the mean
+    standardised squared error is still about 1. A local scale is left out where functions
     held out in turn do not gain by it, where they are fewer than ten, and on grids that are not uniform. It holds for as many
     members as it was fitted with: variances of few members differ by chance, which it evens out.
 
@@ -105,14 +106,16 @@ class LeadScale:
             GridError: If the grids differ.
             ArgumentError: If the truth ends before the forecast.
         """
-        scales, local, saturations, factor = [], [], [], 1.0
+        scales, local, saturations, largest, factor = [], [], [], [], 1.0
         for errors in errors_by_lead(forecast, truth, noise=self.noise, keeps=self.local):
             scales.append(errors.scale)
             factor = errors.size_factor
             fits = self.local and bool(_are_scales(errors.scale).all())
-            found, saturation = errors.local_scale() if fits else (None, torch.zeros_like(errors.scale))
+            nothing = torch.zeros_like(errors.scale)
+            found, saturation, most = errors.local_scale() if fits else (None, nothing, nothing)
             local.append(found)
             saturations.append(saturation)
+            largest.append(most)
         if len(truth) < 2:
             raise CalibrationError(
                 expected="at least 2 calibration trajectories", got=str(len(truth)), remedy="hold out some trajectories"
@@ -130,6 +133,7 @@ class LeadScale:
             calibrated_on=torch.cat([used_before(forecast), trajectory_fingerprints(truth)]),
             local=local,
             saturations=torch.stack(saturations),
+            largest=torch.stack(largest),
             noise=noise_variance(self.noise, (1, by_lead.shape[1]), by_lead)[0],
             size_factor=factor,
         )
@@ -143,13 +147,17 @@ class LeadScaling:
         scales: a, `(steps, c)`, dimensionless.
         calibrated_on: Fingerprints of the calibration trajectories: a conformal band needs others.
         local: h of each lead, None where it is 1; nothing if it is 1 at all leads.
-        saturations: s of each lead, `(steps, c)`, in physical units to the power -2; of leads with an h. None if all are 0.
+        saturations: s of each lead, `(steps, c)`, in physical units to the power -2; of leads with an h. Negative ones make
+            variances grow. None if all are 0.
+        largest: T of each lead, `(steps, c)`, in physical units squared: beyond, no variance grows by a larger factor. None for
+            no bound.
         noise: Variance of the measurement noise that h was fitted beside, `(c,)`, in physical units squared; none by default.
         size_factor: (s + 1)/(s - 1) of the s members that h was fitted with; 1 for a Gaussian forecast.
 
     Raises:
-        ArgumentError: If a scale is not positive and finite, or a saturation negative or not finite.
-        ShapeError: If there is not one local scale for each lead, of as many channels, or not one saturation for each scale.
+        ArgumentError: If a scale is not positive and finite, a saturation or a largest variance not finite.
+        ShapeError: If there is not one local scale for each lead, of as many channels, or not one saturation or one largest
+            variance for each scale.
     """
 
     scales: Float64[Tensor, "steps c"]
@@ -157,6 +165,7 @@ class LeadScaling:
     calibrated_on: Int64[Tensor, " n"]
     local: Sequence[LocalScale | None] = ()
     saturations: Float64[Tensor, "steps c"] | None = None
+    largest: Float64[Tensor, "steps c"] | None = None
     noise: Float64[Tensor, " c"] | None = None
     size_factor: float = 1.0
 
@@ -173,22 +182,19 @@ class LeadScaling:
                 got=f"{len(self.local)} of {channels[:10]}",
                 remedy="fit them with LeadScale",
             )
-        if self.saturations is not None:
-            self._check_saturations(self.saturations)
+        for name, tensor in (("saturations", self.saturations), ("largest variances", self.largest)):
+            if tensor is not None:
+                self._check(tensor, name)
 
-    def _check_saturations(self, saturations: Float64[Tensor, "..."]) -> None:
-        if saturations.shape != self.scales.shape:
+    def _check(self, tensor: Float64[Tensor, "..."], name: str) -> None:
+        if tensor.shape != self.scales.shape:
             raise ShapeError(
-                expected=f"saturations {tuple(self.scales.shape)}, as scales are",
-                got=str(tuple(saturations.shape)),
+                expected=f"{name} {tuple(self.scales.shape)}, as scales are",
+                got=str(tuple(tensor.shape)),
                 remedy="fit them with LeadScale",
             )
-        if not bool((torch.isfinite(saturations) & (saturations >= 0.0)).all()):
-            raise ArgumentError(
-                expected="finite saturations that are not negative",
-                got=str(saturations.tolist())[:200],
-                remedy="fit them with LeadScale",
-            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise ArgumentError(expected=f"finite {name}", got=str(tensor.tolist())[:200], remedy="fit them with LeadScale")
 
     @property
     def steps(self) -> int:
@@ -234,8 +240,10 @@ class LeadScaling:
         scaled = scale * self.size_factor * variance
         factor = local.on(u.grid)(u.mean, scaled + noise).unflatten(-1, u.grid.shape)
         if self.saturations is not None:
+            stated = (scaled + noise).clamp_min(torch.finfo(torch.float64).tiny)
             saturation = self.saturations[lead - 1].to(variance).reshape(per_channel)
-            factor = saturated(factor, saturation * (scaled + noise))
+            largest = None if self.largest is None else self.largest[lead - 1].to(variance).reshape(per_channel) / stated
+            factor = saturated(factor, saturation * stated, largest=largest)
         beside = noise / scaled.clamp_min(torch.finfo(torch.float64).tiny)  # of a predictive variance, noise does not widen
         return (scale * (factor + (factor - 1.0) * beside).clamp_min(_LEAST_FACTOR)).sqrt()
 
@@ -254,8 +262,9 @@ class LeadScaling:
     @property
     def _name(self) -> str:
         """One name for all leads: they are still driven by one vector, but not by the unscaled one."""
-        parts = [self.scales, *(one.coefficients for one in self.local if one is not None)]
-        return f"lead-scaled-{digest(*parts, *([] if self.saturations is None else [self.saturations]))}"
+        local = [one.coefficients for one in self.local if one is not None]
+        tails = [one for one in (self.saturations, self.largest) if one is not None]
+        return f"lead-scaled-{digest(self.scales, *local, *tails)}"
 
     def __repr__(self) -> str:
         """The range of the scales."""

@@ -133,8 +133,9 @@ def test_errors_that_vary_along_functions_get_a_local_scale() -> None:
     torch.testing.assert_close(covered(local(other), test), torch.full((2,), 0.9).double(), atol=0.04, rtol=0)
     before, after = (score_by_lead(scaling(other), test) for scaling in (even, local))
     assert bool((after["crps"].values < before["crps"].values).all())
-    # On the calibration functions the mean standardised square is 1, of the distribution that members are drawn from.
-    for lead, u in local(forecast).leads():
+    # On the calibration functions the mean standardised square is 1, of the distribution that members are drawn from, until
+    # the largest variances are changed.
+    for lead, u in replace(local, saturations=None)(forecast).leads():
         comparison = compare(u, truth.at(lead))
         assert float(chi2(comparison).mean()) == pytest.approx(41 / 39, rel=1e-9)
         torch.testing.assert_close(u.mean, forecast.at(lead).mean)
@@ -152,7 +153,7 @@ def exaggerated(n: int, *, seed: int) -> tuple[Members, Truth]:
     return replace(forecast, states=centre + far * (forecast.states - centre)), truth
 
 
-def test_the_largest_variances_saturate_so_that_spread_is_no_larger_than_skill() -> None:
+def test_the_largest_variances_saturate_so_that_spread_is_as_large_as_skill() -> None:
     forecast, truth = exaggerated(400, seed=0)
     other, test = exaggerated(400, seed=1)
     scaling = LeadScale().fit(forecast, truth)
@@ -160,8 +161,7 @@ def test_the_largest_variances_saturate_so_that_spread_is_no_larger_than_skill()
     assert scaling.saturations is not None
     assert bool((scaling.saturations > 0).any())
     for lead, u in scaling(forecast).leads():
-        ratio, saturation = float(spread_skill(compare(u, truth.at(lead)))), float(scaling.saturations[lead - 1])
-        assert ratio == pytest.approx(1.0, rel=1e-9) if saturation else ratio < 1.0
+        assert float(spread_skill(compare(u, truth.at(lead)))) == pytest.approx(1.0, rel=1e-9)
     before, after = (score_by_lead(one(other), test)["spread_skill"].values for one in (without, scaling))
     assert bool((before > 1.1).all())
     torch.testing.assert_close(after, torch.ones(2).double(), atol=0.05, rtol=0)
@@ -169,6 +169,38 @@ def test_the_largest_variances_saturate_so_that_spread_is_no_larger_than_skill()
     new, old = (one.deviation_factors(2, other.at(2)) for one in (scaling, without))
     assert bool((new <= old).all())
     torch.testing.assert_close(new.median(), old.median(), rtol=0.02, atol=0)
+
+
+def understated(n: int, *, seed: int) -> tuple[Members, Truth]:
+    """The same, but one function of twenty has errors five times as large, of which members state four fifths."""
+    forecast, truth = uneven(n, seed=seed)
+    rare = torch.arange(n) % 20 == 0
+    further, stated = (torch.where(rare, factor, 1.0).double()[:, None, None] for factor in (5.0, 4.0))
+    centre = torch.stack([DECAY**lead * truth.start.values for lead in (1, 2)])
+    states = centre[:, None] + stated * (forecast.states - centre[:, None])
+    return replace(forecast, states=states), Truth(centre + further * (truth.states - centre), truth.start)
+
+
+def test_the_largest_variances_grow_where_spread_is_smaller_than_skill() -> None:
+    forecast, truth = understated(1000, seed=0)
+    other, _ = understated(1000, seed=1)
+    scaling = LeadScale().fit(forecast, truth)
+    without = replace(scaling, saturations=None)
+    assert scaling.saturations is not None
+    assert scaling.largest is not None
+    assert bool((scaling.saturations < 0).all())
+    for lead, u in without(forecast).leads():
+        assert float(spread_skill(compare(u, truth.at(lead)))) < 0.98
+        after = scaling(forecast).at(lead)
+        assert float(spread_skill(compare(after, truth.at(lead)))) == pytest.approx(1.0, rel=1e-9)
+        torch.testing.assert_close(41 / 39 * u.variance.amax(), scaling.largest[lead - 1, 0])
+        # No variance shrinks, those that are not large hardly grow, and none does more than those that are the largest here.
+        new, old = (one.deviation_factors(lead, other.at(lead)) for one in (scaling, without))
+        growth = new / old
+        assert bool((growth >= 1.0).all())
+        assert float(growth.median()) < 1.01
+        largest = (after.variance / u.variance).sqrt().amax()
+        assert float(growth.amax()) <= float(largest) * (1.0 + 1e-9)
 
 
 def test_even_errors_of_a_gaussian_forecast_get_none() -> None:
@@ -189,7 +221,7 @@ def test_a_local_scale_widens_the_states_and_not_the_noise() -> None:
     states = compare(local(other).at(2), without.at(2))
     by_half = (states.residual.square() / states.variance).mean((0, 1)).unflatten(0, (2, 4)).mean(1)
     torch.testing.assert_close(by_half, torch.ones(2).double(), atol=0.35, rtol=0)
-    u, scaled = forecast.at(1), local(forecast).at(1)
+    u, scaled = forecast.at(1), replace(local, saturations=None)(forecast).at(1)
     assert float(chi2(compare(u, truth.at(1), noise=noise)).mean()) != pytest.approx(1.0, abs=0.1)
     size = 41 / 39  # members are a sample: their variance stands for a larger one, the noise does not
     predictive = size * scaled.variance + noise
@@ -283,8 +315,10 @@ def test_what_cannot_be_scaled_is_refused() -> None:
     with pytest.raises(ArgumentError, match="positive finite scales"):
         LeadScaling(torch.zeros(2, 1).double(), calibrated_on=torch.zeros(0, dtype=torch.int64))
     nothing, ones = torch.zeros(0, dtype=torch.int64), torch.ones(2, 1).double()
-    with pytest.raises(ArgumentError, match="finite saturations that are not negative"):
-        LeadScaling(ones, calibrated_on=nothing, saturations=-ones)
+    with pytest.raises(ArgumentError, match="finite saturations"):
+        LeadScaling(ones, calibrated_on=nothing, saturations=math.inf * ones)
+    with pytest.raises(ArgumentError, match="finite largest variances"):
+        LeadScaling(ones, calibrated_on=nothing, largest=math.nan * ones)
     with pytest.raises(ShapeError, match="saturations"):
         LeadScaling(ones, calibrated_on=nothing, saturations=ones[:1])
 
