@@ -27,6 +27,7 @@ from benchmarks import (
     local_scale,
     long_forecast,
     low_data,
+    masks,
     novelty,
     published,
     reading,
@@ -154,6 +155,12 @@ COMMANDS = {
         long_forecast.main, "seconds and memory of forecasts up to 1,000 leads; about ten minutes", options=WORKERS
     ),
     "low-data": Command(low_data.main, "heads where training functions are few; about 15 minutes", options=WORKERS),
+    "masks": Command(
+        masks.main,
+        "heads beside an exact posterior whose covariance depends on the input; half an hour, goes on if cut off",
+        output="masks.json and finished units",
+        options=WORKERS,
+    ),
     "novelty": Command(
         novelty.main,
         "which shifts scores of novelty see, and what widened error bars cover; about a quarter of an hour, goes on if cut off",

@@ -46,7 +46,7 @@ class Posterior:
     def of(cls, seed: int) -> Posterior:
         """Draw sensors and solve in closed form."""
         places = torch.rand(SENSORS, generator=stream(seed, "sensor places"), dtype=torch.float64)
-        seen, output = _basis(places, 0.0), _basis(GRID.points[:, 0], TIME)
+        seen, output = waves(places, 0.0), waves(GRID.points[:, 0], TIME)
         inner = seen @ seen.mT + SENSOR_NOISE**2 * torch.eye(SENSORS, dtype=torch.float64)
         gain = torch.linalg.solve(inner, seen @ output.mT).mT
         covariance = output @ output.mT - gain @ seen @ output.mT + NOISE**2 * torch.eye(POINTS, dtype=torch.float64)
@@ -68,8 +68,8 @@ class Posterior:
         latent = torch.randn(count, 2 * MODES, generator=generator, dtype=torch.float64)
         first = torch.randn(count, SENSORS, generator=generator, dtype=torch.float64)
         second = torch.randn(count, POINTS, generator=generator, dtype=torch.float64)
-        seen = latent @ _basis(self.places, 0.0).mT + SENSOR_NOISE * first
-        output = latent @ _basis(GRID.points[:, 0], TIME).mT + NOISE * second
+        seen = latent @ waves(self.places, 0.0).mT + SENSOR_NOISE * first
+        output = latent @ waves(GRID.points[:, 0], TIME).mT + NOISE * second
         inputs = seen[:, :, None].expand(-1, -1, POINTS).contiguous()
         return pn.FieldPairs(pn.Field(inputs, GRID), pn.Field(output[:, None], GRID))
 
@@ -77,11 +77,24 @@ class Posterior:
         """Expected nats per point that stated fields lose, beside the exact posterior; exact but for the measurements."""
         stated = u.covariance.to_dense().double()
         off = u.mean[:, 0].double() - inputs.values[:, :, 0].double() @ self.gain.mT
-        second = self.covariance + off[:, :, None] * off[:, None, :]
-        triangle = torch.linalg.cholesky(stated)
-        traces = torch.cholesky_solve(second, triangle).diagonal(dim1=1, dim2=2).sum(1)
-        log_determinant = 2.0 * triangle.diagonal(dim1=1, dim2=2).log().sum(1) + POINTS * math.log(2 * math.pi)
-        return float((log_determinant + traces).mean()) / (2 * POINTS) - self.entropy
+        return float(regrets(stated, off, self.covariance.expand_as(stated)).mean())
+
+
+def regrets(
+    stated: Float64[Tensor, "n p p"], off: Float64[Tensor, "n p"], covariance: Float64[Tensor, "n p p"]
+) -> Float64[Tensor, " n"]:
+    """Expected nats per value that stated Gaussians lose, beside exact ones.
+
+    Args:
+        stated: Their covariances.
+        off: Their means less the exact ones.
+        covariance: The exact covariances.
+    """
+    triangle, exact = torch.linalg.cholesky(stated), torch.linalg.cholesky(covariance)
+    second = covariance + off[:, :, None] * off[:, None, :]
+    traces = torch.cholesky_solve(second, triangle).diagonal(dim1=1, dim2=2).sum(1)
+    logs = [2.0 * one.diagonal(dim1=1, dim2=2).log().sum(1) for one in (triangle, exact)]
+    return (logs[0] - logs[1] + traces - off.shape[1]) / (2 * off.shape[1])
 
 
 class Interpolation(nn.Module):
@@ -119,7 +132,7 @@ class Interpolation(nn.Module):
         return module
 
 
-def _basis(points: Float64[Tensor, " p"], time: float) -> Float64[Tensor, "p k"]:
+def waves(points: Float64[Tensor, " p"], time: float) -> Float64[Tensor, "p k"]:
     """Waves with the standard deviations of their coefficients at a time."""
     spectrum = 25.0 * (_WAVENUMBERS.square() + 25.0).pow(-2.0)
     decayed = (2.0 * spectrum).sqrt() * torch.exp(-DIFFUSIVITY * time * _WAVENUMBERS.square())

@@ -150,6 +150,8 @@ PURPOSES: Final = MappingProxyType(
         "sampling training": "seed of the trainings of the sampling benchmark, per training",
         "sensor places": "where the sensors of the sparse-sensor benchmark are",
         "sensor functions": "functions and noise of the sparse-sensor benchmark, per part",
+        "masked sensors": "functions, places and noise of the benchmark of sensors at random places, per part",
+        "masks training": "seed of the trainings of the benchmark of sensors at random places, per network",
         "gold inputs": "coefficients of the input functions of gold 1",
         "gold truth": "operator and noise of gold 1",
         "hidden design": "the design behind the target of an inverse problem",

@@ -1,0 +1,204 @@
+"""Heads beside an exact posterior whose covariance depends on the input: fields seen through sensors at random places.
+
+All heads share the networks of a seed. What a covariance that is diagonal, or the same for all inputs, loses at least stands
+beside them, in closed form.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import probneural as pn
+from benchmarks import environment, kept_units, masked_sensors, random_speed, recipes, sections
+from benchmarks.kept_units import noted
+from benchmarks.masked_sensors import Masked
+from benchmarks.over_seeds import Row, average
+from probneural.distributions import EmpiricalField, FieldDistribution, Predictor
+from probneural.randomness import stream_seed
+
+SEEDS = 5
+FLOORS = "floors"
+RANKS = (0, 2, 4, 8)
+COLUMNS = ("regret", "energy distance", "mean error", "sd ratio", "covariance error", "sd correlation")
+FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a run is.
+
+    Attributes:
+        pairs: Training pairs.
+        epochs: Of the networks, and of operators that answer with draws.
+        read_out: Epochs of a second read-out.
+        held_out: Functions that variances are scaled on, and others that are scored.
+        draws: Of operators that answer with draws.
+        networks: Of the ensemble.
+        width: Channels of the FNO.
+    """
+
+    pairs: int = 5000
+    epochs: int = 30
+    read_out: int = 40
+    held_out: int = 300
+    draws: int = 400
+    networks: int = 4
+    width: int = 24
+
+
+SIZES = {
+    "default": Sizes(),
+    "small": Sizes(pairs=60, epochs=2, read_out=2, held_out=12, draws=80, networks=2, width=4),
+}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """All heads under one seed.
+
+    Attributes:
+        sizes: How large.
+        seed: Of functions, places, weights and draws.
+        commit: Of the code.
+    """
+
+    sizes: Sizes
+    seed: int
+    commit: str
+
+    @property
+    def name(self) -> str:
+        """For readers of the progress."""
+        return f"seed {self.seed}"
+
+    def path(self, folder: Path) -> Path:
+        """Where its rows are kept."""
+        return folder / environment.file_name(self.name, self, suffix=".json")
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        """Train, fit and score."""
+        del folder
+        train, held_out, test = (
+            Masked.drawn(count, seed=self.seed, part=part)
+            for part, count in enumerate((self.sizes.pairs, self.sizes.held_out, self.sizes.held_out))
+        )
+        exact = test.posterior()
+        rows: list[Row] = [{"head": name, "regret": value} for name, value in masked_sensors.floors(exact[1]).items()]
+        failed: list[Row] = []
+        for head, make in self._heads(train.pairs, held_out.pairs).items():
+            with noted(failed, head):
+                u = make()(test.pairs.inputs)
+                rows.append(
+                    {"head": head} | masked_sensors.scores(_moments(u), exact) | {"energy distance": self._distance(u, exact)}
+                )
+        return {"rows": rows, FAILED: failed}
+
+    def _distance(self, u: FieldDistribution, exact: tuple[Tensor, Tensor]) -> float:
+        """Of draws of both, in units of the root mean square of exact deviations."""
+        count = self.sizes.draws
+        true = random_speed.gaussian_draws(*exact, count=count, seed=self.seed)
+        if isinstance(u, EmpiricalField):
+            stated = u.samples[:, :, 0].movedim(0, 1).double()
+        else:
+            stated = random_speed.gaussian_draws(*_moments(u), count=count, seed=self._seed(1))
+        unit = exact[1].diagonal(dim1=1, dim2=2).mean().sqrt()
+        return float(random_speed.energy_distance(stated, true).mean() / unit)
+
+    def _heads(self, train: pn.FieldPairs, held_out: pn.FieldPairs) -> dict[str, Callable[[], Predictor]]:
+        """What fits each head; networks are trained first."""
+        networks = [self._fno(number) for number in range(self.sizes.networks)]
+        for number, network in enumerate(networks):
+            self._fit(network, train, number)
+
+        def scaled(predictor: Predictor) -> Predictor:
+            return pn.calibration.VarianceScale().fit(predictor, held_out)
+
+        def second_read_out(rank: int, *, trains: bool = False) -> Predictor:
+            epochs = self.sizes.read_out
+            head = pn.heads.HeteroscedasticGaussian(rank, epochs=epochs, trains_operator=trains, seed=self.seed)
+            return head.fit(networks[0], train)
+
+        def drawing() -> Predictor:
+            operator = pn.operators.NoiseConditionedOperator(
+                self._fno(0), layers=["spectral"], noise=pn.operators.NoiseField(2), samples=4, seed=self._seed(0)
+            )
+            self._fit(operator, train, 0, loss=pn.training.EnergyScore(4))
+            return pn.heads.NoiseConditioning(self.sizes.draws, seed=self.seed).fit(operator, train)
+
+        return {
+            "last layer, calibrated": lambda: scaled(pn.heads.LastLayerLaplace().fit(networks[0], train)),
+            f"ensemble of {len(networks)}, calibrated": lambda: scaled(recipes.ensemble(networks, train)),
+            **{f"second read-out, rank {rank}": partial(second_read_out, rank) for rank in RANKS},
+            f"second read-out, rank {RANKS[-1]}, with the operator": partial(second_read_out, RANKS[-1], trains=True),
+            "energy score, from scratch": drawing,
+        }
+
+    def _fno(self, number: int) -> pn.operators.FNO:
+        return pn.operators.FNO(2, 1, modes=(16,), width=self.sizes.width, depth=4, seed=self._seed(number))
+
+    def _fit(self, operator: torch.nn.Module, train: pn.FieldPairs, number: int, **settings: Any) -> None:
+        pn.fit(operator, train, epochs=self.sizes.epochs, seed=self._seed(number), show_progress=False, **settings)
+
+    def _seed(self, number: int) -> int:
+        return stream_seed(self.seed, "masks training", number)
+
+
+def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
+    """Run all seeds, and write the table."""
+    commit = environment.commit()
+    todo = [Unit(SIZES[mode], seed, commit) for seed in range(1 if mode == "small" else SEEDS)]
+    notes = [
+        f"Heat seen through {masked_sensors.FEWEST} to {masked_sensors.MOST} sensors at random points of the grid, other ones "
+        "for every function; the posterior is exact. regret: expected nats per value lost. energy distance: 2 E|X - Y| - "
+        "E|X - X'| - E|Y - Y'| of stated and exact draws in the root-mean-square norm, over the root mean square of exact "
+        "deviations. mean error: root mean square, in exact deviations. sd ratio: root of the ratio of mean variances. "
+        "covariance error: Frobenius norm of the difference over that of the exact one. sd correlation: of logarithms of "
+        "stated and exact deviations, over functions and points. Means over seeds with their 95 % intervals.",
+        "The first two rows are floors, in closed form, at the exact mean. Operators that answer with draws state the "
+        f"covariance of {SIZES[mode].draws} draws; no regret: a covariance is singular.",
+    ]
+
+    def table() -> list[Row]:
+        results = list(kept_units.spread(todo, output / "masks", workers=workers).values())
+        notes.append(
+            f"a seed takes {statistics.median(found['processor_seconds'] for found in results):.0f} s of one processor"
+        )
+        notes.extend(f"failed: {row['what']}: {row['error'][:200]}" for found in results for row in found[FAILED])
+        return rows(results)
+
+    return sections.write("masks", {"random sensors": table}, mode=mode, output=output, notes=notes, commit=commit)
+
+
+def rows(results: list[dict[str, Any]]) -> list[Row]:
+    """One row per head: means over seeds, with intervals."""
+    every: dict[str, list[Row]] = {}
+    for found in results:
+        for row in found["rows"]:
+            every.setdefault(row["head"], []).append(row)
+    return [
+        {"head": head, "seeds": len(own)} | {name: _known([row.get(name) for row in own]) for name in COLUMNS}
+        for head, own in every.items()
+    ]
+
+
+def _known(values: list[float | None]) -> str | None:
+    """The mean with its interval; None where a seed has no value."""
+    known = [value for value in values if value is not None]
+    return average(known, digits=3) if len(known) == len(values) else None
+
+
+def _moments(u: FieldDistribution) -> tuple[Tensor, Tensor]:
+    """Mean `(n, p)` and covariance `(n, p, p)`, float64."""
+    if isinstance(u, EmpiricalField):
+        samples = u.samples[:, :, 0].double()
+        deviations = samples - samples.mean(0)
+        return samples.mean(0), torch.einsum("snp,snq->npq", deviations, deviations) / (len(samples) - 1)
+    return u.mean[:, 0].double(), u.covariance.to_dense().double()
