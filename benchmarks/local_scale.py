@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environment, exact, kept_units, sections
-from benchmarks.local_scale_units import FAILED, WHOLE, Unit
+from benchmarks.local_scale_units import FAILED, LEVEL, WHOLE, Unit
 from benchmarks.over_seeds import Row, grouped, mean, mean_of
 
-SEEDS = range(3)
+SEEDS = range(5)
 ATTAINABLE, MEANINGLESS, ERRORS = 0.9, 0.05, 2.0
 """Least part of the attainable rank correlation; attainable values below which no part is taken; standard errors of gaps."""
 FRONTS, FRONT_RANK = ("Burgers, viscosity 0.01", "Variable-speed advection, time 0.5"), 0.45
 """Problems with fronts, and the least rank correlation there."""
-STEEPEST, WIDTH = (0.8, 1.25), 0.6
-"""Limits of the steepest tenth's mean square, and the largest width of a band beside the constant one."""
+STEEPEST, WIDTH, COVERED = (0.8, 1.25), 0.6, (0.88, 0.92)
+"""Limits of the steepest tenth's mean square, the largest width of a band beside the constant one, and limits of coverage."""
+CHANGES = (("one", "local"), ("local", "mixed"))
+"""Scales that are compared."""
 
 
 def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
@@ -42,8 +44,10 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
     parts = {"runs": list, "means": averaged, "gains": gains, "shown": shown}
     notes = [
         "Problems, sizes and recipes as in `exact`, four FNOs under each seed; functions and weights are drawn anew for each.",
-        "Calibration: 200 functions. Scores: 200 others of the same grid; those of whole functions, rank correlations among "
-        f"them, of the first {WHOLE[1]} in two dimensions.",
+        "scale: one factor of variances per channel; local, VarianceScale as it is by default; mixed, with ScaleMixture after "
+        "that. Calibration: 200 functions. Scores: 200 others of the same grid; joint densities and rank correlations, of the "
+        f"first {WHOLE[1]} in two dimensions. whole fields: how many lie within bands of {LEVEL:g} of the draws, no conformal "
+        "help.",
         "rank_within: rank correlation of stated deviation and error between the points of one function; attainable: its "
         "expectation if errors were as stated. gap: attainable less reached, with a standard error over functions, not over "
         f"trainings. of attainable: their ratio, which means nothing where less than {MEANINGLESS:g} is attainable.",
@@ -53,7 +57,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         f"Shown: of all problems, on how many the means over seeds reach {ATTAINABLE:g} of the attainable rank correlation "
         f"(where less than {MEANINGLESS:g} is attainable: come within {ERRORS:g} standard errors of it), a rank "
         f"correlation of {FRONT_RANK:g} on problems with fronts, a steepest tenth from {STEEPEST[0]:g} to {STEEPEST[1]:g}, "
-        f"and a band of {WIDTH:g} of the constant one or less.",
+        f"a band of {WIDTH:g} of the constant one or less, and {COVERED[0]:g} to {COVERED[1]:g} of whole fields.",
         "A kernel operator that solves a linear problem up to rounding has nothing to scale, and no row.",
     ]
     return sections.write(
@@ -111,20 +115,20 @@ def root_sum_of_squares(errors: Sequence[float | None]) -> float | None:
 
 
 def gains(rows: Sequence[Row]) -> list[Row]:
-    """What the local scale changes, paired by seed: mean and standard error, per problem and head."""
+    """What another scale changes, paired by seed: mean and standard error, per problem, head and change."""
     known = {(row["problem"], row["head"], row["seed"], row["scale"]): row for row in rows}
-    pairs: dict[tuple[str, str], list[tuple[Row, Row]]] = {(row["problem"], row["head"]): [] for row in rows}
-    for problem, head, seed, scale in known:
-        if scale == "local" and (problem, head, seed, "one") in known:
-            pairs[problem, head].append((known[problem, head, seed, "one"], known[problem, head, seed, "local"]))
     table = []
-    for (problem, head), own in pairs.items():
-        row: Row = {"problem": problem, "head": head, "seeds": len(own)}
-        for name in ("nll", "joint_nll", "rank_within"):
-            changes = [after[name] - before[name] for before, after in own if None not in (before[name], after[name])]
-            row[name] = mean(changes)
-            row[f"{name}, error"] = statistics.stdev(changes) / len(changes) ** 0.5 if len(changes) > 1 else None
-        table.append(row)
+    for (problem, head), own in grouped(rows, ("problem", "head")).items():
+        seeds = list(dict.fromkeys(row["seed"] for row in own))
+        for before, after in CHANGES:
+            found = [tuple(known.get((problem, head, seed, scale)) for scale in (before, after)) for seed in seeds]
+            pairs = [(one, two) for one, two in found if one is not None and two is not None]
+            row: Row = {"problem": problem, "head": head, "from": before, "to": after, "seeds": len(pairs)}
+            for name in ("nll", "joint_nll", "rank_within"):
+                changes = [two[name] - one[name] for one, two in pairs if None not in (one[name], two[name])]
+                row[name] = mean(changes)
+                row[f"{name}, error"] = statistics.stdev(changes) / len(changes) ** 0.5 if len(changes) > 1 else None
+            table.append(row)
     return table
 
 
@@ -135,6 +139,7 @@ def shown(rows: Sequence[Row]) -> list[Row]:
         f"rank within >= {FRONT_RANK:g} at fronts": _front_missed,
         f"steepest tenth in [{STEEPEST[0]:g}, {STEEPEST[1]:g}]": _steepest_missed,
         f"band <= {WIDTH:g} of the constant": _band_missed,
+        f"whole fields in [{COVERED[0]:g}, {COVERED[1]:g}]": _whole_missed,
     }
     means = averaged(rows)
     problems = list(dict.fromkeys(row["problem"] for row in means))
@@ -173,6 +178,10 @@ def _steepest_missed(row: Row) -> str | None:
 
 def _band_missed(row: Row) -> str | None:
     return _outside(row["band"], most=WIDTH)
+
+
+def _whole_missed(row: Row) -> str | None:
+    return _outside(row["whole fields"], least=COVERED[0], most=COVERED[1])
 
 
 def _outside(value: float | None, *, least: float = -math.inf, most: float = math.inf) -> str | None:

@@ -1,4 +1,4 @@
-"""Units of the benchmark of local scales: heads on one problem under one seed, scaled with one factor and with a local one.
+"""Units of the benchmark of local scales: heads on one problem under one seed, with one factor, a local and a random scale.
 
 All heads share four trained FNOs: the last-layer Laplace posterior of the first, the mixture of those of the first two, the
 ensemble of all; and there is the kernel operator. All are scaled on the same calibration functions and scored on the same test
@@ -23,13 +23,15 @@ from benchmarks.over_seeds import Row
 from probneural.randomness import stream_seed
 
 HEADS = (DEFAULT, KERNEL, "mixture of 2", ENSEMBLE)
-SCALES = ("one", "local")
+SCALES = ("one", "local", "mixed")
+"""Variances with one factor per channel; with a factor that varies; and with that and a random scale for every function."""
 WHOLE = (200, 40)
-"""Test functions that scores of whole functions are taken from, by dimension."""
+"""Test functions that densities of whole functions and rank correlations are taken from, by dimension."""
+LEVEL = 0.9
 BLOCKS = 10
 """Parts of them that standard errors over functions come from."""
 FAILED = "failed"
-_COLUMNS = ("nll", "joint_nll", "coverage", "simultaneous_coverage", "chi2", "rank_within", "rank_within_attainable")
+_COLUMNS = ("nll", "joint_nll", "coverage", "chi2", "rank_within", "rank_within_attainable")
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,10 @@ class Unit:
                 raw = shop.head(head).predictor
                 for scale in SCALES:
                     with noted(own, f"scale {scale}"):
-                        predictor = pn.calibration.VarianceScale(local=scale == "local").fit(raw, calibration)
+                        predictor: pn.distributions.Predictor
+                        predictor = pn.calibration.VarianceScale(local=scale != "one").fit(raw, calibration)
+                        if scale == "mixed":
+                            predictor = pn.calibration.ScaleMixture(seed=self.seed).fit(predictor, calibration)
                         rows.append(whose | {"scale": scale} | scores(predictor, test, pool, failed=own))
             failed += [whose | row for row in own]
         return {"rows": rows, FAILED: failed}
@@ -97,6 +102,7 @@ def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs, pool: pn.
     whole = WHOLE[min(test.outputs.grid.dimension, 2) - 1]
     known = pn.metrics.score(u, test.outputs, noise=predictor.noise, whole=whole).to_dict()
     found: Row = {name: known[name] for name in _COLUMNS}
+    found["whole fields"] = whole_coverage(predictor, test)
     found |= gap(predictor, test[:whole])
     squares = (test.outputs.values.double() - u.mean.double()).square() / u.variance.double()
     found["steepest tenth"] = float(squares[is_steep(u.mean.double(), u.grid)].mean())
@@ -108,6 +114,16 @@ def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs, pool: pn.
     for name, levels in evaluation.interval_coverage(predictor, test).items():
         found[f"{name}, 0.9"] = levels["0.9"]
     return found
+
+
+def whole_coverage(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> float:
+    """How many of the functions lie wholly within bands that hold nine tenths of the draws."""
+    inside = []
+    for start in range(0, len(pairs), BLOCKS):
+        some = pairs[start : start + BLOCKS]
+        comparison = pn.metrics.compare(predictor(some.inputs), some.outputs, noise=predictor.noise)
+        inside.append(pn.metrics.simultaneous_coverage(comparison, level=LEVEL))
+    return float(torch.cat(inside).mean())
 
 
 def gap(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> Row:

@@ -49,6 +49,7 @@ PURPOSES: Final = MappingProxyType(
         "nonlinear functional draws": "seeds of the draws behind nonlinear functionals of fields, per batch of draws",
         "discrepancy draws": "what a function draw of a calibrated predictor adds to its operator's",
         "measurements of conditioned draws": "what measured functions of a conditioned predictor differ by from a draw",
+        "drawn scale": "the scale of a function draw's deviations",
         "mixture component": "which predictor of a mixture a function draw comes from",
         "stacked draws": "seeds of the draws of stacked predictors behind a function draw, per predictor",
         "stacked predictors": "how far a function draw goes along what stacked predictors disagree about",

@@ -22,6 +22,7 @@ from probneural.calibration.novelty_scale import InflatedPredictor, NoveltyScale
 from probneural.calibration.residual_bands import ResidualBand, ResidualBound
 from probneural.calibration.risk_control import RiskBand, RiskControl
 from probneural.calibration.scale import ScaledPredictor, VarianceScale
+from probneural.calibration.scale_mixture import ScaleMixture, ScaleMixturePredictor
 from probneural.calibration.stacked_predictor import StackedPredictor
 from probneural.calibration.stacking import Stacking
 from probneural.calibration.stationary_process import StationaryProcess
@@ -52,6 +53,8 @@ __all__ = [
     "ResidualBound",
     "RiskBand",
     "RiskControl",
+    "ScaleMixture",
+    "ScaleMixturePredictor",
     "ScaledForecast",
     "ScaledPredictor",
     "SimultaneousBand",

@@ -18,6 +18,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
+from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictor import JointDraws, Predictor
 from probneural.distributions.roots.base import FeatureRoot, Root
 from probneural.distributions.roots.weighted import weigh
@@ -162,12 +163,14 @@ class InflatedPredictor(Predictor):
     def _widened(self, inputs: Field, u: FieldDistribution) -> FieldDistribution:
         """What the inner predictor predicts, inflated."""
         factor = self.factors(inputs).sqrt().to(u.mean)
+        if isinstance(u, MixtureField):
+            return u.scale(factor.reshape(-1, *(1,) * (u.mean.ndim - 1)).expand_as(u.mean))
         if isinstance(u, EmpiricalField):
             each = factor.reshape(-1, *(1,) * (u.mean.ndim - 1))
             return EmpiricalField(u.mean + each * (u.samples - u.mean), u.weights, grid=u.grid)
         if not isinstance(u, GaussianField):
             raise UnsupportedError(
-                expected="a predictor of Gaussian or empirical fields",
+                expected="a predictor of Gaussian or empirical fields, or of mixtures",
                 got=type(u).__name__,
                 remedy="wrap its samples as an EmpiricalField",
             )

@@ -1,4 +1,4 @@
-"""Variances whose largest ones shrink or grow, so that their mean is the mean squared error."""
+"""Variances whose largest ones fall or grow, so that their mean is the mean squared error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 def saturated(
     variance: Float64[Tensor, "*s"], saturation: Float64[Tensor, "*s"], *, largest: Float64[Tensor, "*s"] | None = None
 ) -> Float64[Tensor, "*s"]:
-    """Variances v with s v² + v = t; where s < 0, t (1 + |s| min(t, T)), which grow as those shrink.
+    """Variances v with s v² + v = t; where s < 0, t (1 + |s| min(t, T)), which grow as those fall.
 
     With s > 0, v = 2 t / (1 + (1 + 4 s t)^1/2) is t itself where s t is small, and (t/s)^1/2 where it is large.
 

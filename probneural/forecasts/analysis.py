@@ -192,7 +192,9 @@ class EnsembleAnalysis(EnsembleForecast):
     """An ensemble at all leads, before and after the observations of each: what filters and smoothers return.
 
     It is a forecast: scores, calibrators and figures take it. All leads are held in memory. What can be asked of several
-    leads, and files, are in [`EnsembleForecast`][probneural.distributions.EnsembleForecast]; they are of the analyses.
+    leads, and files, are in [`EnsembleForecast`][probneural.distributions.EnsembleForecast]; they are of the analyses. Those of
+    a filter know the observations up to their own lead, so what is asked of several leads of it (an average over time) is not
+    the posterior given all observations: ask a smoother.
 
     Args:
         analyses: Members at leads 0 to `steps`, `(s, n, c, *grid)` each, given the observations.

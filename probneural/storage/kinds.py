@@ -20,6 +20,7 @@ from probneural.calibration.novelty import NoveltyMeasure
 from probneural.calibration.novelty_scale import InflatedPredictor
 from probneural.calibration.novelty_scores import FittedScores, LeadingComponents, MahalanobisDistance
 from probneural.calibration.scale import ScaledPredictor
+from probneural.calibration.scale_mixture import ScaleMixturePredictor
 from probneural.calibration.stacked_predictor import StackedPredictor
 from probneural.calibration.stationary_process import StationaryProcess
 from probneural.calibration.variance_curve import VarianceCurve
@@ -191,6 +192,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(HeteroscedasticPredictor),
     Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),
     Kind(MixturePredictor, on_cpu=("weights", "calibrated_on")),
+    Kind(ScaleMixturePredictor, on_cpu=("scales", "weights", "calibrated_on")),
     Kind(StackedPredictor, on_cpu=("local",)),
     Kind(ConditionedPredictor, on_cpu=("matrix", "values", "measurement_noise")),
     Kind(Field),

@@ -72,7 +72,7 @@ def test_deviations_that_are_no_numbers_have_no_gap() -> None:
 def rows(**changes: Any) -> list[dict[str, Any]]:
     """Two seeds of two problems, with the same numbers but for the second seed's rank."""
     numbers = {"nll": 0.0, "joint_nll": 0.0, "rank_within": 0.46, "rank_within_attainable": 0.5, "steepest tenth": 1.0}
-    numbers |= {"gap": 0.04, "gap, error": 0.01, "band": 0.5} | changes
+    numbers |= {"gap": 0.04, "gap, error": 0.01, "band": 0.5, "whole fields": 0.9} | changes
     return [
         {"problem": problem, "head": "h", "seed": seed, "scale": scale} | numbers | {"rank_within": numbers["rank_within"] + up}
         for problem in ("p", FRONT)
@@ -92,30 +92,34 @@ def test_means_have_parts_of_the_attainable_and_errors_of_means() -> None:
 @pytest.mark.parametrize(
     ("changes", "met"),
     [
-        ({}, [2, 1, 2, 2]),
-        ({"rank_within": 0.44}, [0, 0, 2, 2]),
-        ({"rank_within": 0.01, "rank_within_attainable": 0.03, "gap": 0.02, "gap, error": 0.02}, [2, 0, 2, 2]),
-        ({"rank_within": 0.0, "rank_within_attainable": 0.03, "gap": 0.03, "gap, error": 0.02}, [0, 0, 2, 2]),
-        ({"rank_within": 0.1, "rank_within_attainable": 0.03, "gap": -0.07, "gap, error": 0.02}, [0, 0, 2, 2]),
-        ({"steepest tenth": 1.3, "band": 0.61}, [2, 1, 0, 0]),
-        ({"steepest tenth": 0.7, "band": None}, [2, 1, 0, 0]),
-        ({"steepest tenth": None, "gap": None, "gap, error": None, "rank_within_attainable": None}, [0, 1, 0, 2]),
+        ({}, [2, 1, 2, 2, 2]),
+        ({"rank_within": 0.44}, [0, 0, 2, 2, 2]),
+        ({"rank_within": 0.01, "rank_within_attainable": 0.03, "gap": 0.02, "gap, error": 0.02}, [2, 0, 2, 2, 2]),
+        ({"rank_within": 0.0, "rank_within_attainable": 0.03, "gap": 0.03, "gap, error": 0.02}, [0, 0, 2, 2, 2]),
+        ({"rank_within": 0.1, "rank_within_attainable": 0.03, "gap": -0.07, "gap, error": 0.02}, [0, 0, 2, 2, 2]),
+        ({"steepest tenth": 1.3, "band": 0.61}, [2, 1, 0, 0, 2]),
+        ({"steepest tenth": 0.7, "band": None}, [2, 1, 0, 0, 2]),
+        ({"whole fields": 0.87}, [2, 1, 2, 2, 0]),
+        ({"whole fields": 0.93}, [2, 1, 2, 2, 0]),
+        ({"steepest tenth": None, "gap": None, "gap, error": None, "rank_within_attainable": None}, [0, 1, 0, 2, 2]),
     ],
 )
 def test_what_is_shown_is_counted(changes: dict[str, Any], met: list[int]) -> None:
     table = local_scale.shown(rows(**changes))
     assert [row["met"] for row in table if row["scale"] == "local"] == met
-    assert [row["of"] for row in table] == [2, 1, 2, 2] * 2
+    assert [row["of"] for row in table] == [2, 1, 2, 2, 2] * 3
 
 
 def test_a_problem_without_a_row_is_missed() -> None:
     table = local_scale.shown([row for row in rows() if row["problem"] == "p" or row["scale"] == "one"])
-    assert [row["missed"] for row in table if row["scale"] == "local"] == [f"{FRONT}: no row"] * 4
+    assert [row["missed"] for row in table if row["scale"] == "local"] == [f"{FRONT}: no row"] * 5
 
 
 def test_gains_are_paired_by_seed() -> None:
     some = [row | {"nll": row["nll"] - 0.5 - 0.1 * row["seed"]} if row["scale"] == "local" else row for row in rows()]
-    first, _ = local_scale.gains(some)
+    first, second, *_ = local_scale.gains(some)
+    assert (second["from"], second["to"]) == ("local", "mixed")
+    assert second["nll"] == pytest.approx(0.55)
     assert first["nll"] == pytest.approx(-0.55)
     assert first["nll, error"] == pytest.approx(0.05)
 
@@ -130,7 +134,7 @@ def test_the_steepest_points() -> None:
 def test_units_are_told_apart_and_wrong_names_refused(tmp_path: Path) -> None:
     units = local_scale.units("default", "Darcy")
     assert [unit.name for unit in units[:3]] == ["Darcy 1-D, seed 0", "Darcy 2-D, seed 0", "Darcy 1-D, seed 1"]
-    assert len({unit.path(tmp_path) for unit in units}) == 6
+    assert len({unit.path(tmp_path) for unit in units}) == 10
     with pytest.raises(ValueError, match="no problem's name begins with"):
         local_scale.units("default", "nothing")
 

@@ -1,0 +1,146 @@
+"""A random scale for every function: what it recovers, what it covers, and what stays as it was."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import probneural as pn
+from probneural.calibration import NoveltyScale, ScaleMixture, ScaleMixturePredictor, SimultaneousBand, VarianceScale
+from probneural.distributions import GaussianField, MixtureField
+from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
+from probneural.fields import Field
+from probneural.metrics import compare, score, simultaneous_coverage
+from probneural.pairs import FieldPairs
+from tests.calibration.synthetic import GRID, Members, Synthetic, basis, pairs, scaled_by
+from tests.helpers import normal
+
+NOTHING = torch.zeros(0, dtype=torch.int64)
+
+
+def scaled_pairs(n: int, *, seed: int, scales: tuple[float, ...] = (0.6, 1.6)) -> FieldPairs:
+    """Outputs that stray from what `Synthetic(noise=0)` predicts as it states, times a scale that is each function's own."""
+    weights = normal(n, 1, 3, seed=f"weights {seed}") * (0.5 + normal(n, 1, 1, seed=f"sizes {seed}").abs())
+    inputs = Field(weights @ basis(GRID).mT, GRID)
+    scale = torch.tensor(scales).double()[torch.arange(n) % len(scales)][:, None, None]
+    size = inputs.mean_square().sqrt()[..., None] * scale
+    return FieldPairs(inputs, Field(inputs.values + size * (normal(n, 1, 3, seed=f"errors {seed}") @ basis(GRID).mT), GRID))
+
+
+def whole(predictor: pn.distributions.Predictor, data: FieldPairs, level: float) -> float:
+    """How many functions lie wholly within their band."""
+    comparison = compare(predictor(data.inputs), data.outputs, noise=predictor.noise)
+    return float(simultaneous_coverage(comparison, level=level).mean())
+
+
+def test_scales_of_functions_are_found_and_whole_functions_covered() -> None:
+    """Each level's standard error over 1,000 functions is below .016; the Gaussian field is off by several of these."""
+    inner = Synthetic(noise=0.0)
+    calibration, test = scaled_pairs(1000, seed=0), scaled_pairs(1000, seed=1)
+    mixed = ScaleMixture().fit(inner, calibration)
+    second, fourth = (float(mixed.weights @ mixed.scales**power) for power in (2, 4))
+    assert second == pytest.approx((0.6**2 + 1.6**2) / 2, rel=0.1)
+    assert fourth == pytest.approx((0.6**4 + 1.6**4) / 2, rel=0.25)
+    for level in (0.5, 0.8, 0.9, 0.95):
+        assert whole(mixed, test, level) == pytest.approx(level, abs=0.045)
+    assert abs(whole(inner, test, 0.9) - 0.9) > 0.1
+    before, after = (score(one(test.inputs), test.outputs, noise=1e-9) for one in (inner, mixed))
+    assert after.joint_nll < before.joint_nll
+    assert after.crps < before.crps
+    # What is stated of every value is right, too.
+    u = mixed(test.inputs)
+    probabilities = u.cdf(test.outputs.values)
+    away = u.standard_deviation > 0.05  # the basis has a zero
+    assert float(((probabilities[away] > 0.05) & (probabilities[away] < 0.95)).double().mean()) == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_gaussian_gets_one_scale_about_one() -> None:
+    calibration, test = (scaled_pairs(500, seed=seed, scales=(1.0,)) for seed in (2, 3))
+    mixed = ScaleMixture().fit(Synthetic(noise=0.0), calibration)
+    assert mixed.variance_factor == pytest.approx(1.0, abs=0.08)
+    deviation = float((mixed.weights @ (mixed.scales.log() - mixed.weights @ mixed.scales.log()).square()).sqrt())
+    assert deviation < 0.15
+    assert whole(mixed, test, 0.9) == pytest.approx(0.9, abs=0.04)
+
+
+def test_measurement_noise_has_no_random_scale() -> None:
+    """Fields twice as far off as stated beside much noise: the scale is that of the field, not of the sum."""
+    n, noise = 600, 0.5
+    data = scaled_pairs(n, seed=4, scales=(2.0,))
+    noisy = FieldPairs(data.inputs, Field(data.outputs.values + math.sqrt(noise) * normal(n, 1, 16, seed="noise"), GRID))
+    mixed = ScaleMixture().fit(Synthetic(noise=noise), noisy)
+    assert mixed.variance_factor == pytest.approx(4.0, rel=0.2)
+    assert whole(mixed, noisy, 0.9) == pytest.approx(0.9, abs=0.04)
+    assert float(mixed.residual_variance) == pytest.approx(noise)
+
+
+def test_means_and_correlations_stay_and_draws_have_the_scale() -> None:
+    inner, data = Synthetic(noise=0.0), scaled_pairs(6, seed=5)
+    mixed = ScaleMixturePredictor(inner, torch.tensor([0.5, 2.0]), weights=torch.tensor([3.0, 1.0]), calibrated_on=NOTHING)
+    assert mixed.variance_factor == pytest.approx(0.75 * 0.25 + 0.25 * 4.0)
+    u, before = mixed(data.inputs), inner(data.inputs)
+    assert isinstance(u, MixtureField)
+    assert isinstance(before, GaussianField)
+    torch.testing.assert_close(u.mean, before.mean)
+    torch.testing.assert_close(u.variance, mixed.variance_factor * before.variance)
+    ratios = []
+    for seed in range(40):
+        one, other = (p.draw(seed)(data.inputs.values, grid=GRID) - before.mean for p in (mixed, inner))
+        ratio = float((one * other).sum() / other.square().sum())
+        torch.testing.assert_close(one, ratio * other)
+        ratios.append(ratio)
+    assert {round(ratio, 6) for ratio in ratios} == {0.5, 2.0}
+    assert sum(ratio > 1 for ratio in ratios) < 20
+    # Side by side, draws are the same.
+    many = mixed._joint_draws(range(5))(data.inputs.values.expand(5, -1, -1, -1), GRID)
+    each = torch.stack([mixed.draw(seed)(data.inputs.values, grid=GRID) for seed in range(5)])
+    torch.testing.assert_close(many, each)
+
+
+def test_it_works_with_what_others_do(tmp_path: Path) -> None:
+    calibration, test = pairs(200), pairs(60, seed=9)
+    for inner in (VarianceScale().fit(Synthetic(), calibration), Members(noise=0.1)):
+        mixed = ScaleMixture(draws=100).fit(inner, calibration)
+        again = ScaleMixture(draws=100).fit(mixed, calibration)
+        assert again.inner is inner  # anew, not twice
+        torch.testing.assert_close(again.weights, mixed.weights)
+        other = pairs(100, seed=20)
+        assert SimultaneousBand(0.9).fit(mixed, other)(test.inputs).half_width.isfinite().all()
+        with pytest.raises(CalibrationError):
+            SimultaneousBand(0.9).fit(mixed, calibration)
+        assert isinstance(VarianceScale().fit(mixed, calibration)(test.inputs), GaussianField)
+    widened = NoveltyScale().fit(mixed, calibration, shifted=pairs(100, seed=30, errors=3.0))
+    u, before = widened(test.inputs), mixed(test.inputs)
+    assert isinstance(u, MixtureField)
+    torch.testing.assert_close(u.mean, before.mean)
+    factor = widened.factors(test.inputs)[:, None, None]
+    torch.testing.assert_close(u.variance, factor * before.variance)
+
+
+def test_errors_that_are_all_zero_are_small() -> None:
+    data = scaled_pairs(20, seed=6)
+    exact = FieldPairs(data.inputs, data.inputs)
+    assert float(ScaleMixture().fit(Synthetic(noise=0.0), exact).scales.max()) < 0.4
+
+
+@pytest.mark.bad_input
+def test_errors() -> None:
+    data = scaled_pairs(20, seed=7)
+    with pytest.raises(ArgumentError, match="draws"):
+        ScaleMixture(draws=10)
+    with pytest.raises(CalibrationError, match="at least one calibration field"):
+        ScaleMixture().fit(Synthetic(), data[:0])
+    with pytest.raises(CalibrationError, match="a variance wherever there are errors"):
+        ScaleMixture().fit(scaled_by(1e-300, Synthetic(sd=0.0, noise=0.0)), data)
+    with pytest.raises(DataError, match="fit a head first"):
+        ScaleMixture().fit(torch.nn.Identity(), data)  # type: ignore[arg-type]
+    for scales in (torch.tensor([0.0, 1.0]), torch.tensor([math.nan, 1.0]), torch.ones(2, 1)):
+        with pytest.raises(ArgumentError, match="positive finite scales"):
+            ScaleMixturePredictor(Synthetic(), scales, weights=torch.ones(2), calibrated_on=NOTHING)
+    with pytest.raises(ShapeError, match="weights"):
+        ScaleMixturePredictor(Synthetic(), torch.ones(2), weights=torch.ones(3), calibrated_on=NOTHING)
+    with pytest.raises(DataError, match="finite weights"):
+        ScaleMixturePredictor(Synthetic(), torch.ones(2), weights=-torch.ones(2), calibrated_on=NOTHING)
