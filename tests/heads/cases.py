@@ -10,6 +10,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from probneural.calibration import LocalStacking, ScaleMixture
+from probneural.distributions import MixturePredictor, Predictor
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import (
@@ -281,6 +283,18 @@ def briefly_by_score(operator: nn.Module, data: FieldPairs, *, seed: int) -> Non
         optimizer.step()
 
 
+@dataclass(frozen=True)
+class Combined:
+    """Two posteriors of one operator, brought to one by what is called with them and the data."""
+
+    combine: Callable[[list[Predictor], FieldPairs], Predictor]
+
+    def fit(self, operator: nn.Module, data: FieldPairs) -> Predictor:
+        """As heads do."""
+        settings = {"noise": 0.01, "prior_precision": 2.0, "effective_observations": 5.0}
+        return self.combine([head.fit(operator, data) for head in (LastLayerLaplace(), LastLayerLaplace(**settings))], data)
+
+
 _SHORT = {"chains": 2, "burn_in": 2, "draws": 4, "thinning": 1, "members": 4}
 _GIVEN = Laplace("diagonal", noise=0.01, prior_precision=2.0, effective_observations=5.0, show_progress=False)
 ENSEMBLES = {
@@ -303,9 +317,13 @@ ENSEMBLES = {
     "variational": BayesianLastLayer(method=VariationalInference("full_rank", steps=3), show_progress=False),
     "residual-process": KernelOperator(groups=1, iterations=2),
     "deep-kernel": KernelOperator(groups=1, iterations=2, features="operator"),
+    "mixture": Combined(lambda predictors, data: MixturePredictor(predictors)),
+    "local-stack": Combined(LocalStacking().fit),
+    "random-scale": Combined(lambda predictors, data: ScaleMixture(draws=50).fit(predictors[0], data)),
 }
 """Heads whose mean is not the operator's own output, or whose scatter is not that of weights."""
-FRESH_DRAWS = ("noise-conditioned", "laplace-ensemble", "heteroscedastic", "residual-process", "deep-kernel")
+COMBINED = ("mixture", "local-stack", "random-scale")
+FRESH_DRAWS = ("noise-conditioned", "laplace-ensemble", "heteroscedastic", "residual-process", "deep-kernel", *COMBINED)
 """Heads whose function draw of a seed is not a prediction's draw of that seed."""
 
 
