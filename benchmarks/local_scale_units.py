@@ -28,6 +28,8 @@ SCALES = ("one", "local", "mixed")
 WHOLE = (200, 40)
 """Test functions that densities of whole functions and rank correlations are taken from, by dimension."""
 LEVEL = 0.9
+TOGETHER = 10
+"""Functions that are predicted at once for it."""
 BLOCKS = 10
 """Parts of them that standard errors over functions come from."""
 FAILED = "failed"
@@ -119,8 +121,8 @@ def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs, pool: pn.
 def whole_coverage(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> float:
     """How many of the functions lie wholly within bands that hold nine tenths of the draws."""
     inside = []
-    for start in range(0, len(pairs), BLOCKS):
-        some = pairs[start : start + BLOCKS]
+    for start in range(0, len(pairs), TOGETHER):
+        some = pairs[start : start + TOGETHER]
         comparison = pn.metrics.compare(predictor(some.inputs), some.outputs, noise=predictor.noise)
         inside.append(pn.metrics.simultaneous_coverage(comparison, level=LEVEL))
     return float(torch.cat(inside).mean())

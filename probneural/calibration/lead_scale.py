@@ -48,10 +48,11 @@ class LeadScale:
     A few functions with fronts can make most of the squares. One number per lead is then right for these and wrong for all
     others. So a lead also gets a local scale h, a factor of variances that varies along each function and from function to
     function (see [`LocalScale`][probneural.calibration.LocalScale]), fitted by the Gaussian likelihood of single values.
-    Likelihoods hardly weigh the few largest variances, which make most of the mean. Where the mean variance would exceed the
-    mean squared error, the variances t that h makes saturate, at 2 t / (1 + (1 + 4 s t)^1/2); where it would be smaller, they
-    grow, to t (1 + |s| min(t, T)), T being the largest t of the calibration functions. So the two are equal, and the mean
-    standardised squared error is still about 1. A local scale is left out where functions
+    Likelihoods hardly weigh the few largest variances, which make most of the mean. So at leads with a local scale the largest
+    of the variances t that h makes are changed until, on the calibration functions, the mean variance is the mean squared
+    error. Where it would be larger they saturate, at 2 t / (1 + (1 + 4 s t)^1/2). Where it would be smaller they grow, to
+    t (1 + |s| min(t, T)) with the largest t of the calibration functions, T. Small variances stay, and the mean standardised
+    squared error, 1 before, falls where variances grow, by some hundredths. A local scale is left out where functions
     held out in turn do not gain by it, where they are fewer than ten, and on grids that are not uniform. It holds for as many
     members as it was fitted with: variances of few members differ by chance, which it evens out.
 

@@ -163,11 +163,19 @@ class InflatedPredictor(Predictor):
     def _widened(self, inputs: Field, u: FieldDistribution) -> FieldDistribution:
         """What the inner predictor predicts, inflated."""
         factor = self.factors(inputs).sqrt().to(u.mean)
+        return self._about(u, u.mean, factor)
+
+    def _about(
+        self, u: FieldDistribution, center: Float[Tensor, "n c *grid"], factor: Float[Tensor, " n"]
+    ) -> FieldDistribution:
+        """A distribution, or a component of one, whose deviations from the whole mean are inflated."""
+        each = factor.reshape(-1, *(1,) * (center.ndim - 1))
+        mean = center + each * (u.mean - center)
         if isinstance(u, MixtureField):
-            return u.scale(factor.reshape(-1, *(1,) * (u.mean.ndim - 1)).expand_as(u.mean))
+            fields = [self._about(field, center, factor) for field in u.components]
+            return MixtureField([field for field in fields if isinstance(field, GaussianField)], u.weights)
         if isinstance(u, EmpiricalField):
-            each = factor.reshape(-1, *(1,) * (u.mean.ndim - 1))
-            return EmpiricalField(u.mean + each * (u.samples - u.mean), u.weights, grid=u.grid)
+            return EmpiricalField(center + each * (u.samples - center), u.weights, grid=u.grid)
         if not isinstance(u, GaussianField):
             raise UnsupportedError(
                 expected="a predictor of Gaussian or empirical fields, or of mixtures",
@@ -175,7 +183,7 @@ class InflatedPredictor(Predictor):
                 remedy="wrap its samples as an EmpiricalField",
             )
         return GaussianField(
-            u.mean,
+            mean,
             _inflated(u.root, factor),
             latent=u.latent.renamed(f"inflated-{digest(self.inflation.knots, self.inflation.exponents, self.calibrated_on)}"),
             grid=u.grid,

@@ -57,7 +57,7 @@ def fit_saturation(
     found = torch.zeros_like(targets)
     for channel, target in enumerate(targets.tolist()):
         t = variances[:, channel]
-        mean, mean_square = (float((part @ weights).mean()) for part in (t, t.square()))
+        mean = float((t @ weights).mean())
 
         def excess(saturation: float, t: Tensor = t, target: float = target) -> float:
             return float((saturated(t, torch.full_like(t, saturation)) @ weights).mean()) - target
@@ -66,5 +66,6 @@ def fit_saturation(
             most = (float((t.sqrt() @ weights).mean()) / target) ** 2  # saturated variances are at most (t/s)^1/2
             found[channel] = brentq(excess, 0.0, most, xtol=1e-12 * most, rtol=1e-12)
         elif target > mean > 0.0:
-            found[channel] = (mean - target) / mean_square
+            relative = t / largest[channel]  # squares of variances may be too large or small for a number
+            found[channel] = (mean - target) / largest[channel] / (relative.square() @ weights).mean() / largest[channel]
     return found, largest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
@@ -28,7 +28,7 @@ from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream
 
 _LOGS = torch.linspace(-1.4, 1.4, 29, dtype=torch.float64)
-"""Logarithms of the scales that weights are found for: a quarter to four times the stated deviations."""
+"""Logarithms of the scales that weights are found for: a quarter to four times the middle one."""
 _BANDWIDTH = 0.25
 """Of the density of drawn suprema, in standard deviations of their logarithms."""
 _LEAST = 1e-3
@@ -45,10 +45,11 @@ class ScaleMixture:
 
         sum over k of w_k N(m, s_k² C),
 
-    an elliptical process with a discrete mixing distribution. The s_k lie between a quarter and four. The weights maximise the
-    likelihood of log T over the calibration functions; the density of log T under one scale is that of draws, smoothed over a
-    quarter of their standard deviation. So draws of the mixture have suprema as errors have them, at every level, while a
-    conformal band has them at one; there is no finite-sample guarantee.
+    an elliptical process with a discrete mixing distribution. The s_k lie between a quarter and four times their middle, the
+    median of T over the median of draws. The weights maximise the likelihood of log T over the calibration functions; the
+    density of log T under one scale is that of draws, smoothed over a quarter of their standard deviation. So draws of the
+    mixture have suprema as errors have them, at every level, while a conformal band has them at one; there is no finite-sample
+    guarantee. Two hundred functions tell coverage at .9 to within .03, thirty to within .05 (standard deviations).
 
     Means and correlations stay. Variances grow by sum of w_k s_k², about 1 after `VarianceScale` where functions
     differ in scale alone, and larger where draws are too smooth: then values by themselves are covered more often than is
@@ -95,7 +96,7 @@ class ScaleMixture:
             A predictor of mixtures that remembers these pairs.
 
         Raises:
-            CalibrationError: If there are no fields, or no variance is stated where there are errors.
+            CalibrationError: If there are no fields, no variance is stated where there are errors, or none at all.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
@@ -105,56 +106,82 @@ class ScaleMixture:
                 expected="at least one calibration field", got="none", remedy="hold out some training fields"
             )
         inner = predictor.inner if isinstance(predictor, ScaleMixturePredictor) else predictor
-        densities = []
-        for u, truth in distributions(inner, calibration):
-            field = gaussian_of(u)
-            comparison = compare(field, Field(truth, field.grid), noise=inner.noise)
-            densities.append(self._log_densities(replace(comparison, distribution=field)).cpu())
-        every = torch.cat(densities)
+        logs, every = self._log_densities(inner, calibration)
         weights = stacking_weights(every, torch.full((len(every),), 1.0 / len(every), dtype=torch.float64))
         kept = weights > _LEAST
         return ScaleMixturePredictor(
             inner,
-            _LOGS[kept].exp(),
+            logs[kept].exp(),
             weights=weights[kept] / weights[kept].sum(),
             calibrated_on=torch.cat([inner.calibrated_on.cpu(), fingerprints(calibration)]),
         )
 
-    def _log_densities(self, comparison: Comparison) -> Float64[Tensor, "n k"]:
-        """Of the logarithm of the largest standardised error of each function, under each scale."""
-        largest = true_supremum(comparison)
-        if not bool(largest.isfinite().all()):
-            raise CalibrationError(
-                expected="a variance wherever there are errors",
-                got=f"none for {int((~largest.isfinite()).sum())} functions",
-                remedy="calibrate first: VarianceScale moves what a head calls noise into the field",
-            )
-        drawn = self._suprema(comparison, torch.ones(1, dtype=torch.float64))
-        width = _BANDWIDTH * drawn.std(0).clamp_min(torch.finfo(torch.float64).eps)
-        least = drawn.amin((0, 2)) + _LOGS.min()
-        logs = largest.clamp_min(torch.finfo(torch.float64).tiny).log().maximum(least)  # errors may all be zero
-        if bool((comparison.noise > 0).any()):  # which has no random scale
-            drawn = self._suprema(comparison, _LOGS.exp())
-            moved = logs[None, :, None] - drawn
-        else:
-            moved = logs[None, :, None] - (drawn + _LOGS)
-        squares = (moved / width).square()
-        return torch.logsumexp(-0.5 * squares, 0) - width.log() - math.log(self.draws) - 0.5 * math.log(2.0 * math.pi)
+    def _comparisons(self, predictor: Predictor, calibration: Dataset) -> Iterator[Comparison]:
+        """Gaussian predictions beside the truth, some functions at a time, without those that are certain everywhere."""
+        for u, truth in distributions(predictor, calibration):
+            comparison = compare(gaussian_of(u), Field(truth, u.grid), noise=predictor.noise)
+            largest = true_supremum(comparison)
+            if not bool(largest.isfinite().all()):
+                raise CalibrationError(
+                    expected="a variance wherever there are errors",
+                    got=f"none for {int((~largest.isfinite()).sum())} functions",
+                    remedy="calibrate first: VarianceScale moves what a head calls noise into the field",
+                )
+            known = ~comparison.certain.flatten(1).all(1)
+            if bool(known.all()):
+                yield comparison
+            elif bool(known.any()):
+                rows = known.nonzero()[:, 0]
+                field = comparison.distribution[rows]
+                yield compare(field, Field(truth[rows], u.grid), noise=predictor.noise)
 
-    def _suprema(self, comparison: Comparison, scales: Float64[Tensor, " k"]) -> Float64[Tensor, "draws n k"]:
-        """Logarithms of suprema of draws whose field has been scaled, standardised by the deviations before."""
+    def _log_densities(
+        self, predictor: Predictor, calibration: Dataset
+    ) -> tuple[Float64[Tensor, " k"], Float64[Tensor, "n k"]]:
+        """Logarithms of scales, and log densities of the largest standardised error of each function under each of them.
+
+        Raises:
+            CalibrationError: If nothing is uncertain.
+        """
+        errors, draws = [], []
+        for comparison in self._comparisons(predictor, calibration):
+            errors.append(true_supremum(comparison).cpu())
+            draws.append(self._suprema(comparison, 1.0))
+        if not errors:
+            raise CalibrationError(
+                expected="a predictor that is uncertain somewhere",
+                got="no variance at all",
+                remedy="use a head that states one",
+            )
+        largest, drawn = torch.cat(errors), torch.cat(draws, 1)
+        middle = largest.median().log() - drawn.median()
+        logs = _LOGS + (middle if bool(middle.isfinite()) else 0.0)  # most errors may be zero
+        width = _BANDWIDTH * drawn.std(0)
+        found = largest.clamp_min(torch.finfo(torch.float64).tiny).log().maximum(drawn.amin(0) + logs.min())
+        scaled = drawn[:, :, None] + logs
+        if bool((predictor.noise > 0).any()):
+            scaled = torch.stack([self._all_suprema(predictor, calibration, scale) for scale in logs.exp().tolist()], -1)
+        squares = ((found[None, :, None] - scaled) / width[:, None]).square()
+        constant = math.log(self.draws) + 0.5 * math.log(2.0 * math.pi)
+        return logs, torch.logsumexp(-0.5 * squares, 0) - width.log()[:, None] - constant
+
+    def _all_suprema(self, predictor: Predictor, calibration: Dataset, scale: float) -> Float64[Tensor, "draws n"]:
+        """The same as `_suprema` for all functions, predicted anew."""
+        return torch.cat([self._suprema(one, scale) for one in self._comparisons(predictor, calibration)], 1)
+
+    def _suprema(self, comparison: Comparison, scale: float) -> Float64[Tensor, "draws n"]:
+        """Logarithms of suprema of draws whose field is scaled, and noise not, standardised by the deviations before."""
         u = comparison.distribution
-        found = []
-        for scale in scales.tolist():
-            field = u if scale == 1.0 else u.scale(torch.full((u.mean.shape[1],), scale, dtype=torch.float64))
-            found.append(drawn_suprema(replace(comparison, distribution=field), draws=self.draws, seed=self.seed))
-        return torch.stack(found, -1).clamp_min(torch.finfo(torch.float64).tiny).log()
+        field = u if scale == 1.0 else u.scale(torch.full((u.mean.shape[1],), scale, dtype=torch.float64))
+        drawn = drawn_suprema(replace(comparison, distribution=field), draws=self.draws, seed=self.seed)
+        return drawn.clamp_min(torch.finfo(torch.float64).tiny).log().cpu()
 
 
 class ScaleMixturePredictor(Predictor):
     """A predictor whose deviations from the mean have a random scale, one for each function; means and correlations stay.
 
-    See [`ScaleMixture`][probneural.calibration.ScaleMixture]. A function draw has one scale for all functions.
+    See [`ScaleMixture`][probneural.calibration.ScaleMixture]. A draw has one scale for all functions, whether it is one of the
+    predictor or one of a prediction; so what adds up several functions has the scale of each of them at once.
 
     Args:
         inner: The predictor it wraps.
@@ -229,20 +256,30 @@ class ScaleMixturePredictor(Predictor):
         return mean + self._scale(seed) * (self.inner._draw_shared(inputs, query, seed) - mean)
 
     def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
-        inner = self.inner._draws_with_field(seeds)
-        scales = torch.tensor([self._scale(seed) for seed in seeds], dtype=torch.float64)
+        both = self._draws_with_inner(seeds)
 
         def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, MixtureField]:
-            drawn, u = inner(values, grid)
-            mean = u.mean.unflatten(0, drawn.shape[:2])
-            each = scales.to(drawn).reshape(-1, *(1,) * (drawn.ndim - 1))
-            return mean + each * (drawn - mean), self._mixture(u)
+            drawn, u = both(values, grid)
+            return drawn, self._mixture(u)
 
         return evaluated
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        both = self._draws_with_field(seeds)
+        both = self._draws_with_inner(seeds)
         return lambda values, grid: both(values, grid)[0]
+
+    def _draws_with_inner(self, seeds: Sequence[int]) -> DrawsWithField:
+        """Joint draws, and what the inner predictor predicts at their inputs."""
+        inner = self.inner._draws_with_field(seeds)
+        scales = torch.tensor([self._scale(seed) for seed in seeds], dtype=torch.float64)
+
+        def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, FieldDistribution]:
+            drawn, u = inner(values, grid)
+            mean = u.mean.unflatten(0, drawn.shape[:2])
+            each = scales.to(drawn).reshape(-1, *(1,) * (drawn.ndim - 1))
+            return mean + each * (drawn - mean), u
+
+        return evaluated
 
     def __repr__(self) -> str:
         """What is scaled, and by how much."""

@@ -258,3 +258,9 @@ def test_a_small_run(name: str, tmp_path: Path) -> None:
 def test_documents_can_name_the_tables() -> None:
     for name in forecast.TABLES:
         assert tables._MARK.search(f"<!-- table: forecast-burgers/{name} -->\nold\n<!-- end -->")
+
+
+def test_seeds_of_the_worst_lead_are_shown() -> None:
+    assert forecast._by_seed([[1.0, 1.2, 0.9], [1.0, 1.4, 0.9]]) == "1.20, 1.40 (lead 2)"
+    assert forecast._by_seed([[0.7, None], [0.6, 1.0]]) == "0.70, 0.60 (lead 1)"  # a lead without a mean is passed over
+    assert forecast._by_seed([[None], [None]]) == forecast._by_seed([]) == ""

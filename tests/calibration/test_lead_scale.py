@@ -192,6 +192,7 @@ def test_the_largest_variances_grow_where_spread_is_smaller_than_skill() -> None
     for lead, u in without(forecast).leads():
         assert float(spread_skill(compare(u, truth.at(lead)))) < 0.98
         after = scaling(forecast).at(lead)
+        assert 0.95 < float(chi2(compare(after, truth.at(lead))).mean()) < 41 / 39  # 41/39 before
         assert float(spread_skill(compare(after, truth.at(lead)))) == pytest.approx(1.0, rel=1e-9)
         torch.testing.assert_close(41 / 39 * u.variance.amax(), scaling.largest[lead - 1, 0])
         # No variance shrinks, those that are not large hardly grow, and none does more than those that are the largest here.
@@ -201,6 +202,13 @@ def test_the_largest_variances_grow_where_spread_is_smaller_than_skill() -> None
         assert float(growth.median()) < 1.01
         largest = (after.variance / u.variance).sqrt().amax()
         assert float(growth.amax()) <= float(largest) * (1.0 + 1e-9)
+
+
+def test_forecasts_that_are_scaled_in_another_way_have_another_latent() -> None:
+    forecast, ones = Exact(torch.zeros(1, 1, 8).double(), 2), torch.ones(2, 1).double()
+    settings = [{}, {"saturations": ones}, {"saturations": ones, "largest": ones}, {"saturations": ones, "largest": 2.0 * ones}]
+    scaled = [LeadScaling(ones, calibrated_on=torch.zeros(0, dtype=torch.int64), **one)(forecast).at(1) for one in settings]
+    assert len({u.latent.id for u in scaled if isinstance(u, GaussianField)}) == 4
 
 
 def test_even_errors_of_a_gaussian_forecast_get_none() -> None:

@@ -36,7 +36,7 @@ def test_growing_undoes_saturating() -> None:
     torch.testing.assert_close(saturated(saturated(t, s), -s), t, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("unit", [1e-8, 1e8])
+@pytest.mark.parametrize("unit", [1e-170, 1e-8, 1e8, 1e160])
 def test_units_do_not_matter(unit: float) -> None:
     variances, squares = normal(30, 1, 5, seed="v").mul(2.0).exp(), normal(30, 1, 5, seed="e").square()
     for factor in (1.0, 100.0):  # shrinking, and growing

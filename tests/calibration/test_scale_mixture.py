@@ -16,18 +16,20 @@ from probneural.fields import Field
 from probneural.metrics import compare, score, simultaneous_coverage
 from probneural.pairs import FieldPairs
 from tests.calibration.synthetic import GRID, Members, Synthetic, basis, pairs, scaled_by
+from tests.heads.cases import data_for, fields, operator_case
 from tests.helpers import normal
 
 NOTHING = torch.zeros(0, dtype=torch.int64)
 
 
-def scaled_pairs(n: int, *, seed: int, scales: tuple[float, ...] = (0.6, 1.6)) -> FieldPairs:
+def scaled_pairs(n: int, *, seed: int, scales: tuple[float, ...] = (0.6, 1.6), channels: int = 1) -> FieldPairs:
     """Outputs that stray from what `Synthetic(noise=0)` predicts as it states, times a scale that is each function's own."""
-    weights = normal(n, 1, 3, seed=f"weights {seed}") * (0.5 + normal(n, 1, 1, seed=f"sizes {seed}").abs())
+    weights = normal(n, channels, 3, seed=f"weights {seed}") * (0.5 + normal(n, channels, 1, seed=f"sizes {seed}").abs())
     inputs = Field(weights @ basis(GRID).mT, GRID)
     scale = torch.tensor(scales).double()[torch.arange(n) % len(scales)][:, None, None]
     size = inputs.mean_square().sqrt()[..., None] * scale
-    return FieldPairs(inputs, Field(inputs.values + size * (normal(n, 1, 3, seed=f"errors {seed}") @ basis(GRID).mT), GRID))
+    errors = normal(n, channels, 3, seed=f"errors {seed}") @ basis(GRID).mT
+    return FieldPairs(inputs, Field(inputs.values + size * errors, GRID))
 
 
 def whole(predictor: pn.distributions.Predictor, data: FieldPairs, level: float) -> float:
@@ -55,6 +57,25 @@ def test_scales_of_functions_are_found_and_whole_functions_covered() -> None:
     probabilities = u.cdf(test.outputs.values)
     away = u.standard_deviation > 0.05  # the basis has a zero
     assert float(((probabilities[away] > 0.05) & (probabilities[away] < 0.95)).double().mean()) == pytest.approx(0.9, abs=0.02)
+
+
+@pytest.mark.parametrize("factor", [0.05, 20.0])
+def test_scales_far_from_one_are_found(factor: float) -> None:
+    calibration, test = (scaled_pairs(400, seed=seed, scales=(0.6 * factor, 1.6 * factor)) for seed in (10, 11))
+    mixed = ScaleMixture().fit(Synthetic(noise=0.0), calibration)
+    assert mixed.variance_factor == pytest.approx(factor**2 * (0.6**2 + 1.6**2) / 2, rel=0.2)
+    assert whole(mixed, test, 0.9) == pytest.approx(0.9, abs=0.05)
+
+
+def test_functions_that_are_certain_say_nothing_of_the_scale() -> None:
+    """Where an input is zero, `Synthetic` is certain, and right."""
+    data = scaled_pairs(200, seed=12, scales=(2.0,))
+    certain = FieldPairs(
+        *(Field(torch.cat([one.values, torch.zeros_like(one.values)]), GRID) for one in (data.inputs, data.outputs))
+    )
+    alone, both = (ScaleMixture().fit(Synthetic(noise=0.0), one) for one in (data, certain))
+    assert both.variance_factor == pytest.approx(alone.variance_factor, rel=0.1)
+    assert both.variance_factor == pytest.approx(4.0, rel=0.2)
 
 
 def test_a_gaussian_gets_one_scale_about_one() -> None:
@@ -100,24 +121,70 @@ def test_means_and_correlations_stay_and_draws_have_the_scale() -> None:
     torch.testing.assert_close(many, each)
 
 
-def test_it_works_with_what_others_do(tmp_path: Path) -> None:
+def test_it_works_with_what_others_do() -> None:
     calibration, test = pairs(200), pairs(60, seed=9)
-    for inner in (VarianceScale().fit(Synthetic(), calibration), Members(noise=0.1)):
+    scaling = pairs(100, seed=40)
+    for inner in (VarianceScale().fit(Synthetic(), scaling), Members(noise=0.1)):
         mixed = ScaleMixture(draws=100).fit(inner, calibration)
         again = ScaleMixture(draws=100).fit(mixed, calibration)
         assert again.inner is inner  # anew, not twice
         torch.testing.assert_close(again.weights, mixed.weights)
         other = pairs(100, seed=20)
         assert SimultaneousBand(0.9).fit(mixed, other)(test.inputs).half_width.isfinite().all()
-        with pytest.raises(CalibrationError):
-            SimultaneousBand(0.9).fit(mixed, calibration)
+        for used in (calibration, *([] if isinstance(inner, Members) else [scaling])):
+            with pytest.raises(CalibrationError, match="calibrat"):
+                SimultaneousBand(0.9).fit(mixed, used)
         assert isinstance(VarianceScale().fit(mixed, calibration)(test.inputs), GaussianField)
+    mixed = ScaleMixture(draws=100).fit(Synthetic(), calibration)
     widened = NoveltyScale().fit(mixed, calibration, shifted=pairs(100, seed=30, errors=3.0))
     u, before = widened(test.inputs), mixed(test.inputs)
     assert isinstance(u, MixtureField)
     torch.testing.assert_close(u.mean, before.mean)
     factor = widened.factors(test.inputs)[:, None, None]
     torch.testing.assert_close(u.variance, factor * before.variance)
+    for one, other in zip(u.components, widened(test.inputs[:7]).components, strict=True):
+        assert one.latent.id == other.latent.id  # one operator, whatever it is asked
+
+
+def test_two_channels_keep_their_correlations_and_share_a_scale() -> None:
+    inner, data = Synthetic(noise=0.0, channels=2), scaled_pairs(500, seed=8, channels=2)
+    mixed = ScaleMixture().fit(inner, data)
+    u, before = mixed(data.inputs[:3]), inner(data.inputs[:3])
+    assert isinstance(before, GaussianField)
+    for scale, field in zip(mixed.scales.tolist(), u.components, strict=True):
+        torch.testing.assert_close(field.covariance.to_dense(), scale**2 * before.covariance.to_dense())
+    assert whole(mixed, scaled_pairs(500, seed=9, channels=2), 0.9) == pytest.approx(0.9, abs=0.06)
+
+
+def test_what_the_wrapped_predictor_is_stays(tmp_path: Path) -> None:
+    """A calibrated last layer: its discrepancy is scaled, its file is read, and what it says of itself is still true."""
+    inputs = fields(GRID, 60, 1, seed=1)
+    operator = operator_case("fno-1d").operator
+    data = data_for(operator, inputs, noise=0.3)
+    inner = VarianceScale().fit(pn.heads.LastLayerLaplace().fit(operator, data[:20]), data[20:40])
+    mixed = ScaleMixture(draws=60).fit(inner, data[40:])
+    assert torch.equal(mixed.effective_observations, inner.effective_observations)
+    assert float(inner.noise) == 0.0
+    torch.testing.assert_close(mixed.residual_variance, mixed.variance_factor * inner.residual_variance)
+    mean = inner(data.inputs).mean
+    ratio = (mixed._draw_shared(data.inputs, None, 3) - mean) / (inner._draw_shared(data.inputs, None, 3) - mean)
+    torch.testing.assert_close(ratio, torch.full_like(ratio, mixed._scale(3)))
+    pn.save(mixed, tmp_path / "mixed")
+    again = pn.load(tmp_path / "mixed")
+    assert torch.equal(again(data.inputs).variance, mixed(data.inputs).variance)
+    assert torch.equal(again.calibrated_on, mixed.calibrated_on)
+
+
+def test_a_process_is_asked_once_for_several_sets() -> None:
+    """The latent of a kernel operator belongs to one call: sets that are asked for together share it."""
+    data = pairs(40)
+    inner = pn.heads.KernelOperator(groups=1, iterations=2).fit(None, data)
+    mixed = ScaleMixture(draws=50).fit(inner, pairs(40, seed=5))
+    first, second = mixed._together([(data.inputs[:3], None), (data.inputs[3:6], None)])
+    assert isinstance(first, MixtureField)
+    assert isinstance(second, MixtureField)
+    for one, other in zip(first.components, second.components, strict=True):
+        assert one.latent.id == other.latent.id
 
 
 def test_errors_that_are_all_zero_are_small() -> None:
@@ -135,6 +202,9 @@ def test_errors() -> None:
         ScaleMixture().fit(Synthetic(), data[:0])
     with pytest.raises(CalibrationError, match="a variance wherever there are errors"):
         ScaleMixture().fit(scaled_by(1e-300, Synthetic(sd=0.0, noise=0.0)), data)
+    flat = FieldPairs(Field(torch.zeros(5, 1, 16).double(), GRID), Field(torch.zeros(5, 1, 16).double(), GRID))
+    with pytest.raises(CalibrationError, match="no variance at all"):
+        ScaleMixture().fit(Synthetic(noise=0.0), flat)
     with pytest.raises(DataError, match="fit a head first"):
         ScaleMixture().fit(torch.nn.Identity(), data)  # type: ignore[arg-type]
     for scales in (torch.tensor([0.0, 1.0]), torch.tensor([math.nan, 1.0]), torch.ones(2, 1)):

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from probneural.calibration import LocalStacking, ScaleMixture
+from probneural.calibration import LocalStacking, ScaleMixture, VarianceScale
 from probneural.distributions import MixturePredictor, Predictor
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
@@ -320,9 +320,12 @@ ENSEMBLES = {
     "mixture": Combined(lambda predictors, data: MixturePredictor(predictors)),
     "local-stack": Combined(LocalStacking().fit),
     "random-scale": Combined(lambda predictors, data: ScaleMixture(draws=50).fit(predictors[0], data)),
+    "calibrated-scale": Combined(
+        lambda predictors, data: ScaleMixture(draws=50).fit(VarianceScale().fit(predictors[0], data), data)
+    ),
 }
 """Heads whose mean is not the operator's own output, or whose scatter is not that of weights."""
-COMBINED = ("mixture", "local-stack", "random-scale")
+COMBINED = ("mixture", "local-stack", "random-scale", "calibrated-scale")
 FRESH_DRAWS = ("noise-conditioned", "laplace-ensemble", "heteroscedastic", "residual-process", "deep-kernel", *COMBINED)
 """Heads whose function draw of a seed is not a prediction's draw of that seed."""
 
