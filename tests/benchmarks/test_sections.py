@@ -53,7 +53,8 @@ def test_gains_are_paired_by_seed() -> None:
         for seed in range(3)
         for scale in ("one", "local")
     ]
-    (gain,) = local_scale.gains(rows)
+    gain, other = local_scale.gains(rows)
+    assert (other["to"], other["seeds"], other["nll"]) == ("mixed", 0, None)
     assert gain["nll"] == -2.0
     assert gain["nll, error"] == pytest.approx(1 / 3**0.5)
     assert gain["joint_nll"] is None
