@@ -10,9 +10,10 @@ import torch
 
 import probneural as pn
 from probneural.calibration import NoveltyScale, ScaleMixture, ScaleMixturePredictor, SimultaneousBand, VarianceScale
-from probneural.distributions import GaussianField, MixtureField
+from probneural.distributions import GaussianField, MixtureField, MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
 from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.metrics import compare, score, simultaneous_coverage
 from probneural.pairs import FieldPairs
 from tests.calibration.synthetic import GRID, Members, Synthetic, basis, pairs, scaled_by
@@ -144,6 +145,25 @@ def test_it_works_with_what_others_do() -> None:
     torch.testing.assert_close(u.variance, factor * before.variance)
     for one, other in zip(u.components, widened(test.inputs[:7]).components, strict=True):
         assert one.latent.id == other.latent.id  # one operator, whatever it is asked
+
+
+def test_components_of_a_widened_mixture_move_apart() -> None:
+    """What components disagree about grows as what each states does: the variance of the whole, by the factor."""
+
+    class Shifted(Synthetic):
+        def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+            u = super()._predict(inputs, query)
+            assert isinstance(u, GaussianField)
+            return GaussianField(u.mean + 0.7, u.root, latent=u.latent, grid=u.grid)
+
+    calibration, test = pairs(200), pairs(60, seed=9)
+    inner = MixturePredictor([Synthetic(), Shifted()])
+    widened = NoveltyScale().fit(inner, calibration, shifted=pairs(100, seed=30, errors=3.0))
+    factor = widened.factors(test.inputs)[:, None, None]
+    assert float(factor.amax()) > 1.2
+    u, before = widened(test.inputs), inner(test.inputs)
+    torch.testing.assert_close(u.mean, before.mean)
+    torch.testing.assert_close(u.variance, factor * before.variance)
 
 
 def test_two_channels_keep_their_correlations_and_share_a_scale() -> None:
