@@ -36,6 +36,7 @@ from benchmarks import (
     speed,
     tables,
     training,
+    two_materials,
 )
 from probneural.errors import ProbneuralError
 
@@ -192,6 +193,12 @@ COMMANDS = {
         training.main,
         "precisions, optimisers and schedules by validation error; about ten minutes",
         options={**WORKERS, **DEVICE},
+    ),
+    "two-materials": Command(
+        two_materials.main,
+        "heads and bands on Darcy flow through two materials, where papers compare them; half an hour, goes on if cut off",
+        output="two-materials.json and finished units",
+        options=WORKERS,
     ),
 }
 

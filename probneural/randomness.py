@@ -153,6 +153,7 @@ PURPOSES: Final = MappingProxyType(
         "sensor functions": "functions and noise of the sparse-sensor benchmark, per part",
         "masked sensors": "functions, places and noise of the benchmark of sensors at random places, per part",
         "masks training": "seed of the trainings of the benchmark of sensors at random places, per network",
+        "two-materials functions": "seed of the functions of the benchmark of flow through two materials, per part",
         "gold inputs": "coefficients of the input functions of gold 1",
         "gold truth": "operator and noise of gold 1",
         "hidden design": "the design behind the target of an inverse problem",

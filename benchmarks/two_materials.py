@@ -1,0 +1,111 @@
+"""Flow through two materials, where papers compare error bars of operators: heads beside one another, and (α, δ) bands.
+
+The setting is that of Li et al. (2021), at a size that two cores can train; `two_materials_units` says what is done.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import environment, kept_units, sections
+from benchmarks.over_seeds import CONFIDENCE, Row, average, grouped, mean_of, ratio
+from benchmarks.two_materials_units import CONSTANT, DEFAULT, DROPOUT, FAILED, RANK, SCRATCH, SIZES, WHOLE, Unit
+
+SEEDS = 5
+PUBLISHED = {DEFAULT: 0.0621, DROPOUT: 0.0672, SCRATCH: 0.0462}
+"""CRPS that Bülte et al. (2025) report, as quoted elsewhere, of nine seeds: on other data and in other units."""
+
+
+def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
+    """Run all seeds, and write both tables."""
+    commit, sizes = environment.commit(), SIZES[mode]
+    todo = [Unit(sizes, seed, commit) for seed in range(1 if mode == "small" else SEEDS)]
+    results: list[dict[str, Any]] = []
+    notes = [
+        f"Permeability 12 or 3 on {sizes.points} points per axis, solved by finite volumes on finer ones (error .1 %); "
+        f"{sizes.pairs} training functions, {sizes.held_out} that variances are scaled on, {sizes.conformal} that bands are "
+        f"calibrated on, {sizes.tests} tests; an FNO of width {sizes.width} with {sizes.modes} modes per axis, {sizes.epochs} "
+        f"epochs. Means over seeds with their {CONFIDENCE:.0%} intervals.",
+        "CRPS and energy score: over the root mean square of the outputs. scale none: as the head states it; local: "
+        f"VarianceScale as it is by default. whole: how many of the first {WHOLE} functions lie within 90 % bands of draws.",
+        "published: CRPS that Bülte et al. (2025) report for Darcy flow, as others quote it, in units and on data of their "
+        "own, with last-layer Laplace, dropout and an operator trained by the energy score. Only ratios can be compared; "
+        "nothing there was calibrated.",
+        "bands: mean ± q scale(x). A promise is kept by functions that lie within on the part 1 - α of the domain or more; "
+        "1 - δ of them have to. ranks: PointwiseBand. bound: a part of α is kept for Hoeffding's bound, as in the code "
+        "published with UQNO (Ma et al. 2024); empty where the bound leaves nothing. second network: learns the .9 quantile "
+        f"of absolute errors from the {sizes.held_out} functions that others scale their variances on; UQNO gives it a "
+        "training set of its own. width: half of it, averaged over the domain, over the root mean square of the outputs.",
+    ]
+
+    def heads() -> list[Row]:
+        results.extend(kept_units.spread(todo, output / "two-materials", workers=workers).values())
+        seconds = statistics.median(found["processor_seconds"] for found in results)
+        notes.append(f"a seed takes {seconds:.0f} s of one processor")
+        notes.extend(f"failed: {row['what']}: {row['error'][:200]}" for found in results for row in found[FAILED])
+        return head_rows([row for found in results for row in numbered(found, "heads")])
+
+    def bands() -> list[Row]:
+        return promise_rows([row for found in results for row in numbered(found, "bands")])
+
+    return sections.write(
+        "two-materials", {"heads": heads, "bands": bands}, mode=mode, output=output, notes=notes, commit=commit
+    )
+
+
+def numbered(found: dict[str, Any], part: str) -> list[Row]:
+    """Rows of one seed, which they name."""
+    return [{"seed": found["seed"]} | row for row in found[part]]
+
+
+def head_rows(rows: Sequence[Row]) -> list[Row]:
+    """One row per head and scale, with CRPS beside that of the operator that was trained by the energy score."""
+    reference = {(row["scale"], row["seed"]): row["CRPS"] for row in rows if row["head"] == SCRATCH}
+    table = []
+    for (head, scale), own in grouped(rows, ("head", "scale")).items():
+        over = [row["CRPS"] / reference[scale, row["seed"]] for row in own if (scale, row["seed"]) in reference]
+        published = PUBLISHED.get(head) if scale == "none" else None
+        table.append(
+            {
+                "head": head,
+                "scale": scale,
+                "seeds": len(own),
+                "relative L2": mean_of(own, "relative L2"),
+                "CRPS": average([row["CRPS"] for row in own], digits=5),
+                f"CRPS over {SCRATCH}": ratio(over),
+                "published": published,
+                "published, over the same": None if published is None else published / PUBLISHED[SCRATCH],
+                "energy": mean_of(own, "energy"),
+                "coverage": average([row["coverage"] for row in own], digits=3),
+                "whole": mean_of(own, "whole"),
+            }
+        )
+    return table
+
+
+def promise_rows(rows: Sequence[Row]) -> list[Row]:
+    """One row per promise, band and rule: how many functions keep it, and its width beside that of a constant band by ranks."""
+    constant = {
+        (row["α"], row["δ"], row["seed"]): row["width"] for row in rows if (row["band"], row["rule"]) == (CONSTANT, RANK)
+    }
+    table = []
+    for (alpha, delta, band, rule), own in grouped(rows, ("α", "δ", "band", "rule")).items():
+        known = [row for row in own if row["held"] is not None]
+        over = [row["width"] / constant[alpha, delta, row["seed"]] for row in known if (alpha, delta, row["seed"]) in constant]
+        table.append(
+            {
+                "α": alpha,
+                "δ": delta,
+                "band": band,
+                "rule": rule,
+                "seeds": len(known),
+                "promised": 1.0 - delta,
+                "held": average([row["held"] for row in known], digits=3),
+                "width": mean_of(known, "width"),
+                "over constant": ratio(over),
+            }
+        )
+    return sorted(table, key=lambda row: (-row["α"], -row["δ"], row["rule"] != RANK))
