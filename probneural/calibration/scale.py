@@ -30,7 +30,7 @@ from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor
-from probneural.distributions.roots.base import Root
+from probneural.distributions.roots.base import Root, square_root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.distributions.roots.weighted import weigh
@@ -352,8 +352,8 @@ class ScaledPredictor(Predictor):
         left = self.scale * (1.0 - parts.root_fraction)
         if bool((left > 0).any()):
             smooth = smooth + (left[:, None] * factor).to(u.mean) * u.variance.flatten(2)
-        rough = white.sqrt().to(u.mean).expand(shape)
-        return ModulatedRoot(smooth.sqrt(), parts.process.evaluate(u.grid).to(u.mean)), DiagonalRoot(rough)
+        rough = square_root(white).to(u.mean).expand(shape)
+        return ModulatedRoot(square_root(smooth), parts.process.evaluate(u.grid).to(u.mean)), DiagonalRoot(rough)
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
         """The inner predictor's draw, its deviation from the mean scaled, and one draw of the process for all functions.

@@ -23,7 +23,7 @@ from probneural.checks import (
     real_tensor,
 )
 from probneural.distributions.intervals import Interval, check_probabilities, gaussian_quantiles, tails
-from probneural.distributions.roots.base import square_units
+from probneural.distributions.roots.base import root_sum_of_squares, square_root, square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.functionals import Functional
 from probneural.grids import Grid
@@ -143,7 +143,7 @@ class FieldDistribution(ABC):
     @property
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
         """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units."""
-        return self.variance.sqrt()
+        return square_root(self.variance)
 
     @property
     def std(self) -> Float[Tensor, "n c *grid"]:
@@ -249,7 +249,7 @@ class FieldDistribution(ABC):
     def _observed_std(self, noise: float | Tensor) -> Float64[Tensor, "n c *grid"]:
         """Standard deviation of a measurement with noise, in float64; neither part is squared."""
         std = self.standard_deviation.to(torch.float64)
-        return torch.hypot(std, noise_variance(noise, tuple(std.shape), std).sqrt())
+        return root_sum_of_squares(std, noise_variance(noise, tuple(std.shape), std).sqrt())
 
     def __len__(self) -> int:
         """Number of functions n."""

@@ -24,7 +24,7 @@ from probneural.distributions.base import (
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.intervals import ENOUGH_MEMBERS, check_probabilities, member_quantiles
 from probneural.distributions.latent import digest
-from probneural.distributions.roots.base import DenseRoot, square_units
+from probneural.distributions.roots.base import DenseRoot, square_root, square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
 from probneural.functionals import Functional, check_functional
@@ -104,8 +104,8 @@ class EmpiricalField(FieldDistribution):
         variance = self._variance(deviation)
         units = square_units(variance).reshape(-1, *(1,) * len(self.grid.shape))
         if bool((units == 1.0).all()):
-            return variance.sqrt()
-        return self._variance(deviation / units).sqrt() * units
+            return square_root(variance)
+        return square_root(self._variance(deviation / units)) * units
 
     @undisturbed()
     def _variance(self, deviation: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.intervals import check_probabilities, mixture_quantiles
 from probneural.distributions.latent import digest
 from probneural.distributions.pooling import pooled
-from probneural.distributions.roots.base import square_units
+from probneural.distributions.roots.base import root_sum_of_squares, square_root, square_units
 from probneural.errors import DataError, GridError, ShapeError
 from probneural.fields import select_rows
 from probneural.functionals import Functional, check_functional
@@ -125,10 +125,10 @@ class MixtureField(FieldDistribution):
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
         """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
         mean = self.mean
-        sizes = [torch.hypot(field.standard_deviation, field.mean - mean) for field in self.components]
+        sizes = [root_sum_of_squares(field.standard_deviation, field.mean - mean) for field in self.components]
         unit = functools.reduce(torch.maximum, sizes).detach()
         unit = torch.where(unit > 0, unit, torch.ones_like(unit))
-        return self._mixed([(size / unit).square() for size in sizes]).sqrt() * unit
+        return square_root(self._mixed([(size / unit).square() for size in sizes])) * unit
 
     @property
     def base_shape(self) -> torch.Size:

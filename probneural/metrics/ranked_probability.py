@@ -12,6 +12,7 @@ from probneural.distributions.base import check_values
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
+from probneural.distributions.roots.base import square_root
 from probneural.errors import DataError, UnsupportedError
 from probneural.metrics.comparison import Comparison
 
@@ -81,7 +82,7 @@ def gaussian_crps(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*
         0.2336...
     """
     check_values(variance, tuple(residual.shape), "variance")
-    return _mean_absolute(residual, variance) - _deviation(variance) / math.sqrt(math.pi)
+    return _mean_absolute(residual, variance) - square_root(variance) / math.sqrt(math.pi)
 
 
 def gaussian_mixture_crps(
@@ -221,7 +222,7 @@ def _blurred(offsets: Tensor, mass: Tensor, variance: Tensor, *, pairs: float | 
     """
     score = (mass * _mean_absolute(offsets, variance.expand_as(offsets))).sum(0)
     if pairs is None:
-        score = score - mass.square().sum() * _deviation(variance) / math.sqrt(math.pi)
+        score = score - mass.square().sum() * square_root(variance) / math.sqrt(math.pi)
     for index in range(offsets.shape[0] - 1):
         gaps = offsets[index + 1 :] - offsets[index]
         spread = (mass[index + 1 :] * _mean_absolute(gaps, (2.0 * variance).expand_as(gaps))).sum(0)
@@ -235,9 +236,3 @@ def _mean_absolute(location: Float[Tensor, "*points"], variance: Float[Tensor, "
     z = location / safe
     spread = safe * math.sqrt(2.0 / math.pi) * torch.exp(-0.5 * z.square()) + location * torch.erf(z / math.sqrt(2.0))
     return torch.where(variance > 0, spread, location.abs())
-
-
-def _deviation(variance: Tensor) -> Tensor:
-    """The square root, with a derivative of zero where the variance is zero."""
-    positive = variance > 0
-    return torch.where(positive, torch.where(positive, variance, torch.ones_like(variance)).sqrt(), torch.zeros_like(variance))

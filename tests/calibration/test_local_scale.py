@@ -224,6 +224,28 @@ def test_gradients_pass() -> None:
     assert difference.item() == pytest.approx((gradient * step).sum().item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("fraction", [0.0, 1.0], ids=["all smooth", "all white"])
+def test_gradients_pass_where_a_part_of_the_discrepancy_is_nothing(fraction: float) -> None:
+    """Roots of what is nothing everywhere have no derivative, and must not make those of the rest undefined."""
+    scaled = VarianceScale().fit(Even(RING), truths(RING, 60, sd=by_slope, seed=3))
+    assert scaled.local is not None
+    one = torch.ones_like(scaled.scale)
+    parts = replace(scaled.decomposition, white_fraction=fraction * one, root_fraction=0.5 * one)
+    known = {"noise": 0.0 * one, "calibrated_on": scaled.calibrated_on, "local": scaled.local}
+    found = ScaledPredictor(scaled.inner, one, noise_scale=one, decomposition=parts, **known)
+    inputs = truths(RING, 2, sd=by_slope, seed=5).inputs
+    values = inputs.values.clone().requires_grad_(True)
+
+    def total(values: Tensor) -> Tensor:
+        u = found(Field(values, RING))
+        return u.variance.sum() + u.rsample(seed=1).square().sum()
+
+    (gradient,) = torch.autograd.grad(total(values), values)
+    step = 1e-6 * normal(*values.shape, seed=6)
+    difference = total(inputs.values + step) - total(inputs.values - step)
+    assert float(difference) / 2 == pytest.approx(float((gradient * step).sum()), rel=1e-4)
+
+
 def test_data_are_conditioned_on_in_its_units() -> None:
     scaled, inputs = fitted(channels=1), truths(GRID, 2, sd=evenly, seed=7).inputs
     u = scaled(inputs)

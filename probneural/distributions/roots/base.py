@@ -117,8 +117,8 @@ class Root(ABC):
         squares = self.row_squares()
         units = square_units(squares)
         if bool((units == 1.0).all()):
-            return squares.sqrt()
-        return self.scale(units.reciprocal()).row_squares().sqrt() * units[:, None]
+            return square_root(squares)
+        return square_root(self.scale(units.reciprocal()).row_squares()) * units[:, None]
 
     def gram(self) -> Float64[Tensor, "n cp cp"]:
         """The covariance of each function's values, channels first, summed in float64 a few latent dimensions at a time."""
@@ -335,6 +335,28 @@ def square_units(squares: Float[Tensor, "n c *points"]) -> Float[Tensor, " c"]:
     largest = squares.detach().movedim(1, 0).flatten(1).amax(1)
     units = torch.where(largest < limits.tiny / limits.eps, limits.tiny**0.5, units)
     return torch.where(torch.isinf(largest), limits.tiny**-0.5, units)
+
+
+def square_root(squares: Float[Tensor, "*values"]) -> Float[Tensor, "*values"]:
+    """Square roots, with a derivative of 0 where the square is 0.
+
+    A deviation that is 0 on a boundary, say, then has no gradient there, in place of one that is not a number.
+
+    Examples:
+        >>> squares = torch.tensor([0.0, 4.0], requires_grad=True)
+        >>> square_root(squares).sum().backward()
+        >>> squares.grad.tolist()
+        [0.0, 0.25]
+    """
+    positive = squares > 0
+    root = torch.where(positive, squares, torch.ones_like(squares)).sqrt()
+    return torch.where(positive, root, squares.detach().sqrt())
+
+
+def root_sum_of_squares(first: Float[Tensor, "*values"], second: Float[Tensor, "*values"]) -> Float[Tensor, "*values"]:
+    """(a² + b²)^1/2 without overflow, with a derivative of 0 where both are 0."""
+    none = (first == 0) & (second == 0)
+    return torch.where(none, torch.zeros_like(first), torch.hypot(torch.where(none, torch.ones_like(first), first), second))
 
 
 def check_transform(transform: LowRankUpdate, shape: tuple[int, int, int, int]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from probneural.contexts import undisturbed
 from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, Latent, Predictor, PredictorTraits, Root
 from probneural.distributions.latent import digest
+from probneural.distributions.roots.base import square_root
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import ShapeError
@@ -86,7 +87,7 @@ class HeteroscedasticPredictor(Predictor):
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         mean, rows = self._evaluated(inputs, query)
         where = inputs.grid if query is None else query
-        discrepancy: Root = DiagonalRoot(self._variance(rows).sqrt().to(mean))
+        discrepancy: Root = DiagonalRoot(square_root(self._variance(rows)).to(mean))
         if self.rank:
             discrepancy = SideBySideRoot(self._low_rank(rows), discrepancy)
         nothing = DenseRoot(mean.new_zeros(*mean.shape[:2], where.size, 0))
