@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -23,7 +23,7 @@ from probneural.errors import ArgumentError, CalibrationError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
-from probneural.metrics.reliability import drawn_suprema, true_supremum
+from probneural.metrics.reliability import scaled_suprema, true_supremum
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream
 
@@ -146,7 +146,7 @@ class ScaleMixture:
         errors, draws = [], []
         for comparison in self._comparisons(predictor, calibration):
             errors.append(true_supremum(comparison).cpu())
-            draws.append(self._suprema(comparison, 1.0))
+            draws.append(self._suprema(comparison, [1.0])[0])
         if not errors:
             raise CalibrationError(
                 expected="a predictor that is uncertain somewhere",
@@ -160,20 +160,15 @@ class ScaleMixture:
         found = largest.clamp_min(torch.finfo(torch.float64).tiny).log().maximum(drawn.amin(0) + logs.min())
         scaled = drawn[:, :, None] + logs
         if bool((predictor.noise > 0).any()):
-            scaled = torch.stack([self._all_suprema(predictor, calibration, scale) for scale in logs.exp().tolist()], -1)
+            each = [self._suprema(one, logs.exp().tolist()) for one in self._comparisons(predictor, calibration)]
+            scaled = torch.cat(each, 2).movedim(0, -1)
         squares = ((found[None, :, None] - scaled) / width[:, None]).square()
         constant = math.log(self.draws) + 0.5 * math.log(2.0 * math.pi)
         return logs, torch.logsumexp(-0.5 * squares, 0) - width.log()[:, None] - constant
 
-    def _all_suprema(self, predictor: Predictor, calibration: Dataset, scale: float) -> Float64[Tensor, "draws n"]:
-        """The same as `_suprema` for all functions, predicted anew."""
-        return torch.cat([self._suprema(one, scale) for one in self._comparisons(predictor, calibration)], 1)
-
-    def _suprema(self, comparison: Comparison, scale: float) -> Float64[Tensor, "draws n"]:
+    def _suprema(self, comparison: Comparison, scales: Sequence[float]) -> Float64[Tensor, "k draws n"]:
         """Logarithms of suprema of draws whose field is scaled, and noise not, standardised by the deviations before."""
-        u = comparison.distribution
-        field = u if scale == 1.0 else u.scale(torch.full((u.mean.shape[1],), scale, dtype=torch.float64))
-        drawn = drawn_suprema(replace(comparison, distribution=field), draws=self.draws, seed=self.seed)
+        drawn = scaled_suprema(comparison, scales, draws=self.draws, seed=self.seed)
         return drawn.clamp_min(torch.finfo(torch.float64).tiny).log().cpu()
 
 

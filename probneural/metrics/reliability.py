@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float64
@@ -211,6 +212,21 @@ def drawn_suprema(comparison: Comparison, *, draws: int, seed: int, lead: int | 
         lead: Of a forecast whose leads share their latent: draws of one seed then are one trajectory each, with noise that is
             independent from lead to lead.
     """
+    return scaled_suprema(comparison, [1.0], draws=draws, seed=seed, lead=lead)[0]
+
+
+def scaled_suprema(
+    comparison: Comparison, scales: Sequence[float], *, draws: int, seed: int, lead: int | None = None
+) -> Float64[Tensor, "k draws n"]:
+    """The same of draws whose deviations from the mean are scaled and whose noise is not, in units of the unscaled sd.
+
+    Args:
+        comparison: Prediction and truth.
+        scales: k factors of deviations, dimensionless.
+        draws: Number of draws, the same for all scales.
+        seed: Makes the draws repeatable.
+        lead: As in `drawn_suprema`.
+    """
     each = comparison.truth[0].numel()
     batch = min(draws, max(1, _CHUNK_ELEMENTS // each))
     u = comparison.distribution
@@ -219,14 +235,21 @@ def drawn_suprema(comparison: Comparison, *, draws: int, seed: int, lead: int | 
     suprema = []
     for number, start in enumerate(range(0, draws, batch)):
         count = min(batch, draws - start)
-        suprema.append(_suprema(comparison, count=count, functions=functions, seed=seed, number=number, lead=lead))
-    return torch.cat(suprema)
+        suprema.append(_suprema(comparison, scales, count=count, functions=functions, seed=seed, number=number, lead=lead))
+    return torch.cat(suprema, dim=1)
 
 
 def _suprema(
-    comparison: Comparison, *, count: int, functions: int, seed: int, number: int, lead: int | None
-) -> Float64[Tensor, "count n"]:
-    """Suprema of standardised draws, `(count, n)`, of one batch of draws, a few functions at a time."""
+    comparison: Comparison,
+    scales: Sequence[float],
+    *,
+    count: int,
+    functions: int,
+    seed: int,
+    number: int,
+    lead: int | None,
+) -> Float64[Tensor, "k count n"]:
+    """Suprema of standardised draws, `(k, count, n)`, of one batch of draws, a few functions at a time."""
     noisy = bool((comparison.noise > 0).any())
     repeated = RepeatedDraws(stream_seed(seed, "sup-quantile draws", number))
     generator = stream(seed, "sup-quantile noise", number, *([] if lead is None else [lead]))
@@ -240,10 +263,13 @@ def _suprema(
         field = comparison.distribution.marginal(start) if is_alone else comparison.distribution[part]
         drawn = repeated.of(field, count)
         deviation = drawn.to(comparison.truth) - comparison.mean[part]
-        if white is not None:
-            deviation += comparison.noise[part].sqrt() * white
-        suprema.append(comparison.standardise(deviation, index=part).abs().flatten(2).amax(-1))
-    return torch.cat(suprema, dim=1)
+        own = None if white is None else comparison.noise[part].sqrt() * white
+        found = []
+        for scale in scales:
+            scaled = deviation * scale if own is None else torch.add(own, deviation, alpha=scale)
+            found.append(comparison.standardise(scaled, index=part).abs().flatten(2).amax(-1))
+        suprema.append(torch.stack(found))
+    return torch.cat(suprema, dim=2)
 
 
 def _central_probability(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from probneural.metrics import (
     reliability,
     simultaneous_coverage,
 )
+from probneural.metrics.reliability import drawn_suprema, scaled_suprema
 from tests.helpers import normal
 from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, shares, truth_for
 
@@ -196,3 +198,20 @@ def test_noise_and_field_are_drawn_independently(sign: float, points: int, rank:
     u = GaussianField(torch.zeros_like(truth), DenseRoot(root), latent="xi", grid=grid)
     covered = float(simultaneous_coverage(compare(u, Field(truth, grid), noise=1.0)).mean())
     assert abs(covered - 0.9) < 0.05  # quantile of 512 draws and 2000 functions: 4 sd are about .06
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_suprema_of_scaled_draws_are_those_of_a_scaled_field(noise: float) -> None:
+    """In units of the deviations before; noise is not scaled."""
+    grid = Grid.uniform(6)
+    u = GaussianField(normal(3, 2, 6, seed="mean"), DenseRoot(normal(3, 2, 6, 4, seed="root")), latent="scaled", grid=grid)
+    comparison = compare(u, Field(normal(3, 2, 6, seed="truth"), grid), noise=noise)
+    found = scaled_suprema(comparison, [0.5, 1.0, 3.0], draws=40, seed=1)
+    assert found.shape == (3, 40, 3)
+    for scale, suprema in zip((0.5, 1.0, 3.0), found, strict=True):
+        scaled = replace(comparison, distribution=u.scale(torch.full((2,), scale, dtype=torch.float64)))
+        torch.testing.assert_close(suprema, drawn_suprema(scaled, draws=40, seed=1))
+    if noise == 0.0:
+        torch.testing.assert_close(found[2], 6.0 * found[0])
+    else:
+        assert float((found[2] / found[0]).median()) < 5.9
