@@ -154,6 +154,7 @@ PURPOSES: Final = MappingProxyType(
         "masked sensors": "functions, places and noise of the benchmark of sensors at random places, per part",
         "masks training": "seed of the trainings of the benchmark of sensors at random places, per network",
         "two-materials functions": "seed of the functions of the benchmark of flow through two materials, per part",
+        "chance of splits": "trajectories that factors are fitted on and scored on, per number of them",
         "gold inputs": "coefficients of the input functions of gold 1",
         "gold truth": "operator and noise of gold 1",
         "hidden design": "the design behind the target of an inverse problem",
