@@ -13,13 +13,13 @@ from torch import Tensor
 from probneural.calibration.chunks import check_pairs, distributions, fingerprints
 from probneural.calibration.decomposition import gaussian_of
 from probneural.calibration.stacking import stacking_weights
-from probneural.checks import assign, check_integer, real_tensor
+from probneural.checks import assign, check_integer
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.mixture import MixtureField, checked_weights, choose
+from probneural.distributions.mixture import checked_weights, choose
 from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor
-from probneural.errors import ArgumentError, CalibrationError
+from probneural.distributions.scale_mixture import ScaleMixtureField, checked_scales
+from probneural.errors import CalibrationError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
@@ -201,11 +201,7 @@ class ScaleMixturePredictor(Predictor):
     ) -> None:
         super().__init__(inner.traits)
         self.inner = inner
-        self.scales = real_tensor(scales, "scales").to("cpu", torch.float64)
-        if self.scales.ndim != 1 or not bool((self.scales.isfinite() & (self.scales > 0)).all()):
-            raise ArgumentError(
-                expected="positive finite scales (k,)", got=str(self.scales.tolist())[:200], remedy="fit them with ScaleMixture"
-            )
+        self.scales = checked_scales(scales)
         self.weights = checked_weights(weights, len(self.scales)).cpu()
         self.calibrated_on = calibrated_on
         self.effective_observations = inner.effective_observations
@@ -221,19 +217,15 @@ class ScaleMixturePredictor(Predictor):
         noise = self.noise.detach().to("cpu", torch.float64)
         return noise + self.variance_factor * (self.inner.residual_variance.to(noise) - noise).clamp_min(0.0)
 
-    def _predict(self, inputs: Field, query: Grid | None) -> MixtureField:
+    def _predict(self, inputs: Field, query: Grid | None) -> ScaleMixtureField:
         return self._mixture(self.inner(inputs, query))
 
     def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
         return [self._mixture(u) for u in self.inner._together(sets)]
 
-    def _mixture(self, u: FieldDistribution) -> MixtureField:
+    def _mixture(self, u: FieldDistribution) -> ScaleMixtureField:
         """What the inner predictor predicts, at all scales."""
-        field = gaussian_of(u)
-        return MixtureField([self._scaled(field, scale) for scale in self.scales.tolist()], self.weights)
-
-    def _scaled(self, field: GaussianField, scale: float) -> GaussianField:
-        return field.scale(torch.full((field.mean.shape[1],), scale, dtype=torch.float64))
+        return ScaleMixtureField(gaussian_of(u), self.scales, self.weights)
 
     def _scale(self, seed: int) -> float:
         """The scale of the draw of this seed."""
@@ -253,7 +245,7 @@ class ScaleMixturePredictor(Predictor):
     def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
         both = self._draws_with_inner(seeds)
 
-        def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, MixtureField]:
+        def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, ScaleMixtureField]:
             drawn, u = both(values, grid)
             return drawn, self._mixture(u)
 

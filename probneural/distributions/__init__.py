@@ -12,6 +12,7 @@ from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import FunctionDraw, Predictor, PredictorTraits
 from probneural.distributions.roots.base import DenseRoot, FeatureRoot, Root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
+from probneural.distributions.scale_mixture import ScaleMixtureField
 from probneural.distributions.trajectory import Forecast, Trajectory
 from probneural.distributions.variance_shares import VarianceShares
 
@@ -34,6 +35,7 @@ __all__ = [
     "Predictor",
     "PredictorTraits",
     "Root",
+    "ScaleMixtureField",
     "Trajectory",
     "VarianceShares",
 ]

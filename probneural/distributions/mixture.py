@@ -83,7 +83,12 @@ class MixtureField(FieldDistribution):
                 )
             check_values(field.mean, shape, "mean of a component")
         mass = checked_weights(weights, len(given), shape[0])
-        self.components, self.weights = _flattened(given, mass)
+        self._components, self.weights = _flattened(given, mass)
+
+    @property
+    def components(self) -> tuple[GaussianField, ...]:
+        """The m Gaussian fields."""
+        return self._components
 
     def __len__(self) -> int:
         """Number of functions n."""
@@ -100,6 +105,18 @@ class MixtureField(FieldDistribution):
         pairs = zip(self.pointwise_weights, parts, strict=True)
         return functools.reduce(torch.add, (mass.to(part) * part for mass, part in pairs))
 
+    def _component_means(self) -> list[Float[Tensor, "n c *grid"]]:
+        """Means of all components; override where they need not be made for it."""
+        return [field.mean for field in self.components]
+
+    def _component_variances(self) -> list[Float[Tensor, "n c *grid"]]:
+        """Variances of all components; override where they have their work in common."""
+        return [field.variance for field in self.components]
+
+    def _component_deviations(self, noise: float | Tensor) -> list[Float64[Tensor, "n c *grid"]]:
+        """Standard deviations of measurements of all components; override likewise."""
+        return [field._observed_std(noise) for field in self.components]
+
     @property
     @undisturbed()
     def mean(self) -> Float[Tensor, "n c *grid"]:
@@ -115,7 +132,8 @@ class MixtureField(FieldDistribution):
             DataError: If the mean's dtype does not hold it; it holds the standard deviation.
         """
         mean = self.mean
-        variance = self._mixed([field.variance + (field.mean - mean).square() for field in self.components])
+        spread = [(field.mean - mean).square() for field in self.components]
+        variance = self._mixed([one + other for one, other in zip(self._component_variances(), spread, strict=True)])
         if bool((square_units(variance.flatten(2)) != 1.0).any()):
             check_held(variance, self.standard_deviation, mean)
         return variance
@@ -190,8 +208,8 @@ class MixtureField(FieldDistribution):
         check_finite(given, "values")
         given = given.to(self.mean.device, torch.float64)
         parts = []
-        for field in self.components:
-            gap, std = given - field.mean.to(given), field._observed_std(noise).to(given)
+        for middle, std in zip(self._component_means(), self._component_deviations(noise), strict=True):
+            gap, std = given - middle.to(given), std.to(given)
             parts.append(torch.special.ndtr(torch.where(gap == 0, torch.zeros_like(gap), gap / std)))
         return self._mixed(parts)
 
@@ -202,8 +220,8 @@ class MixtureField(FieldDistribution):
         """Quantiles of every value; see the base class. They are the mixture's own, by bisection, without a gradient."""
         wanted = check_probabilities(q)
         found = mixture_quantiles(
-            torch.stack([field.mean.to(torch.float64) for field in self.components]),
-            torch.stack([field._observed_std(noise) for field in self.components]),
+            torch.stack([mean.to(torch.float64) for mean in self._component_means()]),
+            torch.stack(self._component_deviations(noise)),
             self.pointwise_weights,
             wanted.reshape(-1),
         )

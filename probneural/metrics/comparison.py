@@ -11,6 +11,7 @@ from torch import Tensor
 from probneural.checks import check_finite, check_instance, check_squares
 from probneural.distributions.base import FieldDistribution, check_values, draw_stream, noise_variance
 from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.mixture import MixtureField
 from probneural.errors import DataError, GridError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
@@ -130,7 +131,7 @@ class RepeatedDraws:
 
     def of(self, u: FieldDistribution, count: int) -> Float[Tensor, "s n c *grid"]:
         """Draw so many times from a field, detached."""
-        if not isinstance(u, GaussianField):
+        if not isinstance(u, (GaussianField, MixtureField)):
             return u.rsample(torch.Size([count]), seed=self._seed).detach()
         shape = (count, *u.base_shape)
         if self._numbers is None or tuple(self._numbers.shape) != shape:

@@ -129,8 +129,8 @@ def gaussian_mixture_crps(
 
 def _of_mixture(u: MixtureField, comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
     truth = comparison.truth
-    means = torch.stack([field.mean.detach().to(truth) for field in u.components])
-    variances = torch.stack([field.variance.detach().to(truth) + comparison.noise for field in u.components])
+    means = torch.stack([mean.detach().to(truth) for mean in u._component_means()])
+    variances = torch.stack([variance.detach().to(truth) + comparison.noise for variance in u._component_variances()])
     return gaussian_mixture_crps(means, truth, variances=variances, weights=u.pointwise_weights.to(truth).expand_as(means))
 
 

@@ -1,0 +1,185 @@
+"""One Gaussian field at several scales, which of them being unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.checks import check_instance, real_tensor
+from probneural.contexts import undisturbed
+from probneural.distributions.base import (
+    check_deviation_factors,
+    check_held,
+    noise_variance,
+    normal_base_samples,
+    sample_size,
+)
+from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.mixture import MixtureField, checked_weights, choose
+from probneural.distributions.roots.base import root_sum_of_squares, square_units
+from probneural.errors import ArgumentError
+from probneural.fields import select_rows
+from probneural.functionals import Functional, check_functional
+
+
+class ScaleMixtureField(MixtureField):
+    """p(u) = Σ_k w_k N(u; m, s_k² C): deviations from the mean of a Gaussian field, times a random number.
+
+    Such a field is elliptical: it has the correlations of the Gaussian one, and heavier tails. It is a mixture like others,
+    whose components have their work in common: functionals, deviations and draws cost as much as those of one field.
+
+    Args:
+        field: N(m, C), of n functions.
+        scales: s_k of deviations, `(k,)`, positive, dimensionless.
+        weights: `(k,)`, or `(k, n)` where they depend on the function; as in a mixture.
+
+    Raises:
+        DataError: If the field is not Gaussian, or weights are negative, not finite or all zero.
+        ArgumentError: If scales are no vector, or one is not positive and finite.
+        ShapeError: If there is not one weight for each scale.
+
+    Examples:
+        >>> from probneural.distributions.roots.base import DenseRoot
+        >>> from probneural.grids import Grid
+        >>> field = GaussianField(torch.zeros(1, 1, 1), DenseRoot(torch.ones(1, 1, 1, 1)), latent="xi", grid=Grid.uniform((1,)))
+        >>> mixed = ScaleMixtureField(field, torch.tensor([1.0, 3.0]))
+        >>> mixed.variance.item(), len(mixed.components)
+        (5.0, 2)
+    """
+
+    def __init__(self, field: GaussianField, scales: Float[Tensor, " k"], weights: Float[Tensor, "k *n"] | None = None) -> None:
+        check_instance(field, GaussianField, "field", remedy="of an ensemble's field: field.moment_matched()")
+        self.field, self.grid = field, field.grid
+        self.scales = checked_scales(scales)
+        self.weights = checked_weights(weights, len(self.scales), len(field))
+        self._scaled: tuple[GaussianField, ...] | None = None
+
+    @property
+    def components(self) -> tuple[GaussianField, ...]:
+        """The field at each scale; made when they are asked for, since most questions do not need them."""
+        if self._scaled is None:
+            ones = torch.ones(self.field.mean.shape[1], dtype=torch.float64)
+            self._scaled = tuple(self.field.scale(scale * ones) for scale in self.scales.tolist())
+        return self._scaled
+
+    def __len__(self) -> int:
+        """Number of functions n."""
+        return len(self.field)
+
+    @property
+    def variance_factor(self) -> Float64[Tensor, "n *ones"]:
+        """Σ w_k s_k², by which variances are those of the field; `(n, 1, ...)` or `(1, ...)`, dimensionless."""
+        squares = self.scales.square().to(self.weights).reshape(-1, *(1,) * (self.pointwise_weights.ndim - 1))
+        return (self.pointwise_weights * squares).sum(0)
+
+    @property
+    def mean(self) -> Float[Tensor, "n c *grid"]:
+        """That of the field, `(n, c, *grid.shape)`, in physical units."""
+        return self.field.mean
+
+    @property
+    @undisturbed()
+    def variance(self) -> Float[Tensor, "n c *grid"]:
+        """Σ w_k s_k² times that of the field, `(n, c, *grid.shape)`, in physical units squared.
+
+        Raises:
+            DataError: If the mean's dtype does not hold it; it holds the standard deviation.
+        """
+        variance = self.variance_factor.to(self.field.mean) * self.field.variance
+        if bool((square_units(variance.flatten(2)) != 1.0).any()):
+            check_held(variance, self.standard_deviation, self.mean)
+        return variance
+
+    @property
+    @undisturbed()
+    def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
+        """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
+        return self.variance_factor.sqrt().to(self.field.mean) * self.field.standard_deviation
+
+    @property
+    def base_shape(self) -> torch.Size:
+        """`(1 + k,)`: a number that chooses the scale, then what drives the field."""
+        return torch.Size([1 + self.field.base_shape[0]])
+
+    @undisturbed()
+    def rsample(
+        self,
+        sample_shape: torch.Size | Sequence[int] = (),
+        *,
+        seed: int | None = None,
+        base_samples: Tensor | None = None,
+    ) -> Float[Tensor, "*s n c *grid"]:
+        """Draw functions; see the base class. A draw is differentiable through the field; the choice of the scale is not."""
+        count, field = sample_size(sample_shape), self.field
+        numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples).reshape(count, -1)
+        uniform = torch.special.ndtr(numbers[:, 0].detach().to("cpu", torch.float64))
+        chosen = choose(self.weights.detach().cpu(), uniform, len(self))
+        around = GaussianField(
+            torch.zeros_like(field.mean),
+            field.root,
+            latent=field.latent,
+            grid=self.grid,
+            discrepancy=field.discrepancy,
+        )
+        deviation = around.rsample((count,), base_samples=numbers[:, 1:])
+        scale = self.scales[chosen].reshape(count, len(self), *(1,) * (field.mean.ndim - 1)).to(deviation)
+        return (field.mean + scale * deviation).reshape(*sample_shape, *field.mean.shape)
+
+    def _component_means(self) -> list[Float[Tensor, "n c *grid"]]:
+        return [self.field.mean] * len(self.scales)
+
+    def _component_variances(self) -> list[Float[Tensor, "n c *grid"]]:
+        variance = self.field.variance
+        return [scale**2 * variance for scale in self.scales.tolist()]
+
+    def _component_deviations(self, noise: float | Tensor) -> list[Float64[Tensor, "n c *grid"]]:
+        std = self.field.standard_deviation.to(torch.float64)
+        observed = noise_variance(noise, tuple(std.shape), std).sqrt()
+        return [root_sum_of_squares(scale * std, observed) for scale in self.scales.tolist()]
+
+    def apply(self, functional: Functional) -> ScaleMixtureField:
+        """Push the field forward, exactly."""
+        check_functional(functional, grid=self.grid)
+        image = self.field.apply(functional)
+        return ScaleMixtureField(image, self.scales, self.weights)._with_labels(functional.labels)
+
+    def scale(self, factors: Float[Tensor, "..."]) -> ScaleMixtureField:
+        """Multiply the deviation from the mean by factors."""
+        checked = check_deviation_factors(factors, tuple(self.mean.shape))
+        return ScaleMixtureField(self.field.scale(checked), self.scales, self.weights)._with_labels(self.labels)
+
+    def moment_matched(self) -> GaussianField:
+        """Return the Gaussian field of the same mean and covariance: the field, with larger or smaller deviations."""
+        factor = self.variance_factor.sqrt()
+        shape = self.mean.shape
+        per_channel = self.weights.ndim == 1
+        factors = factor.reshape(-1)[:1].expand(shape[1]) if per_channel else factor.expand(shape)
+        return self.field.scale(factors)._with_labels(self.labels)
+
+    def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> ScaleMixtureField:
+        """Select functions."""
+        rows = select_rows(index, len(self))
+        weights = self.weights if self.weights.ndim == 1 else self.weights[:, rows]
+        return ScaleMixtureField(self.field[rows], self.scales, weights)._with_labels(self.labels)
+
+    def marginal(self, index: int) -> ScaleMixtureField:
+        """One function by itself, under a latent of its own where that makes its root smaller."""
+        weights = self.weights if self.weights.ndim == 1 else self.weights[:, index : index + 1]
+        return ScaleMixtureField(self.field.marginal(index), self.scales, weights)._with_labels(self.labels)
+
+
+def checked_scales(scales: Float[Tensor, " k"]) -> Float64[Tensor, " k"]:
+    """Return scales of deviations, on the CPU, in float64; lists and arrays will do.
+
+    Raises:
+        ArgumentError: If they are no vector, or one is not positive and finite.
+    """
+    given = real_tensor(scales, "scales").to("cpu", torch.float64)
+    if given.ndim != 1 or not len(given) or not bool((given.isfinite() & (given > 0)).all()):
+        raise ArgumentError(
+            expected="positive finite scales (k,)", got=str(given.tolist())[:200], remedy="fit them with ScaleMixture"
+        )
+    return given

@@ -1,0 +1,152 @@
+"""One field at several scales: the mixture of its components in all that is asked of it, with one field's work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from probneural.distributions import DenseRoot, GaussianField, MixtureField, ScaleMixtureField
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.fields import Field
+from probneural.functionals import Functional, integral, sensors, stack
+from probneural.grids import Grid
+from probneural.metrics import compare, coverage, crps, interval_width, joint_nll, nll, simultaneous_coverage
+from tests.distributions.cases import normal
+
+GRID = Grid.uniform(6)
+SCALES = torch.tensor([0.4, 1.0, 2.5], dtype=torch.float64)
+SHARED = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+EACH = torch.tensor([[0.2, 0.0, 0.6], [0.5, 1.0, 0.1], [0.3, 0.0, 0.3]], dtype=torch.float64)
+
+
+class Counted(DenseRoot):
+    """A root that counts how often it is pushed through a functional."""
+
+    pushes = 0
+
+    def push(self, functional: Functional) -> DenseRoot:
+        Counted.pushes += 1
+        return DenseRoot(super().push(functional).dense())
+
+
+def gaussian(*, own: bool = False) -> GaussianField:
+    return GaussianField(
+        normal("mean", 3, 2, 6),
+        Counted(0.5 * normal("root", 3, 2, 6, 8)),
+        latent="xi",
+        grid=GRID,
+        discrepancy=DenseRoot(0.3 * normal("own", 3, 2, 6, 2)) if own else None,
+    )
+
+
+def both(weights: Tensor, *, own: bool = False) -> tuple[ScaleMixtureField, MixtureField]:
+    """The field, and the same as a mixture of Gaussian fields that know nothing of each other."""
+    field = gaussian(own=own)
+    return ScaleMixtureField(field, SCALES, weights), MixtureField(
+        [field.scale(torch.full((2,), scale).double()) for scale in SCALES.tolist()], weights
+    )
+
+
+CASES = pytest.mark.parametrize(
+    ("weights", "own"), [(SHARED, False), (SHARED, True), (EACH, False)], ids=["shared", "with a discrepancy", "by function"]
+)
+
+
+@CASES
+def test_it_is_the_mixture_of_its_components(weights: Tensor, own: bool) -> None:
+    one, other = both(weights, own=own)
+    truth = normal("truth", 3, 2, 6)
+
+    def alike(first: ScaleMixtureField, second: MixtureField, truth: Tensor) -> None:
+        assert isinstance(first, ScaleMixtureField)
+        assert len(first.components) == 3
+        for name in ("mean", "variance", "standard_deviation", "std", "labels", "grid"):
+            found, expected = getattr(first, name), getattr(second, name)
+            assert found == expected if not isinstance(found, Tensor) else torch.allclose(found, expected), name
+        for noise in (0.0, 0.3):
+            torch.testing.assert_close(first.cdf(truth, noise=noise), second.cdf(truth, noise=noise))
+            torch.testing.assert_close(first.quantile([0.1, 0.7], noise=noise), second.quantile([0.1, 0.7], noise=noise))
+            torch.testing.assert_close(
+                first.log_prob(truth, noise=noise + 0.1, joint=True), second.log_prob(truth, noise=noise + 0.1, joint=True)
+            )
+        matched = [u.moment_matched() for u in (first, second)]
+        torch.testing.assert_close(matched[0].mean, matched[1].mean)
+        torch.testing.assert_close(*(u.covariance.to_dense() for u in matched))
+
+    alike(one, other, truth)
+    alike(one[1:], other[1:], truth[1:])
+    alike(one.marginal(2), other.marginal(2), truth[2:])
+    factors = torch.tensor([0.5, 3.0]).double()
+    alike(one.scale(factors), other.scale(factors), truth)
+    varying = 0.5 + normal("factors", 3, 2, 6).square()
+    alike(one.scale(varying), other.scale(varying), truth)
+    probe = stack([integral(GRID), sensors(GRID, [[0.3]])])
+    image, expected = one.apply(probe), other.apply(probe)
+    assert image.labels == expected.labels
+    alike(image, expected, normal("image", 3, 2, 2))
+    comparisons = [compare(u, Field(truth, GRID), noise=0.2) for u in (one, other)]
+    for score in (crps, nll, joint_nll, coverage, interval_width):
+        torch.testing.assert_close(*(score(comparison) for comparison in comparisons))
+
+
+@CASES
+def test_draws_are_those_of_the_mixture(weights: Tensor, own: bool) -> None:
+    """Second and fourth moments and what draws cover; a draw with shared weights has one scale for all functions."""
+    one, other = both(weights, own=own)
+    draws = [u.rsample((20_000,), seed=seed) for seed, u in enumerate((one, other))]
+    for power in (2, 4):
+        moments = [(drawn - one.mean).pow(power).mean(0) for drawn in draws]
+        torch.testing.assert_close(*moments, rtol=0.12 if power == 2 else 0.5, atol=0.01)
+    torch.testing.assert_close(draws[0].var(0), one.variance, rtol=0.12, atol=0.01)
+    close = [((drawn - one.mean).abs() <= 2.0 * one.standard_deviation).flatten(2).all(-1).double().mean(0) for drawn in draws]
+    torch.testing.assert_close(*close, rtol=0.0, atol=0.02)
+    if weights.ndim == 1 and not own:
+        sizes = ((draws[0] - one.mean) / one.standard_deviation).square().mean((2, 3)).sqrt().log()
+        joint = torch.corrcoef(sizes.mT)
+        assert float(joint[0, 1]) > 0.5  # a common scale
+
+
+def test_draws_have_gradients_and_base_samples() -> None:
+    root = (0.5 * normal("root", 1, 1, 6, 4)).requires_grad_()
+    u = ScaleMixtureField(GaussianField(torch.zeros(1, 1, 6).double(), DenseRoot(root), latent="xi", grid=GRID), SCALES, SHARED)
+    assert tuple(u.base_shape) == (5,)
+    numbers = normal("numbers", 7, 5)
+    drawn = u.rsample((7,), base_samples=numbers)
+    (gradient,) = torch.autograd.grad(drawn.sum(), root)
+    # The draw is in proportion to the root, so the sum is its own derivative along it.
+    torch.testing.assert_close((gradient * root).sum(), drawn.sum())
+    chosen = torch.bucketize(torch.special.ndtr(numbers[:, 0]), SHARED.cumsum(0)[:-1])
+    torch.testing.assert_close(drawn[:, 0, 0], SCALES[chosen][:, None] * (numbers[:, 1:] @ root[0, 0].mT))
+
+
+def test_a_functional_is_pushed_once() -> None:
+    one, _ = both(SHARED)
+    Counted.pushes = 0
+    one.apply(integral(GRID)).interval(0.9)
+    assert Counted.pushes == 1
+
+
+def test_whole_functions_are_covered_by_draws_of_it() -> None:
+    """Functions that are its own draws; the Gaussian of its moments covers too many or too few."""
+    root = torch.randn(1, 1, 6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).expand(2000, -1, -1, -1)
+    field = GaussianField(torch.zeros(2000, 1, 6).double(), DenseRoot(root), latent="xi", grid=GRID)
+    scale = torch.where(torch.arange(2000) % 2 == 0, 0.3, 3.0).double()[:, None, None]
+    truth = scale * (normal("drawn", 2000, 1, 3) @ root[0, 0].mT)
+    u = ScaleMixtureField(field, torch.tensor([0.3, 3.0]).double())
+    inside = [
+        float(simultaneous_coverage(compare(one, Field(truth, GRID)), level=0.9).mean()) for one in (u, u.moment_matched())
+    ]
+    assert inside[0] == pytest.approx(0.9, abs=0.025)
+    assert abs(inside[1] - 0.9) > 0.05
+
+
+@pytest.mark.bad_input
+def test_what_is_refused() -> None:
+    for scales in ([], [1.0, 0.0], [[1.0]], [float("nan")]):
+        with pytest.raises(ArgumentError, match="scales"):
+            ScaleMixtureField(gaussian(), torch.tensor(scales))
+    with pytest.raises(ShapeError, match="weights"):
+        ScaleMixtureField(gaussian(), SCALES, SHARED[:2])
+    with pytest.raises(DataError, match="field"):
+        ScaleMixtureField(both(SHARED)[0], SCALES, SHARED)  # type: ignore[arg-type]
