@@ -26,19 +26,23 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
     results: list[dict[str, Any]] = []
     notes = [
         f"Permeability 12 or 3 on {sizes.points} points per axis, solved by finite volumes on finer ones (error .1 %); "
-        f"{sizes.pairs} training functions, {sizes.held_out} that variances are scaled on, {sizes.conformal} that bands are "
-        f"calibrated on, {sizes.tests} tests; an FNO of width {sizes.width} with {sizes.modes} modes per axis, {sizes.epochs} "
-        f"epochs. Means over seeds with their {CONFIDENCE:.0%} intervals.",
-        "CRPS and energy score: over the root mean square of the outputs. scale none: as the head states it; local: "
-        f"VarianceScale as it is by default. whole: how many of the first {WHOLE} functions lie within 90 % bands of draws.",
+        f"{sizes.pairs} training functions, a tenth of which training only watches, {sizes.held_out} that variances are scaled "
+        f"on, {sizes.conformal} that bands are calibrated on, {sizes.tests} tests; an FNO of width {sizes.width} with "
+        f"{sizes.modes} modes per axis, {sizes.epochs} epochs (fine-tuning half of them more, the ensemble four times them). "
+        f"Means over seeds; intervals are {CONFIDENCE:.0%} intervals, those of ratios about geometric means.",
+        "CRPS and energy score: over the root mean square of the outputs. scale none: as the head states it, with what it "
+        f"calls noise; local: VarianceScale as it is by default. whole: part of the first {WHOLE} functions within 90 % bands "
+        "of draws.",
         "published: CRPS that Bülte et al. (2025) report for Darcy flow, as others quote it, in units and on data of their "
         "own, with last-layer Laplace, dropout and an operator trained by the energy score. Only ratios can be compared; "
         "nothing there was calibrated.",
         "bands: mean ± q scale(x). A promise is kept by functions that lie within on the part 1 - α of the domain or more; "
         "1 - δ of them have to. ranks: PointwiseBand. bound: a part of α is kept for Hoeffding's bound, as in the code "
-        "published with UQNO (Ma et al. 2024); empty where the bound leaves nothing. second network: learns the .9 quantile "
-        f"of absolute errors from the {sizes.held_out} functions that others scale their variances on; UQNO gives it a "
-        "training set of its own. width: half of it, averaged over the domain, over the root mean square of the outputs.",
+        "published with UQNO (Ma et al. 2024), which counts all grid points alike; empty where the bound leaves nothing.",
+        "second network: learns the .9 quantile of absolute errors, whatever α, in as many steps as the first, from the "
+        f"{sizes.held_out} functions that others scale their variances on (a fifth of them decide when it stops), or from "
+        f"{sizes.pairs} functions of its own, which no other head has. width: half of it, averaged over the domain, over the "
+        "root mean square of the outputs.",
     ]
 
     def heads() -> list[Row]:

@@ -31,9 +31,9 @@ TUNED = "energy score, fine-tuned"
 DROPOUT = "MC dropout"
 HEADS = {DEFAULT: DEFAULT, DROPOUT: DROPOUT, SCRATCH: SCRATCH, TUNED: "noise-conditioned", ENSEMBLE: ENSEMBLE}
 """Names in the tables, and in the workshop."""
-SECOND, CONSTANT = "second network", "constant width"
-BANDS = (CONSTANT, SECOND, DEFAULT, SCRATCH, ENSEMBLE)
-"""What bands are wide in proportion to; the first three lie around the same network."""
+CONSTANT, SECOND, FURTHER = "constant width", "second network", "second network, functions of its own"
+BANDS = (CONSTANT, SECOND, FURTHER, DEFAULT, SCRATCH, ENSEMBLE)
+"""What bands are wide in proportion to; the first four lie around the same network."""
 PROMISES = ((0.1, 0.1), (0.1, 0.05), (0.05, 0.1), (0.05, 0.05), (0.02, 0.1))
 """α, the part of the domain that a function may leave a band on, and δ, the probability of a function that does so on more."""
 SECOND_LEVEL = 0.9
@@ -81,17 +81,26 @@ SIZES = {
 
 
 class Parts(NamedTuple):
-    """The functions of one seed: what networks learn from, variances are scaled on, bands are calibrated on, and tests."""
+    """The functions of one seed.
+
+    Attributes:
+        train: What networks learn from.
+        held_out: What variances are scaled on, and a second network learns from.
+        conformal: What bands are calibrated on.
+        test: What is scored.
+        further: As many as networks learn from, for a second network.
+    """
 
     train: pn.FieldPairs
     held_out: pn.FieldPairs
     conformal: pn.FieldPairs
     test: pn.FieldPairs
+    further: pn.FieldPairs
 
     @classmethod
     def drawn(cls, sizes: Sizes, seed: int) -> Parts:
-        """Draw all four."""
-        counts = (sizes.pairs, sizes.held_out, sizes.conformal, sizes.tests)
+        """Draw all of them."""
+        counts = (sizes.pairs, sizes.held_out, sizes.conformal, sizes.tests, sizes.pairs)
         problem = pn.problems.PiecewiseDarcy()
         return cls(
             *(
@@ -179,8 +188,8 @@ class Unit:
                     found["heads"].append({"head": head, "scale": scale} | scores(predictor, parts.test))
         for shape in BANDS:
             with noted(found[FAILED], f"band, {shape}"):
-                if shape == SECOND:
-                    predictor = self._second(shop, parts.held_out)
+                if shape in (SECOND, FURTHER):
+                    predictor = self._second(shop, parts.held_out if shape == SECOND else parts.further)
                 else:
                     predictor = scaled[DEFAULT if shape == CONSTANT else shape]
                 found["bands"] += band_rows(shape, predictor, parts=parts)
@@ -206,14 +215,15 @@ class Unit:
         pn.fit(operator, shop.pairs, seed=shop.seed_of(0), show_progress=False, **settings)
         return pn.heads.NoiseConditioning(64, seed=shop.seed_of(0)).fit(operator, shop.pairs)
 
-    def _second(self, shop: Workshop, held_out: pn.FieldPairs) -> Predictor:
+    def _second(self, shop: Workshop, unseen: pn.FieldPairs) -> Predictor:
         """The first network, and one that has learned a quantile of its absolute errors on functions that it has not seen."""
         operator, _ = shop.member(0)
-        errors = (held_out.outputs.values - pn.fields.evaluate(operator, held_out.inputs).detach()).abs()
-        pairs = pn.FieldPairs(held_out.inputs, Field(errors, held_out.outputs.grid))
+        errors = (unseen.outputs.values - pn.fields.evaluate(operator, unseen.inputs).detach()).abs()
+        pairs = pn.FieldPairs(unseen.inputs, Field(errors, unseen.outputs.grid))
         width = shop.recipe.build(pairs, seed=shop.seed_of(1))
-        stop = pn.training.Optimization(early_stopping=pn.training.EarlyStopping(patience=10))
-        fit: Callable[..., object] = partial(pn.fit, epochs=self.sizes.epochs, learning_rate=LEARNING_RATE, validation=0.2)
+        epochs = self.sizes.epochs * self.sizes.pairs // len(unseen)  # as many steps as the first network has
+        stop = pn.training.Optimization(early_stopping=pn.training.EarlyStopping(patience=max(1, epochs // 3)))
+        fit: Callable[..., object] = partial(pn.fit, epochs=epochs, learning_rate=LEARNING_RATE, validation=0.2)
         fit(width, pairs, loss=Pinball(SECOND_LEVEL), optimization=stop, seed=shop.seed_of(1), show_progress=False)
         return TwoNetworks(operator, width, like=shop.pairs)
 
@@ -273,43 +283,44 @@ def band_rows(shape: str, predictor: Predictor, *, parts: Parts) -> list[Row]:
     rows = []
     for alpha, delta in PROMISES:
         needed = second.quantiles(1.0 - alpha)
-        for rule in (RANK, BOUND):
+        for rule, find in RULES.items():
             row: Row = {"band": shape, "α": alpha, "δ": delta, "rule": rule, "held": None, "width": None}
-            chosen = rank_rule(alpha, delta, functions=len(parts.conformal), points=None if rule == RANK else first.grid.size)
-            if chosen is not None:
-                fraction, rank = chosen
-                quantile = first.quantiles(fraction).sort().values[rank - 1]
-                row |= {"held": float((needed <= quantile).double().mean()), "width": float(quantile) * second.scale / unit}
+            quantile = find(first, alpha, delta)
+            if quantile is not None:
+                row |= {"held": float((needed <= quantile).double().mean()), "width": quantile * second.scale / unit}
             rows.append(row)
     return rows
 
 
-def rank_rule(alpha: float, delta: float, *, functions: int, points: int | None) -> tuple[float, int] | None:
-    """The fraction of the domain on which calibration functions are held, and the rank of the one that decides, from 1.
+def by_ranks(strays: Strays, alpha: float, delta: float) -> float | None:
+    """The rank of a new function among those for calibration, each by the part 1 - α of its domain, as PointwiseBand has it.
 
-    Without a number of points, grids are taken as they are: 1 - α, and the rank of a new function among the calibration
-    functions. With one, grid points are taken as independent draws of the domain, and a part t of α is kept for Hoeffding's
-    bound; a third of what the bound leaves, as in the code that was published with UQNO. None where it leaves nothing.
+    None where there are too few functions.
+    """
+    rank = math.ceil((len(strays.ratios) + 1) * (1.0 - delta))
+    return None if rank > len(strays.ratios) else float(strays.quantiles(1.0 - alpha).sort().values[rank - 1])
 
-    Examples:
-        >>> rank_rule(0.1, 0.1, functions=300, points=None)
-        (0.9, 271)
-        >>> fraction, rank = rank_rule(0.1, 0.1, functions=300, points=1849)
-        >>> round(fraction, 3), rank
-        (0.95, 269)
-        >>> rank_rule(0.02, 0.1, functions=300, points=1849) is None
-        True
+
+def by_bound(strays: Strays, alpha: float, delta: float) -> float | None:
+    """What the code does that was published with UQNO: all grid points count alike, as independent draws of the domain.
+
+    A part t of α is kept for Hoeffding's bound: its least, and a third of the rest. None where it leaves nothing.
 
     Reference:
         Ma et al. (2024), Calibrated uncertainty quantification for operator learning via conformal prediction, and
         scripts/train_uqno_darcy.py of neuraloperator.
     """
-    if points is None:
-        return 1.0 - alpha, math.ceil((functions + 1) * (1.0 - delta))
+    functions, points = strays.ratios.flatten(1).shape
     least = math.sqrt(-math.log(delta) / (2 * points))
     kept = (alpha - least) / 3 + least
     left = delta - math.exp(-2 * points * kept**2)
-    above = math.ceil((functions + 1) * left)
-    if alpha <= kept or left <= 0 or above >= functions:
+    if alpha <= kept or left <= 0:
         return None
-    return 1.0 - (alpha - kept), functions - above
+    outside, above = math.ceil((alpha - kept) * points), math.ceil((functions + 1) * left)
+    if above >= functions:
+        return None
+    by_function = strays.ratios.flatten(1).sort(dim=1, descending=True).values[:, outside]
+    return float(by_function.sort(descending=True).values[above])
+
+
+RULES: dict[str, Callable[[Strays, float, float], float | None]] = {RANK: by_ranks, BOUND: by_bound}

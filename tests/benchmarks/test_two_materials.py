@@ -25,10 +25,12 @@ from benchmarks.two_materials_units import (
     SIZES,
     Parts,
     Pinball,
+    Strays,
     TwoNetworks,
     Unit,
     band_rows,
-    rank_rule,
+    by_bound,
+    by_ranks,
 )
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -82,7 +84,7 @@ def test_pinball_is_least_at_the_quantile() -> None:
 
 def test_bands_hold_what_is_promised() -> None:
     """Deviations are true but for a factor of each function, so that ranks decide; the constant band is wider."""
-    every = Parts(*(pairs(count, seed=seed, scales=True) for seed, count in enumerate((2, 2, 400, 2000))))
+    every = Parts(*(pairs(count, seed=seed, scales=True) for seed, count in enumerate((2, 2, 400, 2000, 2))))
     rows = {(row["α"], row["δ"], row["rule"]): row for row in band_rows(SECOND, stated(every.train), parts=every)}
     wide = {(row["α"], row["δ"], row["rule"]): row for row in band_rows(CONSTANT, stated(every.train), parts=every)}
     assert list(rows) == [(*promise, rule) for promise in PROMISES for rule in (RANK, BOUND)]
@@ -98,21 +100,29 @@ def test_bands_hold_what_is_promised() -> None:
         bound = rows[alpha, delta, BOUND]
         if bound["held"] is not None:
             assert bound["held"] > 1 - delta
-            assert bound["width"] > 1.05 * row["width"]
+            assert 1.05 * row["width"] < bound["width"] < 2.1 * row["width"]
     assert [promise for promise in PROMISES if rows[*promise, BOUND]["held"] is None] == [(0.05, 0.05), (0.02, 0.1)]
 
 
-def test_the_bound_is_hoeffdings() -> None:
-    """Its fraction keeps t for points drawn at random: exp(-2 P t²) is what is taken off δ."""
-    for points in (200, 1849, 10**6):
-        chosen = rank_rule(0.1, 0.1, functions=300, points=points)
-        assert chosen is not None
-        fraction, rank = chosen
-        kept = fraction - 0.9
-        least = math.sqrt(math.log(10) / (2 * points))
-        assert kept == pytest.approx(least + (0.1 - least) / 3)
-        assert 300 - rank == math.ceil(301 * (0.1 - math.exp(-2 * points * kept**2)))
-    assert rank_rule(0.1, 0.1, functions=300, points=20) is None
+def test_the_bound_is_that_of_the_published_code() -> None:
+    """Order statistics written out, on a grid whose points do not weigh alike; ranks take weights into account."""
+    grid = Grid.uniform((40, 50), periodic=False)
+    ratios = normal(70, 1, 40, 50, seed=3, dtype=torch.float64).abs() * (1 + torch.arange(70).double()[:, None, None, None])
+    strays = Strays(ratios, 1.0, grid)
+    for alpha, delta in ((0.1, 0.1), (0.1, 0.05), (0.2, 0.1)):
+        n, points = 70, 2000
+        least = math.sqrt(-math.log(delta) / 2 / points)
+        t = (alpha - least) / 3 + least
+        inside = math.ceil((alpha - t) * points)
+        each = [sorted(row.flatten().tolist(), reverse=True)[inside] for row in ratios]
+        chosen = math.ceil((n + 1) * (delta - math.exp(-2 * points * t * t)))
+        assert by_bound(strays, alpha, delta) == sorted(each, reverse=True)[chosen]
+        weighed = by_ranks(strays, alpha, delta)
+        assert weighed is not None
+        assert weighed == float(strays.quantiles(1 - alpha).sort().values[math.ceil(71 * (1 - delta)) - 1])
+        assert weighed < by_bound(strays, alpha, delta)
+    assert by_bound(Strays(ratios[..., :2], 1.0, grid), 0.1, 0.1) is None  # 80 points
+    assert by_ranks(Strays(ratios[:10], 1.0, grid), 0.1, 0.05) is None  # 11th of 10
 
 
 def test_tables() -> None:
@@ -152,5 +162,7 @@ def test_a_unit(tmp_path: Path) -> None:
     assert [row["head"] for row in found["heads"]] == [head for head in HEADS for _ in range(2)]
     assert [row["band"] for row in found["bands"]] == [band for band in BANDS for _ in range(2 * len(PROMISES))]
     assert all(math.isfinite(row["CRPS"]) for row in found["heads"])
+    by_rank = [row for row in found["bands"] if row["rule"] == RANK]
+    assert all(row["width"] > 0 and 0 <= row["held"] <= 1 for row in by_rank)
     again = kept_units.spread([unit], tmp_path, workers=1)[unit]
     assert again == found | {"resumed": True}
