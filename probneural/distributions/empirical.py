@@ -149,7 +149,7 @@ class EmpiricalField(FieldDistribution):
 
         The members' own are interpolated between members, each of which stands in the middle of its probability; those beyond
         the outermost members are these members. With noise they are quantiles of the mixture of Gaussians around the members,
-        found by bisection, without a gradient.
+        found by bisection, with their first derivatives.
         """
         if 1.0 / float(self.weights.square().sum()) < ENOUGH_MEMBERS * (1 - 1e-9):
             return super().quantile(q, noise=noise)

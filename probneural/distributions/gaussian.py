@@ -33,7 +33,7 @@ from probneural.distributions.base import (
 )
 from probneural.distributions.constraints import Constraint, Residual, checked, find_mode
 from probneural.distributions.latent import Latent, digest
-from probneural.distributions.roots.base import DenseRoot, Root, square_units
+from probneural.distributions.roots.base import DenseRoot, Root, square_root, square_units
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
 from probneural.distributions.roots.weighted import weigh
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
@@ -539,7 +539,7 @@ class GaussianField(FieldDistribution):
         matrix = root.dense().to(torch.float64).flatten(0, 2)
         if bool((noise > 0).all()):
             return log_density(matrix, residual, noise)
-        matrix = torch.cat([matrix, noise.sqrt().diag()[:, noise > 0]], dim=1)
+        matrix = torch.cat([matrix, square_root(noise).diag()[:, noise > 0]], dim=1)
         density = log_density_without_noise(matrix, residual, dtype=self._precision)
         _check_density(~density.isnan())
         return density

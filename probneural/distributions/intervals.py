@@ -13,11 +13,14 @@ from torch import Tensor
 from probneural.checks import real_tensor
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field
+from probneural.linear_algebra.first_order import increment
 
 ENOUGH_MEMBERS = 100
 """Effective members from which an empirical field has quantiles of its own; below, they are those of a Gaussian."""
 _HALVINGS = 60
 """Steps of the bisection: the bracket then is as narrow as float64 can tell."""
+_ROUNDING = 1e-12
+"""Distance of a quantile from a certain component, relative to both, within which it is that component."""
 _CHUNK_ELEMENTS = 2**20
 """Values compared at once (8 MiB in float64)."""
 
@@ -134,7 +137,6 @@ def _interpolated(members: Tensor, weights: Tensor, probabilities: Tensor) -> Te
     return torch.lerp(ordered.gather(-1, below), ordered.gather(-1, above), fraction).movedim(-1, 0)
 
 
-@torch.no_grad()
 def mixture_quantiles(
     means: Float64[Tensor, "s *values"],
     std: Float64[Tensor, "s *values"],
@@ -143,12 +145,43 @@ def mixture_quantiles(
 ) -> Float64[Tensor, "k *values"]:
     """Quantiles of mixtures of Gaussians, value by value, by bisection.
 
+    First derivatives in means and deviations are those of the equation that a quantile solves: each component moves it in
+    proportion to its density there. Weights are constants.
+
     Args:
         means: Of the components.
         std: Their standard deviations; zero is legal.
         weights: Their probabilities, of a shape that broadcasts against the values.
         probabilities: Of the quantiles.
     """
+    found = _bisected(means.detach(), std.detach(), weights.detach(), probabilities)
+    if torch.is_grad_enabled() and (means.requires_grad or std.requires_grad):
+        return torch.stack([one + _change(one, means, std, weights.detach()) for one in found])
+    return found
+
+
+def _change(
+    quantile: Float64[Tensor, "*values"],
+    means: Float64[Tensor, "s *values"],
+    std: Float64[Tensor, "s *values"],
+    weights: Tensor,
+) -> Float64[Tensor, "*values"]:
+    """Zeros with the first derivative of a quantile; at a component that is certain, it is that component's mean."""
+    at, width = means.detach(), std.detach()
+    spread = width > 0
+    z = torch.where(spread, quantile - at, torch.zeros_like(at)) / torch.where(spread, width, torch.ones_like(width))
+    density = weights.to(at) * torch.exp(-0.5 * z.square()) / torch.where(spread, width, torch.ones_like(width))
+    share = torch.where(spread, density, torch.zeros_like(density))
+    on_it = weights.to(at) * (~spread & ((quantile - at).abs() <= _ROUNDING * (at.abs() + quantile.abs())))
+    share = torch.where(on_it.sum(0) > 0, on_it.to(share), share)
+    total = share.sum(0)
+    share = share / torch.where(total > 0, total, torch.ones_like(total))
+    return (share * (increment(means) + z * increment(std))).sum(0)
+
+
+@torch.no_grad()
+def _bisected(means: Tensor, std: Tensor, weights: Tensor, probabilities: Tensor) -> Tensor:
+    """The values."""
     z = torch.special.ndtri(probabilities).to(means)
     low = torch.stack([(means + one * std).amin(0) for one in z])
     high = torch.stack([(means + one * std).amax(0) for one in z])  # the quantile lies between those of the components

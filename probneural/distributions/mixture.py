@@ -209,15 +209,17 @@ class MixtureField(FieldDistribution):
         given = given.to(self.mean.device, torch.float64)
         parts = []
         for middle, std in zip(self._component_means(), self._component_deviations(noise), strict=True):
-            gap, std = given - middle.to(given), std.to(given)
-            parts.append(torch.special.ndtr(torch.where(gap == 0, torch.zeros_like(gap), gap / std)))
+            gap, width = given - middle.to(given), std.to(given)
+            varies = width > 0
+            smooth = torch.special.ndtr(gap / torch.where(varies, width, torch.ones_like(width)))
+            parts.append(torch.where(varies, smooth, 0.5 * (1.0 + gap.detach().sign())))  # a step has no derivative
         return self._mixed(parts)
 
     @undisturbed()
     def quantile(
         self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0
     ) -> Float64[Tensor, "*k n c *grid"]:
-        """Quantiles of every value; see the base class. They are the mixture's own, by bisection, without a gradient."""
+        """Quantiles of every value; see the base class. They are the mixture's own, by bisection, with first derivatives."""
         wanted = check_probabilities(q)
         found = mixture_quantiles(
             torch.stack([mean.to(torch.float64) for mean in self._component_means()]),

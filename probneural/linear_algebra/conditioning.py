@@ -10,7 +10,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.errors import ConstraintError, ShapeError
-from probneural.linear_algebra.principal_components import eigenpairs, singular_values
+from probneural.linear_algebra.first_order import Decomposition
+from probneural.linear_algebra.principal_components import eigenpairs
 
 _RANK_TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-6}
 """Singular values of row-normalised matrices below this fraction of the largest count as zero, by the field's dtype."""
@@ -189,16 +190,19 @@ def condition_noisily(
     I + V (1/sqrt(1+S^2) - 1) V^T of its covariance. S^2 is never formed: noise may be tiny.
     """
     inverse = noise.rsqrt()
-    left, values, right = singular_values(root * inverse[..., None])
+    one = Decomposition.of(root * inverse[..., None])
     whitened = residual * inverse
-    along = (left.mT @ whitened[..., None])[..., 0]
-    rest = whitened - (left @ along[..., None])[..., 0]
-    gain = torch.hypot(values, torch.ones_like(values))
+    gain = torch.hypot(one.values, torch.ones_like(one.values))
+    along = one.along(whitened.detach())
+    rest = whitened.detach() - one.combined(along)
     along = along / gain
-    shift = (right.mT @ (values / gain * along)[..., None])[..., 0]
-    chi2 = along.square().sum(-1) + rest.square().sum(-1)
-    pulls = inverse * (rest + (left @ (along / gain)[..., None])[..., 0])
-    return LatentUpdate(shift, LowRankUpdate(right, gain.reciprocal()), chi2 / residual.shape[-1], pulls)
+    pull, latent = rest + one.combined(along / gain), one.to_latent(one.values / gain * along)
+    chi2 = along.square().sum(-1) + rest.square().sum(-1) + one.distance(whitened, pull, latent)
+    pull, shift = one.solution(whitened, pull, latent, inverse=gain.square().reciprocal(), unit=1.0)
+    slopes = -1.0 / (gain[..., :, None] * gain[..., None, :] * (gain[..., :, None] + gain[..., None, :]))
+    factors = gain.reciprocal()
+    transform = LowRankUpdate(one.directions(factors, slopes), factors)
+    return LatentUpdate(shift, transform, chi2 / residual.shape[-1], inverse * pull)
 
 
 def condition_exactly(
@@ -227,12 +231,12 @@ def condition_exactly(
     free = size > rounding
     scale = torch.where(free, size, torch.ones_like(size))
     rows = torch.where(free[..., None], root / scale[..., None], torch.zeros_like(root))
-    left, values, right = singular_values(rows)
-    keep = values > _RANK_TOLERANCE[dtype] * values[..., :1]
-    inverse = torch.where(keep, 1.0 / torch.where(keep, values, torch.ones_like(values)), torch.zeros_like(values))
+    one = Decomposition.of(rows)
+    keep = one.values > _RANK_TOLERANCE[dtype] * one.values[..., :1]
+    inverse = torch.where(keep, 1.0 / torch.where(keep, one.values, torch.ones_like(one.values)), torch.zeros_like(one.values))
     wanted = torch.where(free, residual / scale, torch.zeros_like(residual))
-    along = (left.mT @ wanted[..., None])[..., 0] * keep
-    unmet = (wanted - (left @ along[..., None])[..., 0]) * scale
+    along = one.along(wanted.detach()) * keep
+    unmet = (wanted.detach() - one.combined(along)) * scale.detach()
     missed = torch.where(free, unmet, residual).abs()
     allowed = rounding + torch.where(free, _ATTAINED_TOLERANCE[dtype] * scale * wanted.norm(dim=-1, keepdim=True), 0.0)
     if bool((missed > allowed).any()):
@@ -243,10 +247,12 @@ def condition_exactly(
             remedy="drop repeated or contradicting observations, or give them noise > 0 with condition(..., noise=...)",
         )
     standardised = along * inverse
-    shift = (right.mT @ standardised[..., None])[..., 0]
-    chi2 = standardised.square().sum(-1) / keep.sum(-1).clamp_min(1)
-    pulls = torch.where(free, (left @ (standardised * inverse)[..., None])[..., 0] / scale, 0.0)
-    return LatentUpdate(shift, LowRankUpdate(right, (~keep).to(root)), chi2, pulls)
+    pull, latent = one.combined(standardised * inverse), one.to_latent(standardised)
+    chi2 = (standardised.square().sum(-1) + one.distance(wanted, pull, latent)) / keep.sum(-1).clamp_min(1)
+    pull, shift = one.solution(wanted, pull, latent, inverse=inverse.square(), unit=0.0)
+    factors = (~keep).to(root)
+    directions = one.directions(factors, torch.zeros_like(inverse[..., :, None] * inverse[..., None, :]))
+    return LatentUpdate(shift, LowRankUpdate(directions, factors), chi2, torch.where(free, pull / scale, 0.0))
 
 
 def discrepancy_gain(
@@ -305,11 +311,14 @@ def _by_gram(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"
 
 
 def _by_singular_values(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
-    left, values, _ = singular_values(rows)
-    along = (left.mT @ whitened[..., None])[..., 0]
-    rest = whitened - (left @ along[..., None])[..., 0]
-    gain = torch.hypot(values, torch.ones_like(values))
-    return (along / gain).square().sum(-1) + rest.square().sum(-1), 2.0 * gain.log().sum(-1)
+    one = Decomposition.of(rows)
+    along = one.along(whitened.detach())
+    rest = whitened.detach() - one.combined(along)
+    gain = torch.hypot(one.values, torch.ones_like(one.values))
+    along = along / gain
+    pull, latent = rest + one.combined(along / gain), one.to_latent(one.values / gain * along)
+    quadratic = along.square().sum(-1) + rest.square().sum(-1) + one.distance(whitened, pull, latent)
+    return quadratic, 2.0 * gain.log().sum(-1) + one.inner(2.0 * one.values / gain.square())
 
 
 def log_density_without_noise(
@@ -318,10 +327,12 @@ def log_density_without_noise(
     """Log density of residual under N(0, root root^T), natural units; NaN unless the numerical rank of root is m."""
     if root.shape[-1] < root.shape[-2]:
         return torch.full_like(residual.sum(-1), math.nan)
-    left, values, _ = singular_values(root)
-    quadratic = ((left.mT @ residual[..., None])[..., 0] / values).square().sum(-1)
-    density = _normal(quadratic, 2.0 * values.log().sum(-1), residual)
-    return torch.where(values[..., -1] > _RANK_TOLERANCE[dtype] * values[..., 0], density, math.nan)
+    one = Decomposition.of(root)
+    standardised = one.along(residual.detach()) / one.values
+    pull, latent = one.combined(standardised / one.values), one.to_latent(standardised)
+    quadratic = standardised.square().sum(-1) + one.distance(residual, pull, latent)
+    density = _normal(quadratic, 2.0 * one.values.log().sum(-1) + one.inner(2.0 / one.values), residual)
+    return torch.where(one.values[..., -1] > _RANK_TOLERANCE[dtype] * one.values[..., 0], density, math.nan)
 
 
 def log_density_of_gram(
