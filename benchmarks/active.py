@@ -9,11 +9,10 @@ weights and seeds of batches of every round.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +35,7 @@ from benchmarks.active_runs import (
 )
 from benchmarks.active_sources import VariedSource
 from benchmarks.names import named
+from benchmarks.workers import spawned
 
 SEEDS = range(10)
 LINE = FNOTraining((12,))
@@ -181,9 +181,8 @@ def _without_choice(row: dict[str, Any]) -> dict[str, Any]:
 def _run_all(planned: Sequence[Unit], *, workers: int) -> list[dict[str, Any]]:
     """One unit per single-threaded process; what is finished is kept, and a run that was cut off goes on from there."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
-    context = multiprocessing.get_context("spawn")
     with (
-        ProcessPoolExecutor(workers, mp_context=context) as pool,
+        spawned(workers) as pool,
         tqdm(total=sum(unit.trainings for unit in planned), desc="active learning", unit="training", smoothing=0.05) as bar,
     ):
         futures = {pool.submit(run, unit): number for number, unit in enumerate(planned)}

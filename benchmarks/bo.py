@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import multiprocessing
 import os
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
@@ -27,6 +26,7 @@ from tqdm.auto import tqdm
 
 from benchmarks import bo_methods, bo_problems, environment, sections
 from benchmarks.names import named
+from benchmarks.workers import spawned
 from probneural.errors import ProbneuralError
 
 SEEDS = {"environmental model": 10}
@@ -193,7 +193,7 @@ def spread(todo: Sequence[Unit], folder: Path, *, workers: int) -> dict[Unit, di
     rest = [unit for unit in todo if unit not in results]
     with (
         tqdm(total=len(todo), initial=len(results), desc="bo", unit="run") as bar,
-        ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool,
+        spawned(workers) as pool,
     ):
         futures = {pool.submit(work, unit, unit.path(folder)): unit for unit in rest}
         try:

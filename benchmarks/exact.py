@@ -15,7 +15,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +30,7 @@ from benchmarks.progress import Progress
 from benchmarks.recipes import Recipe
 from benchmarks.scheduling import Job, run
 from benchmarks.sources import SEEDS, FileSource, ProblemSource, Source
+from benchmarks.workers import spawned
 
 Runs = list[dict[str, Any]]
 Figures = dict[str, dict[str, bytes]]
@@ -235,7 +235,7 @@ def _run_all(
     context = multiprocessing.get_context("spawn")
     with (
         context.Manager() as manager,
-        ProcessPoolExecutor(workers, mp_context=context) as pool,
+        spawned(workers) as pool,
         Progress(sum(job.cost for job in jobs)) as progress,
     ):
 

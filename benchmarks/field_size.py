@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 
 import probneural as pn
 from benchmarks.memory import peak_memory, reset_peak_memory
+from benchmarks.workers import spawned
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 MODELS: dict[str, dict[str, Any]] = {
@@ -49,7 +48,7 @@ def run(*, small: bool = False) -> list[dict[str, Any]]:
     os.environ["OMP_NUM_THREADS"] = "2"
     rows = []
     for measurement in measurements(small=small):
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with spawned(1) as pool:
             future = pool.submit(measure, measurement)
             try:
                 facts = future.result(timeout=300)

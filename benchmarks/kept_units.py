@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +15,7 @@ import torch
 from tqdm.auto import tqdm
 
 from benchmarks import environment
+from benchmarks.workers import spawned
 from probneural.errors import ProbneuralError
 
 
@@ -55,7 +55,7 @@ def spread(todo: Sequence[Some], folder: Path, *, workers: int) -> dict[Some, di
         return {unit: results[unit] for unit in todo}
     with (
         tqdm(total=len(todo), initial=len(results), unit="unit") as bar,
-        ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool,
+        spawned(workers) as pool,
     ):
         futures = {pool.submit(work, unit, folder): unit for unit in rest}
         try:

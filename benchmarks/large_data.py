@@ -5,13 +5,11 @@ from __future__ import annotations
 import gc
 import hashlib
 import math
-import multiprocessing
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +22,7 @@ from tqdm.auto import tqdm
 import probneural as pn
 from benchmarks import sections
 from benchmarks.memory import peak_memory
+from benchmarks.workers import spawned
 
 Row = dict[str, Any]
 CHANNELS = {"inputs": 14, "outputs": 2}
@@ -136,7 +135,7 @@ def _whole_road(store: Store, loads: bool, epochs: int) -> Row:
 
 def _alone(work: Callable[..., Row], *arguments: Any) -> Row:
     """The result of a function in a fresh process, whose peak of memory is its own."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with spawned(1) as pool:
         return pool.submit(work, *arguments).result()
 
 

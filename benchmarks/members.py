@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -16,6 +14,7 @@ from torch.func import stack_module_state, vmap
 
 import probneural as pn
 from benchmarks.timing import interleaved, quartiles
+from benchmarks.workers import spawned
 from probneural.randomness import stream
 from probneural.threads import copy_for_call
 
@@ -75,9 +74,9 @@ SMALL = (Members((16,), 2, width=4, modes=(3,)),)
 def rows(*, small: bool) -> list[dict[str, Any]]:
     """A row per case, in processes of one thread; milliseconds of one training step of all members."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
-    context, rounds = multiprocessing.get_context("spawn"), 2 if small else ROUNDS
+    rounds = 2 if small else ROUNDS
     found = []
-    with ProcessPoolExecutor(2, mp_context=context) as pool:
+    with spawned(2) as pool:
         for case in SMALL if small else CASES:
             times = pool.submit(_times, case, rounds).result()
             beside = [pool.submit(_times, case, rounds) for _ in range(2)]

@@ -149,13 +149,12 @@ def _agreement(
 
 def memory(*, small: bool = False) -> list[dict[str, Any]]:
     """Peak memory of a Gauss-Newton product beyond the vectors themselves, against their number; a process each."""
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
+    from benchmarks.workers import spawned
 
     os.environ["OMP_NUM_THREADS"] = "2"
     rows = []
     for count in (16, 64) if small else (16, 64, 256):
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with spawned(1) as pool:
             rows.append({"vectors": count, "peak_mb": pool.submit(_peak_of_product, count).result()})
     return rows
 

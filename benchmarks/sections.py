@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks import environment, report
+from benchmarks.workers import spawned
 
 Row = dict[str, Any]
 RESUMED = "were finished by an earlier run of this commit"
@@ -77,7 +76,7 @@ def repeated(work: Callable[..., Any], tasks: Sequence[Sequence[tuple[Any, ...]]
         workers: Number of processes.
     """
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with spawned(workers) as pool:
         futures = [[pool.submit(work, *arguments) for arguments in repetitions] for repetitions in tasks]
         return [[future.result() for future in own] for own in futures]
 

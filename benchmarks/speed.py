@@ -6,10 +6,8 @@ The peers' columns are empty where they are not installed (`make peers`, then `.
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -22,6 +20,7 @@ import probneural as pn
 from benchmarks import members, sections
 from benchmarks.memory import peak_memory, reset_peak_memory
 from benchmarks.timing import interleaved, quartiles
+from benchmarks.workers import spawned
 from probneural.randomness import stream
 
 PEERS = ("neuraloperator", "deepxde")
@@ -288,7 +287,7 @@ def _peaks(device: str, *, small: bool) -> tuple[float, float]:
 def _memory_row(case: Case) -> Row:
     row: Row = {"case": case.name}
     for name in ("ours", *_peer(case)):
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with spawned(1) as pool:
             row[f"{name} (MB)"] = pool.submit(_peak_of_step, case, name).result()
     return row
 
