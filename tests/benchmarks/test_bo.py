@@ -282,7 +282,7 @@ def test_finished_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
     known = "0123456789ab"
     todo = [bo.Unit("environmental model", method, 0, True, commit=known) for method in ("random", "Sobol")]
     with monkeypatch.context() as patched:
-        patched.setattr(bo, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(1))
+        patched.setattr(bo, "spawned", lambda workers: ThreadPoolExecutor(1))
         first = bo.spread(todo[:1], tmp_path, workers=1)
         assert first[todo[0]] == json.loads(todo[0].path(tmp_path).read_text())
         patched.setattr(bo, "work", _counted(done))
@@ -328,7 +328,7 @@ def test_a_run_that_fails_says_why_and_ends_no_other(error: Exception, tmp_path:
         return original(method, *arguments, **options)
 
     monkeypatch.setattr(bo_methods, "run", run)
-    monkeypatch.setattr(bo, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(1))
+    monkeypatch.setattr(bo, "spawned", lambda workers: ThreadPoolExecutor(1))
     todo = [bo.Unit("environmental model", method, 0, True, commit="0123456789ab") for method in ("Sobol", "random")]
     results = bo.spread(todo, tmp_path, workers=1)
     assert not todo[0].path(tmp_path).exists()
@@ -386,7 +386,7 @@ def test_results_name_the_commit_that_was_run(tmp_path: Path) -> None:
 
 
 def test_one_problem_is_run_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bo, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(1))
+    monkeypatch.setattr(bo, "spawned", lambda workers: ThreadPoolExecutor(1))
     monkeypatch.setattr(bo.environment, "commit", lambda: "0123456789ab")
     monkeypatch.setitem(bo.METHODS, "environmental hidden target", ("random", "Sobol"))
     problem = "environmental hidden"
