@@ -194,10 +194,12 @@ class GaussianField(FieldDistribution):
         deviations = self.root.product(latents[:, : self.latent.rank])
         if self.discrepancy is not None and len(self):
             discrepancy_latents = latents[:, self.latent.rank :].unflatten(1, (len(self), -1))
-            parts = [
-                self.discrepancy.select(slice(row, row + 1)).product(discrepancy_latents[:, row]) for row in range(len(self))
-            ]
-            deviations = deviations + torch.cat(parts, dim=1).to(deviations)
+            if 0 < count <= len(self):
+                own = torch.stack([self.discrepancy.product_each(each) for each in discrepancy_latents])
+            else:
+                rows = [self.discrepancy.select(slice(row, row + 1)) for row in range(len(self))]
+                own = torch.cat([root.product(discrepancy_latents[:, row]) for row, root in enumerate(rows)], dim=1)
+            deviations = deviations + own.to(deviations)
         return self._mean + deviations.reshape(*sample_shape, *self._mean.shape).to(self._mean)
 
     def apply(self, functional: Functional) -> GaussianField:

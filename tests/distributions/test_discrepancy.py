@@ -61,8 +61,9 @@ def test_the_distribution_is_the_dense_one() -> None:
     u, v = field(), dense()
     assert_same(u, v)
     assert u.base_shape == v.base_shape
-    base = normal("base", 7, RANK + INPUTS * OWN)
-    assert_close(u.rsample((7,), base_samples=base), v.rsample((7,), base_samples=base), TOLERANCE)
+    for draws in (0, 1, INPUTS, 7):  # few are drawn one by one, many function by function
+        base = normal("base", draws, RANK + INPUTS * OWN)
+        assert_close(u.rsample((draws,), base_samples=base), v.rsample((draws,), base_samples=base), TOLERANCE)
     assert_same(u.apply(PROBE), v.apply(PROBE))
     factors = torch.tensor([2.0, 0.5], dtype=torch.float64)
     assert_same(u.scale(factors), v.scale(factors))
