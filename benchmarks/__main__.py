@@ -45,8 +45,22 @@ LOCAL = Path(__file__).parent / "results" / "local"
 Options = Mapping[str, Mapping[str, Any]]
 """Names of options on the command line to what argparse is told of them."""
 
+
+def positive(text: str) -> int:
+    """A number of things.
+
+    Raises:
+        ValueError: If it is no positive integer.
+    """
+    count = int(text)
+    if count < 1:
+        raise ValueError(text)
+    return count
+
+
 WORKERS: Options = {"--workers": {"type": int, "default": 2, "help": "single-threaded worker processes"}}
 DEVICE: Options = {"--device": {"default": "cpu", "help": "where everything runs: cpu or cuda"}}
+SEEDS: Options = {"--seeds": {"type": positive, "help": "repetitions, each with functions and weights of its own"}}
 PROBLEM: Options = {"--problem": {"help": "only problems whose names in the tables begin so"}}
 
 
@@ -142,7 +156,7 @@ COMMANDS = {
         "heads beside one another on the same networks, with their costs; an hour and a half, goes on if cut off",
         full="all heads, few functions, DeepONets and five seeds too; a day",
         output="heads.json, or one for the problem, and finished units",
-        options={**PROBLEM, **WORKERS},
+        options={**PROBLEM, **WORKERS, **SEEDS},
         check=lambda given: heads.chosen(given["mode"], given["problem"]),
     ),
     "kernel_fit": Command(kernel_fit.main, "cost of fitting kernel operators, exactly and with inducing points; 10 minutes"),
@@ -189,7 +203,7 @@ COMMANDS = {
         sampling.main,
         "draws and covariances beside distributions that are known exactly; about half an hour, goes on if cut off",
         output="sampling.json and finished units",
-        options=WORKERS,
+        options={**WORKERS, **SEEDS},
     ),
     "speed": Command(
         speed.main,

@@ -21,6 +21,12 @@ LEVELS = (0.9, 0.95)
 """Levels of the intervals of functionals."""
 WHOLE = {1: 200, 2: 20, 3: 10}
 """Functions per place that scores of whole functions and constraints are computed on, by dimension: points cost."""
+COVERED = (0.88, 0.92)
+"""Within which the coverage of whole fields at `LEVEL` should lie."""
+CHANCE = 0.027
+"""Standard deviation of that coverage, of a model that is right and 200 functions, in 30 simulations."""
+TOGETHER = 10
+"""Functions that are predicted at once for it."""
 SET = 50
 """Functions of each calibration set of the conformal bands."""
 
@@ -260,3 +266,13 @@ def _constrained(u: pn.distributions.GaussianField, truth: pn.Field) -> dict[str
         "residual_after": float((constraint(v.mean) - wanted).abs().max() / size),
         "relative_l2_ratio": after / before if before else None,
     }
+
+
+def whole_coverage(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> float:
+    """How many of the functions lie wholly within bands that hold nine tenths of the draws, with no conformal help."""
+    inside = []
+    for start in range(0, len(pairs), TOGETHER):
+        some = pairs[start : start + TOGETHER]
+        comparison = pn.metrics.compare(predictor(some.inputs), some.outputs, noise=predictor.noise)
+        inside.append(pn.metrics.simultaneous_coverage(comparison, level=LEVEL))
+    return float(torch.cat(inside).mean())

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import probneural as pn
-from benchmarks import environment, exact
-from benchmarks.head_makers import HEADS, Data, Workshop
+from benchmarks import environment, evaluation, exact
+from benchmarks.head_makers import DEFAULT, ENSEMBLE, HEADS, KERNEL, MEMBERS, Data, Workshop
 from benchmarks.measurements import measured, noise_variance
 from benchmarks.novelty_units import auroc
 from probneural.distributions import Predictor
@@ -26,6 +26,10 @@ FEW = 25
 """Training functions where data are few."""
 EVALUATIONS = 10
 """With few data, there are so many times the epochs; still a quarter of the training steps or less."""
+RANDOM = (DEFAULT, KERNEL, ENSEMBLE, f"mixture of {MEMBERS}")
+"""Heads that are scored with a random scale, too."""
+SCALED = ("whole", "coverage", "crps", "joint_nll")
+"""What is asked of both."""
 SCORES = (
     "relative_l2",
     "crps",
@@ -97,7 +101,7 @@ class Unit:
         return folder / environment.file_name(self.name, self, suffix=".json")
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """Train, fit every head, scale all alike, and score."""
+        """Train, fit every head, scale all alike, and score; then some of them with a random scale after that."""
         source, recipe = _case(self.problem, self.kind, is_small=self.sizes == SMALL)
         if self.pairs is not None:
             recipe = replace(recipe, epochs=EVALUATIONS * recipe.epochs)
@@ -116,21 +120,24 @@ class Unit:
             measured(pairs, noise, stream(self.seed, "heads noise", part)) for part, pairs in enumerate(exact)
         )
         shop = Workshop(recipe, Data(train, scaling, weighing, noise), seed=self.seed)
-        rows = []
+        rows, randomly = [], []
         for head in self.heads:
             row: dict[str, Any] = {"problem": self.problem, "operator": self.kind, "regime": self.regime, "head": head}
             try:
-                rows += [
-                    row | {"seed": self.seed} | found
-                    for found in self._judged(head, shop, dict(zip(places, tests, strict=True)))
-                ]
+                predictor, found = self._judged(head, shop, dict(zip(places, tests, strict=True)))
+                rows += [row | {"seed": self.seed} | one for one in found]
+                if head in RANDOM:
+                    mixed = pn.calibration.ScaleMixture(seed=self.seed).fit(predictor, scaling)
+                    own = {"scale": self._both(predictor, tests[0]), "random": self._both(mixed, tests[0])}
+                    each = {f"{name}, {scale}": known[name] for scale, known in own.items() for name in SCALED}
+                    randomly.append(row | {"seed": self.seed} | each)
             except (ProbneuralError, RuntimeError) as error:  # must not cost the work on all others: the row says why
                 traceback.print_exc()
                 rows.append(row | {"seed": self.seed, "on": "in distribution", "failed": f"{type(error).__name__}: {error}"})
-        return {"rows": rows}
+        return {"rows": rows, "random scale": randomly}
 
-    def _judged(self, head: str, shop: Workshop, places: Mapping[str, pn.FieldPairs]) -> list[dict[str, Any]]:
-        """One row per place."""
+    def _judged(self, head: str, shop: Workshop, places: Mapping[str, pn.FieldPairs]) -> tuple[Predictor, list[dict[str, Any]]]:
+        """The scaled head, and one row per place."""
         made = shop.head(head)
         raw = made.predictor
         facts: dict[str, Any] = {"training_seconds": made.trainings, "fit_seconds": made.fit}
@@ -153,7 +160,15 @@ class Unit:
             if found:  # whether the stated variance alone tells the shifted functions from the others
                 row["auroc"] = auroc(ordinary, _stated(predictor, pairs))
             found.append(row)
-        return found
+        return predictor, found
+
+    def _both(self, predictor: Predictor, pairs: pn.FieldPairs) -> dict[str, float]:
+        """Scores that a random scale changes; whole fields of all functions."""
+        whole = self.sizes.whole[min(pairs.outputs.grid.dimension, 2) - 1]
+        scores = pn.metrics.score(
+            predictor(pairs.inputs), pairs.outputs, noise=predictor.noise, level=LEVEL, whole=whole
+        ).to_dict()
+        return {"whole": evaluation.whole_coverage(predictor, pairs)} | {name: scores[name] for name in SCALED[1:]}
 
 
 @lru_cache

@@ -17,6 +17,7 @@ from typing import Any
 from scipy.stats import studentized_range
 
 from benchmarks import environment, exact, head_units, kept_units, sections
+from benchmarks.evaluation import CHANCE, COVERED
 from benchmarks.head_makers import BRIEF, DEFAULT, ENSEMBLE, HEADS
 from benchmarks.head_units import FEW, LEVEL, Unit
 from benchmarks.measurements import NOISE
@@ -49,9 +50,11 @@ def chosen(mode: str, problem: str | None) -> list[tuple[str, str]]:
     ]
 
 
-def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
+def main(*, mode: str, output: Path, workers: int, problem: str | None = None, seeds: int | None = None) -> dict[str, Any]:
     """Run all units, and make tables of their rows."""
     rows: list[Row] = []
+    randomly: list[Row] = []
+    repetitions = seeds or SEEDS[mode]
     commit = environment.commit()
     sizes = head_units.SMALL if mode == "small" else head_units.Sizes()
 
@@ -59,16 +62,17 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         if not rows:  # the first table runs everything
             todo = [
                 Unit(name, kind, pairs, seed, commit, sizes, *((BRIEF, 1) if mode == "default" else (tuple(HEADS), 2)))
-                for seed in range(SEEDS[mode])
+                for seed in range(repetitions)
                 for name, kind in chosen(mode, problem)
                 for pairs in ((None,) if mode == "default" else (None, FEW))
             ]
             found = kept_units.spread(todo, output / "heads", workers=workers)
             rows.extend(row for unit in todo for row in found[unit]["rows"])
+            randomly.extend(row for unit in todo for row in found[unit]["random scale"])
             notes.extend(failures(rows))
         return make(rows)
 
-    parts = {
+    parts: dict[str, Callable[[Sequence[Row]], list[Row]]] = {
         "scores": averaged,
         "beside the ensemble": compared,
         "wins": wins,
@@ -77,6 +81,8 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         "whole functions": partial(side_by_side, name="simultaneous_coverage"),
         "ranks": ranked,
         "costs": costs,
+        "random scale": lambda _: random_scale(randomly),
+        "whole fields": lambda _: whole_fields(randomly),
     }
     notes = [
         "means over seeds, each with functions, weights and batches of its own, which all heads share. Every head is scaled by "
@@ -94,6 +100,10 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. Heads whose mean ranks "
         f"differ by less than the critical difference (Nemenyi, {1 - CONFIDENCE:.1g}) are not told apart",
         f"with {FEW} functions there are {head_units.EVALUATIONS} times the epochs",
+        "random scale: ScaleMixture after the scale of all, fitted to the same functions. whole: how many functions lie wholly "
+        f"within bands of {LEVEL:g} of the draws, of all that are tested; coverage: of values",
+        f"whole fields: on how many problems their share, a mean over seeds, lies between {COVERED[0]:g} and {COVERED[1]:g}. "
+        f"That of a model that is right has a standard deviation of {CHANCE:g} for one seed in one dimension",
     ]
     return sections.write(
         "heads",
@@ -103,7 +113,44 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         notes=notes,
         commit=commit,
         problem=problem,
+        seeds=seeds,
     )
+
+
+def random_scale(rows: Sequence[Row]) -> list[Row]:
+    """What a random scale changes, paired by seed: shares of whole functions and of values, and scores with intervals."""
+    table = []
+    for group, own in grouped(rows, _HEAD).items():
+        line: Row = dict(zip(_HEAD, group, strict=True)) | {"seeds": len(own)}
+        for name in ("whole", "coverage"):
+            line |= {
+                title: mean_of(own, f"{name}, {scale}") for scale, title in (("scale", name), ("random", f"{name}, random"))
+            }
+        for name in ("joint_nll", "crps"):
+            pairs = [(row[f"{name}, random"], row[f"{name}, scale"]) for row in own]
+            known = [(one, other) for one, other in pairs if one is not None and other is not None]
+            is_difference = name in _LOGARITHMIC
+            line[name] = (
+                difference([one - other for one, other in known], digits=3)
+                if is_difference
+                else ratio([one / other for one, other in known])
+            )
+        table.append(line)
+    return table
+
+
+def whole_fields(rows: Sequence[Row]) -> list[Row]:
+    """On how many problems whole functions are covered as often as is stated, with one scale and with a random one."""
+    table = []
+    for (operator, regime, head), own in grouped(rows, _HEAD[1:]).items():
+        for scale in ("scale", "random"):
+            shares = {name: mean_of(some, f"whole, {scale}") for (name,), some in grouped(own, ("problem",)).items()}
+            known = {name: share for name, share in shares.items() if share is not None}
+            missed = {name: share for name, share in known.items() if not COVERED[0] <= share <= COVERED[1]}
+            line: Row = {"operator": operator, "regime": regime, "head": head, "random scale": scale == "random"}
+            line |= {"met": len(known) - len(missed), "of": len(known)}
+            table.append(line | {"missed": "; ".join(f"{name}: {share:.3f}" for name, share in missed.items())})
+    return table
 
 
 def averaged(rows: Sequence[Row]) -> list[Row]:

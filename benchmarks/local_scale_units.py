@@ -27,9 +27,6 @@ SCALES = ("one", "local", "mixed")
 """Variances with one factor per channel; with a factor that varies; and with that and a random scale for every function."""
 WHOLE = (200, 40)
 """Test functions that densities of whole functions and rank correlations are taken from, by dimension."""
-LEVEL = 0.9
-TOGETHER = 10
-"""Functions that are predicted at once for it."""
 BLOCKS = 10
 """Parts of them that standard errors over functions come from."""
 FAILED = "failed"
@@ -104,7 +101,7 @@ def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs, pool: pn.
     whole = WHOLE[min(test.outputs.grid.dimension, 2) - 1]
     known = pn.metrics.score(u, test.outputs, noise=predictor.noise, whole=whole).to_dict()
     found: Row = {name: known[name] for name in _COLUMNS}
-    found["whole fields"] = whole_coverage(predictor, test)
+    found["whole fields"] = evaluation.whole_coverage(predictor, test)
     found |= gap(predictor, test[:whole])
     squares = (test.outputs.values.double() - u.mean.double()).square() / u.variance.double()
     found["steepest tenth"] = float(squares[is_steep(u.mean.double(), u.grid)].mean())
@@ -116,16 +113,6 @@ def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs, pool: pn.
     for name, levels in evaluation.interval_coverage(predictor, test).items():
         found[f"{name}, 0.9"] = levels["0.9"]
     return found
-
-
-def whole_coverage(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> float:
-    """How many of the functions lie wholly within bands that hold nine tenths of the draws."""
-    inside = []
-    for start in range(0, len(pairs), TOGETHER):
-        some = pairs[start : start + TOGETHER]
-        comparison = pn.metrics.compare(predictor(some.inputs), some.outputs, noise=predictor.noise)
-        inside.append(pn.metrics.simultaneous_coverage(comparison, level=LEVEL))
-    return float(torch.cat(inside).mean())
 
 
 def gap(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> Row:

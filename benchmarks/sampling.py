@@ -18,10 +18,10 @@ SEEDS = 3
 Row = dict[str, Any]
 
 
-def main(*, mode: str, output: Path, workers: int, seeds: int = SEEDS) -> dict[str, Any]:
+def main(*, mode: str, output: Path, workers: int, seeds: int | None = None) -> dict[str, Any]:
     """Run all units, and write two tables and what they show."""
     commit = environment.commit()
-    todo = units(mode, seeds=1 if mode == "small" else seeds, commit=commit)
+    todo = units(mode, seeds=seeds or (1 if mode == "small" else SEEDS), commit=commit)
     results: dict[Unit, Row] = {}
 
     def distances() -> list[Row]:
@@ -34,6 +34,7 @@ def main(*, mode: str, output: Path, workers: int, seeds: int = SEEDS) -> dict[s
         mode=mode,
         output=output,
         commit=commit,
+        seeds=seeds,
         notes=[
             "Energy distance: 2 E|X - Y| - E|X - X'| - E|Y - Y'| of stated and exact draws in the root-mean-square norm, "
             "a mean over test functions. Coverage: exact probability of stated central 90 % intervals, nothing calibrated but "

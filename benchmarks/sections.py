@@ -28,6 +28,7 @@ def write(
     peers: Sequence[str] = (),
     commit: str | None = None,
     problem: str | None = None,
+    seeds: int | None = None,
 ) -> dict[str, Any]:
     """Run every part, print its table, and write all of them with their provenance.
 
@@ -40,6 +41,7 @@ def write(
         peers: Distributions whose versions count beside ours.
         commit: Of the code that ran, where it was taken before; otherwise that of now.
         problem: What `--problem` said, where a benchmark has that option.
+        seeds: What `--seeds` said.
     """
     start = time.perf_counter()
     sections: dict[str, list[Row]] = {}
@@ -49,6 +51,7 @@ def write(
         sections[title] = [{heading: row.get(heading) for heading in headings} for row in rows]
         print(f"\n{title}\n{report.terminal_table(sections[title])}", flush=True)
     flags = ("" if mode == "default" else f" --{mode}") + (f' --problem "{problem}"' if problem else "")
+    flags += f" --seeds {seeds}" if seeds else ""
     results = {
         "benchmark": name,
         "command": f"python -m benchmarks {name}{flags}",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import acquisition_cost, local_scale, low_data, sections, support, tables
+from benchmarks.__main__ import parser
 
 
 def test_parts_are_written_with_their_provenance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,6 +21,16 @@ def test_parts_are_written_with_their_provenance(tmp_path: Path, capsys: pytest.
     assert "torch" in results["versions"]
     assert "no-such-thing" not in results["versions"]
     assert "first" in capsys.readouterr().out
+
+
+def test_repetitions_are_said_in_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = parser().parse_args(["heads", "--seeds", "5"]).seeds
+    written = sections.write("heads", {}, mode="default", output=tmp_path, problem="Darcy", seeds=asked)
+    assert written["command"] == 'python -m benchmarks heads --problem "Darcy" --seeds 5'
+    assert parser().parse_args(["sampling"]).seeds is None
+    with pytest.raises(SystemExit):
+        parser().parse_args(["heads", "--seeds", "0"])
+    assert "invalid positive value: '0'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
