@@ -78,6 +78,6 @@ def test_units_are_kept_and_shown(tmp_path: Path) -> None:
     assert again[unit] == first[unit] | {"resumed": True}
     assert not first[unit][masks.FAILED]
     shown = masks.rows([first[unit], first[unit] | {"rows": [row | {"regret": None} for row in first[unit]["rows"]]}])
-    assert len(shown) == len(first[unit]["rows"]) == 11
+    assert len(shown) == len(first[unit]["rows"]) == 2 + 2 * 7 + 1
     assert all((row["seeds"], row["regret"]) == (2, None) for row in shown)
     assert all(math.isfinite(row["energy distance"]) for row in first[unit]["rows"][2:])
