@@ -155,7 +155,7 @@ COMMANDS = {
         heads.main,
         "heads beside one another on the same networks, with their costs; an hour and a half, goes on if cut off",
         full="all heads, few functions, DeepONets and five seeds too; a day",
-        output="heads.json, or one for the problem, and finished units",
+        output="heads.json and heads.png, or those of the problem, and finished units",
         options={**PROBLEM, **WORKERS, **SEEDS},
         check=lambda given: heads.chosen(given["mode"], given["problem"]),
     ),

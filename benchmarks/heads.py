@@ -16,12 +16,12 @@ from typing import Any
 
 from scipy.stats import studentized_range
 
-from benchmarks import environment, exact, head_units, kept_units, sections
+from benchmarks import environment, exact, head_figure, head_units, kept_units, sections
 from benchmarks.evaluation import CHANCE, COVERED
 from benchmarks.head_makers import BRIEF, DEFAULT, ENSEMBLE, HEADS
 from benchmarks.head_units import FEW, LEVEL, Unit
 from benchmarks.measurements import NOISE
-from benchmarks.over_seeds import CONFIDENCE, Row, difference, grouped, half_width, mean_of, ratio
+from benchmarks.over_seeds import CONFIDENCE, Row, difference, grouped, half_width, mean, mean_of, ratio
 from probneural.calibration import VarianceScale
 
 SEEDS = {"default": 3, "full": 5, "small": 1}
@@ -105,7 +105,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
         f"whole fields: on how many problems their share, a mean over seeds, lies between {COVERED[0]:g} and {COVERED[1]:g}. "
         f"That of a model that is right has a standard deviation of {CHANCE:g} for one seed in one dimension",
     ]
-    return sections.write(
+    results = sections.write(
         "heads",
         {name: partial(table, make) for name, make in parts.items()},
         mode=mode,
@@ -115,6 +115,22 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
         problem=problem,
         seeds=seeds,
     )
+    image = output / f"{sections.stem('heads', problem=problem)}.png"
+    environment.write_bytes(head_figure.against_cost(points(rows)), image)
+    return results
+
+
+def points(rows: Sequence[Row]) -> list[Row]:
+    """Of every problem and head: what it costs in trainings, and its mean scores beside the ensemble's."""
+    costs = _costs(rows)
+    table: list[Row] = []
+    for group, own in _beside_the_ensemble(rows).items():
+        row: Row = dict(zip(_HEAD, group, strict=True)) | {"cost": costs[group]}
+        for name in head_figure.PANELS:
+            found = mean(_differences(own[name], name))
+            row[name] = found if found is None or name in _LOGARITHMIC else math.exp(found)
+        table.append(row)
+    return table
 
 
 def random_scale(rows: Sequence[Row]) -> list[Row]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import head_makers, head_units, heads, measurements, over_seeds
+from benchmarks import head_figure, head_makers, head_units, heads, measurements, over_seeds
 from benchmarks.head_makers import ENSEMBLE, HEADS
 from benchmarks.head_units import Unit
 from probneural.errors import CalibrationError
@@ -161,3 +161,17 @@ def test_some_heads_are_scored_with_a_random_scale(tmp_path: Path) -> None:
     assert row["head"] == "last layer"
     assert {f"{name}, {scale}" for name in head_units.SCALED for scale in ("scale", "random")} <= set(row)
     assert row["crps, scale"] != row["crps, random"]
+
+
+def test_scores_are_drawn_against_costs() -> None:
+    some = rows({"last layer": 1.0, "stacked": 2.0, ENSEMBLE: 4.0}) + rows(
+        {"last layer": 2.0, "stacked": 2.0, ENSEMBLE: 4.0}, problem="q"
+    )
+    found = heads.points(some)
+    assert [(row["problem"], row["head"]) for row in found] == [(p, h) for p in "pq" for h in ("last layer", "stacked")]
+    assert (found[0]["cost"], found[0]["crps"]) == pytest.approx((1.1, 0.25))
+    assert found[0]["joint_nll"] == pytest.approx(-3.0 * 1.005)
+    known = head_figure.summary([*found, found[0] | {"head": "fails", "crps": None}], name="crps")
+    assert list(known) == ["last layer", "stacked"]
+    assert known["last layer"][1] == pytest.approx((0.3125, 0.375, 0.4375))
+    assert head_figure.against_cost(found).startswith(b"\x89PNG")
