@@ -22,6 +22,7 @@ from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictor import JointDraws, Predictor
 from probneural.distributions.roots.base import FeatureRoot, Root
 from probneural.distributions.roots.weighted import weigh
+from probneural.distributions.scale_mixture import ScaleMixtureField
 from probneural.errors import ArgumentError, CalibrationError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -171,6 +172,10 @@ class InflatedPredictor(Predictor):
         """A distribution, or a component of one, whose deviations from the whole mean are inflated."""
         each = factor.reshape(-1, *(1,) * (center.ndim - 1))
         mean = center + each * (u.mean - center)
+        if isinstance(u, ScaleMixtureField):
+            field = self._about(u.field, center, factor)
+            assert isinstance(field, GaussianField)
+            return ScaleMixtureField(field, u.scales, u.weights)
         if isinstance(u, MixtureField):
             fields = [self._about(field, center, factor) for field in u.components]
             return MixtureField([field for field in fields if isinstance(field, GaussianField)], u.weights)
