@@ -153,7 +153,7 @@ COMMANDS = {
     "growth": Command(growth.main, "time and memory of every stage as the number of functions grows; about 20 minutes"),
     "heads": Command(
         heads.main,
-        "heads beside one another on the same networks, with their costs; an hour and a half, goes on if cut off",
+        "heads beside one another on the same networks, with their costs; about 40 minutes, goes on if cut off",
         full="all heads, few functions, DeepONets and five seeds too; a day",
         output="heads.json and heads.png, or those of the problem, and finished units",
         options={**PROBLEM, **WORKERS, **SEEDS},

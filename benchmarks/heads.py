@@ -24,7 +24,8 @@ from benchmarks.measurements import NOISE
 from benchmarks.over_seeds import CONFIDENCE, Row, difference, grouped, half_width, mean, mean_of, ratio
 from probneural.calibration import VarianceScale
 
-SEEDS = {"default": 3, "full": 5, "small": 1}
+SEEDS = {"default": 2, "full": 5, "small": 1}
+"""Of a run that does not say how many."""
 COMPARED = ("joint_nll", "crps", "energy")
 """Scores that ranks and comparisons are taken of; lower is better."""
 AFFORDED = 2
