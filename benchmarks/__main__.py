@@ -15,6 +15,7 @@ from benchmarks import (
     bo,
     chains,
     curvature,
+    error_places,
     exact,
     export,
     forecast,
@@ -134,6 +135,12 @@ COMMANDS = {
     "chains": Command(chains.main, "posteriors over all layers in training epochs: fit, calibrate, score; minutes"),
     "curvature": Command(
         curvature.main, "cost of curvature products, beside other libraries where they are installed; minutes"
+    ),
+    "error-places": Command(
+        error_places.main,
+        "how much can be learned of where a network errs, by the number of functions; ten minutes, goes on if cut off",
+        output="error-places.json and finished units",
+        options=WORKERS,
     ),
     "export": Command(export.main, "exported files: times, sizes and differences from PyTorch; about ten minutes"),
     "forecast": Command(
