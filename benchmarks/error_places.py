@@ -154,8 +154,8 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
     todo = [Unit(name, sizes, seed, commit) for seed in range(1 if mode == "small" else SEEDS) for name in FRONTS]
     notes = [
         "Rank correlation, between the points of one function, of what is stated and the absolute error of the first network; "
-        f"a mean over {sizes.tests} functions, and over seeds with their {CONFIDENCE:.0%} intervals. The target of local scales "
-        f"is {FRONT_RANK:g}; they are fitted on 200 functions.",
+        f"a mean over {sizes.tests} functions, and over seeds with their {CONFIDENCE:.0%} intervals. The target of local "
+        f"scales is {FRONT_RANK:g}; they are fitted on 200 functions.",
         "Networks and their training as in `exact`. The second one learns the logarithm of absolute errors on functions that "
         "the first has not seen, four fifths of them, and stops by the others; it is ranked on yet others.",
     ]
