@@ -83,12 +83,12 @@ class Unit:
         assert isinstance(source, exact.ProblemSource)
         most = max(count for count, _ in self.sizes.functions)
         train, further, test = (
-            source.problem.sample(count, resolution=source.resolution, seed=self._seed("local-scale functions", part))
+            source.problem.sample(
+                count, resolution=source.resolution, seed=stream_seed(self.seed, "error-places functions", part)
+            )
             for part, count in enumerate((source.pairs, most, self.sizes.tests))
         )
-        first, second = (
-            recipe.train(train, seed=self._seed("heads recipe", number), tick=lambda: None)[0] for number in range(2)
-        )
+        first, second = (recipe.train(train, seed=self._seed(number), tick=lambda: None)[0] for number in range(2))
         rows: list[Row] = []
         failed: list[Row] = []
         what, errors = _read(first, second, test)
@@ -102,7 +102,7 @@ class Unit:
                     pairs = pn.FieldPairs(
                         Field(known[:count, :channels], train.inputs.grid), Field(_logs(targets[:count]), train.outputs.grid)
                     )
-                    network = recipe.build(pairs, seed=self._seed("heads recipe", 2))
+                    network = recipe.build(pairs, seed=self._seed(2))
                     stop = pn.training.EarlyStopping(patience=max(1, epochs // 3))
                     pn.fit(
                         network,
@@ -111,7 +111,7 @@ class Unit:
                         learning_rate=recipe.learning_rate,
                         validation=0.2,
                         optimization=pn.training.Optimization(early_stopping=stop),
-                        seed=self._seed("heads recipe", 3),
+                        seed=self._seed(3),
                         show_progress=False,
                     )
                     stated = pn.fields.evaluate(network, Field(what[:, :channels], test.inputs.grid)).detach().exp()
@@ -123,8 +123,8 @@ class Unit:
         whose = {"problem": self.problem, "head": "second network", "seed": self.seed}
         return {"rows": [whose | row for row in rows], FAILED: [whose | row for row in failed]}
 
-    def _seed(self, purpose: str, number: int) -> int:
-        return stream_seed(self.seed, purpose, number)
+    def _seed(self, number: int) -> int:
+        return stream_seed(self.seed, "error-places network", number)
 
 
 def _read(first: torch.nn.Module, second: torch.nn.Module, pairs: pn.FieldPairs) -> tuple[Tensor, Tensor]:

@@ -91,7 +91,7 @@ class Unit:
             steps=sizes.leads,
             members=sizes.members,
             draws="step",
-            seed=stream_seed(self.seed, "forecast draws"),
+            seed=stream_seed(self.seed, "chance of draws"),
             show_progress=False,
         )
         variances, squares = [], []

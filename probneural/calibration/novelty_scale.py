@@ -175,7 +175,7 @@ class InflatedPredictor(Predictor):
         if isinstance(u, ScaleMixtureField):
             field = self._about(u.field, center, factor)
             assert isinstance(field, GaussianField)
-            return ScaleMixtureField(field, u.scales, u.weights)
+            return ScaleMixtureField(field, u.scales, weights=u.weights)
         if isinstance(u, MixtureField):
             fields = [self._about(field, center, factor) for field in u.components]
             return MixtureField([field for field in fields if isinstance(field, GaussianField)], u.weights)

@@ -225,7 +225,7 @@ class ScaleMixturePredictor(Predictor):
 
     def _mixture(self, u: FieldDistribution) -> ScaleMixtureField:
         """What the inner predictor predicts, at all scales."""
-        return ScaleMixtureField(gaussian_of(u), self.scales, self.weights)
+        return ScaleMixtureField(gaussian_of(u), self.scales, weights=self.weights)
 
     def _scale(self, seed: int) -> float:
         """The scale of the draw of this seed."""

@@ -50,7 +50,9 @@ class ScaleMixtureField(MixtureField):
         (5.0, 2)
     """
 
-    def __init__(self, field: GaussianField, scales: Float[Tensor, " k"], weights: Float[Tensor, "k *n"] | None = None) -> None:
+    def __init__(
+        self, field: GaussianField, scales: Float[Tensor, " k"], *, weights: Float[Tensor, "k *n"] | None = None
+    ) -> None:
         check_instance(field, GaussianField, "field", remedy="of an ensemble's field: field.moment_matched()")
         self.field, self.grid = field, field.grid
         self.scales = checked_scales(scales)
@@ -144,12 +146,12 @@ class ScaleMixtureField(MixtureField):
         """Push the field forward, exactly."""
         check_functional(functional, grid=self.grid)
         image = self.field.apply(functional)
-        return ScaleMixtureField(image, self.scales, self.weights)._with_labels(functional.labels)
+        return ScaleMixtureField(image, self.scales, weights=self.weights)._with_labels(functional.labels)
 
     def scale(self, factors: Float[Tensor, "..."]) -> ScaleMixtureField:
         """Multiply the deviation from the mean by factors."""
         checked = check_deviation_factors(factors, tuple(self.mean.shape))
-        return ScaleMixtureField(self.field.scale(checked), self.scales, self.weights)._with_labels(self.labels)
+        return ScaleMixtureField(self.field.scale(checked), self.scales, weights=self.weights)._with_labels(self.labels)
 
     def moment_matched(self) -> GaussianField:
         """Return the Gaussian field of the same mean and covariance: the field, with larger or smaller deviations."""
@@ -163,12 +165,12 @@ class ScaleMixtureField(MixtureField):
         """Select functions."""
         rows = select_rows(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, rows]
-        return ScaleMixtureField(self.field[rows], self.scales, weights)._with_labels(self.labels)
+        return ScaleMixtureField(self.field[rows], self.scales, weights=weights)._with_labels(self.labels)
 
     def marginal(self, index: int) -> ScaleMixtureField:
         """One function by itself, under a latent of its own where that makes its root smaller."""
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, index : index + 1]
-        return ScaleMixtureField(self.field.marginal(index), self.scales, weights)._with_labels(self.labels)
+        return ScaleMixtureField(self.field.marginal(index), self.scales, weights=weights)._with_labels(self.labels)
 
 
 def checked_scales(scales: Float[Tensor, " k"]) -> Float64[Tensor, " k"]:

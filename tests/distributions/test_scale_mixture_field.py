@@ -43,7 +43,7 @@ def gaussian(*, own: bool = False) -> GaussianField:
 def both(weights: Tensor, *, own: bool = False) -> tuple[ScaleMixtureField, MixtureField]:
     """The field, and the same as a mixture of Gaussian fields that know nothing of each other."""
     field = gaussian(own=own)
-    return ScaleMixtureField(field, SCALES, weights), MixtureField(
+    return ScaleMixtureField(field, SCALES, weights=weights), MixtureField(
         [field.scale(torch.full((2,), scale).double()) for scale in SCALES.tolist()], weights
     )
 
@@ -109,7 +109,9 @@ def test_draws_are_those_of_the_mixture(weights: Tensor, own: bool) -> None:
 
 def test_draws_have_gradients_and_base_samples() -> None:
     root = (0.5 * normal("root", 1, 1, 6, 4)).requires_grad_()
-    u = ScaleMixtureField(GaussianField(torch.zeros(1, 1, 6).double(), DenseRoot(root), latent="xi", grid=GRID), SCALES, SHARED)
+    u = ScaleMixtureField(
+        GaussianField(torch.zeros(1, 1, 6).double(), DenseRoot(root), latent="xi", grid=GRID), SCALES, weights=SHARED
+    )
     assert tuple(u.base_shape) == (5,)
     numbers = normal("numbers", 7, 5)
     drawn = u.rsample((7,), base_samples=numbers)
@@ -147,6 +149,6 @@ def test_what_is_refused() -> None:
         with pytest.raises(ArgumentError, match="scales"):
             ScaleMixtureField(gaussian(), torch.tensor(scales))
     with pytest.raises(ShapeError, match="weights"):
-        ScaleMixtureField(gaussian(), SCALES, SHARED[:2])
+        ScaleMixtureField(gaussian(), SCALES, weights=SHARED[:2])
     with pytest.raises(DataError, match="field"):
-        ScaleMixtureField(both(SHARED)[0], SCALES, SHARED)  # type: ignore[arg-type]
+        ScaleMixtureField(both(SHARED)[0], SCALES, weights=SHARED)  # type: ignore[arg-type]
