@@ -71,6 +71,8 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
             rows.extend(row for unit in todo for row in found[unit]["rows"])
             randomly.extend(row for unit in todo for row in found[unit]["random scale"])
             notes.extend(failures(rows))
+            resumed = sum(bool(one.get("resumed")) for one in found.values())
+            notes.extend([f"{resumed} of {len(todo)} units {sections.RESUMED}"] if resumed else [])
         return make(rows)
 
     parts: dict[str, Callable[[Sequence[Row]], list[Row]]] = {
