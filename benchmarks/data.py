@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def _from_npz(place: Path) -> OwnData:
     try:
         with np.load(place, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise _missing(place, "write it with np.savez(path, inputs=..., outputs=..., periodic=...)", error) from error
     options = {
         name: tuple(np.atleast_1d(arrays[name]).tolist()) for name in ("lengths", "periodic", "endpoint") if name in arrays

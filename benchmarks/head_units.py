@@ -128,8 +128,12 @@ class Unit:
                 rows += [row | {"seed": self.seed} | one for one in found]
                 if head in RANDOM:
                     mixed = pn.calibration.ScaleMixture(seed=self.seed).fit(predictor, scaling)
-                    own = {"scale": self._both(predictor, tests[0]), "random": self._both(mixed, tests[0])}
-                    each = {f"{name}, {scale}": known[name] for scale, known in own.items() for name in SCALED}
+                    random = self._scores(mixed(tests[0].inputs), tests[0], noise=mixed.noise)
+                    both = {"scale": (predictor, found[0]), "random": (mixed, random)}
+                    each: dict[str, float] = {}
+                    for scale, (one, known) in both.items():
+                        known = known | {"whole": evaluation.whole_coverage(one, tests[0])}
+                        each |= {f"{name}, {scale}": known[name] for name in SCALED}
                     randomly.append(row | {"seed": self.seed} | each)
             except (ProbneuralError, RuntimeError) as error:  # must not cost the work on all others: the row says why
                 traceback.print_exc()
@@ -150,10 +154,8 @@ class Unit:
         found = []
         for place, pairs in places.items():
             start = time.process_time()
-            whole = self.sizes.whole[min(pairs.outputs.grid.dimension, 2) - 1]
             u = predictor(pairs.inputs)
-            scores = pn.metrics.score(u, pairs.outputs, noise=predictor.noise, level=LEVEL, whole=whole).to_dict()
-            row = facts | {"on": place} | {name: scores[name] for name in SCORES}
+            row = facts | {"on": place} | self._scores(u, pairs, noise=predictor.noise)
             areas = pn.metrics.ause(pn.metrics.compare(u, pairs.outputs, noise=predictor.noise))
             row |= {"ause": float(areas.values.mean()), "ause of functions": float(areas.functions.mean())}
             row["seconds"] = time.process_time() - start
@@ -162,13 +164,11 @@ class Unit:
             found.append(row)
         return predictor, found
 
-    def _both(self, predictor: Predictor, pairs: pn.FieldPairs) -> dict[str, float]:
-        """Scores that a random scale changes; whole fields of all functions."""
+    def _scores(self, u: pn.distributions.FieldDistribution, pairs: pn.FieldPairs, *, noise: torch.Tensor) -> dict[str, float]:
+        """Scores of all functions, those of whole ones of some."""
         whole = self.sizes.whole[min(pairs.outputs.grid.dimension, 2) - 1]
-        scores = pn.metrics.score(
-            predictor(pairs.inputs), pairs.outputs, noise=predictor.noise, level=LEVEL, whole=whole
-        ).to_dict()
-        return {"whole": evaluation.whole_coverage(predictor, pairs)} | {name: scores[name] for name in SCALED[1:]}
+        scores = pn.metrics.score(u, pairs.outputs, noise=noise, level=LEVEL, whole=whole).to_dict()
+        return {name: scores[name] for name in SCORES}
 
 
 @lru_cache

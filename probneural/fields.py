@@ -284,6 +284,17 @@ def check_field(field: object, name: str) -> Field:
     return check_instance(field, Field, name, remedy=remedy)
 
 
+def row_number(index: int, count: int) -> int:
+    """Turn a number from `-count` to `count - 1` into one that counts from zero.
+
+    Raises:
+        IndexError: If it lies outside.
+    """
+    if not -count <= index < count:
+        raise IndexError(f"index {index} of {count} functions")
+    return index % count
+
+
 def select_rows(index: int | slice | Tensor | Sequence[int], count: int) -> slice | Tensor:
     """Turn an index over `count` things into one that keeps their axis, as a slice or a tensor.
 
@@ -299,10 +310,8 @@ def select_rows(index: int | slice | Tensor | Sequence[int], count: int) -> slic
         rows = torch.empty(0, 0, device="cpu")
     rows = rows if rows.numel() else rows.long()
     if rows.ndim == 0 and not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool):
-        number = int(rows)
-        if not -count <= number < count:
-            raise IndexError(f"index {number} of {count} functions")
-        return slice(number % count, number % count + 1)
+        number = row_number(int(rows), count)
+        return slice(number, number + 1)
     if rows.dtype == torch.bool:
         fits = tuple(rows.shape) == (count,)
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -213,7 +212,7 @@ def fit_groups(method: BandMethod, predictor: Predictor, *, scores: ConformalSco
                 got=error.got,
                 remedy="merge groups, or hold out more of it",
             ) from error
-    return GroupBand(predictor, quantiles=MappingProxyType(quantiles), method=method)
+    return GroupBand(predictor, quantiles=quantiles, method=method)
 
 
 def fit_weighted(method: BandMethod, predictor: Predictor, *, scores: ConformalScores, weights: Weights) -> WeightedBand:

@@ -176,14 +176,14 @@ def conformal_quantile(scores: Float64[Tensor, " n"], level: float) -> float:
         raise CalibrationError(
             expected=f"at least {math.ceil(level / (1.0 - level) - 1e-9)} calibration fields for a band at level {level:g}",
             got=str(count),
-            remedy="hold out more fields, or lower the level",
+            remedy="hold out more fields, or lower the level (where functions may fail with probability delta, raise delta)",
         )
     quantile = float(scores.sort().values[rank - 1])
     if not math.isfinite(quantile):
         raise CalibrationError(
             expected=f"a finite score of rank {rank} among {count}",
             got="infinite scores: errors in functions that have no predictive variance at all",
-            remedy="use modulation='constant', or a predictor with noise > 0",
+            remedy="use a predictor that is uncertain there: VarianceScale(), or noise > 0",
         )
     return quantile
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from probneural.calibration.chunks import CalibrationPredictions, fingerprints
+from probneural.calibration.chunks import CalibrationPredictions, check_pairs, fingerprints
 from probneural.calibration.local_scale import Reader, wave_numbers
 from probneural.calibration.local_weights import LocalWeights, number_of_features
 from probneural.calibration.stacked_predictor import StackedPredictor
@@ -96,6 +96,8 @@ class LocalStacking:
             ArgumentError: If a predictor states no variance at a value, and others do or it is wrong.
         """
         known = checked_predictors(predictors)
+        for one in known:
+            check_pairs(one, calibration)
         if len(calibration) < 1:
             raise CalibrationError(
                 expected="at least one calibration field", got="none", remedy="hold out some training fields"

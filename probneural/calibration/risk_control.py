@@ -236,7 +236,7 @@ def hoeffding_bentkus(risk: float, *, level: float, count: int) -> float:
     if risk >= level:
         return 1.0
     entropy = (risk * math.log(risk / level) if risk > 0 else 0.0) + (1.0 - risk) * math.log((1.0 - risk) / (1.0 - level))
-    bentkus = math.e * float(binom.cdf(math.ceil(count * risk), count, level))
+    bentkus = math.e * float(binom.cdf(math.ceil(count * risk - _ROUNDING), count, level))
     return min(1.0, math.exp(-count * entropy), bentkus)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -34,7 +35,7 @@ from probneural.distributions.roots.base import Root, square_root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.distributions.roots.weighted import weigh
-from probneural.errors import CalibrationError, ShapeError
+from probneural.errors import CalibrationError, DataWarning, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid, resample
 from probneural.pairs import Dataset
@@ -43,6 +44,8 @@ FRACTIONS = (0.05, 0.95)
 """Smallest and largest fraction of the mean predictive variance that separate scales leave to the noise."""
 _CANDIDATES = 91
 """Shares tried between the two: steps of one per cent."""
+_SLACK = 1e-6
+"""Relative difference of variances that counts as none."""
 _DRAWN_POINTS = 2**18
 """Grid points of inputs at which draws are evaluated together."""
 
@@ -80,7 +83,8 @@ class VarianceScale:
     Args:
         separate: Whether covariance and noise have scales of their own. A part that is zero leaves one common scale.
         noise: Variance of the measurement noise in the calibration outputs, in physical units squared: a number, or one per
-            channel `(c,)`. Zero for solutions of a solver.
+            channel `(c,)`. Zero for solutions of a solver. What exceeds the scaled noise b n is left out, with a warning. No
+            variance falls below it: where a local scale would take it there, chi² on the calibration fields is less than 1.
         local: Whether variances may have a factor that varies along each function.
         robust: Whether the common factor is taken without the largest tenth of the squared standardised residuals, over all
             functions and points: their mean is 1 then where it was chi², relative to that of a Gaussian. A mean square is
@@ -118,7 +122,8 @@ class VarianceScale:
             calibration: Held-out pairs; outputs may live on another grid than inputs.
 
         Returns:
-            A predictor whose covariances and noise are scaled, and which remembers these pairs.
+            A predictor whose covariances and noise are scaled, and which remembers these pairs, and those that stacking or
+            another calibrator inside it used.
 
         Raises:
             CalibrationError: If there are fewer than 2 fields, no predictive variance where there are errors, no errors, or a
@@ -155,7 +160,15 @@ class VarianceScale:
             )
         scale, local = self._local(predicted, calibration, scale=scale, shift=(scale * ratio) * noise - scale * noise)
         unexplained = (scale * ratio) * noise
-        measured = noise_variance(self.noise, (1, len(scale)), scale)[0].minimum(unexplained)
+        stated_noise = noise_variance(self.noise, (1, len(scale)), scale)[0]
+        measured = stated_noise.minimum(unexplained)
+        if bool((stated_noise > (1.0 + _SLACK) * unexplained).any()):
+            warnings.warn(
+                f"the stated noise {stated_noise.tolist()} is more than errors leave for noise, {unexplained.tolist()}: the "
+                "latter is taken",
+                DataWarning,
+                stacklevel=2,
+            )
         return ScaledPredictor(
             inner,
             scale,
@@ -171,7 +184,7 @@ class VarianceScale:
             ),
             local=local,
             noise=measured.to(inner.noise),
-            calibrated_on=fingerprints(calibration),
+            calibrated_on=torch.cat([inner.calibrated_on.cpu(), fingerprints(calibration)]),
         )
 
     def _local(
@@ -229,7 +242,8 @@ class ScaledPredictor(Predictor):
         noise_scale: b, factor of the noise variances, `(c,)`, dimensionless.
         decomposition: w, f and rho.
         noise: Measurement noise, `(c,)`, in physical units squared; at most b n.
-        calibrated_on: Fingerprints of the calibration pairs, `(n,)`: a conformal band needs others.
+        calibrated_on: Fingerprints of the calibration pairs, and of those that `inner` was calibrated on, `(n,)`: a conformal
+            band needs others.
         local: h, or None where it is 1 everywhere.
 
     Raises:

@@ -47,9 +47,11 @@ class ScaleMixture:
 
     an elliptical process with a discrete mixing distribution. The s_k lie between a quarter and four times their middle, the
     median of T over the median of draws. The weights maximise the likelihood of log T over the calibration functions; the
-    density of log T under one scale is that of draws, smoothed over a quarter of their standard deviation. So draws of the
-    mixture have suprema as errors have them, at every level, while a conformal band has them at one; there is no finite-sample
-    guarantee. Two hundred functions tell coverage at .9 to within .03, thirty to within .05 (standard deviations).
+    density of log T under one scale is that of draws, smoothed over a quarter of their standard deviation. So where log T of
+    errors scatters more than that of draws, draws of the mixture have suprema as errors have them, at every level, while a
+    conformal band has them at one; there is no finite-sample guarantee. Where it scatters less, a random scale cannot help: the
+    likelihood prefers one near the middle, and whole functions are covered more often than is stated. Two hundred functions
+    tell coverage at .9 to within .03, thirty to within .05 (standard deviations).
 
     Means and correlations stay. Variances grow by sum of w_k s_k², about 1 after `VarianceScale` where functions
     differ in scale alone, and larger where draws are too smooth: then values by themselves are covered more often than is

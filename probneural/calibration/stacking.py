@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.calibration.chunks import distributions, fingerprints
+from probneural.calibration.chunks import check_pairs, distributions, fingerprints
 from probneural.calibration.decomposition import gaussian_of
 from probneural.checks import check_choice
 from probneural.contexts import undisturbed
@@ -79,6 +79,8 @@ class Stacking:
             ArgumentError: If a predictor has no density because some direction has no variance at all.
         """
         known = checked_predictors(predictors)
+        for one in known:
+            check_pairs(one, calibration)
         if len(calibration) < 1:
             raise CalibrationError(
                 expected="at least one calibration field", got="none", remedy="hold out some training fields"

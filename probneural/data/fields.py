@@ -106,7 +106,7 @@ class StoredFields:
                 values = part.read(places)
             except FileError:
                 raise
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # codecs raise the latter
                 raise FileError(
                     expected=f"{part.variable.name} to be readable",
                     got=str(error),

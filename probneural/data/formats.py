@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from probneural.data.pdebench import is_pdebench
 from probneural.data.readers import npz_readers, require
 from probneural.data.the_well import is_the_well
-from probneural.errors import FileError
+from probneural.errors import DataWarning, FileError
 
 KNOWN = "NumPy (.npy, .npz, or a folder of .npy files), HDF5, NetCDF, zarr, The Well, PDEBench"
 
@@ -90,6 +93,8 @@ def _format_of_hdf5(path: Path) -> Format:
 def _format_of_folder(path: Path) -> Format:
     if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray", ".zmetadata")):
         arrays = zarr_arrays(path)
+        for name, array in arrays.items():
+            _warn_of_gaps(name, array)
         return Format.NAMED_ZARR if arrays and all(map(_has_names, arrays.values())) else Format.ZARR
     if any(path.glob("*.npy")):
         return Format.NPY_FOLDER
@@ -99,9 +104,30 @@ def _format_of_folder(path: Path) -> Format:
 
 
 def zarr_arrays(path: Path) -> dict[str, Any]:
-    """The arrays of a zarr store by name; one array alone is called "values"."""
-    group = require("zarr", "zarr stores").open(path, mode="r")
-    return dict(sorted(group.arrays())) if hasattr(group, "arrays") else {"values": group}
+    """The arrays of a zarr store by name; one array alone is called "values".
+
+    Raises:
+        FileError: If its metadata cannot be read.
+    """
+    try:
+        group = require("zarr", "zarr stores").open(path, mode="r")
+        return dict(sorted(group.arrays())) if hasattr(group, "arrays") else {"values": group}
+    except (ValueError, KeyError) as error:  # JSON, and what it lacks
+        raise FileError(expected=f"a zarr store in {path}", got=str(error), remedy="it is damaged: copy it again") from error
+
+
+def _warn_of_gaps(name: str, array: Any) -> None:
+    """Chunks that a store does not have read as its fill value: left out as such, or lost on the way."""
+    if not np.issubdtype(array.dtype, np.number):
+        return
+    missing = array.nchunks - array.nchunks_initialized
+    if missing and np.isfinite(array.fill_value):  # what is not finite is refused when it is read
+        warnings.warn(
+            f"{missing} of {array.nchunks} chunks of {name!r} are not there, and are read as {array.fill_value}: if they were "
+            "not left out because they hold nothing else, copy the store again",
+            DataWarning,
+            stacklevel=2,
+        )
 
 
 def _has_names(array: Any) -> bool:

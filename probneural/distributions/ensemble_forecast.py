@@ -97,7 +97,7 @@ class EnsembleForecast(ABC):
         maps = [functional] * len(chosen) if isinstance(functional, Functional) else list(functional)
         for one in maps:
             check_functional(one, grid=self.grid)
-        return applied(maps, self._at_leads(chosen), weights=weights)
+        return applied(maps, self._at_leads(chosen), leads=chosen, weights=weights)
 
     def apply_by_draws(
         self,
@@ -122,7 +122,7 @@ class EnsembleForecast(ABC):
             DataError: If it returns no tensor, or values that are not finite.
         """
         chosen = self._chosen(leads)
-        return applied([function] * len(chosen), self._at_leads(chosen), weights=weights)
+        return applied([function] * len(chosen), self._at_leads(chosen), leads=chosen, weights=weights)
 
     def to_zarr(self, path: str | os.PathLike[str], *, times: Sequence[float] | Tensor | None = None) -> None:
         """Write all states into a zarr store that xarray reads, a lead at a time; needs the extra `data`.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from probneural.checks import (
@@ -37,7 +37,7 @@ from probneural.distributions.roots.base import DenseRoot, Root, square_root, sq
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
 from probneural.distributions.roots.weighted import weigh
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
-from probneural.fields import select_rows
+from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional, check_functional
 from probneural.grids import Grid, check_grid
 from probneural.linear_algebra.conditioning import (
@@ -115,6 +115,7 @@ class GaussianField(FieldDistribution):
         self.grid = grid
         self.discrepancy = discrepancy
         self._each: Root = root if discrepancy is None else SideBySideRoot(root, discrepancy)
+        self._functions = _Functions(object(), torch.arange(inputs))
 
     @property
     def mean(self) -> Float[Tensor, "n c *grid"]:
@@ -156,8 +157,8 @@ class GaussianField(FieldDistribution):
     def cross_covariance(self, other: GaussianField) -> Float[Tensor, "a b"]:
         """The joint covariance between all values of this field and of another of the same latent.
 
-        It is that of the shared part: discrepancies belong to the functions of one prediction, and those of two predictions
-        count as independent. A field with itself has them.
+        It is that of the shared part, and for a function that both fields have, selected from one prediction, that of its
+        discrepancy. Discrepancies of two predictions count as independent, whatever their inputs.
 
         Returns:
             Dense `(n * c * p, n' * c' * p')`, in physical units squared.
@@ -174,10 +175,14 @@ class GaussianField(FieldDistribution):
             )
         left, right = self.root.dense().flatten(0, 2), other.root.dense().flatten(0, 2)
         covariance = left @ right.mT.to(left)
-        if other is self and self.discrepancy is not None:
-            discrepancy_root = self.discrepancy.dense().flatten(1, 2)
-            covariance = covariance + torch.block_diag(*(discrepancy_root @ discrepancy_root.mT)).to(covariance)
-        return covariance
+        pairs = self._functions.shared_with(other._functions)
+        if self.discrepancy is None or other.discrepancy is None or not len(pairs):
+            return covariance
+        one, two = self.discrepancy.dense().flatten(1, 2), other.discrepancy.dense().flatten(1, 2)
+        covariance = covariance.unflatten(1, (len(two), -1)).unflatten(0, (len(one), -1)).clone()
+        for row, column in pairs.tolist():
+            covariance[row, :, column] += (one[row] @ two[column].mT.to(one)).to(covariance)
+        return covariance.flatten(2, 3).flatten(0, 1)
 
     @undisturbed()
     def rsample(
@@ -211,7 +216,7 @@ class GaussianField(FieldDistribution):
             latent=self.latent,
             grid=index_grid(functional.size),
             discrepancy=None if self.discrepancy is None else self.discrepancy.push(functional),
-        )._with_labels(functional.labels)
+        )._of(self._functions, functional.labels)
 
     def scale(self, factors: Float[Tensor, "..."]) -> GaussianField:
         """Multiply the deviation by factors; the result has a latent of its own."""
@@ -487,10 +492,11 @@ class GaussianField(FieldDistribution):
         discrepancy = None if self.discrepancy is None else self.discrepancy.select(rows)
         return GaussianField(
             self._mean[rows], self.root.select(rows), latent=self.latent, grid=self.grid, discrepancy=discrepancy
-        )._with_labels(self.labels)
+        )._of(self._functions.select(rows), self.labels)
 
     def marginal(self, index: int) -> GaussianField:
         """One function by itself, under a latent of its own where that makes its root smaller."""
+        index = row_number(index, len(self))
         root = self.root.marginal(index)
         rank = root.shape[3]
         name = f"{self.latent.id}|marginal-{index}"
@@ -501,7 +507,15 @@ class GaussianField(FieldDistribution):
         )
         discrepancy = None if self.discrepancy is None else self.discrepancy.marginal(index)
         mean = self._mean[index : index + 1]
-        return GaussianField(mean, root, latent=latent, grid=self.grid, discrepancy=discrepancy)._with_labels(self.labels)
+        alone = GaussianField(mean, root, latent=latent, grid=self.grid, discrepancy=discrepancy)._with_labels(self.labels)
+        if discrepancy is None or self.discrepancy is None or discrepancy.shape[3] != self.discrepancy.shape[3]:
+            return alone
+        return alone._of(self._functions.select(slice(index, index + 1)), self.labels)
+
+    def _of(self, functions: _Functions, labels: tuple[str, ...] | None) -> GaussianField:
+        """This very field, just made, of functions that another field has."""
+        self._functions = functions
+        return self._with_labels(labels)
 
     def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor, Tensor]:
         """Root of a functional's values, discrepancy included, these as a tensor, and their residual in float64."""
@@ -555,6 +569,28 @@ class GaussianField(FieldDistribution):
             shared, discrepancy = root, None
         field = GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=discrepancy)
         return field._with_labels(self.labels)
+
+
+class _Functions(NamedTuple):
+    """Which functions a field is of, so that a discrepancy is known again in what is selected from one prediction.
+
+    Attributes:
+        prediction: Whose functions they are; compared by identity.
+        rows: Their numbers there, `(n,)`, on the CPU.
+    """
+
+    prediction: object
+    rows: Int64[Tensor, " n"]
+
+    def select(self, rows: slice | Tensor) -> _Functions:
+        """Some of them."""
+        return _Functions(self.prediction, self.rows[rows if isinstance(rows, slice) else rows.cpu()])
+
+    def shared_with(self, other: _Functions) -> Int64[Tensor, "m 2"]:
+        """Places here and there of the functions that both have."""
+        if self.prediction is not other.prediction:
+            return torch.zeros(0, 2, dtype=torch.int64)
+        return (self.rows[:, None] == other.rows).nonzero()
 
 
 def _check_update(update: LatentUpdate) -> None:

@@ -154,6 +154,8 @@ def mixture_quantiles(
         weights: Their probabilities, of a shape that broadcasts against the values.
         probabilities: Of the quantiles.
     """
+    if not len(probabilities):
+        return means.new_empty(0, *means.shape[1:])
     found = _bisected(means.detach(), std.detach(), weights.detach(), probabilities)
     if torch.is_grad_enabled() and (means.requires_grad or std.requires_grad):
         return torch.stack([one + _change(one, means, std, weights.detach()) for one in found])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -85,6 +85,10 @@ class Members:
         """Operators that stay the same over a trajectory."""
         return self.predictor._joint_draws(self.seeds(1))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy takes: the operators are made anew from their seeds."""
+        return {name: value for name, value in self.__dict__.items() if name != "_kept_draws"}
+
     def seeds(self, lead: int) -> list[int]:
         """The seed of each member's operator at the step to this lead."""
         indices = () if self.draws == "trajectory" else (lead,)
@@ -136,7 +140,8 @@ class Members:
         return ForecastError(
             expected=f"finite states at lead {lead}",
             got=f"NaN or infinite ones of {len(members)} of {self.count} members: {shown}",
-            remedy=f"earlier leads stand, so take {lead - 1} steps or fewer, or train the operator on several steps",
+            remedy=(f"earlier leads stand, so take {lead - 1} steps or fewer, or " if lead > 1 else "")
+            + "train the operator on several steps",
             lead=lead,
             members=tuple(members),
         )
@@ -178,6 +183,8 @@ def members_of(
     """Check what a roll-out starts from; see [`rollout`][probneural.distributions.Predictor.rollout]."""
     check_field(start, "start")
     check_finite(start.values, "start")
+    if not len(start):
+        raise DataError(expected="a start of at least one function", got="none", remedy="roll out from some states")
     check_choice(draws, ("trajectory", "step"), "draws")
     history = check_integer(history, "history")
     states = history * predictor.out_channels

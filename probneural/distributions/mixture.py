@@ -27,7 +27,7 @@ from probneural.distributions.latent import digest
 from probneural.distributions.pooling import pooled
 from probneural.distributions.roots.base import root_sum_of_squares, square_root, square_units
 from probneural.errors import DataError, GridError, ShapeError
-from probneural.fields import select_rows
+from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional, check_functional
 
 
@@ -167,7 +167,7 @@ class MixtureField(FieldDistribution):
         """
         count, mean = sample_size(sample_shape), self.mean
         numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples)
-        numbers = numbers.reshape(count, -1)
+        numbers = numbers.reshape(count, *self.base_shape)
         uniform = torch.special.ndtr(numbers[:, 0].detach().to("cpu", torch.float64))
         chosen = choose(self.weights.detach().cpu(), uniform, len(self))
         drawn = mean.new_zeros(count, *mean.shape)
@@ -285,6 +285,7 @@ class MixtureField(FieldDistribution):
 
     def marginal(self, index: int) -> MixtureField:
         """One function by itself, under latents of its own where that makes roots smaller."""
+        index = row_number(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, index : index + 1]
         return MixtureField([field.marginal(index) for field in self.components], weights)._with_labels(self.labels)
 

@@ -74,8 +74,8 @@ class MixturePredictor(Predictor):
         return self.weights @ torch.stack([one.residual_variance for one in self.predictors])
 
     def with_predictors(self, predictors: Sequence[Predictor]) -> MixturePredictor:
-        """Return the mixture of other predictors with the same weights."""
-        return MixturePredictor(predictors, self.weights)
+        """Return the mixture of other predictors with the same weights, which were fitted on what they were fitted on."""
+        return MixturePredictor(predictors, self.weights, calibrated_on=self.calibrated_on)
 
     def _predict(self, inputs: Field, query: Grid | None) -> MixtureField:
         return self._mixture([self.predictors[index](inputs, query) for index in self._active])

@@ -21,7 +21,7 @@ from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField, checked_weights, choose
 from probneural.distributions.roots.base import root_sum_of_squares, square_units
 from probneural.errors import ArgumentError
-from probneural.fields import select_rows
+from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional, check_functional
 
 
@@ -116,7 +116,8 @@ class ScaleMixtureField(MixtureField):
     ) -> Float[Tensor, "*s n c *grid"]:
         """Draw functions; see the base class. A draw is differentiable through the field; the choice of the scale is not."""
         count, field = sample_size(sample_shape), self.field
-        numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples).reshape(count, -1)
+        numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples)
+        numbers = numbers.reshape(count, *self.base_shape)
         uniform = torch.special.ndtr(numbers[:, 0].detach().to("cpu", torch.float64))
         chosen = choose(self.weights.detach().cpu(), uniform, len(self))
         around = GaussianField(
@@ -169,6 +170,7 @@ class ScaleMixtureField(MixtureField):
 
     def marginal(self, index: int) -> ScaleMixtureField:
         """One function by itself, under a latent of its own where that makes its root smaller."""
+        index = row_number(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, index : index + 1]
         return ScaleMixtureField(self.field.marginal(index), self.scales, weights=weights)._with_labels(self.labels)
 

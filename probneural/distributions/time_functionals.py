@@ -22,6 +22,7 @@ def applied(
     maps: Sequence[MapOfSpace],
     states: Callable[[], Iterator[tuple[int, EmpiricalField]]],
     *,
+    leads: Sequence[int],
     weights: Sequence[float] | Sequence[Sequence[float]] | Tensor | None,
 ) -> EmpiricalField:
     """The distribution of all maps' numbers, or of weighted sums of them.
@@ -29,6 +30,7 @@ def applied(
     Args:
         maps: One per row of the result, that is per lead; their numbers are equally many.
         states: Gives rows and states, each row once, in any order.
+        leads: Of the rows, for their names.
         weights: `(l,)`, `(k, l)`, or None.
 
     Raises:
@@ -38,13 +40,13 @@ def applied(
     sums = None if weights is None else _checked_weights(weights, len(maps))
     parts: dict[int, Tensor] = {}
     total: Tensor | None = None
-    labels: tuple[str, ...] | None = None
+    labels: dict[int, tuple[str, ...] | None] = {}
     for row, u in states():
         if row >= len(maps):
             raise ArgumentError(expected="one functional per lead", got=f"{len(maps)}", remedy="or one for all leads")
         one = maps[row]
         image = u.apply(one) if isinstance(one, Functional) else push_draws(u, one, draws=1, seed=0)
-        labels = image.labels
+        labels[row] = image.labels
         if sums is None:
             parts[row] = image.samples
         else:
@@ -58,7 +60,12 @@ def applied(
     else:
         assert total is not None  # there is one lead or more
         samples = total.flatten(-2)
-    named = labels if sums is not None and len(sums) == 1 else None
+    if sums is not None:
+        named = labels.get(0) if len(sums) == 1 else None
+    else:
+        known = [(lead, labels[row]) for row, lead in enumerate(leads)]
+        missing = any(own is None for _, own in known)
+        named = None if missing else tuple(f"{name}, lead {lead}" for lead, own in known for name in own or ())
     return EmpiricalField(samples, grid=index_grid(samples.shape[-1]))._with_labels(named)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from probneural.checks import check_callable, check_finite, check_instance, check_integer
 from probneural.distributions import EmpiricalField, EnsembleForecast, FieldDistribution
 from probneural.distributions.base import check_values
-from probneural.errors import ArgumentError
+from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field, check_field
 from probneural.forecasts.observations import Observation, observed_numbers
 from probneural.forecasts.updates import ObservedNumbers, update
@@ -100,6 +100,12 @@ class FunctionMembers:
                 remedy="let the function hold them",
             )
         check_instance(initial, FieldDistribution, "initial", remedy="give a distribution over the states at lead 0")
+        if initial.grid != start.grid:
+            raise GridError(
+                expected=f"an initial distribution on {start.grid!r}",
+                got=repr(initial.grid),
+                remedy="predict on the start's grid",
+            )
         check_values(initial.mean, tuple(start.values.shape), "the mean of initial")
         return cls(function=function, start=start.detached(), initial=initial, count=members, seed=check_seed(seed))
 

@@ -81,10 +81,12 @@ def by_lead(observations: Sequence[Observation], steps: int) -> dict[int, list[O
     for one in given:
         check_instance(one, Observation, "an observation", remedy="pn.forecasts.Observation(functional, values, lead=, noise=)")
         sorted_.setdefault(one.lead, []).append(one)
-    if not given or max(sorted_) > steps:
+    if not given:
         raise ArgumentError(
-            expected=f"one observation or more, at leads 0 to {steps}",
-            got="none" if not given else f"one at lead {max(sorted_)}",
-            remedy="roll out further: steps=",
+            expected="one observation or more", got="none", remedy="without any, roll out: predictor.rollout(start, steps=20)"
+        )
+    if max(sorted_) > steps:
+        raise ArgumentError(
+            expected=f"observations at leads 0 to {steps}", got=f"one at lead {max(sorted_)}", remedy="roll out further: steps="
         )
     return sorted_

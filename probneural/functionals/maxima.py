@@ -71,12 +71,13 @@ def maximum(
         grid: Any grid.
         where: A mask of the grid's shape, or a function of points `(q, d)` that returns truth values `(q,)`; every point by
             default.
-        lower: Lower corner of a box, `(d,)`, in the grid's units; ends are included.
+        lower: Lower corner of a box, `(d,)`, in the grid's units; ends are included. On periodic axes a box may cross the
+            domain's ends.
         upper: Upper corner, likewise.
 
     Raises:
         ArgumentError: If both `where` and corners are given, or a corner does not have one finite number per dimension.
-        GridError: If no point is inside.
+        GridError: If a box leaves the domain, or no point is inside.
         ShapeError: If the mask does not have the grid's shape, or the function does not return `(q,)`.
         DataError: If the mask or what the function returns are no truth values.
 

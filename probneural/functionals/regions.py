@@ -92,7 +92,14 @@ def check_order(lower: Tensor, upper: Tensor) -> None:
 
 
 def points_in_box(grid: Grid, lower: Corner | None, upper: Corner | None) -> Tensor:
-    """Which points of any grid lie in a box, ends included, `(p,)`."""
+    """Which points of any grid lie in a box, ends included, `(p,)`; on periodic axes it may cross the domain's ends.
+
+    Raises:
+        ArgumentError: If a corner is not d finite numbers, or the lower one is not below the upper one.
+        GridError: If the box leaves a uniform grid's domain, or on periodic axes is longer than the period.
+    """
+    if grid.is_uniform:
+        return _inside(grid, *box_corners(grid, lower, upper))
     inside = torch.ones(grid.size, dtype=torch.bool)
     low, high = (None if corner is None else check_corner(corner, grid) for corner in (lower, upper))
     if low is not None and high is not None:
@@ -101,6 +108,15 @@ def points_in_box(grid: Grid, lower: Corner | None, upper: Corner | None) -> Ten
         if corner is not None:
             inside &= (sign * (grid.points - corner) >= 0).all(1)
     return inside
+
+
+def _inside(grid: Grid, low: Tensor, high: Tensor) -> Tensor:
+    """Which points of a uniform grid lie between two corners, up to rounding, periodic axes counted around, `(p,)`."""
+    length = torch.tensor(grid.lengths, dtype=torch.float64)
+    slack, beyond = _SLACK * length, grid.points - low
+    around = torch.remainder(beyond + slack, length) - slack
+    along = torch.where(torch.tensor(grid.periodic), around, beyond)
+    return ((along >= -slack) & (along <= high - low + slack)).all(1)
 
 
 def fractions(grid: Grid, where: Indicator | ArrayLike | Tensor) -> Float64[Tensor, " p"]:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from probneural.checks import check_scale
+from probneural.checks import check_finite, check_scale
 from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -175,6 +175,11 @@ class _ConvertedData:
 
     def detached(self) -> Dataset:
         return self
+
+
+def check_predicted(values: Tensor) -> None:
+    """Raise a DataError if an operator's outputs on training inputs are not finite."""
+    check_finite(values, "outputs of the operator", remedy="it has diverged, or its weights are not finite: train it anew")
 
 
 def in_memory(source: FieldSource) -> Field:

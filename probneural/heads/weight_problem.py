@@ -28,7 +28,7 @@ from probneural.fields import evaluate
 from probneural.grids import Grid
 from probneural.heads.layer_evidence import LayeredEvidence
 from probneural.heads.residuals import ResidualSums, given_noise, given_per_channel, given_precision
-from probneural.heads.training_data import TrainingData, training_data
+from probneural.heads.training_data import TrainingData, check_predicted, training_data
 from probneural.pairs import FieldPairs
 
 _BATCH_POINTS = 2**16
@@ -315,6 +315,7 @@ def residuals_of(operator: nn.Module, batch: FieldPairs, query: Grid | None) -> 
 
     Raises:
         ShapeError: If the operator's outputs do not fit the data's.
+        DataError: If one is not finite.
     """
     predicted = evaluate(operator, batch.inputs, query)
     if predicted.shape != batch.outputs.values.shape:
@@ -323,6 +324,7 @@ def residuals_of(operator: nn.Module, batch: FieldPairs, query: Grid | None) -> 
             got=str(tuple(predicted.shape)),
             remedy="check its channels",
         )
+    check_predicted(predicted)
     return batch.outputs.values.to(torch.float64) - predicted.to(torch.float64)
 
 

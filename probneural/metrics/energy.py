@@ -7,7 +7,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_integer
-from probneural.metrics.comparison import Comparison
+from probneural.metrics.comparison import Comparison, check_comparison
 from probneural.metrics.observed_draws import ObservedDraws
 from probneural.metrics.ranked_probability import fair_factor
 from probneural.randomness import stream, stream_seed
@@ -46,6 +46,7 @@ def energy_score(
         Gneiting and Raftery (2007), Strictly proper scoring rules, equation 21, with β = 1; Gneiting et al. (2008), Assessing
         probabilistic forecasts of multivariate quantities, equation 7. Deviation: the norm is divided by √volume.
     """
+    check_comparison(comparison)
     draws = check_integer(draws, "draws", least=2)
     root = comparison.grid.mean_weights.sqrt().to(comparison.truth)
     observed = ObservedDraws(

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from probneural.checks import check_instance
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.trajectory import Forecast
-from probneural.errors import ShapeError
+from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.pairs import FieldSource
 
@@ -62,7 +62,14 @@ def lead_parts(forecast: Forecast, truth: TrueTrajectories) -> Iterator[LeadPart
             remedy="roll out from truth.start",
         )
     for lead, u in forecast.leads():
-        source = truth.at(lead)
+        try:
+            source = truth.at(lead)
+        except ArgumentError as error:
+            raise ArgumentError(
+                expected=f"true states at lead {lead}, as the forecast has",
+                got=f"none: {error}",
+                remedy="roll out fewer steps, or give longer trajectories",
+            ) from error
         size = max(1, _BATCH_VALUES // max(1, source.channels * source.grid.size))
         for start in range(0, len(source), size):
             rows = slice(start, min(start + size, len(source)))

@@ -13,7 +13,7 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.metrics.comparison import Comparison
+from probneural.metrics.comparison import Comparison, check_comparison
 
 
 def nll(comparison: Comparison) -> Float64[Tensor, "n c"]:
@@ -32,6 +32,7 @@ def nll(comparison: Comparison) -> Float64[Tensor, "n c"]:
         Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.1 (the logarithmic score). Moment matching of
         ensembles: Lakshminarayanan, Pritzel and Blundell (2017), section 2.4.
     """
+    check_comparison(comparison)
     _check_density(comparison)
     u = comparison.distribution
     if isinstance(u, MixtureField):
@@ -57,6 +58,7 @@ def joint_nll(comparison: Comparison) -> Float64[Tensor, " n"]:
         Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.1; Rasmussen and Williams (2006), Gaussian
         Processes for Machine Learning, equation 2.30.
     """
+    check_comparison(comparison)
     _check_density(comparison)
     u = comparison.distribution
     field = u.moment_matched() if isinstance(u, EmpiricalField) else u

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from probneural.distributions.empirical import EmpiricalField
 from probneural.errors import DataError, UnsupportedError
-from probneural.metrics.comparison import Comparison
+from probneural.metrics.comparison import Comparison, check_comparison
 from probneural.randomness import stream
 
 
@@ -35,6 +35,7 @@ def rank_histogram(comparison: Comparison, *, seed: int = 0) -> Float64[Tensor, 
     Reference:
         Hamill (2001), Interpretation of rank histograms for verifying ensemble forecasts, section 2.
     """
+    check_comparison(comparison)
     return MemberPool(comparison, seed=seed).rank_histogram()
 
 

@@ -14,7 +14,7 @@ from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
 from probneural.distributions.roots.base import square_root
 from probneural.errors import DataError, UnsupportedError
-from probneural.metrics.comparison import Comparison
+from probneural.metrics.comparison import Comparison, check_comparison
 
 _CHUNK_ELEMENTS = 2**20
 """Entries (members times points) worked on at once."""
@@ -44,6 +44,7 @@ def crps(comparison: Comparison, *, is_fair: bool = False) -> Float64[Tensor, "n
         Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.2; Grimit et al. (2006), equation 5; Ferro
         (2014), Fair scores for ensemble forecasts, section 4.
     """
+    check_comparison(comparison)
     u = comparison.distribution
     if isinstance(u, EmpiricalField):
         noise = comparison.noise if bool((comparison.noise > 0).any()) else None

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.errors import ArgumentError, DataError
-from probneural.metrics.comparison import Comparison
+from probneural.metrics.comparison import Comparison, check_comparison
 from probneural.randomness import stream, stream_seed
 
 _DRAWS = 16
@@ -60,6 +60,7 @@ def rank_correlation(comparison: Comparison, *, draws: int = _DRAWS, seed: int =
         >>> round(rank_correlation(metrics.compare(u, fields.Field(0.5 * size, grid))).across.item(), 9)
         1.0
     """
+    check_comparison(comparison)
     sums = RankSums(draws=draws, seed=seed)
     sums.add(comparison)
     return sums.result()

@@ -40,6 +40,7 @@ def chi2(comparison: Comparison) -> Float64[Tensor, "n c"]:
         >>> chi2(metrics.compare(u, fields.Field(torch.full((1, 1, 4), 2.0), grid))).item()
         4.0
     """
+    check_comparison(comparison)
     return comparison.average(comparison.standardise(comparison.residual).square())
 
 
@@ -59,6 +60,7 @@ def pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
         Gneiting, Balabdaoui and Raftery (2007), Probabilistic forecasts, calibration and sharpness, section 3.1. Deviation:
         the mid-distribution function at jumps, which needs no random numbers, in place of a randomised transform.
     """
+    check_comparison(comparison)
     u = comparison.distribution
     if isinstance(u, GaussianField):
         return torch.special.ndtr(comparison.standardise(comparison.residual))
@@ -92,6 +94,7 @@ def pit_histogram(comparison: Comparison, *, bins: int = 20) -> Float64[Tensor, 
         ArgumentError: If there are no bins.
         UnsupportedError: If the distribution is neither Gaussian nor empirical nor a mixture.
     """
+    check_comparison(comparison)
     bins = check_integer(bins, "bins")
     values = pit(comparison)
     number = (values * bins).long().clamp(max=bins - 1)
@@ -135,6 +138,7 @@ def interval_width(comparison: Comparison, *, level: float = 0.9) -> Float64[Ten
     Raises:
         ArgumentError: If the level is not between 0 and 1.
     """
+    check_comparison(comparison)
     z, u = central_quantile(level), comparison.distribution
     if isinstance(u, MixtureField):
         return comparison.average(u.interval(level, noise=comparison.noise).width.detach())
@@ -152,6 +156,7 @@ def calibration_error(comparison: Comparison) -> Float64[Tensor, " c"]:
         calibration error among its diagnostic tools). Deviation: central intervals in place of one-sided ones, and absolute
         in place of squared differences, so that the result is an average miss in coverage.
     """
+    check_comparison(comparison)
     covered = level_coverages(comparison).mean(1)
     return (covered - torch.tensor(LEVELS).to(covered)[:, None]).abs().mean(0)
 
@@ -189,6 +194,7 @@ def simultaneous_coverage(
     Reference:
         Montiel Olea and Plagborg-Møller (2019), Simultaneous confidence bands, section 2 (the sup-t band).
     """
+    check_comparison(comparison)
     central_quantile(level)
     draws = check_integer(draws, "draws")
     rank = min(draws, math.ceil((draws + 1) * level - 1e-9))
@@ -267,7 +273,7 @@ def _suprema(
         found = []
         for scale in scales:
             scaled = deviation * scale if own is None else torch.add(own, deviation, alpha=scale)
-            found.append(comparison.standardise(scaled, index=part).abs().flatten(2).amax(-1))
+            found.append(comparison.standardise(scaled, index=part).abs_().flatten(2).amax(-1))
         suprema.append(torch.stack(found))
     return torch.cat(suprema, dim=2)
 

@@ -76,6 +76,7 @@ def ause(comparison: Comparison) -> SparsificationError:
         >>> ause(right).functions.item(), round(ause(wrong).functions.item() / 2**0.5, 9)  # (√2 + 1)/4 + √2/2 - 1/4 = .75 √2
         (0.0, 0.75)
     """
+    check_comparison(comparison)
     areas = []
     for unit in ("values", "functions"):
         std, square, weights = _units(comparison, unit)
@@ -97,6 +98,7 @@ def sparsification_curve(comparison: Comparison, *, over: Unit = "values", steps
         ArgumentError: If `over` does not exist, or there are no steps.
         DataError: If `comparison` is none, there are fewer than two functions, or a channel has no error at all.
     """
+    check_comparison(comparison)
     check_choice(over, ("values", "functions"), "over")
     removed = torch.arange(check_integer(steps, "steps", least=1), dtype=torch.float64, device="cpu") / steps
     std, square, weights = _units(comparison, over)

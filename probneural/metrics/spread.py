@@ -13,7 +13,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.mixture import MixtureField
 from probneural.errors import DataError
-from probneural.metrics.comparison import Comparison
+from probneural.metrics.comparison import Comparison, check_comparison
 from probneural.metrics.quantiles import WeightedQuantiles
 from probneural.metrics.reliability import central_quantile
 
@@ -29,6 +29,7 @@ def sharpness(comparison: Comparison) -> Float64[Tensor, "n c"]:
     Reference:
         Gneiting, Balabdaoui and Raftery (2007), Probabilistic forecasts, calibration and sharpness, section 3.4.
     """
+    check_comparison(comparison)
     return comparison.average(comparison.variance.sqrt())
 
 
@@ -52,6 +53,7 @@ def interval_score(comparison: Comparison, *, level: float = 0.9) -> Float64[Ten
     Reference:
         Winkler (1972); Gneiting and Raftery (2007), Strictly proper scoring rules, equation 43.
     """
+    check_comparison(comparison)
     half, u = central_quantile(level) * comparison.variance.sqrt(), comparison.distribution
     if isinstance(u, MixtureField):
         lower, upper = (end.detach() for end in u.interval(level, noise=comparison.noise))
@@ -81,6 +83,7 @@ def spread_skill(comparison: Comparison, *, corrects_size: bool = True) -> Float
     Reference:
         Fortin et al. (2014), Why should ensemble spread match the RMSE of the ensemble mean?, equation 15.
     """
+    check_comparison(comparison)
     square = comparison.average(comparison.residual.square()).mean(0)
     spread_skill_ratio(square, square)  # an RMSE of zero comes first
     factor = size_factor(comparison.distribution) if check_flag(corrects_size, "corrects_size") else 1.0
@@ -143,6 +146,7 @@ def spread_skill_curve(comparison: Comparison, *, bins: int = 10) -> SpreadSkill
     Reference:
         Leutbecher and Palmer (2008), Ensemble forecasting, section 4.
     """
+    check_comparison(comparison)
     variance, error, mean_weights = (
         _flat(comparison, comparison.variance),
         _flat(comparison, comparison.residual.square()),
@@ -182,6 +186,7 @@ def n_merci(comparison: Comparison, *, level: float = 0.95) -> Float64[Tensor, "
     Reference:
         Moukari et al. (2019), n-MeRCI: A new metric to evaluate the correlation between predictive uncertainty and true error.
     """
+    check_comparison(comparison)
     central_quantile(level)
     sums = ErrorSums(level=level)
     sums.add(comparison)

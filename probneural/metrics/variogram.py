@@ -9,7 +9,7 @@ from torch import Tensor
 from probneural.checks import check_integer, check_positive
 from probneural.errors import GridError
 from probneural.grids import Grid
-from probneural.metrics.comparison import Comparison
+from probneural.metrics.comparison import Comparison, check_comparison
 from probneural.metrics.observed_draws import ObservedDraws
 from probneural.metrics.ranked_probability import fair_factor
 from probneural.randomness import stream, stream_seed
@@ -56,6 +56,7 @@ def variogram_score(
         Scheuerer and Hamill (2015), Variogram-based proper scoring rules for probabilistic forecasts of multivariate
         quantities, equation 9. Deviation: a mean weighted by quadrature in place of a sum over all ordered pairs.
     """
+    check_comparison(comparison)
     order, draws = check_positive(order, "order"), check_integer(draws, "draws", least=2)
     first, second, weights = _pairs(comparison.grid, check_integer(pairs, "pairs"), seed=seed)
     weights = weights.to(comparison.truth)

@@ -36,6 +36,8 @@ PARTS = ("train", "scaling", "conformal", "test")
 _OWN = ("config.toml", "run.json")
 _FREE = ("data.path ", "training.device ", "training.workers ", "training.keeps_checkpoint ")
 """Settings that may change from call to call: results do not belong to them."""
+OF_ONE_STEP = "it is damaged: remove this file, and its step is done anew"
+"""What to do about a file that one step of a run wrote."""
 _LEAST_TRAINING = 4
 """Pairs that are trained on, at least."""
 IN_MEMORY = 2**27
@@ -152,7 +154,7 @@ class RunFolder:
         Raises:
             FileError: If the file is missing or damaged.
         """
-        return read_json(self.file(name))
+        return read_json(self.file(name), remedy=OF_ONE_STEP)
 
     def remove(self, *names: str) -> None:
         """Remove files of later steps, which do not belong to what is written next."""
@@ -249,7 +251,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, remedy: str = "it is damaged: remove the folder") -> dict[str, Any]:
     """Read an object of JSON.
 
     Raises:
@@ -258,7 +260,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = schema.parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise FileError(expected=f"JSON at {path}", got=str(error), remedy="it is damaged: remove the folder") from error
+        raise FileError(expected=f"JSON at {path}", got=str(error), remedy=remedy) from error
     return schema.instance(content, dict, where=path.name)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from probneural.checks import check_path
 from probneural.data import list_variables
 from probneural.errors import FileError
-from probneural.runs.folder import PARTS, read_json, read_record
+from probneural.runs.folder import OF_ONE_STEP, PARTS, read_json, read_record
 from probneural.runs.steps import CALIBRATION, CHECKPOINT, HEAD, HISTORY, OPERATOR, REPORT, SCORES
 from probneural.storage.kinds import OPERATORS
 from probneural.storage.modules import CONFIGURATION, FOREIGN
@@ -110,10 +110,10 @@ def _run(path: Path) -> dict[str, Any]:
     if (path / CHECKPOINT).exists() and not (path / OPERATOR).exists():
         facts["epochs done"] = f"{_saved(path / CHECKPOINT)['epochs done']} of {record['config']['training']['epochs']}"
     if (path / HISTORY).exists():
-        losses = read_json(path / HISTORY)
+        losses = read_json(path / HISTORY, remedy=OF_ONE_STEP)
         facts["training loss"] = losses.get("train", [None])[-1]
         if losses.get("restored") is not None:
             facts["weights of epoch"] = losses["restored"]
     if (path / SCORES).exists():
-        facts["relative L2 error"] = read_json(path / SCORES).get("scores", {}).get("relative_l2")
+        facts["relative L2 error"] = read_json(path / SCORES, remedy=OF_ONE_STEP).get("scores", {}).get("relative_l2")
     return facts

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -46,6 +48,8 @@ def test_each_group_has_the_band_that_it_would_have_alone() -> None:
     assert band.quantiles["hard"] > 2.0 * band.quantiles["easy"]
     assert "'hard': " in repr(band)
     assert band.level == 0.8
+    for copied in (copy.deepcopy(band), pickle.loads(pickle.dumps(band))):  # noqa: S301
+        assert copied.quantiles == band.quantiles
 
 
 @pytest.mark.parametrize("labels", [lambda hard: hard.long(), lambda hard: hard.numpy(), lambda hard: hard.tolist()])

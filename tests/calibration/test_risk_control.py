@@ -119,6 +119,16 @@ def test_the_bound_is_a_p_value(misses: int, count: int, level: float) -> None:
     assert 0.0 <= bound <= 1.0
 
 
+@pytest.mark.parametrize(("misses", "count", "level"), [(15, 237, 0.1), (116 / 15, 40, 0.2), (147 / 20, 60, 0.2)])
+def test_the_bound_counts_losses_up_to_rounding(misses: float, count: int, level: float) -> None:
+    """count (misses / count) may lie above the integer by a unit in the last place."""
+    risk = misses / count
+    bentkus = math.e * scipy.stats.binom.cdf(math.ceil(round(count * risk, 9)), count, level)
+    entropy = risk * math.log(risk / level) + (1.0 - risk) * math.log((1.0 - risk) / (1.0 - level))
+    expected = min(1.0, math.exp(-count * entropy), bentkus)
+    assert hoeffding_bentkus(risk, level=level, count=count) == pytest.approx(expected, rel=1e-12)
+
+
 def test_fields_that_scales_were_fitted_on_are_refused() -> None:
     data = pairs(60)
     scaled = VarianceScale().fit(Synthetic(), data[:40])

@@ -12,7 +12,7 @@ from probneural import functionals, metrics
 from probneural.calibration import Decomposition, SimultaneousBand, VarianceScale, chunks
 from probneural.calibration.scale import FRACTIONS
 from probneural.distributions import EmpiricalField, Predictor
-from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
+from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -276,3 +276,13 @@ def test_a_robust_scale_makes_the_smaller_squares_those_of_a_gaussian(separate: 
             assert kept.mean().item() == pytest.approx(0.6230, rel=1e-3)
         found.append(scaled.local is None)
     assert found[1] is False
+
+
+def test_more_noise_than_errors_leave_is_left_out_with_a_warning() -> None:
+    data = pairs(60, errors=0.5)
+    with pytest.warns(DataWarning, match="more than errors leave for noise"):
+        scaled = VarianceScale(noise=1e3, local=False).fit(Synthetic(), data)
+    known = VarianceScale(local=False).fit(Synthetic(), data)
+    assert float(scaled.noise) == pytest.approx(float(known.noise_scale) * 0.1)
+    comparison = metrics.compare(scaled(data.inputs), data.outputs, noise=scaled.noise)
+    assert float(metrics.chi2(comparison).mean()) == pytest.approx(1.0, rel=1e-6)

@@ -236,3 +236,12 @@ def test_errors() -> None:
         ScaleMixturePredictor(Synthetic(), torch.ones(2), weights=torch.ones(3), calibrated_on=NOTHING)
     with pytest.raises(DataError, match="finite weights"):
         ScaleMixturePredictor(Synthetic(), torch.ones(2), weights=-torch.ones(2), calibrated_on=NOTHING)
+
+
+def test_what_is_scaled_after_it_remembers_both() -> None:
+    first, second = pairs(60, seed=0), pairs(60, seed=5)
+    mixed = ScaleMixture(seed=0).fit(Synthetic(), first)
+    scaled = VarianceScale(local=False).fit(mixed, second)
+    for used in (first, second):
+        with pytest.raises(CalibrationError, match="60 of 60"):
+            SimultaneousBand(0.9).fit(scaled, used)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.calibration import Stacking, VarianceScale
+from probneural.calibration import SimultaneousBand, Stacking, VarianceScale
 from probneural.calibration.stacking import stacking_weights
 from probneural.distributions import DenseRoot, GaussianField, MixturePredictor, Predictor, PredictorTraits
 from probneural.errors import ArgumentError, CalibrationError, DataError
@@ -108,8 +108,12 @@ def test_a_stack_is_calibrated_and_remembers_its_data() -> None:
     stacked = Stacking().fit(PAIR, data)
     assert isinstance(stacked, MixturePredictor)
     assert len(stacked.calibrated_on) == 60
-    scaled = VarianceScale(local=False).fit(stacked, mixed(60, fraction=0.5, seed=9))
+    other = mixed(60, fraction=0.5, seed=9)
+    scaled = VarianceScale(local=False).fit(stacked, other)
     assert isinstance(scaled(data.inputs), GaussianField)
+    for used in (data, other):  # weights, and with them the scaled variances, were fitted on the former
+        with pytest.raises(CalibrationError, match="60 of 60 that they were"):
+            SimultaneousBand(0.9).fit(scaled, used)
 
 
 @pytest.mark.bad_input

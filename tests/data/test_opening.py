@@ -17,7 +17,7 @@ import xarray
 from probneural import data as pn_data
 from probneural.data import StoredPairs, Trajectories
 from probneural.data.readers import RawReader
-from probneural.errors import ArgumentError, DataError, FileError, GridError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, DataWarning, FileError, GridError, ShapeError, UnsupportedError
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from tests.data.files import centres, labelled, numbers, write_hdf5, write_pdebench, write_the_well, write_zarr
@@ -500,3 +500,23 @@ class TestFiles:
             pn_data.from_arrays(numbers(3, 1, 8), numbers(3, 1, 8), periodic=True, dtype=torch.float16)
         with pytest.raises(DataError, match="real inputs of at most 64 bits"):
             pn_data.from_arrays(np.array([["a"]]), numbers(1, 1), periodic=True)
+
+
+class TestDamagedZarr:
+    def test_missing_chunks_are_named(self, tmp_path: Path) -> None:
+        path = write_zarr(tmp_path / "f.zarr", 4, a=numbers(12, 1, 8), u=numbers(12, 1, 8, seed=1))
+        chunks = sorted(file for file in (path / "u").rglob("*") if file.is_file() and file.name != "zarr.json")
+        chunks[1].unlink()
+        with pytest.warns(DataWarning, match="1 of 3 chunks of 'u' are not there, and are read as 0.0"):
+            pn_data.open(path, inputs=["a"], outputs=["u"], periodic=True)
+
+    def test_unreadable_metadata_and_chunks_are_typed_errors(self, tmp_path: Path) -> None:
+        path = write_zarr(tmp_path / "f.zarr", 4, a=numbers(12, 1, 8), u=numbers(12, 1, 8, seed=1))
+        chunks = sorted(file for file in (path / "u").rglob("*") if file.is_file() and file.name != "zarr.json")
+        chunks[0].write_bytes(chunks[0].read_bytes()[:20])
+        opened = pn_data.open(path, inputs=["a"], outputs=["u"], periodic=True)
+        with pytest.raises(FileError, match="u to be readable"):
+            opened[:]
+        (path / "zarr.json").write_text("{")
+        with pytest.raises(FileError, match="it is damaged: copy it again"):
+            pn_data.open(path, inputs=["a"], outputs=["u"], periodic=True)

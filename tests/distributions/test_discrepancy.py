@@ -183,3 +183,21 @@ def test_roots_that_do_not_fit_together() -> None:
         SideBySideRoot(shared, own).compose(transform("map", 2, RANK)[0])
     with pytest.raises(ShapeError, match="the same functions"):
         GaussianField(field().mean, shared, latent="a", grid=GRID, discrepancy=own.select(slice(0, 2)))
+
+
+def test_what_is_selected_from_one_prediction_shares_discrepancies() -> None:
+    """Functions that two selections have in common are dependent through them, in any order, and what is applied is, too."""
+    u, v = field(), dense()
+    rows = (slice(None), slice(0, 2), [2, 0], [1, 1], 1)
+    for first in rows:
+        for second in rows:
+            assert_close(u[first].cross_covariance(u[second]), v[first].cross_covariance(v[second]), TOLERANCE)
+    pushed = u[[0, 2]].apply(PROBE).cross_covariance(u[1:])
+    assert_close(pushed, v[[0, 2]].apply(PROBE).cross_covariance(v[1:]), TOLERANCE)
+    assert_close(u.marginal(-1).cross_covariance(u), v.marginal(2).cross_covariance(v), TOLERANCE)
+
+
+def test_discrepancies_of_two_predictions_are_independent() -> None:
+    u = field()
+    shared = u.root.dense().flatten(0, 2)
+    assert_close(u.cross_covariance(field()), shared @ shared.mT, TOLERANCE)

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, MixtureField
+from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, MixtureField, ScaleMixtureField
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import integral, sensors
@@ -250,3 +250,18 @@ class TestBadInput:
             MIXED.cdf(TRUTH[:1])
         with pytest.raises(ArgumentError, match="a seed or base samples"):
             MIXED.rsample((1,), seed=0, base_samples=torch.zeros(1, *MIXED.base_shape))
+
+
+def test_nothing_asked_is_nothing_answered() -> None:
+    for u in (MIXED, EACH, ScaleMixtureField(FIRST, [0.5, 2.0], weights=[0.5, 0.5])):
+        assert u.rsample((0,)).shape == (0, 3, 1, 6)
+        assert u.quantile([]).shape == (0, 3, 1, 6)
+
+
+def test_marginals_count_from_either_end() -> None:
+    for u in (FIRST, SECOND, MIXED, EACH, ScaleMixtureField(FIRST, [0.5, 2.0], weights=[0.5, 0.5])):
+        assert torch.equal(u.marginal(-1).mean, u.mean[2:])
+        torch.testing.assert_close(u.marginal(-3).variance, u.variance[:1])
+        for index in (3, -4):
+            with pytest.raises(IndexError):
+                u.marginal(index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -299,6 +300,12 @@ class TestFunctionals:
         assert torch.equal(u.samples, torch.cat(expected, -1))
         assert forecast.apply(self.TOTAL).samples.shape == (3, 2, 1, 4)
 
+    def test_numbers_are_named_by_lead(self) -> None:
+        named = rolled().apply(self.TOTAL, leads=[2, 4])
+        (name,) = self.TOTAL.labels or ()
+        assert named.labels == (f"{name}, lead 2", f"{name}, lead 4")
+        assert rolled().apply(self.TOTAL, leads=[1, 2], weights=[[1.0, 0.0], [0.0, 1.0]]).labels is None
+
     def test_integral_over_space_and_time(self) -> None:
         forecast = rolled()
         weights = [0.05, 0.1, 0.1, 0.1, 0.05]
@@ -461,3 +468,16 @@ def test_a_module_of_two_channels() -> None:
     turned = Rotation()
     turned.in_channels = turned.out_channels = 2
     assert torch.equal(evaluate(Rollout(turned, 4), start), start.values)
+
+
+def test_a_copy_of_one_that_was_used_gives_the_same_states() -> None:
+    forecast = rolled()
+    before = forecast.at(1)
+    for copied in (copy.deepcopy(forecast), pickle.loads(pickle.dumps(forecast))):  # noqa: S301
+        assert torch.equal(copied.at(4).samples, rolled().at(4).samples)
+        assert torch.equal(copied.at(1).samples, before.samples)
+
+
+def test_no_function_is_refused() -> None:
+    with pytest.raises(DataError, match="a start of at least one function"):
+        rolled(start=constant(count=2)[:0])

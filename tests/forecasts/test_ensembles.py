@@ -325,6 +325,9 @@ def test_bad_settings_and_observations_are_refused() -> None:
             steps=1,
             initial=spanning(6),
         )
+    elsewhere = Field(START.values, Grid.uniform(START.grid.shape, lengths=2.0))
+    with pytest.raises(GridError, match="an initial distribution on"):
+        run(lambda v: v, elsewhere, observations=OBSERVATIONS, steps=4, initial=spanning(6))
     with pytest.raises(ShapeError):
         run(lambda v: v[..., :3], START, observations=OBSERVATIONS, steps=4, initial=spanning(6))
     with pytest.raises(DataError, match="not stable"):

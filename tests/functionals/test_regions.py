@@ -414,3 +414,19 @@ def test_numbers_are_taken_for_corners_that_need_names() -> None:
         region(Grid.uniform(16), 0.2)
     with pytest.raises(ArgumentError, match=r"a corner of 2 finite numbers; got 0.2; give a list of one per dimension: .0.5"):
         region(Grid.uniform((16, 16)), lower=0.2, upper=0.5)
+
+
+@pytest.mark.parametrize("box", [(0.9, 1.1), (-0.2, -0.05), (0.25, 0.5), (-0.1, 0.9)])
+def test_a_maximum_over_a_box_takes_its_points_across_the_ends_of_a_periodic_axis(box: tuple[float, float]) -> None:
+    grid = Grid.uniform(20)
+    values = normal(20, seed="periodic maximum")
+    number = torch.arange(-20, 40) / 20
+    inside = (number >= box[0] - 1e-9) & (number <= box[1] + 1e-9)
+    expected = values[(torch.arange(-20, 40) % 20)[inside]].max()
+    assert maximum(grid, lower=box[0], upper=box[1])(values) == expected
+
+
+def test_a_maximum_over_a_box_beyond_the_domain_is_refused() -> None:
+    for grid, box in ((Grid.uniform(20), (0.5, 7.0)), (Grid.uniform(20, periodic=False), (-0.2, 0.5))):
+        with pytest.raises(GridError, match="a box inside the domain"):
+            maximum(grid, lower=box[0], upper=box[1])

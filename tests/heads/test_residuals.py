@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 
-from probneural.errors import ArgumentError
+from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.heads import HeteroscedasticGaussian, KernelOperator, Laplace, LastLayerLaplace
 from probneural.heads.residuals import estimate_effective_observations, given_per_channel
 from probneural.heads.training_data import training_data
 from probneural.pairs import FieldPairs
-from tests.heads.cases import fields
+from tests.heads.cases import PERIODIC, data_for, fields, small_fno
 from tests.helpers import normal
 
 
@@ -100,3 +104,22 @@ def test_bad_settings() -> None:
     for value in (0.0, -1.0, float("inf"), torch.ones(3)):
         with pytest.raises(ArgumentError, match="noise > 0, finite|leave noise=None"):
             given_per_channel(value, 2, name="noise")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        LastLayerLaplace(),
+        HeteroscedasticGaussian(epochs=1),
+        Laplace(structure="diagonal"),
+        KernelOperator(),
+    ],
+    ids=["last layer", "heteroscedastic", "diagonal", "kernel"],
+)
+def test_an_operator_whose_weights_are_not_finite_is_named(head: Any) -> None:
+    operator = small_fno()()
+    train = data_for(operator, Field(fields(PERIODIC, 6, 1, seed=3).values.float(), PERIODIC))
+    with torch.no_grad():
+        next(operator.parameters()).fill_(math.nan)
+    with pytest.raises(DataError, match="finite outputs of the operator"):
+        head.fit(operator, train)

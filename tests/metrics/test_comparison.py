@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from probneural import metrics
 from probneural.distributions import EmpiricalField
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
@@ -91,3 +92,10 @@ def test_errors() -> None:
     for noise in (-1.0, math.nan, torch.ones(3)):
         with pytest.raises(ArgumentError, match="noise"):
             compare(u, truth, noise=noise)
+
+
+def test_scores_of_something_else_are_refused() -> None:
+    names = ("crps", "chi2", "nll", "joint_nll", "pit", "sharpness", "spread_skill", "interval_width", "interval_score")
+    for name in (*names, "calibration_error", "energy_score", "variogram_score", "rank_correlation", "simultaneous_coverage"):
+        with pytest.raises(DataError, match="comparison"):
+            getattr(metrics, name)(torch.zeros(2, 1, 4))

@@ -167,6 +167,9 @@ def test_a_damaged_file_is_a_typed_error(run: Path, tmp_path: Path) -> None:
     (copy / "predictor.safetensors").write_bytes(whole)
     with pytest.raises(FileError, match="remove scores.json"):
         runs.score(None, copy)
+    (copy / "scores.json").write_text('{"scores"')
+    with pytest.raises(FileError, match="remove this file, and its step is done anew"):
+        runs.score(None, copy)
 
 
 SCRIPT = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Float64
@@ -41,7 +42,7 @@ class SideBySideRoot(Root):
                 remedy="evaluate both at the same inputs on the same grid",
             )
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int, int]:
         """`(n, c, p, k + r)`."""
         return (*self.left.shape[:3], self.left.shape[3] + self.right.shape[3])

@@ -16,6 +16,7 @@ from probneural.distributions.predictor import JointDraws
 from probneural.errors import ArgumentError, ReadoutError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid, resample
+from probneural.heads.training_data import check_predicted
 from probneural.randomness import stream
 from probneural.threads import copy_for_call
 
@@ -204,7 +205,7 @@ def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query:
         if key and not list(module.children()) and list(module.parameters()):
             module.register_forward_hook(lambda *_, key=key: order.append(key))
     with torch.no_grad():
-        evaluate(watched, inputs, query)
+        check_predicted(evaluate(watched, inputs, query))
     reasons = []
     for key in dict.fromkeys(reversed(order)):
         try:
@@ -231,6 +232,7 @@ def _verify(operator: nn.Module, inputs: Field, name: str, query: Grid | None, *
     seen: list[tuple[Any, Any]] = []
     hooked = _hooked(operator, name, lambda module, arguments, output: seen.append((arguments[0], output)))
     values = evaluate(hooked, inputs, query)
+    check_predicted(values)
     if len(seen) != 1 or not all(isinstance(part, Tensor) and not part.is_complex() for part in seen[0]):
         raise _not_a_readout(name, f"called {len(seen)} times, or not on one real tensor")
     features, output = seen[0]
