@@ -253,13 +253,13 @@ class TestBadInput:
 
 
 def test_nothing_asked_is_nothing_answered() -> None:
-    for u in (MIXED, EACH, ScaleMixtureField(FIRST, [0.5, 2.0], weights=[0.5, 0.5])):
+    for u in (MIXED, EACH, ScaleMixtureField(FIRST, torch.tensor([0.5, 2.0]), weights=torch.tensor([0.5, 0.5]))):
         assert u.rsample((0,)).shape == (0, 3, 1, 6)
         assert u.quantile([]).shape == (0, 3, 1, 6)
 
 
 def test_marginals_count_from_either_end() -> None:
-    for u in (FIRST, SECOND, MIXED, EACH, ScaleMixtureField(FIRST, [0.5, 2.0], weights=[0.5, 0.5])):
+    for u in (FIRST, SECOND, MIXED, EACH, ScaleMixtureField(FIRST, torch.tensor([0.5, 2.0]), weights=torch.tensor([0.5, 0.5]))):
         assert torch.equal(u.marginal(-1).mean, u.mean[2:])
         torch.testing.assert_close(u.marginal(-3).variance, u.variance[:1])
         for index in (3, -4):
