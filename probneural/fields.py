@@ -302,8 +302,9 @@ def select_rows(index: int | slice | Tensor | Sequence[int], count: int) -> slic
         IndexError: If a number lies outside `-count` to `count - 1`; iteration relies on it.
         DataError: If several do, or the index is of another kind.
     """
-    if isinstance(index, slice):
-        return index
+    if isinstance(index, slice):  # tensors take no negative steps
+        forward = index.step is None or index.step > 0
+        return index if forward else torch.tensor(range(*index.indices(count)), dtype=torch.long, device="cpu")
     try:
         rows = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
     except (TypeError, ValueError, RuntimeError):

@@ -10,7 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.checks import check_integer
+from probneural.checks import check_integer, check_sequence
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.time_functionals import MapOfSpace, applied
 from probneural.distributions.trajectory_files import write_zarr
@@ -144,7 +144,8 @@ class EnsembleForecast(ABC):
     def _chosen(self, leads: Sequence[int] | None) -> list[int]:
         if leads is None:
             return list(range(1, self.steps + 1))
-        chosen = [check_integer(lead, "lead", least=0, most=self.steps) for lead in leads]
+        given = check_sequence(leads, "leads", remedy="give a list of numbers")
+        chosen = [check_integer(lead, "lead", least=0, most=self.steps) for lead in given]
         if not chosen:
             raise ArgumentError(expected="one lead or more", got="none", remedy="leave leads out for all")
         return chosen

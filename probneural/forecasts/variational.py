@@ -16,7 +16,7 @@ from probneural.distributions.base import check_values
 from probneural.distributions.members import Forcing, Members, members_of
 from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.errors import ArgumentError
+from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.forecasts.analysis import Step
 from probneural.forecasts.observations import Observation, by_lead, observed_numbers
@@ -97,7 +97,7 @@ def four_d_var(
         ArgumentError: If a number is out of range.
         ShapeError: If channels or numbers of functions do not fit.
         GridError: If parts live on different grids.
-        DataError: If a part is of a wrong kind, or states are not finite.
+        DataError: If a part is of a wrong kind, states are not finite, or the step has no derivatives.
 
     Reference:
         Le Dimet and Talagrand (1986), Variational algorithms for analysis and assimilation of meteorological observations;
@@ -174,6 +174,12 @@ class _Window:
         window, states = start, [start[:, start.shape[1] - self.channels :]]
         for lead in range(1, max(self.numbers) + 1):
             states.append(self.advance(window, lead))
+            if window.requires_grad and not states[-1].requires_grad:
+                raise DataError(
+                    expected="a step with derivatives",
+                    got=f"states at lead {lead} that do not depend on those before, as autograd sees it",
+                    remedy="do not detach, nor convert to NumPy, within the step",
+                )
             window = torch.cat([window, states[-1].to(window)], dim=1)[:, self.channels :]
         return start, states
 

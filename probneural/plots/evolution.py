@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, real_tensor
+from probneural.checks import check_instance, check_integer, check_sequence, real_tensor
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, GridError
@@ -317,7 +317,8 @@ def chosen_leads(leads: Sequence[int] | None, steps: int, *, most: int) -> list[
     if leads is None:
         count = min(most, steps)
         return sorted({round(1 + (steps - 1) * number / max(count - 1, 1)) for number in range(count)})
-    chosen = sorted({check_integer(lead, "lead", most=steps) for lead in leads})
+    given = check_sequence(leads, "leads", remedy="give a list of numbers")
+    chosen = sorted({check_integer(lead, "lead", most=steps) for lead in given})
     if not chosen:
         raise ArgumentError(expected="one lead or more", got="none", remedy="leave leads out for some of them")
     return chosen

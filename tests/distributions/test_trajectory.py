@@ -417,6 +417,8 @@ class TestBadInput:
         for lead in (-1, 5, 1.0):
             with pytest.raises(ArgumentError, match="lead"):
                 forecast.at(lead)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="a sequence as leads"):
+            forecast.apply(total, leads=3)  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="one lead or more"):
             forecast.apply(total, leads=[])
         with pytest.raises(ArgumentError, match=r"weights of shape \(4,\) or \(k, 4\)"):

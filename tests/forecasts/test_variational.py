@@ -133,6 +133,8 @@ def test_bad_input_is_refused() -> None:
         four_d_var(step, prior(), observations=observations(), tolerance=0.0)
     with pytest.raises(ShapeError):
         four_d_var(lambda values: values[..., 1:], prior(), observations=observations())
+    with pytest.raises(DataError, match="a step with derivatives"):
+        four_d_var(lambda values: step(values.detach()), prior(), observations=observations())
 
 
 @pytest.mark.bad_input
