@@ -26,7 +26,7 @@ from probneural.distributions.intervals import check_probabilities, mixture_quan
 from probneural.distributions.latent import digest
 from probneural.distributions.pooling import pooled
 from probneural.distributions.roots.base import root_sum_of_squares, square_root, square_units
-from probneural.errors import DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, ShapeError
 from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional, check_functional
 
@@ -255,6 +255,40 @@ class MixtureField(FieldDistribution):
         check_functional(functional, grid=self.grid)
         images = [field.apply(functional) for field in self.components]
         return MixtureField(images, self.weights)._with_labels(functional.labels)
+
+    def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> MixtureField:
+        """Give every function its own exact linear constraint, in every component; see `GaussianField.constrain`.
+
+        Bayes' rule weighs the components anew, function by function: w_k N(y; A m_k, A C_k A^T), normalised. So a component
+        under which a function's values are far from what it expected has little to say about that function from then on.
+
+        Args:
+            functional: A, of size m, on this distribution's grid.
+            values: What A u must be, `(n, c, m)`; lists and arrays will do.
+
+        Returns:
+            A mixture with weights of each function, `(k, n)`.
+
+        Raises:
+            ConstraintError: If a component has no freedom left to meet the constraint, or one number of it follows from others.
+            DataError: If a value is not finite.
+        """
+        constrained = [field.constrain(functional, values) for field in self.components]
+        return MixtureField(constrained, self._given(functional, values))
+
+    def _given(self, functional: Functional, values: Float[Tensor, "n c m"]) -> Float64[Tensor, "m n"]:
+        """Weights of components once A u is known, of each function by itself."""
+        images = self.apply(functional).components
+        try:
+            evidence = torch.stack([field.log_prob(real_tensor(values, "values").view_as(field.mean)) for field in images])
+        except ArgumentError as error:
+            raise ConstraintError(
+                expected="constraints of which none follows from the others",
+                got=error.got,
+                remedy="state each once: components are weighed by the density of all",
+            ) from error
+        mass = self.pointwise_weights.flatten(1).to(evidence)
+        return (mass.log() + evidence).softmax(0)
 
     def scale(self, factors: Float[Tensor, "..."]) -> MixtureField:
         """Multiply the deviation from the mixture's mean by factors: components widen, and move apart."""

@@ -149,6 +149,11 @@ class ScaleMixtureField(MixtureField):
         image = self.field.apply(functional)
         return ScaleMixtureField(image, self.scales, weights=self.weights)._with_labels(functional.labels)
 
+    def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> ScaleMixtureField:
+        """Give every function its own exact linear constraint; the farther off its values were, the wider what is left."""
+        constrained = self.field.constrain(functional, values)
+        return ScaleMixtureField(constrained, self.scales, weights=self._given(functional, values))
+
     def scale(self, factors: Float[Tensor, "..."]) -> ScaleMixtureField:
         """Multiply the deviation from the mean by factors."""
         checked = check_deviation_factors(factors, tuple(self.mean.shape))

@@ -11,9 +11,9 @@ from scipy import stats
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, MixtureField, ScaleMixtureField
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, ShapeError
 from probneural.fields import Field
-from probneural.functionals import integral, sensors
+from probneural.functionals import MatrixFunctional, integral, sensors, stack
 from probneural.grids import Grid
 from probneural.metrics import compare, coverage, crps, energy_score, interval_score, interval_width, joint_nll, nll, pit, score
 from probneural.metrics.ranked_probability import mixture_crps
@@ -227,6 +227,25 @@ def test_gradients_flow_to_the_components() -> None:
 
 
 @pytest.mark.bad_input
+@pytest.mark.parametrize("u", [MIXED, EACH, ScaleMixtureField(SECOND, torch.tensor([0.4, 2.0]), weights=WEIGHTS)])
+def test_what_is_known_of_a_function_weighs_its_components(u: MixtureField) -> None:
+    """p(B u | A u = y) = p(A u = y, B u) / p(A u = y): both sides are densities of mixtures."""
+    known, asked = (MatrixFunctional(GRID, normal(name, count, 6)) for name, count in (("A", 2), ("B", 3)))
+    values, others = normal("y", 3, 1, 2), normal("b", 3, 1, 3)
+    constrained = u.constrain(known, values)
+    assert isinstance(constrained, type(u))
+    torch.testing.assert_close(constrained.rsample((4,), seed=0) @ known.matrix.mT, values.expand(4, 3, 1, 2))
+    together = u.apply(stack([known, asked])).log_prob(torch.cat([values, others], dim=2))
+    expected = together - u.apply(known).log_prob(values)
+    torch.testing.assert_close(constrained.apply(asked).log_prob(others), expected)
+    changed = values.clone()
+    changed[1:] += 1.0  # other functions learn nothing
+    torch.testing.assert_close(u.constrain(known, changed).weights[:, 0], constrained.weights[:, 0])
+    assert float((u.constrain(known, changed).weights - constrained.weights).abs().max()) > 0.01
+    with pytest.raises(ConstraintError, match="follows from the others"):
+        u.constrain(stack([known, known]), torch.cat([values, values], dim=2))
+
+
 class TestBadInput:
     def test_components(self) -> None:
         with pytest.raises(DataError, match="at least one component"):
