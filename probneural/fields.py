@@ -352,9 +352,9 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
     where = inputs.grid if query is None else query
     try:
         if takes_grid(operator):
-            values = operator(inputs.values, grid=inputs.grid, query=query)
+            values = operator(inputs.values.clone(), grid=inputs.grid, query=query)  # some modules work in place
         else:
-            values = operator(inputs.values)
+            values = operator(inputs.values.clone())
             if isinstance(values, Tensor) and tuple(values.shape[2:]) == inputs.grid.shape:
                 values = resample(values, inputs.grid, where)
     except (RuntimeError, ValueError, IndexError, AssertionError) as error:  # what modules raise at shapes they cannot take

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from probneural.errors import ArgumentError
 
@@ -144,16 +145,39 @@ def jvp(function: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tup
 
 
 @contextmanager
-def forward_mode() -> Iterator[bool]:
-    """Keep other threads out of forward mode, and say whether this one may enter it: PyTorch cannot nest it.
+def plain_operations() -> Iterator[None]:
+    """Attention and recurrence by operations that have second derivatives, in place of fused ones; for all threads."""
+    libraries: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cudnn)
+    with _autograd_state(), sdpa_kernel(SDPBackend.MATH):
+        were, is_fused = [library.enabled for library in libraries], torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        for library in libraries:
+            library.enabled = False
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(is_fused)
+            for library, was in zip(libraries, were, strict=True):
+                library.enabled = was
 
-    A backward pass does not wait. On a GPU all threads' passes share one thread of autograd, and whoever is in forward mode may
-    be waiting for it.
+
+@contextmanager
+def forward_mode() -> Iterator[bool]:
+    """Keep other threads out of forward mode, and say whether this one may enter it: PyTorch cannot nest it."""
+    with _autograd_state() as is_ours:
+        yield is_ours and forward_ad._current_level < 0
+
+
+@contextmanager
+def _autograd_state() -> Iterator[bool]:
+    """Hold the lock, or say that another thread does: a backward pass does not wait.
+
+    On a GPU all threads' passes share one thread of autograd, and whoever is in forward mode may be waiting for it.
     """
     is_in_backward = torch._C._current_graph_task_id() != -1
     is_ours = AUTOGRAD_STATE.acquire(blocking=not is_in_backward)
     try:
-        yield is_ours and forward_ad._current_level < 0
+        yield is_ours
     finally:
         if is_ours:
             AUTOGRAD_STATE.release()

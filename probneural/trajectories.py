@@ -17,7 +17,7 @@ from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs, Rows, split_rows
 
-_UNEVEN = 1e-3
+UNEVEN = 1e-3
 """Deviation of an interval of time, relative to their mean, that counts as rounding."""
 
 
@@ -162,7 +162,7 @@ class FieldTrajectories:
         """
         starts = window_starts(self.steps + 1, history=history, lead=lead, stride=stride, steps=steps)
         gaps = torch.diff(self.times, prepend=self.times.new_zeros(1))
-        if bool(((gaps - gaps.mean()).abs() > _UNEVEN * gaps.mean()).any()):
+        if bool(((gaps - gaps.mean()).abs() > UNEVEN * gaps.mean()).any()):
             raise ArgumentError(
                 expected="times that are equally spaced from the start at 0 on",
                 got=f"intervals from {float(gaps.min()):g} to {float(gaps.max()):g}",

@@ -208,3 +208,25 @@ def test_what_is_no_field_is_a_shape_error(answer: Callable[[Tensor], object]) -
     with pytest.raises(ShapeError, match="wrap the module") as caught:
         evaluate(Answer(answer), field(2, 1, 8))
     assert isinstance(caught.value, ProbneuralError)
+
+
+class InPlace(nn.Module):
+    """As many hand-written networks are: it centres its inputs where they lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.readout = nn.Conv1d(1, 4, 1), nn.Conv1d(4, 1, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        values -= 0.5
+        return self.readout(torch.tanh(self.hidden(values)))
+
+
+@pytest.mark.parametrize("name", ["last layer", "full", "low_rank", "diagonal", "residual kernel"])
+def test_modules_that_work_in_place_change_no_data(name: str) -> None:
+    pairs, probe = data(12, 0), data(4, 2).inputs
+    before = [pairs.inputs.values.clone(), probe.values.clone()]
+    predictor = HEADS[name].fit(InPlace(), pairs)
+    assert torch.equal(predictor(probe).mean, predictor(probe).mean)
+    assert torch.equal(pairs.inputs.values, before[0])
+    assert torch.equal(probe.values, before[1])

@@ -12,13 +12,24 @@ from probneural.arrays import grid_of
 from probneural.data.arrays import positional
 from probneural.data.contents import Contents, Request
 from probneural.data.readers import ArrayReader, HDF5Reader
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.grids import Grid
 
 
 def array_of(file: Any, key: str) -> HDF5Reader:
-    """An array of an open file, which is opened again to be read."""
+    """An array of an open file, which is opened again to be read.
+
+    Raises:
+        UnsupportedError: If its numbers are packed.
+    """
     found = file[key]
+    packed = [name for name in ("scale_factor", "add_offset") if name in found.attrs]
+    if packed:
+        raise UnsupportedError(
+            expected=f"numbers as they are in {key}",
+            got=f"packed ones, with {' and '.join(packed)}",
+            remedy="open them with xarray, which unpacks, and give pn.data.from_xarray(dataset, ...)",
+        )
     return HDF5Reader(Path(file.filename), key, found.shape, found.dtype, found.chunks or (1,) * found.ndim)
 
 
@@ -81,6 +92,10 @@ def _grid(shape: tuple[int, ...], name: str, request: Request, *, has_time: bool
     if request.periodic is None:
         raise ArgumentError(
             expected="grid=, or periodic= to build one", got="neither", remedy="say whether the axes of space are periodic"
+        )
+    if len(shape) < 2:
+        raise ShapeError(
+            expected=f"{name} with an axis of functions, and of space", got=str(shape), remedy="stack functions along the first"
         )
     spatial = (shape[0], *shape[2 if has_time else 1 :])
     periodic = request.periodic

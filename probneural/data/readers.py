@@ -80,15 +80,26 @@ class SlicedReader:
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box."""
-        return np.asarray(self.array[box])
+        return _unmasked(self.array[box])
 
     def read_rows(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Read ascending rows of the first axis: zarr reads many chunks at once, and NumPy copies once."""
         if hasattr(self.array, "oindex"):
-            return np.asarray(self.array.oindex[rows])
+            return _unmasked(self.array.oindex[rows])
         if isinstance(self.array, np.ndarray):
-            return np.asarray(self.array[rows])
+            return _unmasked(self.array[rows])
         return np.concatenate([self.read((slice(int(row), int(row) + 1),)) for row in rows])
+
+
+def _unmasked(values: Any) -> NDArray[Any]:
+    """Values as an array of NumPy.
+
+    Raises:
+        DataError: If one is masked: below its mask is a number that means nothing.
+    """
+    if np.ma.isMaskedArray(values) and bool(np.ma.getmaskarray(values).any()):
+        raise DataError(expected="values without a mask", got="a masked array", remedy="fill or drop those functions")
+    return np.asarray(values)
 
 
 @dataclass

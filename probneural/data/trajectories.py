@@ -20,7 +20,7 @@ from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedE
 from probneural.fields import select_rows
 from probneural.grids import Grid, check_grid
 from probneural.pairs import Rows, split_rows
-from probneural.trajectories import FieldTrajectories, window_starts
+from probneural.trajectories import UNEVEN, FieldTrajectories, window_starts
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -139,13 +139,15 @@ class Trajectories:
         Raises:
             ArgumentError: If a number is not a positive integer, no window fits into the times, or several steps do not follow
                 each other: with a history, a lead of more than 1 skips states that the next input needs; and an input that
-                varies in time and is no output is not known at the steps that follow.
+                varies in time and is no output is not known at the steps that follow. Or if times are not equally spaced, so
+                that windows would mix steps of several lengths.
         """
         starts = window_starts(self.steps, history=history, lead=lead, stride=stride, steps=steps)
         if steps > 1:
             self._check_states()
         places = self._places(starts)
         after = range(history - 1 + lead, history + lead * steps, lead)
+        self._check_spacing(starts, [*range(1, history), *after])
         given = stored(_parts(self.outputs, after), places, grid=self.grid, dtype=self.dtype)
         return StoredPairs(self._taken(places, history), given, groups=places[:, FUNCTION])
 
@@ -172,6 +174,20 @@ class Trajectories:
             Part(variable=variable, steps=tuple(before) if variable.count(TIME) is not None else (0,)) for variable in others
         ]
         return stored(parts, places, grid=self.grid, dtype=self.dtype)
+
+    def _check_spacing(self, starts: Int64[Tensor, " w"], offsets: Sequence[int]) -> None:
+        """Raise an ArgumentError unless a step is as long in all windows, and from each of their states to the next."""
+        times = self.times if self.times.ndim == 2 else self.times[None]
+        times = times[self.rows] if len(times) > 1 else times
+        passed = times[:, starts[:, None] + torch.tensor(offsets, device=starts.device)] - times[:, starts, None]
+        lengths = passed / torch.tensor(offsets, device=times.device)
+        if lengths.numel() and bool(((lengths - lengths.mean()).abs() > UNEVEN * lengths.mean()).any()):
+            raise ArgumentError(
+                expected="times that are equally spaced",
+                got=f"steps from {float(lengths.min()):g} to {float(lengths.max()):g}",
+                remedy="windows would mix them: take trajectories of equal steps, or pair states yourself: "
+                "StoredPairs(data.at(0), data.at(1))",
+            )
 
     def _check_states(self) -> None:
         """Raise an ArgumentError unless the output of a step can be the input of the next."""

@@ -178,7 +178,7 @@ def given_per_channel(value: float | Tensor | None, channels: int, *, name: str)
             got=f"shape {tuple(numbers.shape)}",
             remedy=f"leave {name}=None to have it learned",
         )
-    return numbers.reshape(-1).expand(channels)
+    return numbers.reshape(-1).expand(channels).clone()
 
 
 def given_noise(value: float | Tensor | None, channels: int, *, dtype: torch.dtype) -> Float64[Tensor, " c"] | None:
@@ -209,7 +209,7 @@ def given_precision(value: object, shapes: Sequence[tuple[int, ...]], *, remedy:
         )
     if not bool((numbers > 0).all()):
         raise ArgumentError(expected="prior_precision > 0", got=str(float(numbers.min())), remedy="a flat prior is improper")
-    return numbers
+    return numbers.clone()
 
 
 def check_some(inputs: Field) -> None:

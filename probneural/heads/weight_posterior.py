@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probneural.curvature.weights.roots import DenseWeights, WeightRoot
 from probneural.heads.evidence import Evidence
-from probneural.linear_algebra.principal_components import eigenpairs
+from probneural.linear_algebra.principal_components import resolved_eigenpairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ def weight_posterior(
         EvidenceError: If the evidence determines no noise or prior.
     """
     prior_std = torch.ones_like(centre) if prior is None else prior.to(curvature).rsqrt()
-    values, vectors = eigenpairs(prior_std[:, None] * curvature * prior_std)
+    values, vectors = resolved_eigenpairs(prior_std[:, None] * curvature * prior_std)
     free = prior_std > 0
     model = Evidence(
         eigenvalues=values[len(values) - int(free.sum()) :].cpu(),

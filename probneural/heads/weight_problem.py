@@ -24,11 +24,11 @@ from probneural.curvature.products.functions import (
 from probneural.curvature.products.linearisation import Linearisation, gauss_newton_term
 from probneural.curvature.rows import GaussNewtonRows
 from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.fields import evaluate
+from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.layer_evidence import LayeredEvidence
 from probneural.heads.residuals import ResidualSums, given_noise, given_per_channel, given_precision
-from probneural.heads.training_data import TrainingData, check_predicted, training_data
+from probneural.heads.training_data import TrainingData, check_predicted, in_memory, training_data
 from probneural.pairs import FieldPairs
 
 _BATCH_POINTS = 2**16
@@ -206,6 +206,12 @@ class WeightProblem:
         except (RuntimeError, DataError):  # it makes tensors of its own dtype on the way
             return self
         return replace(self, operator=operator, data=data)
+
+    def with_own_inputs(self) -> WeightProblem:
+        """The same problem in memory of its own, for what is computed from the inputs after the fit."""
+        inputs = in_memory(self.data.inputs)
+        pairs = FieldPairs(Field(inputs.values.clone(), inputs.grid), in_memory(self.data.outputs))
+        return replace(self, data=replace(self.data, pairs=pairs))
 
     def product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s P"]:
         """The whitened Gauss-Newton matrix at noise scale 1 times s vectors."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probneural.errors import ConstraintError, ShapeError
 from probneural.linear_algebra.first_order import Decomposition
-from probneural.linear_algebra.principal_components import eigenpairs
+from probneural.linear_algebra.principal_components import resolved_eigenpairs
 
 _RANK_TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-6}
 """Singular values of row-normalised matrices below this fraction of the largest count as zero, by the field's dtype."""
@@ -146,13 +146,14 @@ class LatentUpdate:
 
 
 def posterior_root(
-    root: Float64[Tensor, "*b p k"], gram: Float64[Tensor, "*b k k"]
+    root: Float64[Tensor, "*b p k"], gram: Float64[Tensor, "*b k k"], *, rounding: float = 0.0
 ) -> tuple[Float64[Tensor, "*b p k"], Float64[Tensor, "*b"]]:
     """R (I + M)^(-1/2) and log det(I + M): what data with the moments M = R^T G R leave of a Gaussian with the root R.
 
     Args:
         root: R, of the covariance before, in any unit.
         gram: M, the Gram matrix of the data's whitened rows times R; dimensionless.
+        rounding: Eigenvalues of M up to here are no information: that of G may have made them.
 
     Returns:
         A root of the covariance after, whose rounding cannot make variances negative; and twice the information gain, in nats.
@@ -162,7 +163,8 @@ def posterior_root(
         >>> root.abs().item(), round(gain.item(), 6)
         (1.0, 1.386294)
     """
-    values, vectors = eigenpairs(gram)
+    values, vectors = resolved_eigenpairs(gram)
+    values = torch.where(values > rounding, values, 0.0)
     return root @ vectors * (1.0 + values).rsqrt()[..., None, :], values.log1p().sum(-1)
 
 

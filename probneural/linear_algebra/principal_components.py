@@ -42,6 +42,16 @@ def narrowed(rows: Float[Tensor, "m k"]) -> Float64[Tensor, "m r"]:
     return vectors * values.sqrt()
 
 
+def resolved_eigenpairs(gram: Float64[Tensor, "*b k k"]) -> tuple[Float64[Tensor, "*b k"], Float64[Tensor, "*b k k"]]:
+    """Eigenpairs, where values that rounding cannot tell from zero beside the largest are zero.
+
+    Divided by a small noise, rounding would count as information.
+    """
+    values, vectors = eigenpairs(gram)
+    least = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
+    return torch.where(values > least, values, 0.0), vectors
+
+
 def eigenpairs(gram: Float64[Tensor, "*b k k"]) -> tuple[Float64[Tensor, "*b k"], Float64[Tensor, "*b k k"]]:
     """Eigenvalues, rising, and eigenvectors of a Gram matrix: what is negative is rounding, and counts as zero."""
     values, vectors = torch.linalg.eigh(gram)

@@ -84,8 +84,9 @@ def orthonormal(rows: Float[Tensor, "s P"], *, against: Float[Tensor, "m P"] | N
         [[1.0, 0.0]]
     """
     against = None if against is None else against.to(rows)
-    sizes = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    rows = _projected((rows / sizes)[sizes[:, 0] > 0], against)
+    largest = rows.abs().amax(1, keepdim=True) if rows.shape[1] else rows.new_zeros(len(rows), 1)
+    rows = (rows / largest)[largest[:, 0] > 0]  # whose squares neither vanish nor overflow
+    rows = _projected(rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True), against)
     if len(rows) == 0:
         return rows
     values, mixing = torch.linalg.eigh(inner(rows, rows))

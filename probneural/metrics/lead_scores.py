@@ -211,12 +211,12 @@ class LeadScores:
 
 
 def _plain(values: Tensor) -> list[Any]:
-    """Nested lists of numbers, None for NaN."""
+    """Nested lists of numbers, None for those that are not finite."""
     return [_plain(row) if row.ndim else _number(float(row)) for row in values]
 
 
 def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return value if math.isfinite(value) else None
 
 
 def _cell(value: float) -> str:

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.errors import ArgumentError, DataError
+from probneural.checks import check_integer
+from probneural.errors import DataError
 from probneural.metrics.comparison import Comparison, check_comparison
 from probneural.randomness import stream, stream_seed
 
@@ -81,8 +82,7 @@ class RankSums:
     """
 
     def __init__(self, *, draws: int = _DRAWS, seed: int = 0) -> None:
-        if draws < 1:
-            raise ArgumentError(expected="at least one draw", got=str(draws), remedy=f"the default is {_DRAWS}")
+        draws = check_integer(draws, "draws")
         self._seed = seed
         self._noise = [stream(seed, "rank correlation noise", number) for number in range(draws)]
         self._count = self._points = 0

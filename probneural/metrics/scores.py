@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -78,8 +79,10 @@ class Scores:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers by name, None where a score does not exist, and `reasons`; ready for JSON."""
-        return asdict(self)
+        """Return plain numbers by name, None where a score is not finite or does not exist, and `reasons`; ready for JSON."""
+        found = asdict(self)
+        infinite = {name: str(value) for name, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
+        return found | dict.fromkeys(infinite) | {"reasons": found["reasons"] | infinite}
 
     def __str__(self) -> str:
         """A table: one line per score, with its unit."""

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_integer
-from probneural.errors import GridError
+from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison
 from probneural.metrics.observed_draws import ObservedDraws
@@ -49,6 +49,7 @@ def power_spectrum(values: Float[Tensor, "..."], grid: Grid) -> PowerSpectrum:
 
     Raises:
         GridError: If the grid is scattered, or has a single point.
+        ShapeError: If the values are of another grid, or have no axis of channels.
 
     Examples:
         >>> grid = Grid.uniform(16)
@@ -60,6 +61,12 @@ def power_spectrum(values: Float[Tensor, "..."], grid: Grid) -> PowerSpectrum:
     if not grid.is_uniform or grid.size < 2:
         raise GridError(expected="a uniform grid of two points or more", got=repr(grid), remedy="resample to one")
     dims = tuple(range(-len(grid.axes), 0))
+    if values.ndim <= len(dims) or tuple(values.shape[dims[0] :]) != grid.shape:
+        raise ShapeError(
+            expected=f"values of shape (..., channels, {', '.join(map(str, grid.shape))})",
+            got=str(tuple(values.shape)),
+            remedy="give the grid that they live on",
+        )
     extended, longest = values.detach().to(torch.float64), max(axis.length for axis in grid.axes)
     square = torch.zeros((), dtype=torch.float64, device=values.device)
     for dim, axis in zip(dims, grid.axes, strict=True):

@@ -97,11 +97,8 @@ def _pairs(grid: Grid, most: int, *, seed: int) -> tuple[Int64[Tensor, " k"], In
         weights = quadrature[first] * quadrature[second]
         return inside[first], inside[second], weights / weights.sum()
     generator = stream(seed, "variogram pairs")
-    first = torch.multinomial(quadrature, most, replacement=True, generator=generator)
-    others = quadrature.expand(most, -1).scatter(1, first[:, None], 0.0) if count * most <= 2**22 else None
-    if others is not None:
-        second = torch.multinomial(others, 1, generator=generator)[:, 0]
-    else:  # a point that is drawn twice moves on by one: among so many, it is rare
-        second = torch.multinomial(quadrature, most, replacement=True, generator=generator)
-        second = torch.where(second == first, (second + 1) % count, second)
+    first, second = quadrature.multinomial(2 * most, replacement=True, generator=generator).unflatten(0, (2, -1))
+    while len(twice := (first == second).nonzero()[:, 0]):  # so different ones come as often as the product of their weights
+        again = quadrature.multinomial(2 * len(twice), replacement=True, generator=generator)
+        first[twice], second[twice] = again.unflatten(0, (2, -1))
     return inside[first], inside[second], torch.full((most,), 1.0 / most, dtype=torch.float64, device="cpu")

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_flag, check_instance, check_integer, real_tensor
+from probneural.checks import check_finite, check_flag, check_instance, check_integer, real_tensor
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid, check_grid, per_axis, resample
@@ -275,6 +275,7 @@ def _checked_times(times: Tensor) -> Tensor:
     """Return times, or raise an error unless there are some, in one row, none of them negative."""
     if times.ndim != 1 or 0 in times.shape:
         raise ShapeError(expected="a row of times", got=str(tuple(times.shape)), remedy="give e.g. times=[0.1, 0.25]")
+    check_finite(times, "times")
     if bool((times < 0).any()):
         raise GridError(
             expected="times of 0 or later", got=str(float(times.min())), remedy="inputs are states at time 0: shift the times"

@@ -168,9 +168,11 @@ class NoiseConditionedOperator(Operator):
         return found
 
     def _default_grid(self, values: Tensor) -> Grid:
-        """The grid of values that come without one."""
-        shape = tuple(values.shape[2:])
-        return Grid.uniform(shape) if self.noise.modes is None else Grid.uniform(shape, periodic=self.noise._periodic)
+        """The grid of values that come without one: the one that the operator would take, else that of the noise."""
+        periodic = getattr(self.operator, "periodic", None)
+        if not isinstance(periodic, (bool, tuple)):
+            periodic = True if self.noise.modes is None else self.noise._periodic
+        return Grid.uniform(tuple(values.shape[2:]), periodic=periodic)
 
     def _check(self, values: object) -> None:
         values = check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")

@@ -65,7 +65,7 @@ def predict(
 
     Raises:
         FileError: If the folder is none of a calibrated run, or a file cannot be read or written.
-        DataError: If a variable is missing, or its values are not finite.
+        DataError: If a variable is missing, there is no function, or values are not finite.
     """
     run = RunFolder.finished(folder)
     if not run.file(CALIBRATION).exists():
@@ -85,6 +85,8 @@ def predict(
             got=str(given.channels),
             remedy="as in the training data",
         )
+    if not len(given):
+        raise DataError(expected="one function or more", got=f"none in {source}", remedy="give inputs to predict for")
     progress.say(f"predicting {len(given)} functions")
     layout = _Layout.of(run, given, found.predictor.out_channels)
     parts = (_dataset(run, found, given, layout, rows) for rows in _rows(given))

@@ -101,9 +101,13 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.mkdir()
         try:
             yield temporary
-            if target.exists():
-                os.replace(target, old)
-            os.replace(temporary, target)
+            try:
+                if target.exists():
+                    os.replace(target, old)
+                os.replace(temporary, target)
+            finally:
+                if old.exists() and not target.exists():  # interrupted between the two
+                    os.replace(old, target)
         finally:
             for left in (temporary, old):
                 shutil.rmtree(left, ignore_errors=True)

@@ -94,8 +94,9 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         device: Where to train: a device, `"auto"` (CUDA, MPS or CPU), or by default the operator's own. Data are moved a batch
             at a time.
         checkpoint: File to write after every epoch, and within it every minute, and to resume from, at the same bits, if it
-            exists; `Checkpoint(path, seconds=..., steps=...)` says how often. It knows the run by its data, its settings and
-            the shapes of the weights; that functions among the settings are the same ones is the caller's to see to.
+            exists; `Checkpoint(path, seconds=..., steps=...)` says how often. It knows the run by its data
+            (of stored ones, by 64 pairs), its settings and the shapes of the weights; that functions among the settings are the
+            same ones is the caller's to see to.
         callbacks: What is told of the run: loggers, for example.
         show_progress: Whether to show a progress bar.
 

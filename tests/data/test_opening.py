@@ -215,12 +215,12 @@ class TestNames:
         """In any order of the dimensions; variables side by side; one that does not vary in time."""
         states, depth = numbers(8, 4, 3), numbers(8, 3, seed="depth")
         variables = {"u": (("x", dim, "sample"), states), "v": (("sample", "x", dim), states.T.swapaxes(1, 2) + 1)}
-        coordinates = {"x": np.arange(8) / 8, dim: (dim, [0.0, 1.0, 2.0, 4.0], attributes)}
+        coordinates = {"x": np.arange(8) / 8, dim: (dim, [0.0, 2.0, 4.0, 6.0], attributes)}
         made = xarray.Dataset(variables | {"depth": (("x", "sample"), depth)}, coords=coordinates)
         path = tmp_path / f"flow{suffix}"
         made.to_netcdf(path, engine="h5netcdf") if suffix == ".nc" else made.to_zarr(path, consolidated=False)
         data = pn_data.open(path, inputs=["u", "depth"], outputs=["v"], periodic=True, time=time)
-        assert data.times.tolist() == [0.0, 1.0, 2.0, 4.0]
+        assert data.times.tolist() == [0.0, 2.0, 4.0, 6.0]
         read = data.windows()[:]
         by_hand = states.transpose(2, 1, 0)
         assert np.array_equal(read.inputs.values[:, 0], by_hand[:, :3].reshape(9, 8))
@@ -520,3 +520,20 @@ class TestDamagedZarr:
         (path / "zarr.json").write_text("{")
         with pytest.raises(FileError, match="it is damaged: copy it again"):
             pn_data.open(path, inputs=["a"], outputs=["u"], periodic=True)
+
+
+@pytest.mark.parametrize("attribute", ["scale_factor", "add_offset"])
+def test_packed_numbers_are_not_taken_for_values(attribute: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "packed.h5", "w") as file:
+        for name in ("a", "u"):
+            file[name] = np.arange(24, dtype=np.int16).reshape(3, 8)
+            file[name].attrs[attribute] = 0.01
+    with pytest.raises(UnsupportedError, match=f"packed ones, with {attribute}"):
+        pn_data.open(tmp_path / "packed.h5", inputs=["a"], outputs=["u"], periodic=True)
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_arrays_without_space_are_no_functions(shape: tuple[int, ...], tmp_path: Path) -> None:
+    np.save(tmp_path / "few.npy", np.ones(shape))
+    with pytest.raises(ShapeError):
+        pn_data.open(tmp_path / "few.npy", periodic=False)

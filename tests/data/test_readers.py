@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from probneural.data import readers
 from probneural.data.readers import RawReader, SlicedReader, gather, npy_reader, reader_of
-from probneural.errors import FileError
+from probneural.errors import DataError, FileError
 from tests.data.files import numbers
 
 ARRAY = numbers(12, 9, 2, 3)
@@ -158,3 +158,13 @@ def test_entries_without_leading_axes() -> None:
     assert np.array_equal(gather(SlicedReader(ARRAY[0, 0]), np.empty((3, 0), np.int64)), np.stack([ARRAY[0, 0]] * 3))
     assert gather(SlicedReader(ARRAY), np.empty((0, 1), np.int64)).shape == (0, 9, 2, 3)
     assert math.prod(gather(SlicedReader(ARRAY), np.array([[1, 1]])).shape) == 6
+
+
+def test_a_masked_value_is_not_read_as_the_number_below_its_mask() -> None:
+    values = np.ma.masked_array(numbers(4, 3))
+    reader = reader_of(values, "values")
+    assert np.array_equal(reader.read((slice(0, 2), slice(0, 3))), values.data[:2])
+    values[1, 2] = np.ma.masked
+    assert np.array_equal(reader.read((slice(2, 4), slice(0, 3))), values.data[2:])
+    with pytest.raises(DataError, match="masked"):
+        reader.read((slice(0, 2), slice(0, 3)))

@@ -214,3 +214,14 @@ def test_a_bad_state_is_named_where_it_is_read() -> None:
     assert len(pairs[:18].inputs) == 18
     with pytest.raises(DataError, match="in function 3, window at step 3"):
         pairs[18]
+
+
+def test_windows_do_not_mix_steps_of_several_lengths() -> None:
+    uneven = Trajectories.from_array(STATES, times=[0.0, 0.5, 1.0, 2.0, 2.5, 3.0], grid=GRID)
+    for options in ({}, {"history": 2}, {"lead": 2}, {"steps": 2}):
+        with pytest.raises(ArgumentError, match="equally spaced"):
+            uneven.windows(**options)
+    assert len(uneven.windows(lead=5)) == len(STATES)  # one window of each: nothing is mixed
+    assert len(uneven.windows(stride=6)) == len(STATES)
+    with pytest.raises(ArgumentError, match="equally spaced"):  # the same places, but steps of .5 and of 1
+        uneven.windows(history=3, stride=2, lead=1)

@@ -27,3 +27,10 @@ def test_inner_products_in_single_precision_lose_less_than_a_rounding(size: int)
     exact = left.to(torch.float64) @ right.to(torch.float64).mT
     scale = left.norm(dim=1)[:, None] * right.norm(dim=1)
     assert ((inner(left, right) - exact).abs() / scale).max() < torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_whose_squares_vanish_or_overflow_have_directions(dtype: torch.dtype) -> None:
+    rows, limits = normal("rows", 2, 9).to(dtype), torch.finfo(dtype)
+    sizes = torch.tensor([limits.tiny**0.75, limits.max**0.75], dtype=dtype)[:, None]
+    torch.testing.assert_close(orthonormal(sizes * rows).square().sum(0), orthonormal(rows).square().sum(0))

@@ -150,3 +150,15 @@ def test_wrong_settings_of_the_variogram_score() -> None:
     for wrong in ({"order": 0.0}, {"pairs": 0}, {"draws": 1}, {"seed": -1, "pairs": 3}):
         with pytest.raises(ArgumentError):
             variogram_score(compare(u, truth_for(u)), **wrong)  # type: ignore[arg-type]
+
+
+def test_pairs_of_points_come_as_often_as_the_product_of_their_weights() -> None:
+    """One point of weight 50 beside 199 of weight 1 is in 50 * 199 of (249^2 - 50^2 - 199) / 2 pairs."""
+    weights = torch.ones(200, dtype=torch.float64)
+    weights[7] = 50.0
+    grid = Grid.scattered(torch.linspace(0.0, 1.0, 200)[:, None].double(), weights)
+    first, second, _ = metrics.variogram._pairs(grid, 10_000, seed=0)  # type: ignore[attr-defined]
+    share = float(((first == 7) | (second == 7)).double().mean())
+    expected = 50.0 * 199.0 / ((249.0**2 - 50.0**2 - 199.0) / 2.0)
+    assert not bool((first == second).any())
+    assert share == pytest.approx(expected, abs=5.0 * (expected * (1.0 - expected) / 10_000) ** 0.5)

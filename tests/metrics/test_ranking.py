@@ -64,5 +64,5 @@ def test_errors() -> None:
     comparison = compare(u, Field(normal(2, 1, 40, seed=0), LINE))
     with pytest.raises(DataError, match="three functions"):
         rank_correlation(comparison)
-    with pytest.raises(ArgumentError, match="at least one draw"):
+    with pytest.raises(ArgumentError, match="draws"):
         rank_correlation(comparison, draws=0)

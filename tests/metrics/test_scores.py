@@ -231,3 +231,12 @@ def test_errors_of_the_arguments_are_raised_and_not_reported_as_missing() -> Non
         score(u, truth, level=90)
     with pytest.raises(ArgumentError):
         score(u, truth, noise=-0.1)
+
+
+def test_what_is_not_finite_is_ready_for_json_too() -> None:
+    grid = Grid.uniform(8)
+    found = score(EmpiricalField(torch.ones(1, 3, 1, 8), grid=grid), Field(torch.zeros(3, 1, 8), grid))
+    assert math.isinf(found.chi2)
+    numbers = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert numbers["chi2"] is None
+    assert numbers["reasons"]["chi2"] == "inf"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from probneural.distributions import EmpiricalField
-from probneural.errors import GridError
+from probneural.errors import GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, power_spectrum
@@ -85,3 +85,9 @@ def test_scattered_points_have_no_spectrum() -> None:
     for grid in (GRIDS["scattered"], Grid.uniform(1)):
         with pytest.raises(GridError, match="uniform grid"):
             power_spectrum(torch.zeros(1, *grid.shape), grid)
+
+
+@pytest.mark.parametrize("shape", [(1, 9), (8,), (2, 4, 4)])
+def test_values_of_another_grid_have_no_spectrum(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ShapeError, match="channels, 8"):
+        power_spectrum(torch.zeros(shape), Grid.uniform(8))

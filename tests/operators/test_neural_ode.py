@@ -252,3 +252,9 @@ def test_refuses_solvers(options: dict[str, Any], message: str) -> None:
 def test_refuses_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         NeuralODEOperator(**({"in_channels": 1, "out_channels": 1, "modes": (3,)} | options))
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf")])
+def test_times_are_finite(time: float) -> None:
+    with pytest.raises(DataError, match="times"):
+        small().at_times(normal(1, 1, 8), [0.1, time])

@@ -222,3 +222,9 @@ def test_bad_operators() -> None:
     branch = next(name for name, module in deeponet.named_modules() if isinstance(module, nn.Linear) and "branch" in name)
     with pytest.raises(OperatorError, match="on the inputs' grid"):
         modulated(deeponet, layers=[branch])(values)
+
+
+def test_without_a_grid_it_is_where_its_operator_is() -> None:
+    values = smooth(GRID)
+    operator = NoiseConditionedOperator(fno(periodic=False).to(values.dtype), layers=["spectral"], samples=2, seed=0)
+    torch.testing.assert_close(operator(values)[:, :1], operator.operator(values))

@@ -203,3 +203,22 @@ def test_saving_and_fitting_remove_what_was_left_of_their_file(tmp_path: Path) -
     fit(built("FNO"), data(), epochs=1, checkpoint=tmp_path / "checkpoint", show_progress=False)
     assert not left.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "operator"]
+
+
+def test_a_folder_survives_an_interrupt_while_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the old folder's leaving and the new one's coming."""
+    target = tmp_path / "store"
+    target.mkdir()
+    (target / "data").write_text("old")
+    renamed = os.replace
+
+    def interrupted(source: Path, destination: Path) -> None:
+        if destination == target and (source / "data").read_text() == "new":
+            raise KeyboardInterrupt
+        renamed(source, destination)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt), atomic.replacing_folder(target) as folder:
+        (folder / "data").write_text("new")
+    assert (target / "data").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]

@@ -27,7 +27,7 @@ from probneural.curvature.products.core import (
     transposed_jacobian_product,
 )
 from probneural.errors import ShapeError
-from probneural.threads import forward_mode
+from probneural.threads import forward_mode, plain_operations
 
 Term = Callable[..., tuple[Tensor, ...]]
 """From the rows of a minibatch and a chunk of the arguments to this minibatch's part of the results."""
@@ -91,8 +91,12 @@ class Streamed:
     def _minibatch(self, rows: slice, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if self.forward_mode is None:
             return self.term(rows, *tensors)
-        with forward_mode() as is_free:
-            return self.forward_mode(rows, *tensors) if is_free else self.term(rows, *tensors)
+        try:
+            with forward_mode() as is_free:
+                return self.forward_mode(rows, *tensors) if is_free else self.term(rows, *tensors)
+        except NotImplementedError:  # some of PyTorch's operations have no forward mode
+            with plain_operations():
+                return self.term(rows, *tensors)
 
     def _chunks(self, tensors: tuple[Tensor, ...]) -> Iterator[slice]:
         count = next(len(tensor) for tensor, kind in zip(tensors, self.arguments, strict=True) if kind is not Kind.SHARED)

@@ -26,7 +26,7 @@ from probneural.heads.kernel.component_root import BlockCoordinates, ComponentRo
 from probneural.heads.kernel.function_draws import Path
 from probneural.heads.kernel.gaussian_processes import KERNELS, LEAST_NOISE, Process
 from probneural.heads.kernel.inducing_points import InducingProcess
-from probneural.heads.kernel.principal_components import PredictedComponents, PrincipalComponents, left_out
+from probneural.heads.kernel.principal_components import PredictedComponents, PrincipalComponents, left_out, rounding_errors
 from probneural.heads.kernel.search import Fitted, Search
 from probneural.heads.residuals import check_some
 from probneural.heads.training_data import in_memory, training_data
@@ -169,7 +169,7 @@ class KernelOperator:
             raise DataError(expected="at least three pairs", got=str(pairs.functions), remedy="give more data")
         pairs.output_units()  # whose squares the noise is made of
         inputs, outputs = in_memory(pairs.inputs), in_memory(pairs.outputs)
-        seen = inputs
+        seen, rounding = inputs, rounding_errors(outputs)
         if copied is not None:
             step = max(1, _BATCH_POINTS // pairs.grid.size)
             residuals = Field(
@@ -177,12 +177,13 @@ class KernelOperator:
             )
             if self.features == "operator":
                 seen = Field((outputs.values.to(torch.float64) - residuals.values).to(inputs.dtype), outputs.grid)
+            rounding = torch.maximum(rounding, rounding_errors(outputs, dtype=inputs.dtype))  # the operator's dtype
             outputs = residuals
-        sides = {"inputs": (seen, self.input_components), "outputs": (outputs, self.output_components)}
+        sides = {"inputs": (seen, self.input_components, None), "outputs": (outputs, self.output_components, rounding)}
         components = {}
-        for name, (functions, count) in sides.items():
+        for name, (functions, count, errors) in sides.items():
             components[name] = PrincipalComponents.of(
-                functions, components=count, tolerance=_TOLERANCES[name], largest=_LARGEST[name]
+                functions, components=count, tolerance=_TOLERANCES[name], largest=_LARGEST[name], rounding=errors
             )
             if not components[name].count:
                 raise DataError(expected=f"{name} that vary", got="a constant", remedy="a constant has nothing to learn")
@@ -351,15 +352,13 @@ class KernelPredictor(Predictor):
         for inputs, _ in sets:
             check_some(inputs)
             points.append(self.coordinates(inputs))
-        everywhere = torch.cat(points)
-        rows: Tensor | None = None
-        if len(sets) > 1:
-            everywhere, rows = _distinct(everywhere)
+        everywhere, rows = _distinct(torch.cat(points))
+        variances = torch.stack([process.variance(everywhere) for process in self.processes])
         factors = cache(partial(_factors, self.processes, everywhere))
         name = f"{self._name}-{digest(everywhere)}"
-        whose = [None] if rows is None else rows.split([len(one) for one in points])
+        whose = rows.split([len(one) for one in points])
         return [
-            self._field(inputs, query, own, factors=factors, rows=which, joint=len(everywhere), name=name)
+            self._field(inputs, query, own, variances=variances, factors=factors, rows=which, name=name)
             for (inputs, query), own, which in zip(sets, points, whose, strict=True)
         ]
 
@@ -369,9 +368,9 @@ class KernelPredictor(Predictor):
         query: Grid | None,
         points: Tensor,
         *,
+        variances: Tensor,
         factors: Callable[[], Tensor],
-        rows: Tensor | None,
-        joint: int,
+        rows: Tensor,
         name: str,
     ) -> GaussianField:
         """What is predicted at some of the points that share a latent."""
@@ -382,9 +381,9 @@ class KernelPredictor(Predictor):
         coordinates = BlockCoordinates(
             std=torch.cat([process.amplitude for process in self.processes]),
             sizes=tuple(len(process.amplitude) for process in self.processes),
-            variances=torch.stack([process.variance(points) for process in self.processes]),
+            variances=variances[:, rows],
             factors=factors,
-            joint=joint,
+            joint=variances.shape[1],
             rows=rows,
         )
         latent = Latent(id=name, rank=coordinates.shape[3], is_shared_across_calls=False)

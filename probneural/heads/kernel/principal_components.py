@@ -15,6 +15,7 @@ from probneural.statistics import units
 
 _FOLDS = 5
 """Parts into which the training functions are divided to see what the components of the others leave out."""
+_TINY = torch.finfo(torch.float64).tiny
 _RESOLVED = 1e-13
 """Fraction of the largest eigenvalue of a Gram matrix below which the others are rounding."""
 
@@ -40,7 +41,15 @@ class PrincipalComponents:
     std: Float64[Tensor, " r"]
 
     @classmethod
-    def of(cls, functions: Field, *, components: int | None, tolerance: float, largest: int) -> PrincipalComponents:
+    def of(
+        cls,
+        functions: Field,
+        *,
+        components: int | None,
+        tolerance: float,
+        largest: int,
+        rounding: Float64[Tensor, " c"] | None = None,
+    ) -> PrincipalComponents:
         """Find the leading components of training functions.
 
         Args:
@@ -48,6 +57,7 @@ class PrincipalComponents:
             components: How many to keep, at most one less than there are functions; by default as many as `tolerance` asks for.
             tolerance: Share of the variance that may be left out, dimensionless.
             largest: The most to keep by default.
+            rounding: Root mean square of the values' rounding errors, `(c,)`, in physical units; by default by their dtype.
 
         Returns:
             The components, those without any variance left out.
@@ -58,7 +68,8 @@ class PrincipalComponents:
         rows = _weighted(values - centre, grid, unit)
         _, sizes, right = singular_values(rows)
         rest = sizes.square().flip(0).cumsum(0).flip(0)
-        least = torch.finfo(functions.dtype).eps * float(sizes[0]) if len(sizes) else 0.0  # what is smaller is rounding
+        rounding = rounding_errors(functions) if rounding is None else rounding
+        least = float((rounding / unit).norm()) * len(functions) ** 0.5  # what is smaller is rounding
         needed = int((rest > tolerance * rest[0]).sum())
         count = min(needed, largest) if components is None else components
         count = min(count, int((sizes > least).sum()), len(functions) - 1)
@@ -129,6 +140,19 @@ class PredictedComponents:
     def count(self) -> int:
         """Number of components r."""
         return self.components.count
+
+
+def rounding_errors(functions: Field, *, dtype: torch.dtype | None = None) -> Float64[Tensor, " c"]:
+    """Root mean square of what a dtype rounds off the values of each channel, mean included; `(c,)`, in physical units.
+
+    Args:
+        functions: Some functions.
+        dtype: That rounded them; by default their own.
+    """
+    values = functions.values.to(torch.float64)
+    largest = values.abs().flatten(2).amax((0, 2)).clamp_min(_TINY)  # whose square may be too large
+    size = largest * (values.flatten(2) / largest[:, None]).square().mean((0, 2)).sqrt()
+    return torch.finfo(functions.dtype if dtype is None else dtype).eps * size
 
 
 def left_out(functions: Field, components: PrincipalComponents) -> Float64[Tensor, " c"]:

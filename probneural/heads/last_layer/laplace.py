@@ -250,7 +250,9 @@ class LastLayerPredictor(Predictor):
     def update(self, data: Dataset) -> LastLayerPredictor:
         """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
 
-        On a grid of fewer points than the effective observations, each point counts as one.
+        The prior's mean is kept, too: of the constant's weight, where it is learned, that of the first training outputs. Where
+        means of new outputs are far from it, refitting takes them into the prior, and an update does not. On a grid of fewer
+        points than the effective observations, each point counts as one.
 
         The mean weights move from the trained ones, to where regression on all data has them.
 
@@ -276,7 +278,8 @@ class LastLayerPredictor(Predictor):
             count, noise = observations * pairs.functions, float(self.noise[channel])
             precision = observations / noise
             old = self.factor[0, channel, :, columns]
-            new, log_determinant = posterior_root(old, precision * old.mT @ gram @ old)
+            rounding = features * torch.finfo(torch.float64).eps * precision * float(gram.norm() * old.norm().square())
+            new, log_determinant = posterior_root(old, precision * old.mT @ gram @ old, rounding=rounding)
             gradient = precision * (moments[channel] - gram @ shift[channel])
             step = new @ (new.mT @ gradient)
             residual_sum_of_squares = float(

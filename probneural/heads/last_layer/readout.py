@@ -202,7 +202,7 @@ def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query:
     order: list[str] = []
     watched = copy_for_call(copied)
     for key, module in watched.named_modules():
-        if key and not list(module.children()) and list(module.parameters()):
+        if key and "parametrizations" not in key.split(".") and _is_layer(module):
             module.register_forward_hook(lambda *_, key=key: order.append(key))
     with torch.no_grad():
         check_predicted(evaluate(watched, inputs, query))
@@ -217,6 +217,12 @@ def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query:
         got="; ".join(reasons) or "no layer with parameters",
         remedy="name it with readout=, or use Laplace(structure='full') over chosen parameters",
     )
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether a module has parameters, and no modules within but those that its parameters are made by."""
+    children = [name for name, _ in module.named_children() if name != "parametrizations"]
+    return not children and any(True for _ in module.parameters())
 
 
 @torch.no_grad()

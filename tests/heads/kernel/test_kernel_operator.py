@@ -823,3 +823,29 @@ def test_bad_data() -> None:
     two = Field(data.outputs.values.expand(-1, 2, -1), PERIODIC)
     with pytest.raises(ShapeError, match="check its channels"):
         QUICK.fit(operator_case("fno-1d").operator, FieldPairs(data.inputs, two))
+
+
+@pytest.mark.parametrize("residuals", [False, True], ids=["outputs", "residuals"])
+def test_rounding_of_a_mean_makes_no_components(residuals: bool) -> None:
+    """Temperatures in kelvin, in single precision: what is rounded off 300 is no direction in which outputs of size 1 vary."""
+    exact = pairs(40)
+    offset = FieldPairs(exact.inputs, Field(exact.outputs.values + 1000.0, exact.outputs.grid))
+    single = FieldPairs(exact.inputs.to(torch.float32), offset.outputs.to(torch.float32))
+    operator = copy.deepcopy(operator_case("fno-1d").operator) if residuals else None
+    expected = QUICK.fit(operator, offset)
+    found = QUICK.fit(None if operator is None else operator.float(), single)
+    assert found.outputs.count <= expected.outputs.count
+    fresh = pairs(8, seed=5)
+    truth = fresh.outputs.values + 1000.0
+    errors = [
+        float((u.mean.double() - truth).square().mean())
+        for u in (expected(fresh.inputs), found(fresh.inputs.to(torch.float32)))
+    ]
+    assert errors[1] < 1.2 * errors[0]
+
+
+def test_a_function_that_comes_twice_is_drawn_once() -> None:
+    inputs = pairs().inputs[[3, 7, 3]]
+    draws = fitted()(inputs).rsample((20,), seed=0)
+    assert torch.equal(draws[:, 0], draws[:, 2])
+    assert not torch.equal(draws[:, 0], draws[:, 1])

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
 from probneural.distributions import EmpiricalField
@@ -323,3 +323,45 @@ def test_a_layer_of_zeros_has_no_evidence() -> None:
         module.layers[0].bias.zero_()
     with pytest.raises(EvidenceError, match="layers.0.bias that are not all zero"):
         Laplace("diagonal", prior_precision="per_layer").fit(module, case.data)
+
+
+def test_what_is_computed_later_does_not_look_at_the_callers_data() -> None:
+    case = operator_case("fno-1d")
+    data = FieldPairs(Field(case.data.inputs.values.clone(), case.data.inputs.grid), case.data.outputs)
+    predictor = Laplace("iterative", **given(case)).fit(case.operator, data)
+    before = predictor(case.inputs).variance
+    data.inputs.values.mul_(5.0)
+    assert torch.equal(predictor(case.inputs).variance, before)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.project = nn.Linear(1, 4), nn.Linear(4, 1)
+        self.layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=6, dropout=0.0, batch_first=True)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.project(self.layer(self.lift(values.mT))).mT
+
+
+class Recurrence(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.project = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.project(self.layer(values.mT)[0]).mT
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("module", [Attention, Recurrence])
+def test_modules_whose_fused_operations_lack_derivatives_have_all_posteriors(module: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    operator, inputs = module().double(), fields(Grid.uniform(8), 6, 1, seed=4)
+    data = FieldPairs(inputs, Field(inputs.values.cumsum(2) / 4.0, inputs.grid))
+    settings = {"noise": 0.1, "prior_precision": 1.0, "effective_observations": 4.0, "show_progress": False}
+    flags = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
+    exact = Laplace("full", **settings).fit(operator, data)(inputs).variance
+    for structure in (LowRank(rank=300), "iterative"):
+        close(Laplace(structure, **settings).fit(operator, data)(inputs).variance, exact, 1e-6)
+    assert flags == (torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled)

@@ -478,3 +478,47 @@ def test_weights_that_vanish_leave_no_prior_to_learn() -> None:
     nn.init.zeros_(module.last.weight)
     with pytest.raises(EvidenceError, match="weights that are not all zero"):
         LastLayerLaplace().fit(module, case.data)
+
+
+@pytest.mark.parametrize("noise", [1e-8, 1e-16, 1e-20])
+def test_rounding_is_no_information_however_small_the_noise(noise: float) -> None:
+    """Three functions of 32 points, 65 weights: the directions that features do not have keep the prior's variance."""
+    inputs = fields(PERIODIC, 3, 1, seed=4)
+    operator = FNO(1, 1, modes=(3,), width=4, depth=2, projection=64, seed=0).double()
+    with torch.no_grad():
+        outputs = operator(inputs.values)
+    data = FieldPairs(inputs, Field(outputs + 0.1, PERIODIC))
+    head = LastLayerLaplace(noise=noise, prior_precision=1.0, effective_observations=float(PERIODIC.size))
+    first = head.fit(operator, data[:2])
+    rows = features_of(operator, "readout", inputs).flatten(0, 1)
+    for predictor, seen in (
+        (head.fit(operator, data), len(rows)),
+        (first, 2 * PERIODIC.size),
+        (first.update(data[2:]), len(rows)),
+    ):
+        _, sizes, right = torch.linalg.svd(rows[:seen], full_matrices=True)
+        squares = torch.zeros(len(right), dtype=F64)
+        squares[: len(sizes)] = sizes.square()
+        fresh = fields(PERIODIC, 4, 1, seed=9)
+        along = features_of(operator, "readout", fresh) @ right.mT
+        exact = (along.square() / (squares / noise + 1.0)).sum(-1)
+        ratio = predictor(fresh).variance[:, 0] / exact
+        assert float(ratio.min()) > 0.9
+        assert float(ratio.median()) < 1.5
+
+
+def test_settings_are_not_shared_with_the_caller() -> None:
+    case = operator_case("fno-1d")
+    settings = {name: torch.full((), 2.0, dtype=F64) for name in ("noise", "prior_precision", "effective_observations")}
+    predictor = LastLayerLaplace(**settings).fit(case.operator, case.data[:3])
+    before = predictor.update(case.data[3:])(case.inputs).variance
+    for setting in settings.values():
+        setting.fill_(0.1)
+    assert torch.equal(predictor.update(case.data[3:])(case.inputs).variance, before)
+
+
+def test_a_last_layer_may_be_parametrised() -> None:
+    layer = torch.nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 1, 1))
+    operator = nn.Sequential(nn.Conv1d(1, 6, 3, padding=1, padding_mode="circular"), nn.Tanh(), layer).double()
+    inputs = fields(PERIODIC, 6, 1, seed=4)
+    assert find_readout(operator, inputs, None).name == "2"

@@ -48,7 +48,7 @@ class Iterative(Structure):
         Raises:
             EvidenceError: If the evidence determines no noise or prior.
         """
-        problem = problem.in_double_precision
+        problem = problem.in_double_precision.with_own_inputs()
         truncated = LowRank(rank=self.rank).fit(problem, seed=seed, show_progress=show_progress)
         root = truncated.root
         assert isinstance(root, LowRankWeights)
