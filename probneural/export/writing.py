@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from probneural.checks import check_integer, check_path
 from probneural.distributions import Predictor
-from probneural.errors import UnsupportedError
+from probneural.errors import ArgumentError, UnsupportedError
 from probneural.export.programs import KEY, Program, quiet, traced
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -152,11 +152,12 @@ def to_torch_export(
 
     Raises:
         UnsupportedError: If it cannot be exported; the message says why, and what can.
+        ArgumentError: If the name ends otherwise.
         DataError: If there is no function in the example, or it is not finite.
         GridError: If it lives on another domain than the training inputs, or the query is no grid.
         FileError: If the folder cannot be written to.
     """
-    path = check_path(path, "path")
+    path = _named_pt2(path)
     program = traced(thing, example, query)
     stream = io.BytesIO()
     with quiet():
@@ -183,13 +184,14 @@ def to_aot_inductor(
 
     Raises:
         UnsupportedError: If it cannot be exported, or there is no C++ compiler; the message says why, and what can.
+        ArgumentError: If the name ends otherwise.
         DataError: If there is no function in the example, or it is not finite.
         GridError: If it lives on another domain than the training inputs, or the query is no grid.
         FileError: If the folder cannot be written to.
     """
     from torch._inductor import aoti_compile_and_package, aoti_load_package
 
-    path = check_path(path, "path")
+    path = _named_pt2(path)
     program = traced(thing, example, query)
     settings: dict[str, Any] = {"aot_inductor.metadata": {KEY: program.metadata}}
     with tempfile.TemporaryDirectory() as folder:
@@ -207,6 +209,14 @@ def to_aot_inductor(
         program.check(lambda values: _as_list(compiled(values)))
         payload = package.read_bytes()
     atomic.write(path, payload)
+
+
+def _named_pt2(path: object) -> Path:
+    """Return a path of the name that PyTorch asks for where it loads."""
+    checked = check_path(path, "path")
+    if checked.suffix != ".pt2":
+        raise ArgumentError(expected="a name that ends in .pt2", got=checked.name, remedy="PyTorch loads no other")
+    return checked
 
 
 def _as_list(result: Tensor | tuple[Tensor, ...]) -> list[Tensor]:

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 import probneural as pn
-from probneural.errors import FileError, UnsupportedError
+from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.training import atomic
@@ -209,3 +210,10 @@ def run_apart(*lines: str, folder: Path) -> None:
     """In a process of its own, where this library is not."""
     program = WITHOUT_LIBRARY + "\n".join(lines)
     subprocess.run([sys.executable, "-c", program], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("write", [pn.export.to_torch_export, pn.export.to_aot_inductor])
+def test_names_that_pytorch_does_not_load_are_refused(write: Callable[..., None], tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"ends in \.pt2"):
+        write(nn.Conv1d(1, 1, 1), tmp_path / "program.txt", example=Field(normal(2, 1, 8).float(), LINE))
+    assert not list(tmp_path.iterdir())
