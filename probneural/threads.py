@@ -146,15 +146,22 @@ def jvp(function: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tup
 
 @contextmanager
 def plain_operations() -> Iterator[None]:
-    """Attention and recurrence by operations that have second derivatives, in place of fused ones; for all threads."""
+    """Attention and recurrence by operations that have second derivatives, in place of fused ones; for all threads.
+
+    A backward pass that cannot have the lock changes nothing: of two that restore what they found, one may find the other's.
+    """
     libraries: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cudnn)
-    with _autograd_state(), sdpa_kernel(SDPBackend.MATH):
+    with _autograd_state() as is_ours:
+        if not is_ours:
+            yield
+            return
         were, is_fused = [library.enabled for library in libraries], torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         for library in libraries:
             library.enabled = False
         try:
-            yield
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
         finally:
             torch.backends.mha.set_fastpath_enabled(is_fused)
             for library, was in zip(libraries, were, strict=True):

@@ -14,7 +14,7 @@ from torch import Tensor
 from probneural.arrays import to_tensor
 from probneural.checks import check_device
 from probneural.data.variables import FUNCTION, AxisLabels, Variable
-from probneural.errors import DataError, FileError
+from probneural.errors import DataError, FileError, ProbneuralError
 from probneural.fields import Field, select_rows
 from probneural.grids import Grid
 from probneural.pairs import Rows
@@ -104,7 +104,7 @@ class StoredFields:
         for part in self.parts:
             try:
                 values = part.read(places)
-            except FileError:
+            except ProbneuralError:
                 raise
             except (OSError, RuntimeError) as error:  # codecs raise the latter
                 raise FileError(

@@ -12,24 +12,13 @@ from probneural.arrays import grid_of
 from probneural.data.arrays import positional
 from probneural.data.contents import Contents, Request
 from probneural.data.readers import ArrayReader, HDF5Reader
-from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.grids import Grid
 
 
 def array_of(file: Any, key: str) -> HDF5Reader:
-    """An array of an open file, which is opened again to be read.
-
-    Raises:
-        UnsupportedError: If its numbers are packed.
-    """
+    """An array of an open file, which is opened again to be read."""
     found = file[key]
-    packed = [name for name in ("scale_factor", "add_offset") if name in found.attrs]
-    if packed:
-        raise UnsupportedError(
-            expected=f"numbers as they are in {key}",
-            got=f"packed ones, with {' and '.join(packed)}",
-            remedy="open them with xarray, which unpacks, and give pn.data.from_xarray(dataset, ...)",
-        )
     return HDF5Reader(Path(file.filename), key, found.shape, found.dtype, found.chunks or (1,) * found.ndim)
 
 

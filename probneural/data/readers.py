@@ -193,12 +193,28 @@ class HDF5Reader:
 
     def _array(self) -> Any:
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), require("h5py", "HDF5 files").File(self.path, "r")[self.key]
+            self._opened = os.getpid(), _unpacked(require("h5py", "HDF5 files").File(self.path, "r")[self.key])
         return self._opened[1]
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the open file."""
         return self.__dict__ | {"_opened": None}
+
+
+def _unpacked(array: Any) -> Any:
+    """An array of an HDF5 file, itself.
+
+    Raises:
+        UnsupportedError: If its numbers are packed, as NetCDF does it: they are not the values.
+    """
+    packed = [name for name in ("scale_factor", "add_offset") if name in array.attrs]
+    if packed:
+        raise UnsupportedError(
+            expected=f"numbers as they are in {array.name}",
+            got=f"packed ones, with {' and '.join(packed)}",
+            remedy="open them with xarray, which unpacks, and give pn.data.from_xarray(dataset, ...)",
+        )
+    return array
 
 
 def require(module: str, what: str) -> Any:

@@ -186,7 +186,7 @@ class Trajectories:
                 expected="times that are equally spaced",
                 got=f"steps from {float(lengths.min()):g} to {float(lengths.max()):g}",
                 remedy="windows would mix them: take trajectories of equal steps, or pair states yourself: "
-                "StoredPairs(data.at(0), data.at(1))",
+                "pn.data.StoredPairs(data.at(0), data.at(1))",
             )
 
     def _check_states(self) -> None:

@@ -156,7 +156,7 @@ def test_the_set_with_the_largest_errors_counts() -> None:
 def test_where_not_all_sets_can_be_had_the_worst_is_as_small_as_it_can_be() -> None:
     """Logarithms of 3 and 4 are asked for and add up to 4 at most: 1.5 and 2.5 leave both sets 1.5 short.
 
-    Half the functions too many in one set would rather have 1.85 and 2.15.
+    The first of them is asked for twice, so that the likelihood of all alike is largest at 1.85 and 2.15.
     """
     near = torch.zeros(50, 9, dtype=torch.float64)
     one, other = near.clone(), near.clone()

@@ -525,11 +525,12 @@ class TestDamagedZarr:
 @pytest.mark.parametrize("attribute", ["scale_factor", "add_offset"])
 def test_packed_numbers_are_not_taken_for_values(attribute: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "packed.h5", "w") as file:
-        for name in ("a", "u"):
+        for name in ("a", "u", "v"):
             file[name] = np.arange(24, dtype=np.int16).reshape(3, 8)
-            file[name].attrs[attribute] = 0.01
+        file["u"].attrs[attribute] = 0.01
     with pytest.raises(UnsupportedError, match=f"packed ones, with {attribute}"):
-        pn_data.open(tmp_path / "packed.h5", inputs=["a"], outputs=["u"], periodic=True)
+        pn_data.open(tmp_path / "packed.h5", inputs=["a"], outputs=["u"], periodic=False)[:]
+    assert len(pn_data.open(tmp_path / "packed.h5", inputs=["a"], outputs=["v"], periodic=False)[:]) == 3
 
 
 @pytest.mark.parametrize("shape", [(), (3,)])

@@ -482,7 +482,7 @@ def test_weights_that_vanish_leave_no_prior_to_learn() -> None:
 
 @pytest.mark.parametrize("noise", [1e-8, 1e-16, 1e-20])
 def test_rounding_is_no_information_however_small_the_noise(noise: float) -> None:
-    """Three functions of 32 points, 65 weights: the directions that features do not have keep the prior's variance."""
+    """Three functions of 12 points, 65 weights: the directions that features do not have keep the prior's variance."""
     inputs = fields(PERIODIC, 3, 1, seed=4)
     operator = FNO(1, 1, modes=(3,), width=4, depth=2, projection=64, seed=0).double()
     with torch.no_grad():
