@@ -15,6 +15,7 @@ from benchmarks import (
     bo,
     chains,
     curvature,
+    devices,
     error_places,
     exact,
     export,
@@ -135,6 +136,12 @@ COMMANDS = {
     "chains": Command(chains.main, "posteriors over all layers in training epochs: fit, calibrate, score; minutes"),
     "curvature": Command(
         curvature.main, "cost of curvature products, beside other libraries where they are installed; minutes"
+    ),
+    "devices": Command(
+        devices.main,
+        "training, heads and scores on the CPU and on a GPU of the same machine; minutes",
+        options={"--device": {"default": "cuda", "help": "what is compared with the CPU"}},
+        check=lambda given: devices.check(given["device"]),
     ),
     "error-places": Command(
         error_places.main,

@@ -16,21 +16,26 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import probneural
 from probneural.training import atomic
 
 PACKAGES = ("torch", "gpytorch", "botorch", "scipy", "numpy")
 
 
-def machine() -> dict[str, Any]:
-    """Processor, cores, memory, system."""
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """Processor, cores, memory, system, and the accelerator that was used, if one was."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return {
+    facts: dict[str, Any] = {
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(memory, 1),
         "system": f"{platform.system()} {platform.machine()}",
     }
+    if device.startswith("cuda"):
+        facts["accelerator"] = torch.cuda.get_device_name(device)
+    return facts
 
 
 def _processor() -> str:

@@ -29,6 +29,7 @@ def write(
     commit: str | None = None,
     problem: str | None = None,
     seeds: int | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Run every part, print its table, and write all of them with their provenance.
 
@@ -36,12 +37,13 @@ def write(
         name: Of the benchmark.
         parts: Title of each table to what makes its rows.
         mode: `default` or `small`.
-        output: Folder of NAME.json, or of NAME-PROBLEM.json.
+        output: Folder of NAME.json, NAME-PROBLEM.json or NAME-DEVICE.json.
         notes: What a reader must know.
         peers: Distributions whose versions count beside ours.
         commit: Of the code that ran, where it was taken before; otherwise that of now.
         problem: What `--problem` said, where a benchmark has that option.
         seeds: What `--seeds` said.
+        device: What `--device` said.
     """
     start = time.perf_counter()
     sections: dict[str, list[Row]] = {}
@@ -52,19 +54,20 @@ def write(
         print(f"\n{title}\n{report.terminal_table(sections[title])}", flush=True)
     flags = ("" if mode == "default" else f" --{mode}") + (f' --problem "{problem}"' if problem else "")
     flags += f" --seeds {seeds}" if seeds else ""
+    flags += f" --device {device}" if device != "cpu" else ""
     results = {
         "benchmark": name,
         "command": f"python -m benchmarks {name}{flags}",
         "mode": mode,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": environment.machine(),
+        "machine": environment.machine(device),
         "versions": environment.versions() | environment.installed(peers),
         "commit": commit or environment.commit(),
         "wall_seconds": round(time.perf_counter() - start, 1),
         "notes": list(notes),
         "sections": sections,
     }
-    path = output / f"{stem(name, problem=problem)}.json"
+    path = output / f"{stem(name, problem=problem, device=device)}.json"
     environment.write_json(results, path)
     print(f"\n{path}\n{results['wall_seconds']:.0f} s")
     return results
@@ -84,11 +87,12 @@ def repeated(work: Callable[..., Any], tasks: Sequence[Sequence[tuple[Any, ...]]
         return [[future.result() for future in own] for own in futures]
 
 
-def stem(name: str, *, problem: str | None) -> str:
+def stem(name: str, *, problem: str | None, device: str = "cpu") -> str:
     """Name of a benchmark's files, without an ending.
 
     Examples:
-        >>> stem("heads", problem="Burgers, viscosity 0.01")
-        'heads-burgers-viscosity-0-01'
+        >>> stem("heads", problem="Burgers, viscosity 0.01"), stem("speed", problem=None, device="cuda")
+        ('heads-burgers-viscosity-0-01', 'speed-cuda')
     """
-    return name if problem is None else f"{name}-{re.sub(r'[^a-z0-9]+', '-', problem.lower())}"
+    said = [one for one in (problem, None if device == "cpu" else device) if one is not None]
+    return "-".join([name, *(re.sub(r"[^a-z0-9]+", "-", one.lower()) for one in said)])

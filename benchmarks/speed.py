@@ -122,8 +122,10 @@ class Products:
     def peer(self) -> nn.Module:
         """Build deepxde's for inputs and points that are all combined."""
         os.environ["DDE_BACKEND"] = "pytorch"
+        default = torch.get_default_device()
         import deepxde
 
+        torch.set_default_device(default)  # it makes CUDA the default for everybody
         hidden = [self.width] * self.depth
         net = deepxde.nn.DeepONetCartesianProd(
             [self.sensors, *hidden, self.basis], [1, *hidden, self.basis], _gelu, "Glorot normal"
@@ -212,6 +214,7 @@ def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
         {name: parts[name] for name in parts if name not in ("members", "memory") or device == "cpu"},
         mode=mode,
         output=output,
+        device=device,
         peers=PEERS,
         notes=[
             f"{device}, {threads} threads. Milliseconds are medians of {rounds} rounds in which each library runs once, "

@@ -95,9 +95,10 @@ def _table(match: re.Match[str]) -> str:
         if section in PIVOTS:
             rows = report.side_by_side(rows, PIVOTS[section])
     facts = results["machine"]
+    accelerator = f"one {facts['accelerator']} and " if "accelerator" in facts else ""
     source = (
-        f"`{results['command']}` on {facts['cores']} cores ({facts['processor']}), torch {results['versions']['torch']}, "
-        f"commit {results['commit']}, {results['wall_seconds'] / 60:.1f} minutes."
+        f"`{results['command']}` on {accelerator}{facts['cores']} cores ({facts['processor']}), torch "
+        f"{results['versions']['torch']}, commit {results['commit']}, {results['wall_seconds'] / 60:.1f} minutes."
     )
     source += "".join(f" {note}." for note in results["notes"] if sections.RESUMED in note)
     return f"{opening}{report.markdown_table(rows)}\n\n{source}\n{closing}"

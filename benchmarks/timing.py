@@ -19,16 +19,17 @@ def interleaved(
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for number in range(rounds + warm_up):
         for name, task in tasks.items():
-            _wait(device)
+            wait(device)
             start = time.perf_counter()
             task()
-            _wait(device)
+            wait(device)
             if number >= warm_up:
                 times[name].append(time.perf_counter() - start)
     return times
 
 
-def _wait(device: str) -> None:
+def wait(device: str) -> None:
+    """Until a device has done what it was told."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 

@@ -78,6 +78,7 @@ def main(*, mode: str, output: Path, workers: int = 2, device: str = "cpu") -> d
         },
         mode=mode,
         output=output,
+        device=device,
         notes=[
             "validation error: mean relative L2 error of the tenth of the training pairs that is not trained on, after the "
             "last epoch; medians over seeds, the least and the largest in brackets. Test functions play no part",

@@ -78,6 +78,7 @@ PURPOSES: Final = MappingProxyType(
         "gradient rows": "projections of the rows of a Gauss-Newton matrix",
         "kronecker signs": "signs of the sketch that tells real from complex blocks",
         "kronecker weights": "what that sketch is projected on",
+        "canonical basis": "directions that signs of eigenvectors, and bases of null spaces, are chosen by",
         # heads
         "residual sketch": "groups and signs of the grid points that residuals on fine grids are summed in",
         "read-out response": "features that test whether a layer is a read-out",
@@ -141,6 +142,7 @@ PURPOSES: Final = MappingProxyType(
         "stored functions": "values of the files that the benchmark of reading makes, and the order in which it reads them",
         "tried inputs": "inputs and outputs of networks that only have to work",
         "low-data functions": "seed of the functions of the low-data benchmark, per part",
+        "device functions": "seed of the functions of the benchmark of devices, per part",
         "local-scale functions": "seed of the functions of the local-scale benchmark, per part",
         "error-places functions": "seed of the functions of the benchmark of where errors can be known to be, per part",
         "error-places network": "seed of the weights and batches of its networks, per network",

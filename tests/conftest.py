@@ -24,6 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
+def only_marked_tests_see_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that device="auto" is the CPU in all others, on every machine, and in the processes that they start."""
+    if torch.cuda.is_available() and request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture(autouse=True)
 def global_state_is_left_alone() -> Iterator[None]:
     """Start every test from one global seed, and fail the one that leaves another default dtype behind.
 

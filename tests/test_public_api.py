@@ -28,7 +28,12 @@ def layers() -> Iterator[ModuleType]:
 
 
 def arguments(thing: object) -> str:
-    """Names, kinds and defaults of arguments; annotations are what type checkers look after."""
+    """Names, kinds and defaults of arguments; annotations are what type checkers look after.
+
+    Protocols take none, whatever Python's version says of them.
+    """
+    if getattr(thing, "_is_protocol", False):
+        return ""
     try:
         signature = inspect.signature(thing)
     except (TypeError, ValueError):

@@ -518,7 +518,8 @@ def test_a_file_moves_between_devices(head: str, tmp_path: Path) -> None:
     assert_predicts_the_same(predictor, there, case.inputs)
     assert there.device.type == "cuda"
     assert there.noise.device == predictor.noise.device
-    assert there.prior_precision.device == predictor.prior_precision.device
+    if hasattr(predictor, "prior_precision"):
+        assert there.prior_precision.device == predictor.prior_precision.device
     assert here.device.type == "cpu"
     assert there.latent.id == here.latent.id
     torch.testing.assert_close(here(case.inputs).mean, there(case.inputs).mean.cpu())

@@ -76,6 +76,9 @@ class VarianceScale:
     you state stays outside as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole
     functions and densities do.
 
+    Where all errors of a channel are rounding, and the variances that the head states are too, nothing is known about them:
+    they stay as they are, with a warning.
+
     The mean stays as it is. An ensemble becomes the Gaussian field of its mean and covariance. So does a mixture, after each of
     its predictors is calibrated by itself: what members state and what they disagree about have other scales. A calibrated
     predictor is calibrated anew from what it wraps.
@@ -126,8 +129,8 @@ class VarianceScale:
             another calibrator inside it used.
 
         Raises:
-            CalibrationError: If there are fewer than 2 fields, no predictive variance where there are errors, no errors, or a
-                calibrated predictor was widened since.
+            CalibrationError: If there are fewer than 2 fields, no predictive variance where there are errors, or a calibrated
+                predictor was widened since.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
@@ -152,13 +155,24 @@ class VarianceScale:
         chi2, spread = likelihood_profile(inner, predicted, calibration=calibration, ratios=ratios)
         best = (chi2.log() + spread).argmin(dim=0, keepdim=True)
         scale, ratio = chi2.gather(0, best)[0], ratios.gather(0, best)[0]
-        if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+        if not bool(torch.isfinite(scale).all()):
             raise CalibrationError(
-                expected="a positive finite chi2 in every channel of the calibration fields",
+                expected="a finite chi2 in every channel of the calibration fields",
                 got=str(scale.tolist()),
-                remedy="infinite: errors where no variance is stated, give the head noise > 0; zero: nothing to calibrate",
+                remedy="there are errors where no variance is stated: give the head noise > 0",
             )
-        scale, local = self._local(predicted, calibration, scale=scale, shift=(scale * ratio) * noise - scale * noise)
+        exact = scale == 0.0
+        if bool(exact.any()):
+            warnings.warn(
+                f"errors in channels {exact.nonzero().flatten().tolist()} are rounding, and so are variances: they stay as "
+                "they are, and no channel gets a local scale",
+                DataWarning,
+                stacklevel=2,
+            )
+            scale, ratio = scale.masked_fill(exact, 1.0), ratio.masked_fill(exact, 1.0)
+            local = None
+        else:
+            scale, local = self._local(predicted, calibration, scale=scale, shift=(scale * ratio) * noise - scale * noise)
         unexplained = (scale * ratio) * noise
         stated_noise = noise_variance(self.noise, (1, len(scale)), scale)[0]
         measured = stated_noise.minimum(unexplained)

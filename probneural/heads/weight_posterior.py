@@ -65,7 +65,8 @@ def weight_posterior(
 ) -> WeightPosterior:
     """Solve for (curvature / noise + diag(prior))^-1 around `centre`, learning by evidence what is None.
 
-    The prior is whitened away first, so infinite precisions are exact and all of it takes one eigendecomposition.
+    The prior is whitened away first, so infinite precisions are exact and all of it takes one eigendecomposition. The root is
+    the symmetric one of the whitened weights: no library's choice of eigenvectors changes draws.
 
     Args:
         curvature: Gauss-Newton matrix at unit noise variance.
@@ -89,7 +90,7 @@ def weight_posterior(
     )
     noise_scale, scale = model.maximise(noise=noise, prior=None if prior is None else 1.0)
     return WeightPosterior(
-        root=DenseWeights(prior_std[:, None] * vectors * (values / noise_scale + scale).rsqrt()),
+        root=DenseWeights(prior_std[:, None] * (vectors * (values / noise_scale + scale).rsqrt()) @ vectors.mT),
         noise=noise_scale,
         prior_precision=torch.full_like(centre, scale) if prior is None else prior,
         log_evidence=model.value(noise=noise_scale, prior=scale),

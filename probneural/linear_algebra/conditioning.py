@@ -150,6 +150,8 @@ def posterior_root(
 ) -> tuple[Float64[Tensor, "*b p k"], Float64[Tensor, "*b"]]:
     """R (I + M)^(-1/2) and log det(I + M): what data with the moments M = R^T G R leave of a Gaussian with the root R.
 
+    The inverse square root is the symmetric one, which no library's choice of eigenvectors changes.
+
     Args:
         root: R, of the covariance before, in any unit.
         gram: M, the Gram matrix of the data's whitened rows times R; dimensionless.
@@ -160,12 +162,12 @@ def posterior_root(
 
     Examples:
         >>> root, gain = posterior_root(2.0 * torch.eye(1, dtype=torch.float64), torch.full((1, 1), 3.0, dtype=torch.float64))
-        >>> root.abs().item(), round(gain.item(), 6)
+        >>> root.item(), round(gain.item(), 6)
         (1.0, 1.386294)
     """
     values, vectors = resolved_eigenpairs(gram)
     values = torch.where(values > rounding, values, 0.0)
-    return root @ vectors * (1.0 + values).rsqrt()[..., None, :], values.log1p().sum(-1)
+    return (root @ vectors * (1.0 + values).rsqrt()[..., None, :]) @ vectors.mT, values.log1p().sum(-1)
 
 
 def precision_factor(gram: Float64[Tensor, "*b k k"]) -> Float64[Tensor, "*b k k"]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Inexact
 from torch import Tensor
+
+from probneural.randomness import stream
 
 _CHUNK_ELEMENTS = 2**24
 """Entries taken to float64 at once (128 MiB)."""
@@ -53,6 +55,51 @@ def resolved_eigenpairs(gram: Float64[Tensor, "*b k k"]) -> tuple[Float64[Tensor
 
 
 def eigenpairs(gram: Float64[Tensor, "*b k k"]) -> tuple[Float64[Tensor, "*b k"], Float64[Tensor, "*b k k"]]:
-    """Eigenvalues, rising, and eigenvectors of a Gram matrix: what is negative is rounding, and counts as zero."""
+    """Eigenvalues, rising, and eigenvectors of a Gram matrix: what is negative is rounding, and counts as zero.
+
+    The vectors have the signs that this machine's library gives them: see `canonical`.
+    """
     values, vectors = torch.linalg.eigh(gram)
     return values.clamp_min(0.0), vectors
+
+
+def canonical(
+    values: Float64[Tensor, "*b k"], vectors: Inexact[Tensor, "*b k k"]
+) -> tuple[Float64[Tensor, "*b k"], Inexact[Tensor, "*b k k"]]:
+    """Eigenpairs with the one basis that every library and device finds, up to rounding, and no negative values.
+
+    Phases are free, and so is the basis of what rounding cannot tell from zero beside the largest value. Both are chosen by
+    products with fixed vectors in no special direction, positive for phases and triangular for that basis. Coordinates that
+    random numbers are drawn for have to be in such a basis, or one seed gives other draws elsewhere. Other eigenvalues that
+    come twice leave their basis open.
+
+    Args:
+        values: Eigenvalues of Gram matrices, rising, in any unit.
+        vectors: Orthonormal eigenvectors, real or complex.
+
+    Examples:
+        >>> gram = torch.ones(2, 2, dtype=torch.float64)
+        >>> values, vectors = torch.linalg.eigh(gram)
+        >>> torch.allclose(canonical(values, -vectors)[1], canonical(values, vectors)[1])
+        True
+    """
+    size = values.shape[-1]
+    if size == 0:
+        return values, vectors
+    fixed = torch.randn(size, size, generator=stream(0, "canonical basis"), dtype=torch.float64, device="cpu").to(vectors)
+    vectors = vectors * _phase(fixed[:, 0] @ vectors).conj()[..., None, :]
+    values = torch.where(values > size * torch.finfo(values.dtype).eps * values[..., -1:], values, 0.0)
+    zeros = (values == 0.0).sum(-1)
+    for count in zeros[zeros > 1].unique().tolist():
+        null = vectors[zeros == count][..., :count]
+        basis, triangle = torch.linalg.qr(null.mH @ fixed[:, :count])
+        basis = basis * _phase(triangle.diagonal(dim1=-2, dim2=-1))[..., None, :]
+        changed = vectors.clone()
+        changed[zeros == count] = torch.cat([null @ basis, vectors[zeros == count][..., count:]], dim=-1)
+        vectors = changed
+    return values, vectors
+
+
+def _phase(numbers: Inexact[Tensor, "..."]) -> Inexact[Tensor, "..."]:
+    """Numbers of absolute value 1, and 1 for zero."""
+    return torch.where(numbers == 0, 1.0, numbers / numbers.abs())

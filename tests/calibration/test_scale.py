@@ -11,7 +11,7 @@ from torch import Tensor
 from probneural import functionals, metrics
 from probneural.calibration import Decomposition, SimultaneousBand, VarianceScale, chunks
 from probneural.calibration.scale import FRACTIONS
-from probneural.distributions import EmpiricalField, Predictor
+from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -178,6 +178,29 @@ class TestSeparateScales:
         torch.testing.assert_close(scaled.noise, VarianceScale(separate=False).fit(Synthetic(sd=0.0), data).noise)
 
 
+@pytest.mark.parametrize("local", [True, False])
+def test_where_errors_and_variances_are_rounding_variances_stay(local: bool) -> None:
+    """In the first channel; the other one is scaled, and nothing is divided by zero."""
+
+    class NearlyCertain(Synthetic):
+        def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+            return super()._predict(inputs, query).scale(torch.tensor([1e-17, 1.0], dtype=torch.float64))
+
+    data = pairs(20, channels=2)
+    outputs = torch.stack([data.inputs.values[:, 0], data.outputs.values[:, 1]], 1)
+    half_exact = FieldPairs(data.inputs, Field(outputs, GRID))
+    predictor = NearlyCertain(noise=torch.tensor([1e-34, 0.1], dtype=torch.float64), channels=2)
+    with pytest.warns(DataWarning, match=r"channels \[0\] are rounding"):
+        scaled = VarianceScale(local=local).fit(predictor, half_exact)
+    assert scaled.scale[0] == scaled.noise_scale[0] == 1.0
+    assert scaled.scale[1] < 0.5  # errors are half of what is stated
+    assert scaled.local is None
+    found, stated = scaled(data.inputs), predictor(data.inputs)
+    torch.testing.assert_close(found.variance[:, 0], stated.variance[:, 0] + predictor.noise[0], rtol=1e-9, atol=0)
+    assert bool(found.variance.isfinite().all())
+    assert bool(found.rsample(seed=1).isfinite().all())
+
+
 @pytest.mark.bad_input
 def test_errors() -> None:
     data = pairs(5)
@@ -187,8 +210,6 @@ def test_errors() -> None:
         VarianceScale(separate=False).fit(Synthetic(sd=0.0, noise=0.0), data)
     with pytest.raises(CalibrationError, match="inf"):  # the basis vanishes at some points, the errors do not
         VarianceScale(separate=False).fit(Synthetic(noise=0.0), data)
-    with pytest.raises(CalibrationError, match="nothing to calibrate"):
-        VarianceScale(separate=False).fit(Synthetic(), FieldPairs(data.inputs, data.inputs))
     with pytest.raises(ShapeError, match="outputs of 1 channels"):
         VarianceScale(separate=False).fit(Synthetic(), FieldPairs(data.inputs, pairs(5, channels=2).outputs))
     with pytest.raises(DataError, match="FieldPairs"):

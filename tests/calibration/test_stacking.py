@@ -103,6 +103,17 @@ def test_optimality_conditions_hold_where_densities_lie_far_apart() -> None:
     assert float(weights[4]) == 0.0
 
 
+@pytest.mark.parametrize("components", [29, 57])
+def test_weights_of_nearly_equal_components_are_found(components: int) -> None:
+    """A grid of normal densities, as of scales: 10,000 steps along gradients leave more than 1e-6 nats."""
+    values = 0.1 + 0.3 * normal(200, seed=6)
+    logs = -0.5 * ((values[:, None] - torch.linspace(-1.4, 1.4, components, dtype=torch.float64)) / 0.15).square()
+    weights = stacking_weights(logs, torch.full((200,), 1 / 200, dtype=torch.float64))
+    mixed = torch.logsumexp(logs + weights.log(), 1)
+    assert float((logs - mixed[:, None]).exp().mean(0).max()) - 1.0 <= 1e-7
+    assert int((weights > 0).sum()) <= 12  # of a mixture that is most likely, few components are needed
+
+
 def test_a_stack_is_calibrated_and_remembers_its_data() -> None:
     data = mixed(60, fraction=0.5)
     stacked = Stacking().fit(PAIR, data)

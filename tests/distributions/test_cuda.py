@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, GaussianField, Root
+from probneural.distributions.roots.sums import CorrectedRoot
+from probneural.distributions.roots.weighted import WeightedRoot
 from probneural.fields import Field
 from probneural.functionals import derivative, integral, sensors, stack
 from probneural.grids import Grid
@@ -28,6 +30,10 @@ pytestmark = pytest.mark.gpu
 def root_on_cuda(root: Root) -> Root:
     if isinstance(root, DenseRoot):
         return DenseRoot(root.matrix.cuda())
+    if isinstance(root, WeightedRoot):
+        return WeightedRoot(root_on_cuda(root.base), root.weights.cuda())
+    if isinstance(root, CorrectedRoot):
+        return CorrectedRoot(root_on_cuda(root.base), root.columns.cuda(), root.rows.cuda())
     assert isinstance(root, FeatureRoot)
     return FeatureRoot(root.features.cuda(), root.factor.cuda())
 

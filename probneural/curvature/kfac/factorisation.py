@@ -14,6 +14,7 @@ from probneural.curvature.kfac.blocks import BlockBases, MatrixBlocks, PairMixin
 from probneural.curvature.kfac.factors import KroneckerFactors, KroneckerWeights
 from probneural.curvature.parameters import ParameterVector
 from probneural.errors import DataError, ShapeError, UnsupportedError
+from probneural.linear_algebra.principal_components import canonical
 from probneural.randomness import stream
 
 __all__ = ["KroneckerFactors", "KroneckerWeights", "kronecker"]
@@ -188,20 +189,20 @@ class _Moments:
     def diagonalise(self, tolerance: float, eigenvalues: Tensor) -> BlockBases:
         """Bases of all blocks; their eigenvalues go into `eigenvalues` `(P,)`."""
         trace = self.rows.diagonal(dim1=1, dim2=2).real.sum(1)
-        along, rows = torch.linalg.eigh(self.rows)
-        across, columns = torch.linalg.eigh(self.columns)
+        along, rows = canonical(*torch.linalg.eigh(self.rows))
+        across, columns = canonical(*torch.linalg.eigh(self.columns))
         fraction = torch.ones_like(trace)[:, None]
         if self.blocks.is_complex:
             fraction = self.squares / self.squares.sum(1, keepdim=True).clamp_min(torch.finfo(trace.dtype).tiny)
             is_one_part = fraction.amin(1) <= tolerance**2
             real = is_one_part | self._is_stretched(tolerance)
-            along[real], vectors = torch.linalg.eigh(self.rows[real].real)
+            along[real], vectors = canonical(*torch.linalg.eigh(self.rows[real].real))
             rows[real] = vectors.to(rows)
-            across[real], vectors = torch.linalg.eigh(self.columns[real].real)
+            across[real], vectors = canonical(*torch.linalg.eigh(self.columns[real].real))
             columns[real] = vectors.to(columns)
             fraction = torch.where(is_one_part[:, None], (fraction > 0.5).to(fraction), 0.5) * self.stretch[:, 0, 0].square()
         scale = torch.where(trace > 0, 1.0 / trace, 0.0)
-        grid = _without_rounding(along)[:, :, None] * _without_rounding(across)[:, None, :] * scale[:, None, None]
+        grid = along[:, :, None] * across[:, None, :] * scale[:, None, None]
         values = grid[..., None] * fraction[:, None, None, :]
         eigenvalues[self.blocks.positions.flatten()] = values.flatten()
         return BlockBases(self.blocks, rows.contiguous(), columns.contiguous())
@@ -261,12 +262,6 @@ def _stretch(prior_std: Float[Tensor, "b m n 2"]) -> tuple[Float[Tensor, "b 1 1 
     is_plain |= (largest <= 0).any(-1, keepdim=True)  # one part is fixed, or all is
     is_one_ratio = (largest - smallest).amax((1, 2, 3)) <= _EQUAL
     return torch.where(is_plain, 1.0, largest), is_one_ratio
-
-
-def _without_rounding(eigenvalues: Tensor) -> Tensor:
-    """Eigenvalues `(b, m)` of factors that cannot be negative, zero where rounding alone made them."""
-    floor = eigenvalues.shape[1] * torch.finfo(eigenvalues.dtype).eps * eigenvalues.amax(1, keepdim=True)
-    return torch.where(eigenvalues > floor, eigenvalues, 0.0)
 
 
 def _merged(layers: Tensor, first: Tensor, second: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from probneural.errors import ArgumentError
 from probneural.heads.last_layer.laplace import LastLayerPredictor, centred_weights, statistics
 from probneural.heads.training_data import training_data
-from probneural.linear_algebra.principal_components import eigenpairs
+from probneural.linear_algebra.principal_components import canonical, eigenpairs
 from probneural.pairs import Dataset
 
 
@@ -147,7 +147,7 @@ class Target:
     @cached_property
     def axes(self) -> tuple[Float64[Tensor, " k"], Float64[Tensor, "k k"]]:
         """Eigenvalues and eigenvectors of the likelihood's curvature."""
-        return eigenpairs(self.curvature)
+        return canonical(*eigenpairs(self.curvature))
 
     @property
     def unit(self) -> float:

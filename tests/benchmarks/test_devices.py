@@ -1,0 +1,31 @@
+"""The benchmark of devices: every stage is timed on both, and the file says which device it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import devices
+
+
+def test_every_stage_and_answer_has_a_row(tmp_path: Path) -> None:
+    """On the CPU beside itself: there the answers are the same to the last bit."""
+    written = devices.main(mode="small", output=tmp_path, device="cpu")
+    assert (tmp_path / "devices.json").exists()
+    stages = [row["stage"] for row in written["sections"]["stages"]]
+    assert stages[0] == "training"
+    assert len(stages) == len(set(stages)) == 10
+    here, there = written["sections"]["answers"]
+    assert here["error"] == there["error"]
+    assert there["difference of deviations"] == there["difference of draws"] == 0.0
+
+
+@pytest.mark.gpu
+def test_another_device(tmp_path: Path) -> None:
+    written = devices.main(mode="small", output=tmp_path, device="cuda")
+    assert written["machine"]["accelerator"]
+    assert (tmp_path / "devices-cuda.json").exists()
+    here, there = written["sections"]["answers"]
+    assert (here["device"], there["device"]) == ("cpu", "cuda")
+    assert 0.0 < there["difference of draws"] < 1e-6
