@@ -184,6 +184,11 @@ FOURIER = (
     Fourier((32, 32, 32), (8, 8, 8), 16, 2),
 )
 PRODUCTS = (Products(256, 1000), Products(1000, 1000))
+LARGE: tuple[tuple[Fourier, ...], tuple[Products, ...]] = (
+    (Fourier((256, 256), (32, 32), 64, 32), Fourier((512, 512), (64, 64), 32, 16), Fourier((64, 64, 64), (16, 16, 16), 32, 4)),
+    (Products(1000, 100_000),),
+)
+"""What fills an accelerator: on those above it waits for the process that tells it what to do."""
 SMALL: tuple[tuple[Case, ...], tuple[Case, ...]] = ((Fourier((32,), (4,), 8, 2),), (Products(4, 16, sensors=8, width=8),))
 BASE = FOURIER[0]
 GROWTH = {
@@ -199,6 +204,8 @@ def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
     small = mode == "small"
     rounds = 2 if small else ROUNDS
     fourier, products = SMALL if small else (FOURIER, PRODUCTS)
+    if device != "cpu" and not small:
+        fourier, products = (*FOURIER, *LARGE[0]), (*PRODUCTS, *LARGE[1])
     threads = torch.get_num_threads()
     peaks = _peaks(device, small=small)
     parts: dict[str, Callable[[], list[Row]]] = {
