@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -23,12 +23,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs CUDA"))
 
 
-@pytest.fixture(autouse=True)
-def only_marked_tests_see_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that device="auto" is the CPU in all others, on every machine, and in the processes that they start."""
-    if torch.cuda.is_available() and request.node.get_closest_marker("gpu") is None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
+    """Let only marked tests see CUDA.
+
+    In all others device="auto" is the CPU, on every machine, in fixtures that serve many, and in the processes that tests start.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if torch.cuda.is_available() and item.get_closest_marker("gpu") is None:
+            patch.setattr(torch.cuda, "is_available", lambda: False)
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

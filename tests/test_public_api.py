@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import get_origin
 
 import probneural
 
@@ -28,11 +29,8 @@ def layers() -> Iterator[ModuleType]:
 
 
 def arguments(thing: object) -> str:
-    """Names, kinds and defaults of arguments; annotations are what type checkers look after.
-
-    Protocols take none, whatever Python's version says of them.
-    """
-    if getattr(thing, "_is_protocol", False):
+    """Names, kinds and defaults of arguments; annotations are what type checkers look after, and aliases of types have none."""
+    if get_origin(thing) is not None:
         return ""
     try:
         signature = inspect.signature(thing)

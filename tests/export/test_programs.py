@@ -85,6 +85,30 @@ def test_inputs_of_any_number_and_nothing_of_the_example() -> None:
     assert not [node for node in program.exported.graph.nodes if "stack_trace" in node.meta]
 
 
+def doubled_where(condition: Callable[[Tensor], object]) -> Function:
+    """A module that asks something of the number of functions."""
+    return Function(lambda module, values: 2.0 * values if condition(values) else values)
+
+
+def test_conditions_that_hold_for_every_number_are_taken_out() -> None:
+    """PyTorch 2.13 does not see that n // 2 is at most n; 2.11 asks of an FNO's strides whether 2 n is at most 140 n."""
+    always = doubled_where(lambda values: torch.sym_max(values.shape[0], values.shape[0] // 2) == values.shape[0])
+    program = traced(always, field(), None)
+    assert not [name for name in operations(program) if "assert" in name]
+    for number in (1, 2, 9, 200):
+        values = normal(number, 1, 8)
+        torch.testing.assert_close(program.exported.module()(values), 2.0 * values)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "condition", [lambda values: values.shape[0] % 3 == 0, lambda values: values.shape[0] < 50, lambda values: len(values) == 3]
+)
+def test_conditions_that_hold_for_some_numbers_are_refused(condition: Callable[[Tensor], object]) -> None:
+    with pytest.raises(UnsupportedError, match="with a batch of any size"):
+        traced(doubled_where(condition), field(), None)
+
+
 def test_the_description_says_what_goes_in_and_comes_out() -> None:
     points = Grid.scattered([[0.25], [0.5]], [0.5, 0.5])
     case = cases.operator_case("fno-outputs")
