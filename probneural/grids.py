@@ -261,7 +261,7 @@ class Grid:
         return tuple(axis.length for axis in self.axes)
 
     def resized(self, shape: int | Sequence[int]) -> Grid:
-        """Return the uniform grid of the same domain with another number of points per axis.
+        """Return the uniform grid of the same domain with another number of points per axis; itself, if it has that many.
 
         Raises:
             GridError: If this grid is scattered.
@@ -270,6 +270,8 @@ class Grid:
         if not self.is_uniform:
             raise GridError(expected="a uniform grid", got=repr(self), remedy="a scattered grid has no resolution to change")
         sizes = per_axis(shape, self.dimension, "shape", check_integer)
+        if sizes == self.shape:  # whose points are known already
+            return self
         return Grid.uniform(
             sizes,
             lengths=self.lengths,

@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
     """Let only marked tests see CUDA.
 
-    In all others device="auto" is the CPU, on every machine, in fixtures that serve many, and in the processes that tests start.
+    In all others device="auto" is the CPU: on every machine, in fixtures that serve many, in processes that tests start.
     """
     with pytest.MonkeyPatch.context() as patch:
         if torch.cuda.is_available() and item.get_closest_marker("gpu") is None:

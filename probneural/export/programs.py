@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import warnings
@@ -173,16 +174,14 @@ def _exported(module: nn.Module, values: Tensor) -> ExportedProgram:
     from torch._dynamo.exc import UserError
     from torch.export import Dim, export
 
-    def of_any_size(**options: bool) -> ExportedProgram:
-        return export(module, (values,), dynamic_shapes=({0: Dim("n", min=1)},), strict=False, **options)
-
+    trace = functools.partial(export, module, (values,), dynamic_shapes=({0: Dim("n", min=1)},), strict=False)
     try:
         try:
-            program = of_any_size()
+            program = trace()
         except UserError as error:
             if "satisfy the generated guard" not in str(error):
                 raise
-            program = of_any_size(prefer_deferred_runtime_asserts_over_guards=True)
+            program = trace(prefer_deferred_runtime_asserts_over_guards=True)
             _discharge(program, values)
     except ProbneuralError:
         raise
