@@ -61,7 +61,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         f"a band of {WIDTH:g} of the constant one or less, and {COVERED[0]:g} to {COVERED[1]:g} of whole fields.",
         f"A model that is right, calibrated and tested on 200 functions, has whole fields of {LEVEL:g} with a standard "
         f"deviation of {CHANCE:g}, {CHANCE / len(SEEDS) ** 0.5:.2g} over seeds: of ten problems it misses about one by chance.",
-        "A kernel operator that solves a linear problem up to rounding has nothing to scale, and no row.",
+        "A kernel operator that solves a linear problem up to rounding has nothing to scale: its variances stay as stated.",
     ]
     return sections.write(
         "local-scale",
