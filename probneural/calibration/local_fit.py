@@ -24,6 +24,8 @@ _WIDTH = 0.08
 what they gain point by point they lose in joint density."""
 _VALUES = 2**15
 """Residuals that the coefficients are fitted to, about: points are chosen at random, the same in every function."""
+_MOSTLY = 0.8
+"""Fraction of errors that are rounding, which count as none, from which the others say nothing of where errors are large."""
 _LEAST_SQUARE = 1e-8
 """Of standardised residuals, as they are fitted: where many are zero, no factor is small enough for a likelihood."""
 _RIDGES = (300.0, 30.0, 3.0, 0.3)
@@ -63,8 +65,8 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
         robust: Whether the mean that is made 1 leaves the largest squares out.
 
     Returns:
-        The factor, such that chi² of each channel is 1, or the trimmed mean; or None if no channel gains, there are fewer than
-        ten functions, or the grid is not uniform.
+        The factor, such that chi² of each channel is 1, or the trimmed mean; or None if no channel gains, most errors of one
+        are rounding, there are fewer than ten functions, or the grid is not uniform.
     """
     if count < _LEAST or not grid.is_uniform:
         return None
@@ -76,7 +78,10 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
     for mean, variance, ratios in parts():
         for kept, feature in zip(features, blank.features(reader(mean, variance)), strict=True):
             kept.append(feature[..., points].expand(len(mean), -1, -1))
-        squares.append(ratios.flatten(2)[..., points].clamp_min(_LEAST_SQUARE))
+        squares.append(ratios.flatten(2)[..., points])
+    if bool((torch.cat(squares) == 0.0).double().mean((0, 2)).max() > _MOSTLY):
+        return None
+    squares = [some.clamp_min(_LEAST_SQUARE) for some in squares]
     stacked = torch.stack([torch.cat(kept) for kept in features], -1)
     weights = grid.mean_weights[points]
     local, gains = _fitted(blank, stacked, torch.cat(squares), weights / weights.sum())

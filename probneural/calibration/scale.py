@@ -62,7 +62,8 @@ class VarianceScale:
     Errors are rarely spread as evenly as that: they are larger at a front, smaller at a wall where the solution is given, and
     larger for inputs that are harder. A local scale h, a function of what is predicted and of the position (see
     [`LocalScale`][probneural.calibration.LocalScale]), multiplies the variance at each point. It is fitted by the same
-    likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten.
+    likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten, or where most errors
+    are rounding.
 
     What the head calls noise n is, on exact data, what its operator cannot express: uncertainty about the field, and
     correlated from point to point. So the calibrated field holds it, as a discrepancy of each function's own:

@@ -178,13 +178,16 @@ class TestSeparateScales:
         torch.testing.assert_close(scaled.noise, VarianceScale(separate=False).fit(Synthetic(sd=0.0), data).noise)
 
 
+class NearlyCertain(Synthetic):
+    """In the first channel."""
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        return super()._predict(inputs, query).scale(torch.tensor([1e-17, 1.0], dtype=torch.float64)[: inputs.channels])
+
+
 @pytest.mark.parametrize("local", [True, False])
 def test_where_errors_and_variances_are_rounding_variances_stay(local: bool) -> None:
     """In the first channel; the other one is scaled, and nothing is divided by zero."""
-
-    class NearlyCertain(Synthetic):
-        def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
-            return super()._predict(inputs, query).scale(torch.tensor([1e-17, 1.0], dtype=torch.float64))
 
     data = pairs(20, channels=2)
     outputs = torch.stack([data.inputs.values[:, 0], data.outputs.values[:, 1]], 1)
@@ -199,6 +202,17 @@ def test_where_errors_and_variances_are_rounding_variances_stay(local: bool) -> 
     torch.testing.assert_close(found.variance[:, 0], stated.variance[:, 0] + predictor.noise[0], rtol=1e-9, atol=0)
     assert bool(found.variance.isfinite().all())
     assert bool(found.rsample(seed=1).isfinite().all())
+
+
+@pytest.mark.parametrize(("fraction", "has_local"), [(0.5, True), (0.15, False)])
+def test_few_errors_beyond_rounding_make_no_local_scale(fraction: float, has_local: bool) -> None:
+    """They lie at the left end; elsewhere the predictor is right, and says so."""
+    data = pairs(40)
+    count = int(fraction * GRID.size)
+    outputs = data.inputs.values.clone()
+    outputs[:, :, :count] += 1e-10 * normal(40, 1, count, seed=5)
+    found = VarianceScale().fit(NearlyCertain(noise=1e-34), FieldPairs(data.inputs, Field(outputs, GRID)))
+    assert (found.local is not None) == has_local
 
 
 @pytest.mark.bad_input
