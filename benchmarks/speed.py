@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 import probneural as pn
 from benchmarks import members, sections
 from benchmarks.memory import peak_memory, reset_peak_memory
-from benchmarks.timing import interleaved, quartiles, wait
+from benchmarks.timing import interleaved, quartiles
 from benchmarks.workers import spawned
 from probneural.randomness import stream
 
@@ -215,8 +214,6 @@ def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
         "members": lambda: members.rows(small=small),
         "memory": lambda: [_memory_row(case) for case in (*fourier, *products)],
     }
-    if device != "cpu":
-        parts["compiled"] = lambda: [_compiled_row(case, rounds, device) for case in (fourier[0], products[0])]
     if not small:
         parts["growth"] = lambda: [_growth(name, cases, device) for name, cases in GROWTH.items()]
     return sections.write(
@@ -238,8 +235,6 @@ def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
             "another (in turn), as one vectorised step (together), and in two processes that share the machine; difference: "
             "of the losses after all rounds",
             "memory: growth of the resident set by one training step in a process of its own, in MB",
-            "compiled: by torch.compile(operator, mode='reduce-overhead'), which replays one CUDA graph an evaluation, beside "
-            "PyTorch as it is; ready after: seconds from the first call to the end of the first step",
             "growth: exponents of a forward evaluation's time in the number of points, functions, or modes per field",
         ],
     )
@@ -268,32 +263,6 @@ def _row(case: Case, rounds: int, device: str, peaks: tuple[float, float]) -> Ro
     return row
 
 
-def _compiled_row(case: Case, rounds: int, device: str) -> Row:
-    """An operator as it is, and compiled: forward evaluations and steps."""
-    inputs, targets = (part.to(device) for part in case.data())
-    tasks: dict[str, Callable[[], None]] = {}
-    row: Row = {"case": case.name}
-    for name in ("eager", "compiled"):
-        model = case.ours().to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-        run: Network = torch.compile(model, mode="reduce-overhead", fullgraph=True) if name == "compiled" else model
-        start = time.perf_counter()
-        for _ in range(3):  # a graph is recorded by the second run, and replayed from the third on
-            _forward(run, inputs)
-            _step(run, optimizer, inputs, targets)
-        wait(device)
-        if name == "compiled":
-            row["ready after (s)"] = time.perf_counter() - start
-        tasks[f"{name} forward"] = lambda run=run: _forward(run, inputs)
-        tasks[f"{name} step"] = lambda run=run, optimizer=optimizer: _step(run, optimizer, inputs, targets)
-    times = interleaved(tasks, rounds, device)
-    for kind in ("forward", "step"):
-        for name in ("eager", "compiled"):
-            row[f"{name}: {kind} (ms)"] = quartiles(times[f"{name} {kind}"])
-        row[f"{kind}, eager / compiled"] = median(times[f"eager {kind}"]) / median(times[f"compiled {kind}"])
-    return row
-
-
 def _peer(case: Case) -> dict[str, nn.Module]:
     try:
         return {"peer": case.peer().train()}
@@ -306,7 +275,7 @@ def _forward(model: Network, inputs: Tensor) -> None:
         model(inputs)
 
 
-def _step(model: Network, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> None:
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> None:
     optimizer.zero_grad()
     nn.functional.mse_loss(model(inputs), targets).backward()
     optimizer.step()

@@ -37,15 +37,6 @@ def test_every_part_has_its_columns(tmp_path: Path) -> None:
         assert row["ours: weights"] > 0
 
 
-@pytest.mark.gpu
-def test_on_a_gpu_operators_are_compiled_too(tmp_path: Path) -> None:
-    written = speed.main(mode="small", output=tmp_path, device="cuda")
-    assert set(written["sections"]) == {"fno", "deeponet", "compiled"}
-    assert (tmp_path / "speed-cuda.json").exists()
-    for row in written["sections"]["compiled"]:
-        assert row["forward, eager / compiled"] > 0
-
-
 def test_growth_is_the_slope_of_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
     """On made-up times that grow as the square."""
     cases = [speed.Fourier((size,), (2,), 2, 1) for size in (4, 16, 64)]
