@@ -243,7 +243,7 @@ class Grid:
     @property
     def is_uniform(self) -> bool:
         """Whether the grid is a tensor product of equispaced axes."""
-        return bool(self.axes)
+        return len(self.axes) > 0  # bool(self.axes) breaks the graphs of torch.compile in PyTorch 2.11
 
     @property
     def periodic(self) -> tuple[bool, ...]:
