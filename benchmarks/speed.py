@@ -122,10 +122,9 @@ class Products:
     def peer(self) -> nn.Module:
         """Build deepxde's for inputs and points that are all combined."""
         os.environ["DDE_BACKEND"] = "pytorch"
-        default = torch.get_default_device()
         import deepxde
 
-        torch.set_default_device(default)  # it makes CUDA the default for everybody
+        torch.set_default_device(None)  # it makes CUDA the default for everybody
         hidden = [self.width] * self.depth
         net = deepxde.nn.DeepONetCartesianProd(
             [self.sensors, *hidden, self.basis], [1, *hidden, self.basis], _gelu, "Glorot normal"

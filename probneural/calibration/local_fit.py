@@ -24,8 +24,6 @@ _WIDTH = 0.08
 what they gain point by point they lose in joint density."""
 _VALUES = 2**15
 """Residuals that the coefficients are fitted to, about: points are chosen at random, the same in every function."""
-_MOSTLY = 0.8
-"""Fraction of errors that are rounding, which count as none, from which the others say nothing of where errors are large."""
 _LEAST_SQUARE = 1e-8
 """Of standardised residuals, as they are fitted: where many are zero, no factor is small enough for a likelihood."""
 _RIDGES = (300.0, 30.0, 3.0, 0.3)
@@ -50,7 +48,14 @@ Part = tuple[Float64[Tensor, "n c *grid"], Float64[Tensor, "n c *grid"], Float64
 
 
 @torch.no_grad()
-def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Grid, robust: bool = False) -> LocalScale | None:
+def fit_local_scale(
+    parts: Callable[[], Iterator[Part]],
+    *,
+    count: int,
+    grid: Grid,
+    robust: bool = False,
+    left_out: Bool[Tensor, " c"] | None = None,
+) -> LocalScale | None:
     """Fit the factor of variances that is most likely, function by function at each point.
 
     With the factor exp(theta . phi), the negative log likelihood of standardised residuals r is the mean of (theta . phi + r²
@@ -63,10 +68,11 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
         count: How many there are.
         grid: Where they live.
         robust: Whether the mean that is made 1 leaves the largest squares out.
+        left_out: Channels whose factor is 1; none by default.
 
     Returns:
-        The factor, such that chi² of each channel is 1, or the trimmed mean; or None if no channel gains, most errors of one
-        are rounding, there are fewer than ten functions, or the grid is not uniform.
+        The factor, such that chi² of each channel is 1, or the trimmed mean, but of channels that are left out; or None if no
+        channel gains, there are fewer than ten functions, or the grid is not uniform.
     """
     if count < _LEAST or not grid.is_uniform:
         return None
@@ -78,14 +84,12 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
     for mean, variance, ratios in parts():
         for kept, feature in zip(features, blank.features(reader(mean, variance)), strict=True):
             kept.append(feature[..., points].expand(len(mean), -1, -1))
-        squares.append(ratios.flatten(2)[..., points])
-    if bool((torch.cat(squares) == 0.0).double().mean((0, 2)).max() > _MOSTLY):
-        return None
-    squares = [some.clamp_min(_LEAST_SQUARE) for some in squares]
+        squares.append(ratios.flatten(2)[..., points].clamp_min(_LEAST_SQUARE))
+    fitted = torch.ones(len(blank.units), dtype=torch.bool) if left_out is None else ~left_out
     stacked = torch.stack([torch.cat(kept) for kept in features], -1)
     weights = grid.mean_weights[points]
-    local, gains = _fitted(blank, stacked, torch.cat(squares), weights / weights.sum())
-    local, bent = _bent(local, stacked, torch.cat(squares), weights / weights.sum())
+    local, gains = _fitted(blank, stacked, torch.cat(squares), weights / weights.sum(), fitted)
+    local, bent = _bent(local, stacked, torch.cat(squares), weights / weights.sum(), fitted)
     if not bool((gains | bent).any()):
         return None
     factor = local.on(grid)
@@ -95,7 +99,7 @@ def fit_local_scale(parts: Callable[[], Iterator[Part]], *, count: int, grid: Gr
     else:
         chi2 = torch.stack([domain_average(part, grid).sum(0) / count for part in left]).sum(0)
     constant = local.coefficients.clone()
-    raised = torch.where((gains | torch.tensor(robust)) & ~bent, chi2.log(), 0.0)  # others have chi² 1 as they are
+    raised = torch.where((gains | (torch.tensor(robust) & fitted)) & ~bent, chi2.log(), 0.0)  # others have chi² 1 as they are
     constant[:, 0] += raised
     curve = None if local.curve is None else local.curve.raised(torch.where(bent, chi2.log(), 0.0))
     return replace(local, coefficients=constant, limits=local.limits + raised, curve=curve)
@@ -130,9 +134,13 @@ def _points(grid: Grid, count: int) -> Tensor:
 
 
 def _fitted(
-    blank: LocalScale, features: Float64[Tensor, "n c m k"], squares: Float64[Tensor, "n c m"], weights: Float64[Tensor, " m"]
+    blank: LocalScale,
+    features: Float64[Tensor, "n c m k"],
+    squares: Float64[Tensor, "n c m"],
+    weights: Float64[Tensor, " m"],
+    fitted: Bool[Tensor, " c"],
 ) -> tuple[LocalScale, Bool[Tensor, " c"]]:
-    """Standardise features, and fit each channel's coefficients; which channels gain. Weights have the sum 1."""
+    """Standardise features, and fit the coefficients of some channels; which of them gain. Weights have the sum 1."""
     flat = features.movedim(1, 0).flatten(1, 2)
     center, spread = flat.mean(1), flat.std(1, correction=0)
     spread = torch.where(spread > 1e-6, spread, torch.ones_like(spread))
@@ -142,7 +150,7 @@ def _fitted(
     gains = torch.zeros(len(coefficients), dtype=torch.bool)
     for channel in range(len(coefficients)):
         one = _Likelihood(design=design[:, channel], squares=squares[:, channel], weights=weights)
-        ridge = one.choose(_penalties(design.shape[3]))
+        ridge = one.choose(_penalties(design.shape[3])) if fitted[channel] else None
         if ridge is not None:
             coefficients[channel], gains[channel] = _without_roughening(one, ridge), True
     standards = torch.stack([center, spread, span.amin(1), span.amax(1)])
@@ -168,16 +176,20 @@ def _penalties(width: int) -> list[Float64[Tensor, " k"]]:
 
 
 def _bent(
-    local: LocalScale, features: Float64[Tensor, "n c m k"], squares: Float64[Tensor, "n c m"], weights: Float64[Tensor, " m"]
+    local: LocalScale,
+    features: Float64[Tensor, "n c m k"],
+    squares: Float64[Tensor, "n c m"],
+    weights: Float64[Tensor, " m"],
+    fitted: Bool[Tensor, " c"],
 ) -> tuple[LocalScale, Bool[Tensor, " c"]]:
-    """Fit each channel's curve to what the features leave; which channels gain."""
+    """Fit the curve of some channels to what the features leave; which of them gain."""
     standardised = torch.stack([local.standardised(features[..., index], index) for index in range(features.shape[3])], -1)
     total = local.coefficients[:, :1] + torch.einsum("ncmk,ck->ncm", standardised, local.coefficients[:, 1:])
     smooth = total - local.coefficients[:, FINE + 1, None] * standardised[..., FINE]
     logs, left = smooth + features[..., 0] + features[..., 1], squares * torch.exp(-total)
     found: list[tuple[Tensor, Tensor] | None] = []
     for channel in range(logs.shape[1]):
-        knots = knots_of(logs[:, channel].flatten())
+        knots = knots_of(logs[:, channel].flatten()) if fitted[channel] else None
         if knots is None:
             found.append(None)
             continue

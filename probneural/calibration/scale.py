@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.chunks import (
@@ -22,7 +22,7 @@ from probneural.calibration.decomposition import Decomposition, decompose, gauss
 from probneural.calibration.local_fit import Part, fit_local_scale
 from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.trimmed import trimmed_mean_square
-from probneural.calibration.variance_profile import ROUNDING, likelihood_profile, standardised_squares
+from probneural.calibration.variance_profile import ROUNDING, are_rounding, likelihood_profile, standardised_squares
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, check_factors, noise_variance
@@ -40,6 +40,8 @@ from probneural.fields import Field
 from probneural.grids import Grid, resample
 from probneural.pairs import Dataset
 
+_MOSTLY = 0.8
+"""Fraction of values whose errors are rounding from which the others say nothing of where errors are large."""
 FRACTIONS = (0.05, 0.95)
 """Smallest and largest fraction of the mean predictive variance that separate scales leave to the noise."""
 _CANDIDATES = 91
@@ -62,8 +64,9 @@ class VarianceScale:
     Errors are rarely spread as evenly as that: they are larger at a front, smaller at a wall where the solution is given, and
     larger for inputs that are harder. A local scale h, a function of what is predicted and of the position (see
     [`LocalScale`][probneural.calibration.LocalScale]), multiplies the variance at each point. It is fitted by the same
-    likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten, or where most errors
-    are rounding.
+    likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten. A channel where errors
+    and stated deviations are rounding at more than four fifths of the values has no local scale, nor a robust one: the others
+    say nothing of where errors are large.
 
     What the head calls noise n is, on exact data, what its operator cannot express: uncertainty about the field, and
     correlated from point to point. So the calibrated field holds it, as a discrepancy of each function's own:
@@ -77,8 +80,7 @@ class VarianceScale:
     you state stays outside as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole
     functions and densities do.
 
-    Where all errors of a channel are rounding, and the variances that the head states are too, nothing is known about them:
-    they stay as they are, with a warning.
+    Where they are rounding at all values, there is nothing to fit: the channel's variances stay as they are, with a warning.
 
     The mean stays as it is. An ensemble becomes the Gaussian field of its mean and covariance. So does a mixture, after each of
     its predictors is calibrated by itself: what members state and what they disagree about have other scales. A calibrated
@@ -130,8 +132,8 @@ class VarianceScale:
             another calibrator inside it used.
 
         Raises:
-            CalibrationError: If there are fewer than 2 fields, no predictive variance where there are errors, or a calibrated
-                predictor was widened since.
+            CalibrationError: If there are fewer than 2 fields, no predictive variance where there are errors, no errors where
+                there is one, or a calibrated predictor was widened since.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
@@ -146,34 +148,36 @@ class VarianceScale:
             inner = inner.with_predictors([self.fit(one, calibration) if weight > 0.0 else one for one, weight in parts])
         predicted = CalibrationPredictions(inner, calibration)
         noise = inner.noise.detach().to("cpu", torch.float64)
-        field_variance = torch.zeros_like(noise)
+        field_variance, rounded = torch.zeros_like(noise), torch.zeros_like(noise)
         shared: list[Tensor] = []
-        for u, (stated, _) in predicted.distributions():  # what is formed for the one serves the other
+        for u, (stated, truth) in predicted.distributions():  # what is formed for the one serves the other
             of_field = stated.variance - noise.to(stated.variance).reshape(-1, *(1,) * len(u.grid.shape))
             field_variance += domain_average(of_field, u.grid).sum(0).cpu() / len(calibration)
             shared += shared_covariances(u, known=len(shared))
+            none = are_rounding(stated, truth, dtype=calibration.outputs.dtype)
+            rounded += none.flatten(2).sum((0, 2)).cpu()
+        rounded /= len(calibration) * calibration.outputs.grid.size
         ratios = self._ratios(field_variance, noise)
         chi2, spread = likelihood_profile(inner, predicted, calibration=calibration, ratios=ratios)
         best = (chi2.log() + spread).argmin(dim=0, keepdim=True)
         scale, ratio = chi2.gather(0, best)[0], ratios.gather(0, best)[0]
-        if not bool(torch.isfinite(scale).all()):
-            raise CalibrationError(
-                expected="a finite chi2 in every channel of the calibration fields",
-                got=str(scale.tolist()),
-                remedy="there are errors where no variance is stated: give the head noise > 0",
-            )
-        exact = scale == 0.0
+        exact = rounded == 1.0
+        scale, ratio = scale.masked_fill(exact, 1.0), ratio.masked_fill(exact, 1.0)
         if bool(exact.any()):
             warnings.warn(
-                f"errors in channels {exact.nonzero().flatten().tolist()} are rounding, and so are variances: they stay as "
-                "they are, and no channel gets a local scale",
+                f"errors and what is stated of them in channels {exact.nonzero().flatten().tolist()} are rounding: variances "
+                "stay as they are there",
                 DataWarning,
                 stacklevel=2,
             )
-            scale, ratio = scale.masked_fill(exact, 1.0), ratio.masked_fill(exact, 1.0)
-            local = None
-        else:
-            scale, local = self._local(predicted, calibration, scale=scale, shift=(scale * ratio) * noise - scale * noise)
+        if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+            raise CalibrationError(
+                expected="a positive finite chi2 in every channel of the calibration fields",
+                got=str(scale.tolist()),
+                remedy="infinite: errors where no variance is stated, give the head noise > 0; zero: nothing to calibrate",
+            )
+        shift = (scale * ratio) * noise - scale * noise
+        scale, local = self._local(predicted, calibration, scale=scale, shift=shift, left_out=rounded > _MOSTLY)
         unexplained = (scale * ratio) * noise
         stated_noise = noise_variance(self.noise, (1, len(scale)), scale)[0]
         measured = stated_noise.minimum(unexplained)
@@ -209,13 +213,18 @@ class VarianceScale:
         *,
         scale: Float64[Tensor, " c"],
         shift: Float64[Tensor, " c"],
+        left_out: Bool[Tensor, " c"],
     ) -> tuple[Float64[Tensor, " c"], LocalScale | None]:
-        """The local scale of the predictive variance, which is a times the stated one plus a shift; a, or the robust one."""
+        """The local scale of the predictive variance, which is a times the stated one plus a shift; a, or the robust one.
+
+        Channels that are left out have neither.
+        """
         parts = functools.partial(_parts, predicted, calibration, scale=scale, shift=shift)
         grid, count = calibration.outputs.grid, len(calibration)
-        local = fit_local_scale(parts, count=count, grid=grid, robust=self.robust) if self.local else None
+        local = fit_local_scale(parts, count=count, grid=grid, robust=self.robust, left_out=left_out) if self.local else None
         if self.robust and local is None:
-            scale = scale * trimmed_mean_square((squares for _, _, squares in parts()), count=count, grid=grid)
+            trimmed = trimmed_mean_square((squares for _, _, squares in parts()), count=count, grid=grid)
+            scale = scale * trimmed.masked_fill(left_out, 1.0)
         return scale, local
 
     def _ratios(self, field_variance: Float64[Tensor, " c"], noise: Float64[Tensor, " c"]) -> Float64[Tensor, "k c"]:

@@ -42,8 +42,13 @@ def likelihood_profile(
 def standardised_squares(predicted: PredictedMoments, truth: Tensor, *, dtype: torch.dtype) -> Tensor:
     """Standardised squared residuals; 0 where residual and deviation are both zero up to rounding."""
     residual = truth - predicted.mean
+    none = are_rounding(predicted, truth, dtype=dtype)
+    return torch.where(none, torch.zeros_like(residual), residual.square() / predicted.variance)
+
+
+def are_rounding(predicted: PredictedMoments, truth: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """Where residual and deviation are both zero up to rounding."""
     axes = tuple(range(2, truth.ndim))
     unit = ROUNDING * max(predicted.epsilon, torch.finfo(dtype).eps)
     rounding = unit * torch.maximum(predicted.mean.abs(), truth.abs()).amax(axes, keepdim=True)
-    none = (residual.abs() <= rounding) & (predicted.variance <= rounding.square())
-    return torch.where(none, torch.zeros_like(residual), residual.square() / predicted.variance)
+    return ((truth - predicted.mean).abs() <= rounding) & (predicted.variance <= rounding.square())

@@ -32,7 +32,7 @@ KEY = "probneural"
 """Of what files say about themselves."""
 _BATCH = 3
 """Functions in a trace: PyTorch takes a batch of one, or of none, for a constant."""
-_NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 13, 64, 101)
+_NUMBERS = (*range(1, 2049), *(2**power + step for power in range(12, 21) for step in (-1, 0, 1)))
 """Of functions, that conditions on them are tried with."""
 
 
@@ -182,7 +182,7 @@ def _exported(module: nn.Module, values: Tensor) -> ExportedProgram:
             if "satisfy the generated guard" not in str(error):
                 raise
             program = trace(prefer_deferred_runtime_asserts_over_guards=True)
-            _discharge(program, values)
+            _discharge(program)
     except ProbneuralError:
         raise
     except Exception as error:  # torch.export raises errors of a dozen kinds
@@ -197,19 +197,37 @@ def _exported(module: nn.Module, values: Tensor) -> ExportedProgram:
     return program
 
 
-def _discharge(program: ExportedProgram, values: Tensor) -> None:
-    """Take out what a program asks of the number of functions, once it has held for many numbers.
+def _discharge(program: ExportedProgram) -> None:
+    """Take out what a program asks of the number of functions, where that holds for thousands of numbers.
 
     PyTorch 2.11 does not see that 2 n is at most 140 n, and leaves that to each run; files of other runtimes cannot ask.
+
+    Raises:
+        RuntimeError: If it does not hold for one of them, or asks something else.
     """
-    module = program.module(check_guards=False)
+    questions = [node for node in program.graph.nodes if node.target is torch.ops.aten._assert_scalar.default]
     for count in _NUMBERS:
-        module(values.new_zeros(count, *values.shape[1:]))
-    for node in reversed(list(program.graph.nodes)):
-        if node.target is torch.ops.aten._assert_scalar.default:
-            program.graph.erase_node(node)
+        known = _known_sizes(program.graph, count)
+        if not all(known.get(node.args[0], False) for node in questions):
+            raise RuntimeError(f"{questions[0].args[1]} does not hold for every number of functions")
+    for node in questions:
+        program.graph.erase_node(node)
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
+
+
+def _known_sizes(graph: fx.Graph, count: int) -> dict[Any, Any]:
+    """Values of the nodes that nothing but the number of functions decides."""
+    known: dict[Any, Any] = {}
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.sym_size.int:
+            if node.args[0].op == "placeholder" and node.args[1] == 0:
+                known[node] = count
+        elif node.op != "call_function" or node.target is torch.ops.aten._assert_scalar.default:
+            continue
+        elif node.all_input_nodes and all(one in known for one in node.all_input_nodes):
+            known[node] = node.target(*fx.node.map_arg(node.args, known.get), **fx.node.map_arg(node.kwargs, known.get))
+    return known
 
 
 def _functional(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:

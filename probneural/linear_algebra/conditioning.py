@@ -150,7 +150,8 @@ def posterior_root(
 ) -> tuple[Float64[Tensor, "*b p k"], Float64[Tensor, "*b"]]:
     """R (I + M)^(-1/2) and log det(I + M): what data with the moments M = R^T G R leave of a Gaussian with the root R.
 
-    The inverse square root is the symmetric one, which no library's choice of eigenvectors changes.
+    The inverse square root is the symmetric one, which no library's choice of eigenvectors changes. It holds what is left of a
+    direction up to rounding of what is left of the others.
 
     Args:
         root: R, of the covariance before, in any unit.

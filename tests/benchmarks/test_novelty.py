@@ -103,7 +103,7 @@ def test_a_predictor_without_a_scale_costs_only_its_own_rows() -> None:
     assert found["coverage"] == []
     ((what, error),) = [(row["what"], row["error"]) for row in found[FAILED]]
     assert what == "scale"
-    assert error.startswith("CalibrationError: expected a finite chi2")
+    assert error.startswith("CalibrationError: expected a positive finite chi2")
     (note,) = kept_units.failures({"problem": "p", "head": "exact", "seed": 1} | row for row in found[FAILED])
     assert note.startswith("failed: p, exact, seed 1, scale: CalibrationError")
 

@@ -185,8 +185,8 @@ class NearlyCertain(Synthetic):
         return super()._predict(inputs, query).scale(torch.tensor([1e-17, 1.0], dtype=torch.float64)[: inputs.channels])
 
 
-@pytest.mark.parametrize("local", [True, False])
-def test_where_errors_and_variances_are_rounding_variances_stay(local: bool) -> None:
+@pytest.mark.parametrize(("local", "robust"), [(True, False), (False, False), (True, True), (False, True)])
+def test_where_errors_and_variances_are_rounding_variances_stay(local: bool, robust: bool) -> None:
     """In the first channel; the other one is scaled, and nothing is divided by zero."""
 
     data = pairs(20, channels=2)
@@ -194,10 +194,14 @@ def test_where_errors_and_variances_are_rounding_variances_stay(local: bool) -> 
     half_exact = FieldPairs(data.inputs, Field(outputs, GRID))
     predictor = NearlyCertain(noise=torch.tensor([1e-34, 0.1], dtype=torch.float64), channels=2)
     with pytest.warns(DataWarning, match=r"channels \[0\] are rounding"):
-        scaled = VarianceScale(local=local).fit(predictor, half_exact)
+        scaled = VarianceScale(local=local, robust=robust).fit(predictor, half_exact)
     assert scaled.scale[0] == scaled.noise_scale[0] == 1.0
     assert scaled.scale[1] < 0.5  # errors are half of what is stated
-    assert scaled.local is None
+    nearly = half_exact.outputs.values.clone()
+    nearly[:, 0] += 1e-10
+    other = VarianceScale(local=local, robust=robust).fit(predictor, FieldPairs(data.inputs, Field(nearly, GRID)))
+    one, two = (predictor(data.inputs).variance[:, 1] for predictor in (scaled, other))
+    torch.testing.assert_close(one, two)  # of which the exact channel says nothing
     found, stated = scaled(data.inputs), predictor(data.inputs)
     torch.testing.assert_close(found.variance[:, 0], stated.variance[:, 0] + predictor.noise[0], rtol=1e-9, atol=0)
     assert bool(found.variance.isfinite().all())
@@ -224,6 +228,8 @@ def test_errors() -> None:
         VarianceScale(separate=False).fit(Synthetic(sd=0.0, noise=0.0), data)
     with pytest.raises(CalibrationError, match="inf"):  # the basis vanishes at some points, the errors do not
         VarianceScale(separate=False).fit(Synthetic(noise=0.0), data)
+    with pytest.raises(CalibrationError, match="nothing to calibrate"):
+        VarianceScale(separate=False).fit(Synthetic(), FieldPairs(data.inputs, data.inputs))
     with pytest.raises(ShapeError, match="outputs of 1 channels"):
         VarianceScale(separate=False).fit(Synthetic(), FieldPairs(data.inputs, pairs(5, channels=2).outputs))
     with pytest.raises(DataError, match="FieldPairs"):

@@ -102,7 +102,14 @@ def test_conditions_that_hold_for_every_number_are_taken_out() -> None:
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    "condition", [lambda values: values.shape[0] % 3 == 0, lambda values: values.shape[0] < 50, lambda values: len(values) == 3]
+    "condition",
+    [
+        lambda values: values.shape[0] % 3 == 0,
+        lambda values: values.shape[0] % 9 != 0,
+        lambda values: values.shape[0] != 50,
+        lambda values: values.shape[0] < 50,
+        lambda values: len(values) == 3,
+    ],
 )
 def test_conditions_that_hold_for_some_numbers_are_refused(condition: Callable[[Tensor], object]) -> None:
     with pytest.raises(UnsupportedError, match="with a batch of any size"):

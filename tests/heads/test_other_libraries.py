@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import Predictor
+from probneural.heads import KernelOperator
 from tests.heads.cases import ALL_HEADS, OperatorCase, data_for, fields, operator_case
 from tests.helpers import normal
 
@@ -23,8 +24,12 @@ def another_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     draws = torch.Generator().manual_seed(5)
     eigh, svd, qr = torch.linalg.eigh, torch.linalg.svd, torch.linalg.qr
 
+    def gaussian(*shape: int, like: Tensor) -> Tensor:
+        dtype = torch.complex128 if like.is_complex() else torch.float64
+        return torch.randn(*shape, generator=draws, dtype=dtype).to(like)
+
     def phases(vectors: Tensor) -> Tensor:
-        found = torch.randn(vectors.shape[-1], generator=draws, dtype=torch.float64).to(vectors)
+        found = gaussian(vectors.shape[-1], like=vectors)
         return found / found.abs()
 
     def turned(matrix: Tensor) -> object:
@@ -32,8 +37,7 @@ def another_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         vectors = vectors * phases(vectors)
         for one, columns in zip(values.reshape(-1, values.shape[-1]), vectors.view(-1, *vectors.shape[-2:]), strict=True):
             null = int((one <= 1e-15 * len(one) * one[-1]).sum()) if len(one) else 0
-            rotation = torch.randn(null, null, generator=draws, dtype=torch.float64).to(columns)
-            columns[:, :null] = columns[:, :null] @ qr(rotation).Q
+            columns[:, :null] = columns[:, :null] @ qr(gaussian(null, null, like=columns)).Q
         return torch.return_types.linalg_eigh((values, vectors))
 
     def turned_svd(matrix: Tensor, full_matrices: bool = True) -> object:
@@ -55,7 +59,7 @@ def another_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def drawn(predictor: Predictor, case: OperatorCase) -> list[Tensor]:
-    """Draws of fields, of a function, and of fields that are known at a point."""
+    """Draws of fields, and of a function."""
     u = predictor(case.inputs)
     return [u.rsample((3,), seed=1), predictor.draw(2)(case.inputs.values)]
 
@@ -77,6 +81,30 @@ def test_draws_are_the_same(head: str, operator: str, monkeypatch: pytest.Monkey
     expected = outcome()
     with another_library(monkeypatch):
         check(outcome(), expected)
+
+
+@pytest.mark.parametrize("head", ["residual-process", "deep-kernel"])
+def test_draws_of_processes_are_the_same(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where small variances amplify rounding, and the search for hyper-parameters ends at another last digit."""
+    case = operator_case("fno-1d")
+
+    def outcome() -> list[Tensor]:
+        return drawn(ALL_HEADS[head].fit(case.operator, case.data), case)
+
+    expected = outcome()
+    with another_library(monkeypatch):
+        check(outcome(), expected, tolerance=1e-3)
+
+
+def test_draws_of_a_process_without_a_network_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = operator_case("fno-outputs")
+
+    def outcome() -> list[Tensor]:
+        return drawn(KernelOperator().fit(None, case.data), case)
+
+    expected = outcome()
+    with another_library(monkeypatch):
+        check(outcome(), expected, tolerance=1e-3)
 
 
 @pytest.mark.parametrize("head", ["last-layer", "full", "low-rank"])
