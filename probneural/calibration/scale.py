@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.chunks import (
     CalibrationPredictions,
+    Pair,
     check_pairs,
     domain_average,
     fingerprints,
@@ -121,7 +122,7 @@ class VarianceScale:
 
     @undisturbed()
     def fit(self, predictor: Predictor, calibration: Dataset) -> ScaledPredictor:
-        """Fit the scales on fields that neither training nor testing uses, in up to six passes, a few functions at a time.
+        """Fit the scales on fields that neither training nor testing uses, in up to eight passes, a few functions at a time.
 
         Args:
             predictor: What any head or calibrator returned; it is wrapped, not changed.
@@ -148,20 +149,17 @@ class VarianceScale:
             inner = inner.with_predictors([self.fit(one, calibration) if weight > 0.0 else one for one, weight in parts])
         predicted = CalibrationPredictions(inner, calibration)
         noise = inner.noise.detach().to("cpu", torch.float64)
-        field_variance, rounded = torch.zeros_like(noise), torch.zeros_like(noise)
+        field_variance = torch.zeros_like(noise)
         shared: list[Tensor] = []
-        for u, (stated, truth) in predicted.distributions():  # what is formed for the one serves the other
+        for u, (stated, _) in predicted.distributions():  # what is formed for the one serves the other
             of_field = stated.variance - noise.to(stated.variance).reshape(-1, *(1,) * len(u.grid.shape))
             field_variance += domain_average(of_field, u.grid).sum(0).cpu() / len(calibration)
             shared += shared_covariances(u, known=len(shared))
-            none = are_rounding(stated, truth, dtype=calibration.outputs.dtype)
-            rounded += none.flatten(2).sum((0, 2)).cpu()
-        rounded /= len(calibration) * calibration.outputs.grid.size
         ratios = self._ratios(field_variance, noise)
         chi2, spread = likelihood_profile(inner, predicted, calibration=calibration, ratios=ratios)
         best = (chi2.log() + spread).argmin(dim=0, keepdim=True)
         scale, ratio = chi2.gather(0, best)[0], ratios.gather(0, best)[0]
-        exact = rounded == 1.0
+        exact = _rounded(predicted, calibration, scale=torch.ones_like(scale), shift=torch.zeros_like(scale)) == 1.0
         scale, ratio = scale.masked_fill(exact, 1.0), ratio.masked_fill(exact, 1.0)
         if bool(exact.any()):
             warnings.warn(
@@ -177,7 +175,7 @@ class VarianceScale:
                 remedy="infinite: errors where no variance is stated, give the head noise > 0; zero: nothing to calibrate",
             )
         shift = (scale * ratio) * noise - scale * noise
-        scale, local = self._local(predicted, calibration, scale=scale, shift=shift, left_out=rounded > _MOSTLY)
+        scale, local = self._local(predicted, calibration, scale=scale, shift=shift)
         unexplained = (scale * ratio) * noise
         stated_noise = noise_variance(self.noise, (1, len(scale)), scale)[0]
         measured = stated_noise.minimum(unexplained)
@@ -213,12 +211,12 @@ class VarianceScale:
         *,
         scale: Float64[Tensor, " c"],
         shift: Float64[Tensor, " c"],
-        left_out: Bool[Tensor, " c"],
     ) -> tuple[Float64[Tensor, " c"], LocalScale | None]:
         """The local scale of the predictive variance, which is a times the stated one plus a shift; a, or the robust one.
 
-        Channels that are left out have neither.
+        Channels whose errors are mostly rounding have neither.
         """
+        left_out = _rounded(predicted, calibration, scale=scale, shift=shift) > _MOSTLY
         parts = functools.partial(_parts, predicted, calibration, scale=scale, shift=shift)
         grid, count = calibration.outputs.grid, len(calibration)
         local = fit_local_scale(parts, count=count, grid=grid, robust=self.robust, left_out=left_out) if self.local else None
@@ -243,16 +241,31 @@ class VarianceScale:
         return torch.where(both, ratios, torch.ones_like(ratios))
 
 
+def _moved(predicted: CalibrationPredictions, *, scale: Float64[Tensor, " c"], shift: Float64[Tensor, " c"]) -> Iterator[Pair]:
+    """Moments whose variances are a scale times those that are stated plus a shift, beside the truth."""
+    for stated, truth in predicted:
+        per_channel = (-1, *(1,) * (truth.ndim - 2))
+        factor, extra = (one.reshape(per_channel).to(stated.variance) for one in (scale, shift))
+        yield replace(stated, variance=factor * stated.variance + extra), truth
+
+
 def _parts(
     predicted: CalibrationPredictions, calibration: Dataset, *, scale: Float64[Tensor, " c"], shift: Float64[Tensor, " c"]
 ) -> Iterator[Part]:
     """Means, variances times a scale plus a shift, and squares of the residuals standardised by these, on the CPU."""
-    per_channel = (-1, *(1,) * len(calibration.outputs.grid.shape))
-    factor, extra = scale.reshape(per_channel), shift.reshape(per_channel)
-    for stated, truth in predicted:
-        variance = factor.to(stated.variance) * stated.variance + extra.to(stated.variance)
-        squares = standardised_squares(replace(stated, variance=variance), truth, dtype=calibration.outputs.dtype)
-        yield stated.mean.cpu(), variance.cpu(), squares.cpu()
+    for moved, truth in _moved(predicted, scale=scale, shift=shift):
+        squares = standardised_squares(moved, truth, dtype=calibration.outputs.dtype)
+        yield moved.mean.cpu(), moved.variance.cpu(), squares.cpu()
+
+
+def _rounded(
+    predicted: CalibrationPredictions, calibration: Dataset, *, scale: Float64[Tensor, " c"], shift: Float64[Tensor, " c"]
+) -> Float64[Tensor, " c"]:
+    """The fraction of each channel's values where errors and deviations are rounding."""
+    count = torch.zeros_like(scale)
+    for moved, truth in _moved(predicted, scale=scale, shift=shift):
+        count += are_rounding(moved, truth, dtype=calibration.outputs.dtype).flatten(2).sum((0, 2)).cpu()
+    return count / (len(calibration) * calibration.outputs.grid.size)
 
 
 class ScaledPredictor(Predictor):
