@@ -21,6 +21,11 @@ def test_every_stage_and_answer_has_a_row(tmp_path: Path) -> None:
     assert there["difference of deviations"] == there["difference of draws"] == 0.0
 
 
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="there is no CUDA here"):
+        devices.check("cuda")
+
+
 @pytest.mark.gpu
 def test_another_device(tmp_path: Path) -> None:
     written = devices.main(mode="small", output=tmp_path, device="cuda")

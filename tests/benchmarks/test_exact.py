@@ -329,4 +329,4 @@ def test_every_benchmark_takes_what_the_command_line_gives_it() -> None:
         del given["name"]
         inspect.signature(command.run).bind(**given)
         if command.check is not None:
-            command.check(given)
+            command.check(given | ({"device": "cpu"} if "device" in given else {}))  # tests see no other
