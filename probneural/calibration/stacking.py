@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import scipy.optimize
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -173,6 +172,8 @@ def _newton(
     With A = diag(counts^½ / (D w)) D, the model is |A v - 2 counts^½|² / 2 up to a constant where v sums to one: non-negative
     least squares, with one more row that holds the sum.
     """
+    import scipy.optimize
+
     for _ in range(_NEWTON_STEPS):
         mixed = densities @ weights
         if float(((counts / mixed) @ densities).max()) - 1.0 <= _GAP:
