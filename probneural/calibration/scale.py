@@ -67,7 +67,8 @@ class VarianceScale:
     [`LocalScale`][probneural.calibration.LocalScale]), multiplies the variance at each point. It is fitted by the same
     likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten. A channel where errors
     and stated deviations are rounding at more than four fifths of the values has no local scale, nor a robust one: the others
-    say nothing of where errors are large.
+    say nothing of where errors are large. Where all are, there is nothing to fit: the channel's variances stay as they are,
+    with a warning.
 
     What the head calls noise n is, on exact data, what its operator cannot express: uncertainty about the field, and
     correlated from point to point. So the calibrated field holds it, as a discrepancy of each function's own:
@@ -80,8 +81,6 @@ class VarianceScale:
     over their points, given the spectrum of the others. Of the part without correlation, f b n, only the measurement noise that
     you state stays outside as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole
     functions and densities do.
-
-    Where they are rounding at all values, there is nothing to fit: the channel's variances stay as they are, with a warning.
 
     The mean stays as it is. An ensemble becomes the Gaussian field of its mean and covariance. So does a mixture, after each of
     its predictors is calibrated by itself: what members state and what they disagree about have other scales. A calibrated
