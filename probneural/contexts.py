@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache, wraps
+from typing import ParamSpec
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 _AUTOCAST = ("cpu", "cuda", "mps")
+
+_P = ParamSpec("_P")
 
 
 @contextlib.contextmanager
@@ -72,3 +77,36 @@ def outside_of_transforms() -> Iterator[None]:
     """
     with undisturbed(), torch._C._DisableFuncTorch(), _disable_current_modes():
         yield
+
+
+def remembered(size: int) -> Callable[[Callable[_P, Tensor]], Callable[_P, Tensor]]:
+    """Remember the last tensors that a function of hashable arguments made, apart from a caller's modes and transforms.
+
+    `torch.compile` cannot follow a cache; there the function becomes a part of the graph.
+
+    Args:
+        size: How many results are kept.
+
+    Examples:
+        >>> @remembered(8)
+        ... def counted(size):
+        ...     return torch.arange(size)
+        >>> counted(3) is counted(3)
+        True
+    """
+
+    def decorate(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
+        @lru_cache(maxsize=size)
+        def computed(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+            with outside_of_transforms():
+                return function(*args, **kwargs)
+
+        @wraps(function)
+        def recalled(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+            if torch.compiler.is_dynamo_compiling():
+                return function(*args, **kwargs)
+            return computed(*args, **kwargs)  # type: ignore[arg-type]
+
+        return recalled
+
+    return decorate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import check_flag, check_instance, check_integer, check_positive, check_real, real_tensor
-from probneural.contexts import outside_of_export, outside_of_transforms, undisturbed
+from probneural.contexts import outside_of_export, outside_of_transforms, remembered, undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.interpolation import polynomial_matrix, trigonometric_matrix
 
@@ -74,16 +74,9 @@ class Axis:
         return polynomial_matrix(self.coordinates, points, order=order)
 
 
-def _transfer(source: Axis, target: Axis) -> Tensor:
-    if torch.compiler.is_dynamo_compiling():  # it cannot follow a cache
-        return source.matrix(target.coordinates)
-    return _remembered_transfer(source, target)
-
-
-@lru_cache(maxsize=128)
-def _remembered_transfer(source: Axis, target: Axis) -> Tensor:
-    with outside_of_transforms():
-        return source.matrix(target.coordinates)
+@remembered(128)
+def _transfer(source: Axis, target: Axis, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return source.matrix(target.coordinates).to(device, dtype)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -402,7 +395,7 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
                     remedy="use source.resized(shape), or scattered points for a part of the domain",
                 )
             if have != want:
-                values = along_axis(values, _transfer(have, want), number - source.dimension)
+                values = along_axis(values, _transfer(have, want, values.dtype, values.device), number - source.dimension)
         return values
     flat = values.flatten(values.ndim - len(source.shape))
     rows = max(1, _CHUNK_ELEMENTS // source.size)

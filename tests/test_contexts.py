@@ -11,14 +11,21 @@ from torch.func import jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from probneural.grids import Grid, resample
-from probneural.operators import SpectralConv
+from probneural.operators import FNO, DeepONet, HiddenLayers, SpectralConv
+from probneural.training import RelativeH1
 from tests.helpers import normal
 
 CONVOLUTION = SpectralConv(1, 1, modes=(3,)).double().requires_grad_(False)
+POINTWISE = FNO(1, 1, modes=(2,), width=4, depth=1, embeds_position=True, seed=0).double().requires_grad_(False)
+PRODUCTS = DeepONet(1, 1, sensors=Grid.uniform(8), basis=2, layers=HiddenLayers(width=4, depth=1), seed=0)
+PRODUCTS.double().requires_grad_(False)
 CALLS: dict[str, Callable[[int, Tensor], Tensor]] = {
     "resample": lambda size, values: resample(values, Grid.uniform(size), Grid.uniform(size + 1)),
     "points": lambda size, values: values * Grid.uniform(size).points[:, 0],
     "spectral convolution": lambda size, values: CONVOLUTION(values),
+    "position": lambda size, values: POINTWISE(values),
+    "trunk": lambda size, values: PRODUCTS(values),
+    "slopes": lambda size, values: RelativeH1()._with_slopes(values, Grid.uniform(size)),
 }
 FIRST: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], object]] = {
     "jvp": lambda function, values: jvp(function, (values,), (values,)),

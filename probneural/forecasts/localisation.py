@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_positive
-from probneural.contexts import outside_of_transforms
+from probneural.contexts import remembered
 from probneural.errors import ArgumentError, GridError
 from probneural.grids import Grid, check_grid
 
@@ -68,14 +66,13 @@ def taper(grid: Grid, radius: float) -> Float64[Tensor, "p p"]:
     return _taper(grid, radius)
 
 
-@lru_cache(maxsize=8)
+@remembered(8)
 def _taper(grid: Grid, radius: float) -> Tensor:
-    with outside_of_transforms():
-        points = grid.points
-        squares = torch.zeros(grid.size, grid.size, dtype=torch.float64)
-        for number in range(points.shape[1]):
-            along = (points[:, None, number] - points[None, :, number]).abs()
-            if grid.axes and grid.axes[number].periodic:
-                along = torch.minimum(along, grid.axes[number].length - along)
-            squares += along.square()
-        return gaspari_cohn(squares.sqrt() / radius)
+    points = grid.points
+    squares = torch.zeros(grid.size, grid.size, dtype=torch.float64)
+    for number in range(points.shape[1]):
+        along = (points[:, None, number] - points[None, :, number]).abs()
+        if grid.axes and grid.axes[number].periodic:
+            along = torch.minimum(along, grid.axes[number].length - along)
+        squares += along.square()
+    return gaspari_cohn(squares.sqrt() / radius)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.checks import check_choice, check_instance, check_integer, check_real
-from probneural.contexts import outside_of_export, unrounded
+from probneural.contexts import outside_of_export, remembered, unrounded
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, check_grid
 from probneural.operators.base import Operator, initial_weights
@@ -18,7 +18,7 @@ from probneural.operators.checks import check_where
 from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
-from probneural.operators.layers.mlp import MLP, HiddenLayers
+from probneural.operators.layers.mlp import MLP, HiddenLayers, joined
 from probneural.pairs import Dataset
 
 Coupling = Literal["independent", "split_branch", "split_trunk", "split_both"]
@@ -145,7 +145,11 @@ class DeepONet(Operator):
         target = where if query is None else check_grid(query, "query")
         _check_query(target, self.domain)
         branch = self.drop(self.branch(values, where))
-        functions = self._trunk(target.points, like=branch).mT.unflatten(0, (-1, self.basis)).unflatten(-1, target.shape)
+        if target.is_uniform:
+            position = _embedding_of_grid(target, self.domain, self.frequencies, branch.dtype, branch.device)
+        else:
+            position = _embedding(target.points, self.domain, self.frequencies).to(branch)
+        functions = self._trunk(position).mT.unflatten(0, (-1, self.basis)).unflatten(-1, target.shape)
         return self.readout.contract(branch, functions, units=self.output_normalizer)
 
     def evaluate_at(
@@ -177,16 +181,16 @@ class DeepONet(Operator):
         flat = points.flatten(0, 1)
         _check_query(Grid.scattered(flat, torch.ones(len(flat))), self.domain)
         branch = self.drop(self.branch(values, where))
-        trunk = self._trunk(flat, like=branch).unflatten(-1, (-1, self.basis)).unflatten(0, points.shape[:2])
+        position = _embedding(flat.double(), self.domain, self.frequencies).to(branch)
+        trunk = self._trunk(position).unflatten(-1, (-1, self.basis)).unflatten(0, points.shape[:2])
         with unrounded(values.device):
             weighted = branch.to(self.readout.weight) * self.readout.weight
             each = trunk.to(weighted).expand(-1, -1, self.out_channels, -1)
             flat_values = torch.einsum("nck,npck->ncp", weighted, each)
             return self.output_normalizer.inverse(flat_values + self.readout.bias[:, None])
 
-    def _trunk(self, points: Float[Tensor, "p d"], *, like: Tensor) -> Float[Tensor, "p f"]:
-        position = _embedding(points.double(), self.domain, self.frequencies).to(like)
-        return torch.cat([network(position) for network in self.trunk], dim=1)
+    def _trunk(self, position: Float[Tensor, "p e"]) -> Float[Tensor, "p f"]:
+        return joined([network(position) for network in self.trunk])
 
     def reset_parameters(self) -> None:
         """Draw branch and trunk anew and return the read-out to the plain sum; normalisers keep their units."""
@@ -236,8 +240,16 @@ def _embedding(points: Float64[Tensor, "p d"], domain: Grid, frequencies: int) -
     for axis, along in zip(domain.axes, points.unbind(1), strict=True):
         turn = (along - axis.origin) / axis.length
         if axis.periodic:
-            phases = [2.0 * math.pi * torch.remainder(k * turn, 1.0) for k in range(1, frequencies + 1)]
-            columns += [wave(phase) for phase in phases for wave in (torch.sin, torch.cos)]
+            harmonics = torch.arange(1, frequencies + 1, dtype=turn.dtype, device=turn.device)
+            phases = 2.0 * math.pi * torch.remainder(turn[:, None] * harmonics, 1.0)
+            columns.append(torch.stack([phases.sin(), phases.cos()], dim=2).flatten(1))
         else:
-            columns.append(2.0 * turn - 1.0)
-    return torch.stack(columns, dim=1)
+            columns.append(2.0 * turn[:, None] - 1.0)
+    return joined(columns)
+
+
+@remembered(16)
+def _embedding_of_grid(
+    grid: Grid, domain: Grid, frequencies: int, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "p e"]:
+    return _embedding(grid.points, domain, frequencies).to(device, dtype)

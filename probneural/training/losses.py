@@ -9,7 +9,6 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -17,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import assign, check_callable, check_integer, check_positive, check_real, check_sequence
+from probneural.contexts import remembered
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Field, power_of_two
 from probneural.grids import Axis, Grid, along_axis, check_grid
@@ -121,7 +121,8 @@ class RelativeH1:
     def _with_slopes(self, values: Tensor, grid: Grid) -> Tensor:
         """Values and their slopes times the length, one after the other: `(n, c, (1 + d) p)`."""
         slopes = [
-            self.length * along_axis(values, _slopes(axis), number - grid.dimension) for number, axis in enumerate(grid.axes)
+            self.length * along_axis(values, _slopes(axis, values.dtype, values.device), number - grid.dimension)
+            for number, axis in enumerate(grid.axes)
         ]
         return torch.cat([part.flatten(2) for part in (values, *slopes)], dim=2)
 
@@ -395,7 +396,7 @@ def _samples(predicted: Tensor, target: Tensor, count: int) -> Tensor:
     return predicted.unflatten(1, (count, target.shape[1]))
 
 
-@lru_cache(maxsize=32)
-def _slopes(axis: Axis) -> Tensor:
+@remembered(32)
+def _slopes(axis: Axis, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The matrix that differentiates nodal values along an axis."""
-    return axis.matrix(axis.coordinates, order=1)
+    return axis.matrix(axis.coordinates, order=1).to(device, dtype)

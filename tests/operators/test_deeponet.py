@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, evaluate
@@ -44,6 +45,18 @@ def built(**options: Any) -> DeepONet:
             normalizer.mean.copy_(torch.randn(normalizer.mean.shape, generator=generator("mean")))
             normalizer.scale.copy_(torch.rand(normalizer.scale.shape, generator=generator("scale")) + 0.5)
     return operator
+
+
+class Calls(TorchDispatchMode):
+    """Names of what PyTorch is asked to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
 
 
 def network(mlp: nn.Module, values: Tensor) -> Tensor:
@@ -170,6 +183,17 @@ def test_trunk_sees_each_point_and_branch_each_input_once() -> None:
         )
     operator(smooth(SENSORS, count=9, channels=2), query=POINTS)
     assert rows == [("branch.networks.0", 9), ("trunk.0", 5)]
+
+
+def test_a_known_grid_is_not_embedded_again() -> None:
+    """On a small batch, what a forward evaluation computes of the grid alone takes longer than its products."""
+    operator, values = built(), smooth(SENSORS, count=2, channels=2)
+    first = operator(values, query=Grid.uniform(9, lengths=2.0))
+    with Calls() as calls:
+        again = operator(values, query=Grid.uniform(9, lengths=2.0))
+    assert torch.equal(first, again)
+    assert "gelu" in calls.names
+    assert not {"sin", "cos", "remainder", "stack", "cat", "_to_copy"} & {*calls.names}
 
 
 # Sensors and points

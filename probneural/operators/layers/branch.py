@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_choice, check_integer
 from probneural.grids import Grid, check_grid, resample
 from probneural.operators.checks import check_input
-from probneural.operators.layers.mlp import MLP, HiddenLayers
+from probneural.operators.layers.mlp import MLP, HiddenLayers, joined
 from probneural.operators.layers.normalizer import ChannelNormalizer
 
 Branching = Literal["joint", "product"]
@@ -113,7 +112,7 @@ class SensorBranch(nn.Module):
         product: Tensor | None = None
         for number, part in enumerate(parts):
             networks = self.networks[number * self.separate : (number + 1) * self.separate]
-            factor = torch.cat([network(part) for network in networks], dim=1)
+            factor = joined([network(part) for network in networks])
             product = factor if product is None else product * factor
         assert product is not None  # there is at least one channel
         return product.unflatten(1, (self.groups, self.basis))

@@ -80,9 +80,9 @@ class GroupedLinear(nn.Module):
             products = (coefficients[..., None] * flat).expand(-1, self.channels, -1, -1)
             return units.inverse(self(products.flatten(1, 2).unflatten(-1, shape)))
         weighted = coefficients * (self.weight * units.scale[:, None])
-        bias = (self.bias * units.scale + units.mean)[:, None]
+        bias = torch.addcmul(units.mean, self.bias, units.scale)[:, None]
         if flat.shape[0] == 1:
-            rows = torch.addmm(bias.repeat(coefficients.shape[0], 1), weighted.flatten(0, 1), flat[0])
+            rows = torch.addmm(bias.expand(coefficients.shape[0], -1, 1).flatten(0, 1), weighted.flatten(0, 1), flat[0])
             return rows.unflatten(0, (-1, self.channels)).unflatten(-1, shape)
         return torch.baddbmm(bias[:, None], weighted.movedim(1, 0), flat).movedim(0, 1).unflatten(-1, shape)
 

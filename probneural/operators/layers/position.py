@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.contexts import remembered
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
 
@@ -57,6 +58,11 @@ def position_embedding(
     Returns:
         `(1, channels, *grid.shape)`, dimensionless.
     """
+    return _channels(grid, embedding, continuation, like.dtype, like.device)
+
+
+@remembered(8)
+def _channels(grid: Grid, embedding: Embedding, continuation: str, dtype: torch.dtype, device: torch.device) -> Tensor:
     channels = []
     for number, axis in enumerate(grid.axes):
         turn = (axis.coordinates - axis.origin) / axis.length
@@ -68,4 +74,4 @@ def position_embedding(
         shape = [1] * grid.dimension
         shape[number] = axis.size
         channels += [kind.reshape(shape).expand(grid.shape) for kind in kinds]
-    return torch.stack(channels)[None].to(like)
+    return torch.stack(channels)[None].to(device, dtype)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.contexts import outside_of_transforms
+from probneural.contexts import remembered
 
 Continuation = Literal["periodic", "even", "even without end", "odd", "odd without end"]
 """How values go on past an axis: periodically, or mirrored, with the other sign if they are odd.
@@ -87,7 +86,7 @@ class TruncatedTransform:
             `(b, 2 * retained, inner)`: all real parts, then all imaginary ones.
         """
         if self._is_product:
-            return _product(self._matrix(values, inverse=False), values)
+            return _product(_matrix(self, False, values.dtype, values.device), values)
         if self.is_real:
             spectrum = torch.fft.rfft(self._continue(values), dim=1, norm="forward")[:, : self.modes]
         else:
@@ -106,7 +105,7 @@ class TruncatedTransform:
             `(b, size, inner)`, or `(b, size * 2, inner)` with pairs of real and imaginary parts.
         """
         if self._is_product:
-            return _product(self._matrix(coefficients, inverse=True), coefficients)
+            return _product(_matrix(self, True, coefficients.dtype, coefficients.device), coefficients)
         spectrum = torch.complex(*coefficients.unflatten(1, (2, -1)).unbind(1))
         if self.is_real:
             return torch.fft.irfft(spectrum, n=self.period, dim=1, norm="forward")[:, : self.size]
@@ -131,22 +130,12 @@ class TruncatedTransform:
             mirror = mirror[:, 1 : max(self.size - 1, 1)]
         return torch.cat([values, mirror], dim=1)
 
-    def _matrix(self, like: Tensor, *, inverse: bool) -> Tensor:
-        if torch.compiler.is_dynamo_compiling():  # it cannot follow a cache
-            return _matrix(self, inverse, like.dtype, like.device)
-        return _remembered_matrix(self, inverse, like.dtype, like.device)
-
 
 def _product(matrix: Tensor, values: Tensor) -> Tensor:
     return torch.bmm(matrix.expand(values.shape[0], *matrix.shape), values)
 
 
-@lru_cache(maxsize=64)
-def _remembered_matrix(transform: TruncatedTransform, inverse: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with outside_of_transforms():
-        return _matrix(transform, inverse, dtype, device)
-
-
+@remembered(64)
 def _matrix(transform: TruncatedTransform, inverse: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Build the real matrix of one direction, in float64 first.
 
