@@ -262,8 +262,10 @@ class Grid:
         """
         if not self.is_uniform:
             raise GridError(expected="a uniform grid", got=repr(self), remedy="a scattered grid has no resolution to change")
+        if shape == self.shape:  # its points are known already
+            return self
         sizes = per_axis(shape, self.dimension, "shape", check_integer)
-        if sizes == self.shape:  # whose points are known already
+        if sizes == self.shape:
             return self
         return Grid.uniform(
             sizes,

@@ -110,8 +110,9 @@ class SensorBranch(nn.Module):
         seen = self.normalizer(resample(values, grid, self.sensors)).flatten(2)
         parts = [seen.flatten(1)] if self.branching == "joint" else list(seen.unbind(1))
         product: Tensor | None = None
+        all_networks = list(self.networks)
         for number, part in enumerate(parts):
-            networks = self.networks[number * self.separate : (number + 1) * self.separate]
+            networks = all_networks[number * self.separate : (number + 1) * self.separate]
             factor = joined([network(part) for network in networks])
             product = factor if product is None else product * factor
         assert product is not None  # there is at least one channel

@@ -183,22 +183,25 @@ def _add_product(
     rounds = torch.is_autocast_enabled(values.device.type)
     if torch.compiler.is_compiling() or is_transformed or rounds or values._is_view():
         return torch.addmm(values.reshape(inputs.shape[0], -1), inputs, weight.mT)
+    if not torch.is_grad_enabled():
+        values.view(len(inputs), -1).addmm_(inputs, weight.mT)
+        return values
     result: Tensor = _AddProduct.apply(values, inputs, weight)
     return result
 
 
 class _AddProduct(torch.autograd.Function):
-    """The sum of values and a product, in the values' memory; autograd's own `addmm_` on a view of them copies gradients."""
+    """The sum of values and a product, in the values' memory; autograd's own `addmm_` on a view of them copies gradients.
+
+    A `setup_context` apart from `forward` would serve transforms, which never come here, and read a signature in every call.
+    """
 
     @staticmethod
-    def forward(values: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
         values.view(len(inputs), -1).addmm_(inputs, weight.mT)
+        ctx.mark_dirty(values)
+        ctx.save_for_backward(inputs, weight)
         return values
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.mark_dirty(inputs[0])
-        ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
