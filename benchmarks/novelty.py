@@ -17,7 +17,7 @@ from benchmarks.novelty_units import ALARM, ALL_KINDS, FAILED, LEVEL, LIKE, NOT_
 from benchmarks.over_seeds import CONFIDENCE, Row, grouped, half_width, mean_of
 from benchmarks.sources import ProblemSource
 
-SEEDS = range(3)
+SEEDS = range(5)
 CLAIMED = ("amplitude", "roughness")
 """Shifts under which widened error bars are meant to hold."""
 COVERAGE, WIDTH, DETECTED = 0.85, 1.3, 0.95

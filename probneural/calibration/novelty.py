@@ -55,8 +55,10 @@ class Novelty:
       of a last layer;
     - `"variance"`: the epistemic variance that the head states, averaged over the domain and relative to its mean over
       functions seen: before any calibration, and without noise;
-    - `"combined"`: the largest of the logarithms of all of them, each standardised by its scatter over functions that it was
-      not fitted on.
+    - `"components, channel 0"`, `"spectrum, channel 1"` and so on, where there are several channels: the same of each channel
+      alone, which stands out where another has larger units or more components;
+    - `"combined"`: log sum exp z over all of them, with z the logarithm of a score, standardised by its scatter over functions
+      that it was not fitted on: about the largest z where one stands out, and more where several do.
 
     Outputs take no part. One p-value per score is valid by itself; the smallest of several is not, `"combined"` is. A function
     has one description on every grid: it is brought to the calibration inputs' grid, and what that one does not resolve counts
@@ -140,7 +142,7 @@ class NoveltyMeasure:
 
     def __post_init__(self) -> None:
         """Check that the scores are those of functions on this grid."""
-        values, points = len(self.fitted.components.center), described_on(self.inputs).size
+        values, points = len(self.fitted.inputs.components.center), described_on(self.inputs).size
         if values % points or not self.standards or any(len(both) != 2 for both in self.standards.values()):
             raise ShapeError(
                 expected=f"components of functions on {points} points, and two standards for each score",

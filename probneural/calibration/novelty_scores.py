@@ -35,7 +35,7 @@ class LeadingComponents:
     """Principal components of input functions: the score distance within them, and the distance that they leave.
 
     Args:
-        center: Mean function, `(d,)`, in the values' units.
+        center: Mean function, `(d,)`, dimensionless, as is all that follows.
         directions: Orthonormal, `(r, d)`.
         variances: Along the directions, `(r,)`.
         total: Variance in all directions; a residual is measured in it.
@@ -98,20 +98,59 @@ class MahalanobisDistance:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class InputScores:
+    """The scores that follow from an input function alone, or from some of its channels.
+
+    Args:
+        units: Spread of each channel, in which components have it, so that none counts for its units; the size of one that does
+            not vary. `(c, 1)`, in physical units.
+        components: Of the functions.
+        least_power: Added to the power of each band before logarithms are taken, `(c, 1)`, in physical units squared.
+        spectrum: Of logarithms of band powers.
+    """
+
+    units: Float64[Tensor, "c 1"]
+    components: LeadingComponents
+    least_power: Float64[Tensor, "c 1"]
+    spectrum: MahalanobisDistance
+
+    @classmethod
+    def fit(cls, values: Float64[Tensor, "n d"], powers: Float64[Tensor, "n c b"]) -> InputScores:
+        """Fit on values and powers of n functions, as `Descriptions` has them."""
+        channels = values.unflatten(1, (powers.shape[1], -1))
+        variance = (channels - channels.mean(0)).square().sum(2).mean(0)
+        square = channels.square().sum(2).mean(0)
+        size = torch.where(variance > _ROUNDING * square, variance, square)
+        units = torch.where(size > 0, size, 1.0).sqrt()[:, None]
+        least = (_LEAST_POWER * powers.sum(2, keepdim=True).mean(0)).clamp_min(torch.finfo(torch.float64).tiny)
+        return cls(
+            units=units,
+            components=LeadingComponents.fit((channels / units).flatten(1)),
+            least_power=least,
+            spectrum=MahalanobisDistance.fit((powers + least).log().flatten(1), ridge=_LOG_STD**2),
+        )
+
+    def __call__(self, values: Float64[Tensor, "n d"], powers: Float64[Tensor, "n c b"]) -> dict[str, Float64[Tensor, " n"]]:
+        """Scores by name, `(n,)`, dimensionless."""
+        channels = values.unflatten(1, (len(self.units), -1))
+        within, beyond = self.components((channels / self.units).flatten(1))
+        spectrum = self.spectrum((powers + self.least_power).log().flatten(1))
+        return {"components": within, "residual": beyond, "spectrum": spectrum}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class FittedScores:
     """The scores of an input function that follow from its description, all larger where it is stranger.
 
     Args:
-        components: Of the functions.
-        least_power: Added to the power of each band before logarithms are taken, `(c, 1)`, in physical units squared.
-        spectrum: Of logarithms of band powers.
+        inputs: Of all channels together.
+        channels: Of each channel alone, which a channel of other units or of more components would hide; none of a single one.
         features: Of pooled features, or None where the head has none.
         variance: Mean variance that the head states, `(c',)`, in physical units squared.
     """
 
-    components: LeadingComponents
-    least_power: Float64[Tensor, "c 1"]
-    spectrum: MahalanobisDistance
+    inputs: InputScores
+    channels: tuple[InputScores, ...]
     features: MahalanobisDistance | None
     variance: Float64[Tensor, " c2"]
 
@@ -120,15 +159,11 @@ class FittedScores:
         """Fit all scores on descriptions of some functions, complete ones."""
         if seen.values is None or seen.powers is None or seen.variance is None:
             raise ValueError("scores are fitted on complete descriptions")
-        total = seen.powers.sum(2, keepdim=True).mean(0)
-        least = (_LEAST_POWER * total).clamp_min(torch.finfo(torch.float64).tiny)
-        levels = (seen.powers + least).log().flatten(1)
         ridge = 0.0 if seen.features is None else _RIDGE * float(seen.features.var(0, correction=0).mean())
         mean = seen.variance.mean(0)
         return cls(
-            components=LeadingComponents.fit(seen.values),
-            least_power=least,
-            spectrum=MahalanobisDistance.fit(levels, ridge=_LOG_STD**2),
+            inputs=InputScores.fit(seen.values, seen.powers),
+            channels=tuple(InputScores.fit(*parts) for parts in _by_channel(seen.values, seen.powers)),
             features=None if seen.features is None else MahalanobisDistance.fit(seen.features, ridge=ridge),
             variance=torch.where(mean > 0, mean, torch.ones_like(mean)),
         )
@@ -137,8 +172,10 @@ class FittedScores:
         """Scores by name, `(n,)`, dimensionless; those whose part of the description is missing are left out."""
         found: dict[str, Tensor] = {}
         if described.values is not None and described.powers is not None:
-            found["components"], found["residual"] = self.components(described.values)
-            found["spectrum"] = self.spectrum((described.powers + self.least_power).log().flatten(1))
+            found |= self.inputs(described.values, described.powers)
+            parts = _by_channel(described.values, described.powers)
+            for number, (channel, part) in enumerate(zip(self.channels, parts, strict=True)):
+                found |= {f"{name}, channel {number}": score for name, score in channel(*part).items()}
         if described.features is not None and self.features is not None:
             found["features"] = self.features(described.features)
         if described.variance is not None:
@@ -157,13 +194,19 @@ def standards(seen: Descriptions) -> dict[str, tuple[float, float]]:
 
 
 def combined(scores: Mapping[str, Float64[Tensor, " n"]], units: Mapping[str, tuple[float, float]]) -> Float64[Tensor, " n"]:
-    """The largest of the logarithms of scores, each in units of its own scatter about its own mean."""
-    return torch.stack([(log_score(scores[name]) - mean) / std for name, (mean, std) in units.items()]).amax(0)
+    """Logarithm of the sum of exponentials of log scores, each in units of its own scatter about its own mean."""
+    return torch.stack([(log_score(scores[name]) - mean) / std for name, (mean, std) in units.items()]).logsumexp(0)
 
 
 def log_score(score: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
     """The logarithm of a score, which may be zero."""
     return score.clamp_min(torch.finfo(torch.float64).tiny).log()
+
+
+def _by_channel(values: Float64[Tensor, "n d"], powers: Float64[Tensor, "n c b"]) -> list[tuple[Tensor, Tensor]]:
+    """Values and powers of each channel, where there are several."""
+    count = powers.shape[1]
+    return list(zip(values.chunk(count, 1), powers.split(1, 1), strict=True)) if count > 1 else []
 
 
 def _moments(values: Tensor) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.local_weights import LocalWeights
 from probneural.calibration.novelty import NoveltyMeasure
 from probneural.calibration.novelty_scale import InflatedPredictor
-from probneural.calibration.novelty_scores import FittedScores, LeadingComponents, MahalanobisDistance
+from probneural.calibration.novelty_scores import FittedScores, InputScores, LeadingComponents, MahalanobisDistance
 from probneural.calibration.scale import ScaledPredictor
 from probneural.calibration.scale_mixture import ScaleMixturePredictor
 from probneural.calibration.stacked_predictor import StackedPredictor
@@ -202,7 +202,8 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(InflatedPredictor, on_cpu=("inflation", "measure", "calibrated_on")),
     Kind(Inflation, on_cpu=("knots", "exponents")),
     Kind(NoveltyMeasure, on_cpu=("fitted",)),
-    Kind(FittedScores, on_cpu=("components", "least_power", "spectrum", "features", "variance")),
+    Kind(InputScores, on_cpu=("units", "components", "least_power", "spectrum")),
+    Kind(FittedScores, on_cpu=("inputs", "channels", "features", "variance")),
     Kind(LeadingComponents, on_cpu=("center", "directions", "variances")),
     Kind(MahalanobisDistance, on_cpu=("center", "whitening")),
     Kind(Decomposition),

@@ -195,7 +195,7 @@ def test_what_is_shown_is_counted() -> None:
 def test_units_are_told_apart_and_wrong_names_refused(tmp_path: Path) -> None:
     units = novelty.units("default", "Darcy")
     assert [unit.name for unit in units[:3]] == ["Darcy 1-D, seed 0", "Darcy 2-D, seed 0", "Darcy 1-D, seed 1"]
-    assert len({unit.path(tmp_path) for unit in units}) == 6
+    assert len({unit.path(tmp_path) for unit in units}) == 10
     with pytest.raises(ValueError, match="no problem's name begins with"):
         novelty.units("default", "nothing")
 

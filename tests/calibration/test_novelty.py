@@ -182,12 +182,38 @@ def test_the_variance_is_the_heads_own() -> None:
     torch.testing.assert_close(scores, (size / reference).mean(1))
 
 
-def test_the_combined_score_is_the_largest_in_units_of_functions_it_was_not_fitted_on(detector: NoveltyDetector) -> None:
+def test_a_strange_channel_is_seen_beside_one_of_larger_units() -> None:
+    """Bumps at another place, a thousand times smaller than what the other channel holds."""
+
+    def both(count: int, center: float, *, seed: int) -> FieldPairs:
+        parts = [1e-3 * bumps(count, center, seed=seed).inputs.values, draws(count, seed=seed).inputs.values]
+        return paired(Field(torch.cat(parts, 1), LINE))
+
+    found = Novelty().fit(Synthetic(channels=2), both(120, 0.3, seed=0))
+    assert [name for name in found.names if "channel 0" in name] == [f"{name}, channel 0" for name in NAMES[:3]]
+    own, other = (found.scores(both(100, center, seed=6).inputs) for center in (0.3, 0.7))
+    assert auroc(own["residual"], other["residual"]) > 0.9  # NoveltyScale widens by it
+    assert auroc(own["components, channel 0"], other["components, channel 0"]) > 0.99
+    assert auroc(own["components, channel 1"], other["components, channel 1"]) == 0.5  # the same functions
+    assert auroc(own["combined"], other["combined"]) > 0.99
+
+
+def test_a_parameter_that_never_varied_is_seen_to_vary() -> None:
+    def beside(parameter: float, *, seed: int) -> FieldPairs:
+        values = draws(60, seed=seed).inputs.values
+        return paired(Field(torch.cat([torch.full_like(values, parameter), values], 1), LINE))
+
+    found = Novelty().fit(Synthetic(channels=2), beside(1e-3, seed=0))
+    assert float(found(beside(1.2e-3, seed=1).inputs).max()) == 1 / 31
+    assert float(found(beside(1e-3, seed=1).inputs).max()) > 0.5
+
+
+def test_the_combined_score_sums_exponentials_in_units_of_functions_it_was_not_fitted_on(detector: NoveltyDetector) -> None:
     seen = Describer(LINE, LINE)(Synthetic(), draws(200, seed=0).split(100, seed=0)[0].inputs)
     units = standards(seen)
     scores = detector.scores(draws(5, seed=8).inputs)
     logs = torch.stack([(scores[name].log() - mean) / std for name, (mean, std) in units.items()])
-    torch.testing.assert_close(scores["combined"], logs.amax(0))
+    torch.testing.assert_close(scores["combined"], logs.exp().sum(0).log())
 
 
 @pytest.mark.parametrize("kind", [Synthetic, Members])
