@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import environment, kept_units, sections
 from benchmarks.sampling_units import EXACT, LINEARISED, METHODS, POINTWISE, RANKS, SCRATCH, SIZES, Unit
 
-SEEDS = 3
+SEEDS = 5
 
 Row = dict[str, Any]
 

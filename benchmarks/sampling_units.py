@@ -20,8 +20,10 @@ EXACT = "Gaussian of exact mean and covariance"
 LINEARISED = "last-layer Laplace, calibrated"
 SCRATCH = "energy score, from scratch"
 TUNED = "energy score, fine-tuned"
+WITH_ADAMW = {"energy score, from scratch, AdamW": SCRATCH, "energy score, fine-tuned, AdamW": TUNED}
+"""What the same trainings come to with AdamW for all weights."""
 POINTWISE = "CRPS, from scratch"
-METHODS = (EXACT, LINEARISED, SCRATCH, TUNED, POINTWISE)
+METHODS = (EXACT, LINEARISED, SCRATCH, TUNED, *WITH_ADAMW, POINTWISE)
 RANKS = (0, 2, 4, 8)
 LEVEL = 0.9
 
@@ -106,21 +108,21 @@ class Unit:
         """The method's predictor, and the epochs of its own training."""
         train = random_speed.pairs(self.sizes.pairs, seed=self.seed, part=0)
         head = pn.heads.NoiseConditioning(self.sizes.draws, seed=self.seed)
-        if self.method in (LINEARISED, TUNED):
-            operator = self._fno()
+        training = WITH_ADAMW.get(str(self.method), self.method)
+        operator = self._fno()
+        if training in (LINEARISED, TUNED):
             self._fit(operator, train, folder, "deterministic", epochs=self.sizes.epochs)
-            if self.method == LINEARISED:
+            if training == LINEARISED:
                 held_out = random_speed.pairs(self.sizes.held_out, seed=self.seed, part=1)
                 raw = pn.heads.LastLayerLaplace().fit(operator, train)
                 return pn.calibration.VarianceScale().fit(raw, held_out), self.sizes.epochs
-        else:
-            operator = self._fno()
         conditioned = pn.operators.NoiseConditionedOperator(
             operator, layers=["spectral"], noise=pn.operators.NoiseField(2), samples=4, seed=self._seed(1)
         )
-        epochs = self.sizes.epochs // 2 if self.method == TUNED else self.sizes.epochs
-        loss = pn.training.CRPS(4) if self.method == POINTWISE else pn.training.EnergyScore(4)
-        self._fit(conditioned, train, folder, str(self.method), epochs=epochs, loss=loss)
+        epochs = self.sizes.epochs // 2 if training == TUNED else self.sizes.epochs
+        loss = pn.training.CRPS(4) if training == POINTWISE else pn.training.EnergyScore(4)
+        optimization = pn.training.Optimization(optimizer="adamw") if self.method in WITH_ADAMW else None
+        self._fit(conditioned, train, folder, str(self.method), epochs=epochs, loss=loss, optimization=optimization)
         return head.fit(conditioned, train), epochs
 
     def _fno(self) -> pn.operators.FNO:

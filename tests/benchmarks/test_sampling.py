@@ -70,7 +70,7 @@ def test_units_are_kept_and_shown(tmp_path: Path) -> None:
     for unit in todo:
         assert again[unit] == first[unit] | {"resumed": True}
     assert len(list(tmp_path.glob("*.safetensors"))) == 1  # what a killed training goes on from
-    assert len({unit.path(tmp_path) for unit in sampling.units("default", seeds=3, commit=COMMIT)}) == 27
+    assert len({unit.path(tmp_path) for unit in sampling.units("default", seeds=3, commit=COMMIT)}) == 33
 
 
 def test_tables() -> None:
