@@ -31,7 +31,7 @@ def interleaved(
 def wait(device: str) -> None:
     """Until a device has done what it was told."""
     if device.startswith("cuda"):
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
 
 
 def quartiles(seconds: Sequence[float]) -> str:

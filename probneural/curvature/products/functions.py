@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
+from probneural.checks import check_instance
 from probneural.curvature.distributed import sum_of_shards
 from probneural.curvature.problem import CurvatureProblem
 from probneural.curvature.products.core import (
@@ -26,7 +27,7 @@ from probneural.curvature.products.core import (
     pull_and_push,
     transposed_jacobian_product,
 )
-from probneural.errors import ShapeError
+from probneural.errors import DataError, ShapeError
 from probneural.threads import forward_mode, plain_operations
 
 Term = Callable[..., tuple[Tensor, ...]]
@@ -248,7 +249,7 @@ def _leading(tensor: Tensor, dim: int | None, size: int) -> Tensor:
 def hessian_vector_product(
     problem: CurvatureProblem, parameters: Float[Tensor, " P"], vectors: Float[Tensor, "*s P"]
 ) -> Float[Tensor, "*s P"]:
-    """H v with H the Hessian of the loss.
+    """H v, with H the Hessian of the loss.
 
     Like its four siblings it is differentiable in parameters and vectors, to any order and in either mode, and can be vmapped.
     It is not differentiable in the data: use the functions in `probneural.curvature.products.core` for that.
@@ -263,8 +264,9 @@ def hessian_vector_product(
 
     Raises:
         ShapeError: If parameters or vectors do not have these shapes.
-        DataError: If the problem has no targets.
+        DataError: If the problem has no targets or is none, or dtypes differ.
     """
+    _check_problem(problem)
     problem.check_targets()
     streamed = _symmetric(problem, *_hessian_terms(problem))
     return _applied(streamed, parameters, vectors, (problem.size,))
@@ -285,7 +287,9 @@ def gauss_newton_vector_product(
 
     Raises:
         ShapeError: If parameters or vectors do not have these shapes.
+        DataError: If the problem is none, or dtypes differ.
     """
+    _check_problem(problem)
     streamed = _symmetric(problem, *_gauss_newton_terms(problem.outputs, problem.likelihood.weights))
     return _applied(streamed, parameters, vectors, (problem.size,))
 
@@ -305,8 +309,9 @@ def fisher_vector_product(
 
     Raises:
         ShapeError: If parameters or vectors do not have these shapes.
-        DataError: If the problem has no targets.
+        DataError: If the problem has no targets or is none, or dtypes differ.
     """
+    _check_problem(problem)
     problem.check_targets()
     streamed = _symmetric(problem, *_gauss_newton_terms(problem.losses, None))
     return _applied(streamed, parameters, vectors, (problem.size,))
@@ -327,7 +332,9 @@ def jacobian_vector_product(
 
     Raises:
         ShapeError: If parameters or vectors do not have these shapes.
+        DataError: If the problem is none, or dtypes differ.
     """
+    _check_problem(problem)
     product, forward_mode, transposed = _jacobian_terms(problem)
     streamed = Streamed(problem, product, (Kind.SHARED, Kind.BLOCK), (Kind.LOCAL,), transposed, forward_mode)
     return _applied(streamed, parameters, vectors, (problem.size,))
@@ -348,7 +355,9 @@ def vector_jacobian_product(
 
     Raises:
         ShapeError: If parameters or cotangents do not have these shapes.
+        DataError: If the problem is none, or dtypes differ.
     """
+    _check_problem(problem)
     product, _, transposed = _jacobian_terms(problem)
     streamed = Streamed(problem, transposed, (Kind.SHARED, Kind.LOCAL), (Kind.BLOCK,), product)
     expected = (len(problem.inputs), *problem.likelihood.weights.shape)
@@ -357,6 +366,14 @@ def vector_jacobian_product(
 
 def _applied(streamed: Streamed, parameters: Tensor, vectors: Tensor, expected: tuple[int, ...]) -> Tensor:
     """Apply to one vector or a block of them."""
+    for name, given in (("parameters", parameters), ("vectors", vectors)):
+        check_instance(given, Tensor, name, remedy="see problem.parameters")
+        if given.dtype != streamed.problem.inputs.dtype:
+            raise DataError(
+                expected=f"{name} of the problem's {streamed.problem.inputs.dtype}",
+                got=str(given.dtype),
+                remedy="convert them, or make the problem of data and an operator of that dtype",
+            )
     if tuple(parameters.shape) != (streamed.problem.size,):
         raise ShapeError(
             expected=f"parameters ({streamed.problem.size},)", got=str(tuple(parameters.shape)), remedy="see problem.parameters"
@@ -372,6 +389,15 @@ def _applied(streamed: Streamed, parameters: Tensor, vectors: Tensor, expected: 
     is_single = vectors.ndim == len(expected)
     result: Tensor = StreamedFunction.apply(streamed, parameters, vectors[None] if is_single else vectors)
     return result[0] if is_single else result
+
+
+def _check_problem(problem: object) -> None:
+    check_instance(
+        problem,
+        CurvatureProblem,
+        "problem",
+        remedy="make a CurvatureProblem; for a function of tensors, see curvature.products.core",
+    )
 
 
 def _symmetric(problem: CurvatureProblem, term: Term, forward_mode: Term) -> Streamed:

@@ -224,6 +224,21 @@ def test_refuses_other_shapes(kind: str) -> None:
 
 
 @pytest.mark.bad_input
+@ALL
+def test_refuses_other_kinds_and_dtypes(kind: str) -> None:
+    case = tiny()
+    theta, vectors = case.parameters, block(case, kind, 2)
+    other = torch.float32 if theta.dtype == torch.float64 else torch.float64
+    for first, second in ((theta.to(other), vectors), (theta, vectors.to(other))):
+        with pytest.raises(DataError, match=f"of the problem's {theta.dtype}; got {other}"):
+            applied(kind, case.problem)(first, second)
+    with pytest.raises(DataError, match="a Tensor as vectors"):
+        applied(kind, case.problem)(theta, vectors.tolist())
+    with pytest.raises(DataError, match="a CurvatureProblem as problem"):
+        applied(kind, lambda parameters: parameters.sum())(theta, vectors)
+
+
+@pytest.mark.bad_input
 @pytest.mark.parametrize("kind", ["hessian", "fisher"])
 def test_needs_targets(kind: str) -> None:
     case = tiny()
