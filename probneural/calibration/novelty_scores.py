@@ -14,6 +14,8 @@ from probneural.linear_algebra.principal_components import eigenpairs, singular_
 
 KEPT_VARIANCE = 0.99
 """Fraction of the functions' variance that leading components hold, where there are functions enough."""
+_KEPT_OF_CHANNEL = 0.9999
+"""The same of a channel alone: these scores find what is strange, and no width is extrapolated from them."""
 _FUNCTIONS_PER_COMPONENT = 4
 """Functions to estimate a component's variance from, at least."""
 _LEAST_POWER = 1e-4
@@ -47,13 +49,13 @@ class LeadingComponents:
     total: float
 
     @classmethod
-    def fit(cls, values: Float64[Tensor, "n d"]) -> LeadingComponents:
-        """Components of n functions: those of most variance, a quarter as many as there are functions at most."""
+    def fit(cls, values: Float64[Tensor, "n d"], *, kept: float = KEPT_VARIANCE) -> LeadingComponents:
+        """Components of n functions that hold a fraction of the variance, a quarter as many as there are functions at most."""
         center = values.mean(0)
         _, singular, directions = singular_values(values - center)
         variances = singular.square() / max(1, len(values) - 1)
         total = float(variances.sum())
-        wanted = int((variances.cumsum(0) < KEPT_VARIANCE * total).sum()) + 1
+        wanted = int((variances.cumsum(0) < kept * total).sum()) + 1
         rank = min(wanted, max(1, len(values) // _FUNCTIONS_PER_COMPONENT), int((variances > _ROUNDING * total).sum()))
         return cls(center=center, directions=directions[:rank], variances=variances[:rank], total=total if total > 0 else 1.0)
 
@@ -115,8 +117,10 @@ class InputScores:
     spectrum: MahalanobisDistance
 
     @classmethod
-    def fit(cls, values: Float64[Tensor, "n d"], powers: Float64[Tensor, "n c b"]) -> InputScores:
-        """Fit on values and powers of n functions, as `Descriptions` has them."""
+    def fit(
+        cls, values: Float64[Tensor, "n d"], powers: Float64[Tensor, "n c b"], *, kept: float = KEPT_VARIANCE
+    ) -> InputScores:
+        """Fit on values and powers of n functions, as `Descriptions` has them; components hold a fraction of the variance."""
         channels = values.unflatten(1, (powers.shape[1], -1))
         variance = (channels - channels.mean(0)).square().sum(2).mean(0)
         square = channels.square().sum(2).mean(0)
@@ -125,7 +129,7 @@ class InputScores:
         least = (_LEAST_POWER * powers.sum(2, keepdim=True).mean(0)).clamp_min(torch.finfo(torch.float64).tiny)
         return cls(
             units=units,
-            components=LeadingComponents.fit((channels / units).flatten(1)),
+            components=LeadingComponents.fit((channels / units).flatten(1), kept=kept),
             least_power=least,
             spectrum=MahalanobisDistance.fit((powers + least).log().flatten(1), ridge=_LOG_STD**2),
         )
@@ -163,7 +167,7 @@ class FittedScores:
         mean = seen.variance.mean(0)
         return cls(
             inputs=InputScores.fit(seen.values, seen.powers),
-            channels=tuple(InputScores.fit(*parts) for parts in _by_channel(seen.values, seen.powers)),
+            channels=tuple(InputScores.fit(*parts, kept=_KEPT_OF_CHANNEL) for parts in _by_channel(seen.values, seen.powers)),
             features=None if seen.features is None else MahalanobisDistance.fit(seen.features, ridge=ridge),
             variance=torch.where(mean > 0, mean, torch.ones_like(mean)),
         )
