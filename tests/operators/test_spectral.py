@@ -221,7 +221,7 @@ def test_adjoint_identity_with_walls(periodic: tuple[bool, bool]) -> None:
     torch.testing.assert_close((target * conv(other)).sum(), (pulled * other).sum(), atol=1e-11, rtol=0)
 
 
-@pytest.mark.parametrize("modes", [(3,), (2, 3), (70,), (34, 2)], ids=str)
+@pytest.mark.parametrize("modes", [(3,), (2, 3), (70,), (34, 2), (2, 66)], ids=str)
 @pytest.mark.parametrize("periodic", [True, False])
 def test_a_pointwise_layer_is_added(modes: tuple[int, ...], periodic: bool) -> None:
     """The sum is that of the two layers, and so are its gradients."""
@@ -233,6 +233,11 @@ def test_a_pointwise_layer_is_added(modes: tuple[int, ...], periodic: bool) -> N
     target = normal(*both.shape, seed="target")
     gradients = [torch.autograd.grad(result, leaves, target) for result in (both, apart)]
     torch.testing.assert_close(*gradients, atol=1e-12, rtol=1e-12)
+    kept = values.detach().clone()
+    for mode in (torch.no_grad, torch.inference_mode):  # where the sum is taken in memory that is new
+        with mode():
+            torch.testing.assert_close(conv(values, pointwise=pointwise), both.detach(), atol=1e-13, rtol=0)
+    assert torch.equal(values, kept)
 
 
 @pytest.mark.parametrize("name", ["weight", "pointwise.weight", "pointwise.bias"])
