@@ -21,7 +21,7 @@ LINEARISED = "last-layer Laplace, calibrated"
 SCRATCH = "energy score, from scratch"
 TUNED = "energy score, fine-tuned"
 WITH_ADAMW = {"energy score, from scratch, AdamW": SCRATCH, "energy score, fine-tuned, AdamW": TUNED}
-"""What the same trainings come to with AdamW for all weights."""
+"""What the trainings by the score come to with AdamW for all weights."""
 POINTWISE = "CRPS, from scratch"
 METHODS = (EXACT, LINEARISED, SCRATCH, TUNED, *WITH_ADAMW, POINTWISE)
 RANKS = (0, 2, 4, 8)

@@ -262,8 +262,8 @@ class Grid:
         """
         if not self.is_uniform:
             raise GridError(expected="a uniform grid", got=repr(self), remedy="a scattered grid has no resolution to change")
-        if shape == self.shape:  # its points are known already
-            return self
+        if isinstance(shape, tuple) and shape == self.shape and all(type(size) is int for size in shape):
+            return self  # whose points are known already
         sizes = per_axis(shape, self.dimension, "shape", check_integer)
         if sizes == self.shape:
             return self

@@ -205,6 +205,11 @@ class TestBadGrids:
         with pytest.raises(ArgumentError, match="one entry of shape per axis"):
             Grid.uniform((4, 4)).resized((8,))
 
+    @pytest.mark.parametrize("shape", [(1.0,), (True,), torch.ones(1)], ids=repr)
+    def test_resized_to_its_own_size_needs_integers(self, shape: object) -> None:
+        with pytest.raises(ArgumentError, match="shape"):
+            Grid.uniform((1,)).resized(shape)  # type: ignore[arg-type]
+
 
 # Sizes of source and target, and the highest frequency along each axis that both resolve.
 RESIZES = [

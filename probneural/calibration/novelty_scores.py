@@ -28,8 +28,8 @@ _FOLDS = 5
 """Parts of the functions that are scored by the others in turn."""
 _ROUNDING = 1e-12
 """Variance, as a fraction of the total, that counts as none."""
-LEAST_RESIDUAL = 1e-6
-"""Added to what components leave, in the total variance: smaller residuals count as equal, those of rounding above all."""
+LEAST_SCORE = 1e-6
+"""Smaller scores count as equal: those of rounding, above all."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -40,7 +40,7 @@ class LeadingComponents:
         center: Mean function, `(d,)`, dimensionless, as is all that follows.
         directions: Orthonormal, `(r, d)`.
         variances: Along the directions, `(r,)`.
-        total: Variance in all directions; a residual is measured in it.
+        total: Variance in all directions, in which a residual is measured; the mean square where there is none.
     """
 
     center: Float64[Tensor, " d"]
@@ -54,20 +54,19 @@ class LeadingComponents:
         center = values.mean(0)
         _, singular, directions = singular_values(values - center)
         variances = singular.square() / max(1, len(values) - 1)
-        total = float(variances.sum())
+        total, size = float(variances.sum()), float(values.square().sum(1).mean())
+        if total <= _ROUNDING * size:  # all are the same function
+            variances, total = torch.zeros_like(variances), size
         wanted = int((variances.cumsum(0) < kept * total).sum()) + 1
         rank = min(wanted, max(1, len(values) // _FUNCTIONS_PER_COMPONENT), int((variances > _ROUNDING * total).sum()))
         return cls(center=center, directions=directions[:rank], variances=variances[:rank], total=total if total > 0 else 1.0)
 
     def __call__(self, values: Float64[Tensor, "n d"]) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " n"]]:
-        """Squared distances of functions within the components, in their variances, and beyond, in the total variance.
-
-        A millionth of that is added to the latter.
-        """
+        """Squared distances of functions within the components, in their variances, and beyond, in the total variance."""
         centered = values - self.center
         along = centered @ self.directions.mT
         beyond = (centered - along @ self.directions).square().sum(1)
-        return (along.square() / self.variances).sum(1), beyond / self.total + LEAST_RESIDUAL
+        return (along.square() / self.variances).sum(1), beyond / self.total
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -184,7 +183,7 @@ class FittedScores:
             found["features"] = self.features(described.features)
         if described.variance is not None:
             found["variance"] = (described.variance / self.variance).mean(1)
-        return found
+        return {name: score.clamp_min(LEAST_SCORE) for name, score in found.items()}
 
 
 def standards(seen: Descriptions) -> dict[str, tuple[float, float]]:

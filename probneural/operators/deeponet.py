@@ -19,6 +19,7 @@ from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import MLP, HiddenLayers, joined
+from probneural.operators.layers.position import REMEMBERED_POINTS
 from probneural.pairs import Dataset
 
 Coupling = Literal["independent", "split_branch", "split_trunk", "split_both"]
@@ -145,8 +146,8 @@ class DeepONet(Operator):
         target = where if query is None else check_grid(query, "query")
         _check_query(target, self.domain)
         branch = self.drop(self.branch(values, where))
-        if target.is_uniform:
-            position = _embedding_of_grid(target, self.domain, self.frequencies, branch.dtype, branch.device)
+        if target.is_uniform and target.size <= REMEMBERED_POINTS:
+            position = _embedding_of_grid(target, self.domain, self.frequencies, branch.dtype, branch.device).detach()
         else:
             position = _embedding(target.points, self.domain, self.frequencies).to(branch)
         functions = self._trunk(position).mT.unflatten(0, (-1, self.basis)).unflatten(-1, target.shape)

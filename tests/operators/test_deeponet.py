@@ -188,12 +188,18 @@ def test_trunk_sees_each_point_and_branch_each_input_once() -> None:
 def test_a_known_grid_is_not_embedded_again() -> None:
     """On a small batch, what a forward evaluation computes of the grid alone takes longer than its products."""
     operator, values = built(), smooth(SENSORS, count=2, channels=2)
+    seen: list[Tensor] = []
+    operator.trunk[0].register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].requires_grad_()))
     first = operator(values, query=Grid.uniform(9, lengths=2.0))
     with Calls() as calls:
         again = operator(values, query=Grid.uniform(9, lengths=2.0))
     assert torch.equal(first, again)
+    assert seen[0].data_ptr() == seen[1].data_ptr()
     assert "gelu" in calls.names
     assert not {"sin", "cos", "remainder", "stack", "cat", "_to_copy"} & {*calls.names}
+    for result in (first, again):  # a hook that asks for slopes along the domain changes no other call
+        result.sum().backward()
+    torch.testing.assert_close(*(position.grad for position in seen))
 
 
 # Sensors and points

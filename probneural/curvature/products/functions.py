@@ -361,16 +361,18 @@ def vector_jacobian_product(
     product, _, transposed = _jacobian_terms(problem)
     streamed = Streamed(problem, transposed, (Kind.SHARED, Kind.LOCAL), (Kind.BLOCK,), product)
     expected = (len(problem.inputs), *problem.likelihood.weights.shape)
-    return _applied(streamed, parameters, cotangents, expected)
+    return _applied(streamed, parameters, cotangents, expected, name="cotangents")
 
 
-def _applied(streamed: Streamed, parameters: Tensor, vectors: Tensor, expected: tuple[int, ...]) -> Tensor:
+def _applied(
+    streamed: Streamed, parameters: Tensor, vectors: Tensor, expected: tuple[int, ...], *, name: str = "vectors"
+) -> Tensor:
     """Apply to one vector or a block of them."""
-    for name, given in (("parameters", parameters), ("vectors", vectors)):
-        check_instance(given, Tensor, name, remedy="see problem.parameters")
+    for argument, given in (("parameters", parameters), (name, vectors)):
+        check_instance(given, Tensor, argument, remedy="see problem.parameters")
         if given.dtype != streamed.problem.inputs.dtype:
             raise DataError(
-                expected=f"{name} of the problem's {streamed.problem.inputs.dtype}",
+                expected=f"{argument} of the problem's {streamed.problem.inputs.dtype}",
                 got=str(given.dtype),
                 remedy="convert them, or make the problem of data and an operator of that dtype",
             )

@@ -18,6 +18,10 @@ Embedding = bool | Literal["linear"]
 """Whether coordinates are input channels; `"linear"`: as they are on every axis, a periodic one included."""
 
 
+REMEMBERED_POINTS = 2**16
+"""Points of a grid whose positions are kept for later calls, at most: on larger ones they take no time beside the rest."""
+
+
 def check_embedding(value: object) -> Embedding:
     """Return an embedding.
 
@@ -58,10 +62,10 @@ def position_embedding(
     Returns:
         `(1, channels, *grid.shape)`, dimensionless.
     """
-    return _channels(grid, embedding, continuation, like.dtype, like.device)
+    compute = _remembered_channels if grid.size <= REMEMBERED_POINTS else _channels
+    return compute(grid, embedding, continuation, like.dtype, like.device).detach()
 
 
-@remembered(8)
 def _channels(grid: Grid, embedding: Embedding, continuation: str, dtype: torch.dtype, device: torch.device) -> Tensor:
     channels = []
     for number, axis in enumerate(grid.axes):
@@ -75,3 +79,6 @@ def _channels(grid: Grid, embedding: Embedding, continuation: str, dtype: torch.
         shape[number] = axis.size
         channels += [kind.reshape(shape).expand(grid.shape) for kind in kinds]
     return torch.stack(channels)[None].to(device, dtype)
+
+
+_remembered_channels = remembered(8)(_channels)
