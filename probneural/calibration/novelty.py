@@ -57,8 +57,9 @@ class Novelty:
       functions seen: before any calibration, and without noise;
     - `"components, channel 0"`, `"spectrum, channel 1"` and so on, where there are several channels: the same of each channel
       alone, which stands out where another has larger units or more components;
-    - `"combined"`: log sum exp z over all of them, with z the logarithm of a score, standardised by its scatter over functions
-      that it was not fitted on: about the largest z where one stands out, and more where several do.
+    - `"combined"`: log sum exp z over all of them, with z the logarithm of a score, standardised by its mean and upper
+      semideviation over functions that it was not fitted on: about the largest z where one stands out, and more where
+      several do.
 
     Outputs take no part. One p-value per score is valid by itself; the smallest of several is not, `"combined"` is. A function
     has one description on every grid: it is brought to the calibration inputs' grid, and what that one does not resolve counts
@@ -129,7 +130,7 @@ class NoveltyMeasure:
         inputs: Grid of the calibration inputs.
         outputs: Grid of the calibration outputs.
         fitted: The scores.
-        standards: Mean and standard deviation of each score's logarithm, by which they are combined.
+        standards: Mean and upper semideviation of each score's logarithm, by which they are combined.
 
     Raises:
         ShapeError: If scores and grid do not fit together.

@@ -187,17 +187,20 @@ class FittedScores:
 
 
 def standards(seen: Descriptions) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of each score's logarithm over functions that it was not fitted on, a fifth at a time."""
+    """Mean and upper semideviation of each score's logarithm over functions that it was not fitted on, a fifth at a time.
+
+    The latter is the root mean square of what exceeds the mean: a score that is often large by chance must not hide others.
+    """
     part = torch.arange(_count(seen)) % _FOLDS
     logs: dict[str, list[Tensor]] = {}
     for fold in range(_FOLDS):
         for name, score in FittedScores.fit(seen[part != fold])(seen[part == fold]).items():
             logs.setdefault(name, []).append(log_score(score))
-    return {name: _moments(torch.cat(values)) for name, values in logs.items()}
+    return {name: _upper_moments(torch.cat(values)) for name, values in logs.items()}
 
 
 def combined(scores: Mapping[str, Float64[Tensor, " n"]], units: Mapping[str, tuple[float, float]]) -> Float64[Tensor, " n"]:
-    """Logarithm of the sum of exponentials of log scores, each in units of its own scatter about its own mean."""
+    """Logarithm of the sum of exponentials of log scores, each in units of its upper semideviation, about its mean."""
     return torch.stack([(log_score(scores[name]) - mean) / std for name, (mean, std) in units.items()]).logsumexp(0)
 
 
@@ -212,9 +215,11 @@ def _by_channel(values: Float64[Tensor, "n d"], powers: Float64[Tensor, "n c b"]
     return list(zip(values.chunk(count, 1), powers.split(1, 1), strict=True)) if count > 1 else []
 
 
-def _moments(values: Tensor) -> tuple[float, float]:
-    std = float(values.std(correction=0))
-    return float(values.mean()), std if std > 1e-6 else 1.0
+def _upper_moments(values: Tensor) -> tuple[float, float]:
+    mean = values.mean()
+    above = values[values > mean] - mean
+    spread = float(above.square().mean().sqrt()) if len(above) else 0.0
+    return float(mean), spread if spread > 1e-6 else 1.0
 
 
 def _count(seen: Descriptions) -> int:

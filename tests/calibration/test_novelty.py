@@ -18,6 +18,7 @@ from probneural.calibration.novelty_scores import (
     FittedScores,
     LeadingComponents,
     MahalanobisDistance,
+    _upper_moments,
     standards,
 )
 from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
@@ -217,8 +218,13 @@ def test_the_combined_score_sums_exponentials_in_units_of_functions_it_was_not_f
     seen = Describer(LINE, LINE)(Synthetic(), draws(200, seed=0).split(100, seed=0)[0].inputs)
     units = standards(seen)
     scores = detector.scores(draws(5, seed=8).inputs)
-    logs = torch.stack([(scores[name].log() - mean) / std for name, (mean, std) in units.items()])
+    logs = torch.stack([(scores[name].log() - mean) / spread for name, (mean, spread) in units.items()])
     torch.testing.assert_close(scores["combined"], logs.exp().sum(0).log())
+
+
+def test_scores_are_compared_in_upper_semideviations() -> None:
+    assert _upper_moments(torch.tensor([0.0, 0.0, 0.0, 4.0])) == (1.0, 3.0)
+    assert _upper_moments(torch.tensor([2.0, 2.0])) == (2.0, 1.0)
 
 
 @pytest.mark.parametrize("kind", [Synthetic, Members])
