@@ -42,6 +42,7 @@ class SensorBranch(nn.Module):
         product: Jin, Meng & Lu (2022), MIONet. Deviation: inputs on other grids are interpolated.
 
     Examples:
+        >>> import torch
         >>> branch = SensorBranch(2, sensors=Grid.uniform(16), groups=1, basis=4, layers=HiddenLayers(width=8, depth=1))
         >>> branch(torch.zeros(3, 2, 32), Grid.uniform(32)).shape
         torch.Size([3, 1, 4])
