@@ -181,8 +181,13 @@ def _add_product(
     """
     is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     rounds = torch.is_autocast_enabled(values.device.type)
-    is_part = values._is_view() or not values.is_contiguous()  # inference mode knows no views
-    if torch.compiler.is_compiling() or is_transformed or rounds or is_part:
+    if (
+        torch.compiler.is_compiling()
+        or is_transformed
+        or rounds
+        or values._is_view()
+        or not values.is_contiguous()  # inference mode knows no views
+    ):
         return torch.addmm(values.reshape(inputs.shape[0], -1), inputs, weight.mT)
     if not torch.is_grad_enabled():
         values.view(len(inputs), -1).addmm_(inputs, weight.mT)
