@@ -171,11 +171,11 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         output=output,
         notes=notes,
         commit=todo[0].commit,
-        problem=problem,
+        chosen={"problem": problem},
     )
     print("\n".join(notes[len(NOTES) :]))
     curves = {name: trajectories(name, results) for name in chosen(problem)}
-    stem = sections.stem("bo", problem=problem)
+    stem = sections.stem("bo", chosen={"problem": problem})
     environment.write_json(
         {key: written[key] for key in ("command", "mode", "commit")} | {"curves": curves}, output / f"{stem}-curves.json"
     )

@@ -85,7 +85,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         output=output,
         notes=notes,
         commit=commit,
-        problem=problem,
+        chosen={"problem": problem},
     )
 
 

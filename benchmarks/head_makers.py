@@ -197,7 +197,7 @@ def noise_conditioned(shop: Workshop) -> tuple[Predictor, float]:
     head = pn.heads.NoiseConditioning(
         64,
         condition=lambda one: pn.operators.NoiseConditionedOperator(
-            one, layers=[_modulated(one)], noise=pn.operators.NoiseField(4), samples=2, seed=shop.seed_of(0)
+            one, layers=_modulated(one), noise=pn.operators.NoiseField(4), samples=2, seed=shop.seed_of(0)
         ),
         train=partial(pn.fit, epochs=epochs, loss=pn.training.EnergyScore(2), validation=0.0, show_progress=False),
         seed=shop.seed_of(0),
@@ -255,10 +255,12 @@ def stacked(shop: Workshop, *, heads: Sequence[str]) -> tuple[Predictor, float]:
     return pn.calibration.Stacking().fit(scaled, shop.data.scaling), seconds
 
 
-def _modulated(operator: Any) -> str:
-    """Where noise enters: the spectral layers, or the network of the input function."""
-    names = {name.split(".")[0] for name, _ in operator.named_modules() if name}
-    return "spectral" if "spectral" in names else "branch"
+def _modulated(operator: torch.nn.Module) -> list[str]:
+    """Where noise enters: the spectral layers, or those of the network of the input function."""
+    names = dict(operator.named_modules())
+    if "spectral" in names:
+        return ["spectral"]
+    return [name for name, module in names.items() if name.startswith("branch.") and hasattr(module, "out_features")]
 
 
 HEADS: dict[str, Maker] = {

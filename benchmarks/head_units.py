@@ -25,7 +25,7 @@ LEVEL = 0.9
 FEW = 25
 """Training functions where data are few."""
 EVALUATIONS = 10
-"""With few data, there are so many times the epochs; still a quarter of the training steps or less."""
+"""Where functions are few, there are up to so many times the epochs, but never more training steps than with all functions."""
 RANDOM = (DEFAULT, KERNEL, ENSEMBLE, f"mixture of {MEMBERS}")
 """Heads that are scored with a random scale, too."""
 SCALED = ("whole", "coverage", "crps", "joint_nll")
@@ -104,7 +104,8 @@ class Unit:
         """Train, fit every head, scale all alike, and score; then some of them with a random scale after that."""
         source, recipe = _case(self.problem, self.kind, is_small=self.sizes == SMALL)
         if self.pairs is not None:
-            recipe = replace(recipe, epochs=EVALUATIONS * recipe.epochs)
+            times = max(1, min(EVALUATIONS, source.pairs // self.pairs))
+            recipe = replace(recipe, epochs=times * recipe.epochs)
         held_out = self.sizes.held_out[min(source.dimension, 2) - 1]
         exact = [
             source.problem.sample(count, resolution=source.resolution, seed=stream_seed(self.seed, "heads functions", part))

@@ -26,6 +26,8 @@ from probneural.calibration import VarianceScale
 
 SEEDS = {"default": 2, "full": 5, "small": 1}
 """Of a run that does not say how many."""
+OPERATORS = ("FNO", "DeepONet")
+"""The first is that of the default run."""
 COMPARED = ("joint_nll", "crps", "energy")
 """Scores that ranks and comparisons are taken of; lower is better."""
 AFFORDED = 2
@@ -35,37 +37,47 @@ _LOGARITHMIC = ("joint_nll",)
 """Those that are compared by differences; others by ratios."""
 
 
-def chosen(mode: str, problem: str | None) -> list[tuple[str, str]]:
-    """Problems and operators of one run: the FNO on all problems, or DeepONets too.
+def chosen(mode: str, problem: str | None, *, operator: str | None = None) -> list[tuple[str, str]]:
+    """Problems and operators of one run: FNOs where none are named, and DeepONets too in a run that is not the default.
 
     Raises:
-        ValueError: If no problem's name begins so.
+        ValueError: If no problem's name begins so, or none of them has that operator.
     """
     cases = exact.chosen("full", problem=problem)
     cases = cases[:1] if mode == "small" else cases
-    return [
-        (case.source.name, recipe.kind)
-        for case in cases
-        for recipe in case.operators
-        if recipe.kind == "FNO" or (mode == "full" and recipe.kind == "DeepONet")
-    ]
+    kinds = (operator,) if operator else OPERATORS[:1] if mode == "default" else OPERATORS
+    found = [(case.source.name, recipe.kind) for case in cases for recipe in case.operators if recipe.kind in kinds]
+    if not found:
+        raise ValueError(f"{', '.join(case.source.name for case in cases)}: no {' and no '.join(kinds)} there")
+    return found
 
 
-def main(*, mode: str, output: Path, workers: int, problem: str | None = None, seeds: int | None = None) -> dict[str, Any]:
+def main(
+    *,
+    mode: str,
+    output: Path,
+    workers: int,
+    problem: str | None = None,
+    operator: str | None = None,
+    functions: int | None = None,
+    seeds: int | None = None,
+) -> dict[str, Any]:
     """Run all units, and make tables of their rows."""
     rows: list[Row] = []
     randomly: list[Row] = []
     repetitions = seeds or SEEDS[mode]
     commit = environment.commit()
     sizes = head_units.SMALL if mode == "small" else head_units.Sizes()
+    part = {"problem": problem, "operator": operator, "functions": functions}
+    amounts = (functions,) if functions else (None,) if mode == "default" else (None, FEW)
 
     def table(make: Callable[[Sequence[Row]], list[Row]]) -> list[Row]:
         if not rows:  # the first table runs everything
             todo = [
                 Unit(name, kind, pairs, seed, commit, sizes, *((BRIEF, 1) if mode == "default" else (tuple(HEADS), 2)))
                 for seed in range(repetitions)
-                for name, kind in chosen(mode, problem)
-                for pairs in ((None,) if mode == "default" else (None, FEW))
+                for name, kind in chosen(mode, problem, operator=operator)
+                for pairs in amounts
             ]
             found = kept_units.spread(todo, output / "heads", workers=workers)
             rows.extend(row for unit in todo for row in found[unit]["rows"])
@@ -102,7 +114,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
         "in units of one training; median and largest over problems",
         "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. Heads whose mean ranks "
         f"differ by less than the critical difference (Nemenyi, {1 - CONFIDENCE:.1g}) are not told apart",
-        f"with {FEW} functions there are {head_units.EVALUATIONS} times the epochs",
+        f"where functions are few, there are up to {head_units.EVALUATIONS} times the epochs, in no more steps than with all",
         "random scale: ScaleMixture after the scale of all, fitted to the same functions. whole: how many functions lie wholly "
         f"within bands of {LEVEL:g} of the draws, of all that are tested; coverage: of values",
         f"whole fields: on how many problems their share, a mean over seeds, lies between {COVERED[0]:g} and {COVERED[1]:g}. "
@@ -115,10 +127,10 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
         output=output,
         notes=notes,
         commit=commit,
-        problem=problem,
+        chosen=part,
         seeds=seeds,
     )
-    image = output / f"{sections.stem('heads', problem=problem)}.png"
+    image = output / f"{sections.stem('heads', chosen=part)}.png"
     environment.write_bytes(head_figure.against_cost(points(rows)), image)
     return results
 

@@ -69,7 +69,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         mode=mode,
         output=output,
         commit=todo[0].commit,
-        problem=problem,
+        chosen={"problem": problem},
         notes=notes,
     )
 

@@ -65,7 +65,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         mode=mode,
         output=output,
         commit=todo[0].commit,
-        problem=problem,
+        chosen={"problem": problem},
         notes=notes,
     )
 

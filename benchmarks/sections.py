@@ -27,7 +27,7 @@ def write(
     notes: Sequence[str] = (),
     peers: Sequence[str] = (),
     commit: str | None = None,
-    problem: str | None = None,
+    chosen: Mapping[str, str | int | None] = {},
     seeds: int | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
@@ -37,11 +37,11 @@ def write(
         name: Of the benchmark.
         parts: Title of each table to what makes its rows.
         mode: `default` or `small`.
-        output: Folder of NAME.json, NAME-PROBLEM.json or NAME-DEVICE.json.
+        output: Folder of NAME.json; where a part of it is run, the name says which.
         notes: What a reader must know.
         peers: Distributions whose versions count beside ours.
         commit: Of the code that ran, where it was taken before; otherwise that of now.
-        problem: What `--problem` said, where a benchmark has that option.
+        chosen: What options that choose a part of the benchmark said, by their names; None: nothing.
         seeds: What `--seeds` said.
         device: What `--device` said.
     """
@@ -52,7 +52,11 @@ def write(
         headings = list(dict.fromkeys(key for row in rows for key in row))
         sections[title] = [{heading: row.get(heading) for heading in headings} for row in rows]
         print(f"\n{title}\n{report.terminal_table(sections[title])}", flush=True)
-    flags = ("" if mode == "default" else f" --{mode}") + (f' --problem "{problem}"' if problem else "")
+    flags = "" if mode == "default" else f" --{mode}"
+    said = {option: value for option, value in chosen.items() if value is not None}
+    flags += "".join(
+        f' --{option} "{value}"' if option == "problem" else f" --{option} {value}" for option, value in said.items()
+    )
     flags += f" --seeds {seeds}" if seeds else ""
     flags += f" --device {device}" if device != "cpu" else ""
     results = {
@@ -67,7 +71,7 @@ def write(
         "notes": list(notes),
         "sections": sections,
     }
-    path = output / f"{stem(name, problem=problem, device=device)}.json"
+    path = output / f"{stem(name, chosen=chosen, device=device)}.json"
     environment.write_json(results, path)
     print(f"\n{path}\n{results['wall_seconds']:.0f} s")
     return results
@@ -87,12 +91,13 @@ def repeated(work: Callable[..., Any], tasks: Sequence[Sequence[tuple[Any, ...]]
         return [[future.result() for future in own] for own in futures]
 
 
-def stem(name: str, *, problem: str | None, device: str = "cpu") -> str:
-    """Name of a benchmark's files, without an ending.
+def stem(name: str, *, chosen: Mapping[str, str | int | None] = {}, device: str = "cpu") -> str:
+    """Name of a benchmark's files, without an ending: what was chosen is said in words, a number with its option.
 
     Examples:
-        >>> stem("heads", problem="Burgers, viscosity 0.01"), stem("speed", problem=None, device="cuda")
-        ('heads-burgers-viscosity-0-01', 'speed-cuda')
+        >>> stem("heads", chosen={"problem": "Burgers, viscosity 0.01", "functions": 25}), stem("speed", device="cuda")
+        ('heads-burgers-viscosity-0-01-25-functions', 'speed-cuda')
     """
-    said = [one for one in (problem, None if device == "cpu" else device) if one is not None]
-    return "-".join([name, *(re.sub(r"[^a-z0-9]+", "-", one.lower()) for one in said)])
+    words = [f"{value} {option}" if isinstance(value, int) else value for option, value in chosen.items() if value is not None]
+    words += [] if device == "cpu" else [device]
+    return "-".join([name, *(re.sub(r"[^a-z0-9]+", "-", one.lower()) for one in words)])

@@ -25,7 +25,9 @@ def test_parts_are_written_with_their_provenance(tmp_path: Path, capsys: pytest.
 
 def test_repetitions_are_said_in_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = parser().parse_args(["heads", "--seeds", "5"]).seeds
-    written = sections.write("heads", {}, mode="default", output=tmp_path, problem="Darcy", seeds=asked)
+    written = sections.write(
+        "heads", {}, mode="default", output=tmp_path, chosen={"problem": "Darcy", "operator": None}, seeds=asked
+    )
     assert written["command"] == 'python -m benchmarks heads --problem "Darcy" --seeds 5'
     assert parser().parse_args(["sampling"]).seeds is None
     with pytest.raises(SystemExit):
