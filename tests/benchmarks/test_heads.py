@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import probneural as pn
 from benchmarks import head_figure, head_makers, head_units, heads, measurements, over_seeds
 from benchmarks.head_makers import ENSEMBLE, HEADS
 from benchmarks.head_units import Unit
@@ -175,3 +176,38 @@ def test_scores_are_drawn_against_costs() -> None:
     assert list(known) == ["last layer", "stacked"]
     assert known["last layer"][1] == pytest.approx((0.3125, 0.375, 0.4375))
     assert head_figure.against_cost(found).startswith(b"\x89PNG")
+
+
+def test_a_part_is_chosen_by_problem_and_operator() -> None:
+    assert {kind for _, kind in heads.chosen("default", None)} == {"FNO"}
+    assert heads.chosen("full", "Burgers, viscosity 0.1") == [("Burgers, viscosity 0.1", kind) for kind in heads.OPERATORS]
+    assert heads.chosen("default", "Darcy", operator="DeepONet") == [("Darcy 1-D", "DeepONet")]  # one of two has it
+    with pytest.raises(ValueError, match="Darcy 2-D: no DeepONet there"):
+        heads.chosen("default", "Darcy 2-D", operator="DeepONet")
+
+
+@pytest.mark.parametrize("kind", heads.OPERATORS)
+def test_draws_are_conditioned_on_noise_in_every_operator(kind: str) -> None:
+    source, recipe = head_units._case(UNIT.problem, kind, is_small=True)
+    pairs = source.problem.sample(4, resolution=64, seed=0)
+    operator = recipe.build(pairs, seed=0)
+    drawing = pn.operators.NoiseConditionedOperator(operator, layers=head_makers._modulated(operator), seed=0)
+    for value in drawing.modulation.parameters():
+        torch.nn.init.normal_(value, generator=stream(0, "heads noise", 0))
+    draws = drawing(pairs.inputs.values.float())
+    assert draws.shape == (4, 2, 64)
+    assert not torch.equal(draws[:, 0], draws[:, 1])
+
+
+def test_few_functions_take_no_more_steps_than_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    epochs = []
+
+    class Shop(head_makers.Workshop):
+        def __init__(self, recipe: Any, data: Any, *, seed: int) -> None:
+            epochs.append(recipe.epochs)
+            super().__init__(recipe, data, seed=seed)
+
+    monkeypatch.setattr(head_units, "Workshop", Shop)
+    for pairs in (None, 2, 20, 40):  # of 40
+        replace(UNIT, pairs=pairs, heads=()).run(tmp_path)
+    assert epochs == [epochs[0], 10 * epochs[0], 2 * epochs[0], epochs[0]]
