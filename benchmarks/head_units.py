@@ -25,7 +25,7 @@ LEVEL = 0.9
 FEW = 25
 """Training functions where data are few."""
 EVALUATIONS = 10
-"""Where functions are few, there are up to so many times the epochs, but never more training steps than with all functions."""
+"""Where functions are few, there are up to so many times the epochs, but never more evaluations of functions than with all."""
 RANDOM = (DEFAULT, KERNEL, ENSEMBLE, f"mixture of {MEMBERS}")
 """Heads that are scored with a random scale, too."""
 SCALED = ("whole", "coverage", "crps", "joint_nll")

@@ -114,7 +114,7 @@ def main(
         "in units of one training; median and largest over problems",
         "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. Heads whose mean ranks "
         f"differ by less than the critical difference (Nemenyi, {1 - CONFIDENCE:.1g}) are not told apart",
-        f"where functions are few, there are up to {head_units.EVALUATIONS} times the epochs, in no more steps than with all",
+        f"with few functions there are up to {head_units.EVALUATIONS} times the epochs, never more evaluations than with all",
         "random scale: ScaleMixture after the scale of all, fitted to the same functions. whole: how many functions lie wholly "
         f"within bands of {LEVEL:g} of the draws, of all that are tested; coverage: of values",
         f"whole fields: on how many problems their share, a mean over seeds, lies between {COVERED[0]:g} and {COVERED[1]:g}. "

@@ -199,7 +199,7 @@ def test_draws_are_conditioned_on_noise_in_every_operator(kind: str) -> None:
     assert not torch.equal(draws[:, 0], draws[:, 1])
 
 
-def test_few_functions_take_no_more_steps_than_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_few_functions_take_no_more_evaluations_than_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     epochs = []
 
     class Shop(head_makers.Workshop):
