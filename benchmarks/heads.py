@@ -32,6 +32,28 @@ COMPARED = ("joint_nll", "crps", "energy")
 """Scores that ranks and comparisons are taken of; lower is better."""
 AFFORDED = 2
 """Trainings that a head may cost in the last column of `wins`."""
+NOTES = (
+    "means over seeds, each with functions, weights and batches of its own, which all heads share. Every head is scaled by "
+    f"{VarianceScale()!r} on the same 200 functions (100 in two dimensions), and tested on as many others; stacking takes "
+    "its weights from those, and scales its predictors on as many further ones",
+    f"all outputs, to train and to test on, have measurement noise of {NOISE:g} of their root mean square, "
+    "which every scale is told: what is exact has no density without",
+    f"coverage and width are those of central intervals at {LEVEL:g}; simultaneous: of whole functions. auroc: how well "
+    "the stated variance alone tells shifted functions from ordinary ones. ause: of values and of whole functions; 0 where "
+    "the most uncertain have the largest errors. raw chi2: before scales",
+    f"beside the ensemble: differences of nats, ratios of others, paired by seed; {CONFIDENCE:.0%} intervals of Student's",
+    "wins: on how many problems a head's mean over seeds is lower than the ensemble's; clearly: by more than half the "
+    "interval. cost: processor seconds of trainings and of the head itself, scales and weights of stacked ones included, "
+    "in units of one training; median and largest over problems",
+    "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. Heads whose mean ranks "
+    f"differ by less than the critical difference (Nemenyi, {1 - CONFIDENCE:.1g}) are not told apart",
+    f"with few functions there are up to {head_units.EVALUATIONS} times the epochs, never more evaluations than with all",
+    "random scale: ScaleMixture after the scale of all, fitted to the same functions. whole: how many functions lie wholly "
+    f"within bands of {LEVEL:g} of the draws, of all that are tested; coverage: of values",
+    f"whole fields: on how many problems their share, a mean over seeds, lies between {COVERED[0]:g} and {COVERED[1]:g}. "
+    f"That of a model that is right has a standard deviation of {CHANCE:g} for one seed in one dimension",
+)
+"""What a reader must know."""
 _HEAD = ("problem", "operator", "regime", "head")
 _LOGARITHMIC = ("joint_nll",)
 """Those that are compared by differences; others by ratios."""
@@ -99,27 +121,7 @@ def main(
         "random scale": lambda _: random_scale(randomly),
         "whole fields": lambda _: whole_fields(randomly),
     }
-    notes = [
-        "means over seeds, each with functions, weights and batches of its own, which all heads share. Every head is scaled by "
-        f"{VarianceScale()!r} on the same 200 functions (100 in two dimensions), and tested on as many others; stacking takes "
-        "its weights from those, and scales its predictors on as many further ones",
-        f"all outputs, to train and to test on, have measurement noise of {NOISE:g} of their root mean square, "
-        "which every scale is told: what is exact has no density without",
-        f"coverage and width are those of central intervals at {LEVEL:g}; simultaneous: of whole functions. auroc: how well "
-        "the stated variance alone tells shifted functions from ordinary ones. ause: of values and of whole functions; 0 where "
-        "the most uncertain have the largest errors. raw chi2: before scales",
-        f"beside the ensemble: differences of nats, ratios of others, paired by seed; {CONFIDENCE:.0%} intervals of Student's",
-        "wins: on how many problems a head's mean over seeds is lower than the ensemble's; clearly: by more than half the "
-        "interval. cost: processor seconds of trainings and of the head itself, scales and weights of stacked ones included, "
-        "in units of one training; median and largest over problems",
-        "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. Heads whose mean ranks "
-        f"differ by less than the critical difference (Nemenyi, {1 - CONFIDENCE:.1g}) are not told apart",
-        f"with few functions there are up to {head_units.EVALUATIONS} times the epochs, never more evaluations than with all",
-        "random scale: ScaleMixture after the scale of all, fitted to the same functions. whole: how many functions lie wholly "
-        f"within bands of {LEVEL:g} of the draws, of all that are tested; coverage: of values",
-        f"whole fields: on how many problems their share, a mean over seeds, lies between {COVERED[0]:g} and {COVERED[1]:g}. "
-        f"That of a model that is right has a standard deviation of {CHANCE:g} for one seed in one dimension",
-    ]
+    notes = list(NOTES)
     results = sections.write(
         "heads",
         {name: partial(table, make) for name, make in parts.items()},

@@ -53,10 +53,8 @@ def write(
         sections[title] = [{heading: row.get(heading) for heading in headings} for row in rows]
         print(f"\n{title}\n{report.terminal_table(sections[title])}", flush=True)
     flags = "" if mode == "default" else f" --{mode}"
-    said = {option: value for option, value in chosen.items() if value is not None}
-    flags += "".join(
-        f' --{option} "{value}"' if option == "problem" else f" --{option} {value}" for option, value in said.items()
-    )
+    said = {option: f'"{value}"' if option == "problem" else value for option, value in chosen.items() if value is not None}
+    flags += "".join(f" --{option} {value}" for option, value in said.items())
     flags += f" --seeds {seeds}" if seeds else ""
     flags += f" --device {device}" if device != "cpu" else ""
     results = {

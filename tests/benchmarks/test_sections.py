@@ -25,10 +25,10 @@ def test_parts_are_written_with_their_provenance(tmp_path: Path, capsys: pytest.
 
 def test_repetitions_are_said_in_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = parser().parse_args(["heads", "--seeds", "5"]).seeds
-    written = sections.write(
-        "heads", {}, mode="default", output=tmp_path, chosen={"problem": "Darcy", "operator": None}, seeds=asked
-    )
-    assert written["command"] == 'python -m benchmarks heads --problem "Darcy" --seeds 5'
+    chosen = {"problem": "Darcy", "operator": None, "functions": 25}
+    written = sections.write("heads", {}, mode="default", output=tmp_path, chosen=chosen, seeds=asked)
+    assert written["command"] == 'python -m benchmarks heads --problem "Darcy" --functions 25 --seeds 5'
+    assert (tmp_path / "heads-darcy-25-functions.json").exists()
     assert parser().parse_args(["sampling"]).seeds is None
     with pytest.raises(SystemExit):
         parser().parse_args(["heads", "--seeds", "0"])
