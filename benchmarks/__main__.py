@@ -239,7 +239,7 @@ COMMANDS = {
         two_materials.main,
         "heads and bands on Darcy flow through two materials, where papers compare them; half an hour, goes on if cut off",
         output="two-materials.json and finished units",
-        options=WORKERS,
+        options={**WORKERS, **DEVICE},
     ),
 }
 

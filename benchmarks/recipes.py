@@ -30,7 +30,10 @@ class Recipe:
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self, train: pn.FieldPairs, *, seed: int) -> Any:
-        """An untrained operator for pairs of this shape, with weights drawn under the seed."""
+        """An untrained operator for pairs of this shape, on their device, with weights drawn under the seed."""
+        return self._built(train, seed=seed).to(train.inputs.device)
+
+    def _built(self, train: pn.FieldPairs, *, seed: int) -> Any:
         channels = train.inputs.channels, train.outputs.channels
         if self.kind == "FNO":
             return pn.operators.FNO(*channels, **{"periodic": train.inputs.grid.periodic, **self.options}, seed=seed)

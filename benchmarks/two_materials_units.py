@@ -55,6 +55,7 @@ class Sizes:
 
     Attributes:
         points: Per axis.
+        cells: Least number per axis that the flow is solved on.
         pairs: Training pairs.
         held_out: Functions that variances are scaled on, and that the second network learns from.
         conformal: Functions that bands are calibrated on.
@@ -65,6 +66,7 @@ class Sizes:
     """
 
     points: int = 43
+    cells: int = 168
     pairs: int = 1000
     held_out: int = 200
     conformal: int = 300
@@ -76,6 +78,7 @@ class Sizes:
 
 SIZES = {
     "default": Sizes(),
+    "published": Sizes(points=85, cells=420, width=32, epochs=50),
     "small": Sizes(pairs=30, held_out=20, conformal=60, tests=20, epochs=1, width=4, modes=4),
 }
 
@@ -98,13 +101,15 @@ class Parts(NamedTuple):
     further: pn.FieldPairs
 
     @classmethod
-    def drawn(cls, sizes: Sizes, seed: int) -> Parts:
-        """Draw all of them."""
+    def drawn(cls, sizes: Sizes, seed: int, *, device: str = "cpu") -> Parts:
+        """Draw all of them, and solve on the device."""
         counts = (sizes.pairs, sizes.held_out, sizes.conformal, sizes.tests, sizes.pairs)
-        problem = pn.problems.PiecewiseDarcy()
+        problem = pn.problems.PiecewiseDarcy(cells=sizes.cells)
         return cls(
             *(
-                problem.sample(count, resolution=sizes.points, seed=stream_seed(seed, "two-materials functions", part))
+                problem.sample(
+                    count, resolution=sizes.points, seed=stream_seed(seed, "two-materials functions", part), device=device
+                )
                 for part, count in enumerate(counts)
             )
         )
@@ -156,11 +161,13 @@ class Unit:
         sizes: How large.
         seed: Of functions, weights and draws.
         commit: Of the code.
+        device: Where everything runs.
     """
 
     sizes: Sizes
     seed: int
     commit: str
+    device: str = "cpu"
 
     @property
     def name(self) -> str:
@@ -174,7 +181,7 @@ class Unit:
     def run(self, folder: Path) -> dict[str, Any]:
         """Train, fit, calibrate and score."""
         del folder
-        parts = Parts.drawn(self.sizes, self.seed)
+        parts = Parts.drawn(self.sizes, self.seed, device=self.device)
         exactly = torch.zeros(1, dtype=torch.float64)
         shop = Workshop(self.recipe, Data(parts.train, parts.held_out, parts.held_out, exactly), seed=self.seed)
         found: dict[str, Any] = {"seed": self.seed, "heads": [], "bands": [], FAILED: []}

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.checks import check_finite, check_floating, check_integer
+from probneural.checks import check_device, check_finite, check_floating, check_integer
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field, check_field
@@ -140,7 +140,15 @@ class Problem(ABC):
         return self._uniform(sizes)
 
     @undisturbed()
-    def sample(self, n: int, *, resolution: int | Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> FieldPairs:
+    def sample(
+        self,
+        n: int,
+        *,
+        resolution: int | Sequence[int],
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> FieldPairs:
         """Draw inputs from the distribution and solve for each.
 
         Args:
@@ -148,17 +156,18 @@ class Problem(ABC):
             resolution: Points per axis.
             seed: Seed of the draw; the same seed and n are the same functions at every resolution.
             dtype: Of the values returned; the arithmetic is float64.
+            device: Where to solve. The coefficients are drawn on the CPU, so a seed is the same functions on every device.
 
         Returns:
-            Pairs on one grid, on the CPU.
+            Pairs on one grid, on the device.
 
         Raises:
-            ArgumentError: If n is less than 1.
+            ArgumentError: If n is less than 1, or there is no such device here.
             ResolutionError: If an axis has fewer points than the distribution needs.
         """
         check_sample_dtype(dtype)
         grid = self.grid(resolution)
-        coefficients = self.input_distribution.draw(n, seed)
+        coefficients = self.input_distribution.draw(n, seed).to(check_device(device))
         inputs, outputs = [], []
         for part in self._chunks(coefficients, grid):
             inputs.append(self._inputs(part, grid).to(dtype))

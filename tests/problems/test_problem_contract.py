@@ -483,6 +483,10 @@ def test_cuda_agrees_with_the_cpu(case: Case) -> None:
     ]
     if case.differentiable:
         pairs.append((problem.derivative(inputs, direction), problem.derivative(on_device, direction_on_device)))
+    drawn = [
+        case.problem.sample(2, resolution=case.grid().shape, seed=3, dtype=torch.float64, device=d) for d in ("cpu", "cuda")
+    ]
+    pairs += [(drawn[0].inputs, drawn[1].inputs), (drawn[0].outputs, drawn[1].outputs)]
     for here, there in pairs:
         assert there.device.type == "cuda"
         assert relative(there.values.cpu() - here.values, here.values) < 1e-11
