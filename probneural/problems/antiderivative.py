@@ -106,7 +106,7 @@ class Antiderivative(GaussianInputProblem):
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
         cosines, sines = coefficients.unflatten(1, (-1, 2)).unbind(2)
-        angular = 2.0 * math.pi * torch.arange(1, cosines.shape[1] + 1, dtype=coefficients.dtype)
+        angular = 2.0 * math.pi * torch.arange(1, cosines.shape[1] + 1).to(coefficients)
         periodic = self._field.evaluate(torch.stack([-sines / angular, cosines / angular], dim=2).flatten(1), grid)
         return self._state(periodic - periodic[:, :1])[:, None]
 

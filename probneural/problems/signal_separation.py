@@ -222,7 +222,7 @@ class SignalSeparation(Problem):
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
         target = self._target_rows
-        tone = coefficients[:, target] @ self._tones(grid)[:, target].mT
+        tone = coefficients[:, target] @ self._tones(grid)[:, target].mT.to(coefficients)
         return math.sqrt(_AMPLITUDE_VARIANCE) * tone[:, None]
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
