@@ -31,6 +31,7 @@ from probneural import (
     runs,
     statistics,
     storage,
+    symmetries,
     training,
     trajectories,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "save",
     "statistics",
     "storage",
+    "symmetries",
     "training",
     "trajectories",
 ]

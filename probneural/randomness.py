@@ -30,6 +30,7 @@ PURPOSES: Final = MappingProxyType(
     {
         # data and draws
         "functions": "coefficients of the input functions of a problem",
+        "shifts": "by how many cells functions are moved along periodic axes",
         "split": "which pairs go to which part",
         "run split": "which pairs of a run are trained on, scale, carry bands, test",
         "draws": "draws from predictive distributions, and the functions that predictors and models draw",
