@@ -193,13 +193,13 @@ def variational(shop: Workshop) -> tuple[Predictor, float]:
 def noise_conditioned(shop: Workshop) -> tuple[Predictor, float]:
     """The same operator, tuned to draw by the energy score for half of the epochs."""
     operator, seconds = shop.member(0)
-    epochs = max(1, shop.recipe.epochs // 2)
+    settings = {"epochs": max(1, shop.recipe.epochs // 2), "optimization": shop.recipe.optimization}
     head = pn.heads.NoiseConditioning(
         64,
         condition=lambda one: pn.operators.NoiseConditionedOperator(
             one, layers=_modulated(one), noise=pn.operators.NoiseField(4), samples=2, seed=shop.seed_of(0)
         ),
-        train=partial(pn.fit, epochs=epochs, loss=pn.training.EnergyScore(2), validation=0.0, show_progress=False),
+        train=partial(pn.fit, loss=pn.training.EnergyScore(2), validation=0.0, show_progress=False, **settings),
         seed=shop.seed_of(0),
     )
     return head.fit(operator, shop.pairs), seconds

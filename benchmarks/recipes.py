@@ -22,12 +22,19 @@ class Recipe:
         epochs: Passes over the training pairs; 0 for what is solved in one step.
         learning_rate: Peak of the schedule.
         options: Arguments of the operator's constructor beside channels, modes and grids.
+        weight_decay: Of the optimiser, dimensionless.
     """
 
     kind: str
     epochs: int = 0
     learning_rate: float = 3e-3
     options: dict[str, Any] = field(default_factory=dict)
+    weight_decay: float = 0.0
+
+    @property
+    def optimization(self) -> pn.training.Optimization:
+        """The usual one, with the decay."""
+        return pn.training.Optimization(weight_decay=self.weight_decay)
 
     def build(self, train: pn.FieldPairs, *, seed: int) -> Any:
         """An untrained operator for pairs of this shape, on their device, with weights drawn under the seed."""
@@ -61,6 +68,7 @@ class Recipe:
             epochs=self.epochs,
             seed=seed,
             learning_rate=self.learning_rate,
+            optimization=self.optimization,
             show_progress=False,
             callbacks=[pn.training.EachEpoch(lambda progress: tick())],
         )
