@@ -201,8 +201,10 @@ class Unit:
             with noted(found[FAILED], f"band, {shape}"):
                 if shape in (SECOND, FURTHER):
                     predictor = self._second(shop, parts.held_out if shape == SECOND else parts.further)
+                elif (whose := DEFAULT if shape == CONSTANT else shape) in scaled:
+                    predictor = scaled[whose]
                 else:
-                    predictor = scaled[DEFAULT if shape == CONSTANT else shape]
+                    continue  # the head failed, which is noted
                 found["bands"] += band_rows(shape, predictor, parts=parts)
         return found
 

@@ -338,8 +338,7 @@ class FieldPairs:
 
     def __getitem__(self, index: Rows) -> FieldPairs:
         """Select pairs, as in `Field`."""
-        groups = None if self.groups is None else self.groups[select_rows(index, len(self))]
-        return FieldPairs(self.inputs[index], self.outputs[index], groups=groups)
+        return FieldPairs(self.inputs[index], self.outputs[index], groups=select_groups(self.groups, index))
 
     def __repr__(self) -> str:
         """A short description."""
@@ -444,6 +443,23 @@ def split_rows(
         )
     is_first = torch.isin(group, order[:taken])
     return is_first.nonzero()[:, 0], (~is_first).nonzero()[:, 0]
+
+
+def select_groups(groups: Int64[Tensor, " n"] | None, index: Rows) -> Int64[Tensor, " m"] | None:
+    """Groups of some pairs, on the CPU, wherever the index is; None where there are none.
+
+    Raises:
+        IndexError: If a number lies outside the pairs.
+        DataError: If several do, or the index is of another kind.
+
+    Examples:
+        >>> select_groups(torch.tensor([4, 4, 7]), [0, -1])
+        tensor([4, 7])
+    """
+    if groups is None:
+        return None
+    rows = select_rows(index, len(groups))
+    return groups[rows.to(groups.device) if isinstance(rows, Tensor) else rows]
 
 
 def _check_groups(groups: object, count: int) -> None:

@@ -18,7 +18,7 @@ from probneural.errors import ProbneuralError, ShapeError
 from probneural.fields import Field, select_rows
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
-from probneural.pairs import Dataset, FieldPairs, Rows, evenly_spread_rows, split_rows
+from probneural.pairs import Dataset, FieldPairs, Rows, evenly_spread_rows, select_groups, split_rows
 from probneural.periodicity import looked_at, warn_of_jumps
 
 _SAMPLE = 64
@@ -58,8 +58,7 @@ class StoredPairs:
     def subset(self, index: Rows) -> StoredPairs:
         """Choose some pairs without reading them, in the order of the index."""
         rows = select_rows(index, len(self))
-        groups = None if self.groups is None else self.groups[rows]
-        return StoredPairs(self.inputs.subset(rows), self.outputs.subset(rows), groups=groups)
+        return StoredPairs(self.inputs.subset(rows), self.outputs.subset(rows), groups=select_groups(self.groups, index))
 
     def split(self, count: int, *, seed: int) -> tuple[StoredPairs, StoredPairs]:
         """Split at random into `count` pairs and the rest, without reading them.
@@ -126,8 +125,7 @@ class StoredPairs:
 
     def __getitem__(self, index: Rows) -> FieldPairs:
         """Read some pairs into memory, in the order of the index."""
-        groups = None if self.groups is None else self.groups[select_rows(index, len(self))]
-        return FieldPairs(self.inputs[index], self.outputs[index], groups=groups)
+        return FieldPairs(self.inputs[index], self.outputs[index], groups=select_groups(self.groups, index))
 
     def __repr__(self) -> str:
         """A short description."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,14 @@ def test_pinned_batches_change_no_bit(workers: int) -> None:
 def test_data_on_the_device_are_not_pinned() -> None:
     expected, weights = trained(data(33))
     found, theirs = trained(data(33).to("cuda"), loading=Loading(pin_memory=True))
+    assert outcome(found) == outcome(expected)
+    assert same(theirs, weights)
+
+
+def test_groups_of_data_on_the_device() -> None:
+    groups = torch.arange(11).repeat(3)
+    expected, weights = trained(replace(data(33), groups=groups))
+    found, theirs = trained(replace(data(33), groups=groups).to("cuda"))
     assert outcome(found) == outcome(expected)
     assert same(theirs, weights)
 
