@@ -14,6 +14,7 @@ from benchmarks import (
     active,
     bo,
     chains,
+    copies,
     curvature,
     devices,
     error_places,
@@ -134,6 +135,12 @@ COMMANDS = {
         acquisition_cost.main, "cost of an information gain with its gradient, and of choices from a pool; minutes"
     ),
     "chains": Command(chains.main, "posteriors over all layers in training epochs: fit, calibrate, score; minutes"),
+    "copies": Command(
+        copies.main,
+        "copies under known symmetries, where functions are few; about half an hour, goes on if cut off",
+        output="copies.json and finished units",
+        options=WORKERS,
+    ),
     "curvature": Command(
         curvature.main, "cost of curvature products, beside other libraries where they are installed; minutes"
     ),

@@ -90,7 +90,7 @@ class Workshop:
             return self._fitted[name]
         outer, self._borrowed = self._borrowed, 0.0
         before, start = self.seconds, time.process_time()
-        predictor, trainings = (HEADS | _PARTS)[name](self)
+        predictor, trainings = (HEADS | COPIED | _PARTS)[name](self)
         own = time.process_time() - start - (self.seconds - before)
         self._fitted[name] = Fitted(predictor, trainings, own + self._borrowed)
         self._borrowed += outer
@@ -119,6 +119,13 @@ class Workshop:
     def seconds(self) -> float:
         """Of a processor, that all trainings so far have taken."""
         return sum(seconds for _, seconds in self._trained.values())
+
+    def copies(self, count: int) -> pn.FieldPairs:
+        """Training pairs with so many images of each: under shifts where there are any, else under mirrors and turns."""
+        grid = self.pairs.inputs.grid
+        is_periodic = any(grid.periodic)
+        symmetries = pn.symmetries.shifts(grid, count, seed=self.seed) if is_periodic else pn.symmetries.box(grid)[:count]
+        return pn.symmetries.with_copies(self.pairs, symmetries)
 
     @property
     def pairs(self) -> pn.FieldPairs:
@@ -217,9 +224,17 @@ def mixture(shop: Workshop, *, count: int) -> tuple[Predictor, float]:
     return pn.heads.LaplaceEnsemble().fit(operators, shop.pairs), seconds
 
 
-def kernel(shop: Workshop) -> tuple[Predictor, float]:
+def kernel(shop: Workshop, *, copies: int = 0) -> tuple[Predictor, float]:
     """A Gaussian process without any network."""
-    return pn.heads.KernelOperator().fit(None, shop.pairs), 0.0
+    return pn.heads.KernelOperator().fit(None, shop.copies(copies) if copies else shop.pairs), 0.0
+
+
+def copied_ensemble(shop: Workshop, *, count: int, copies: int) -> tuple[Predictor, float]:
+    """Several operators that learned from copies too, in as many steps as those without: trainings of their own."""
+    pairs = shop.copies(copies)
+    recipe = replace(shop.recipe, epochs=max(1, shop.recipe.epochs * len(shop.pairs) // len(pairs)))
+    operators = [recipe.train(pairs, seed=shop.seed_of(number), tick=lambda: None)[0] for number in range(count)]
+    return recipes.ensemble(operators, shop.pairs), 0.0
 
 
 class Average(torch.nn.Module):
@@ -290,6 +305,14 @@ HEADS: dict[str, Maker] = {
     f"mixture of {MEMBERS}": partial(mixture, count=MEMBERS),
 }
 """By what the trainings cost: one and less than one more, none, two, four."""
+FEWER, MORE = 7, 39
+"""Images of each function under symmetries: those of a square, and what makes 1,000 functions of 25."""
+COPIED: dict[str, Maker] = {
+    f"{KERNEL}, {FEWER} copies": partial(kernel, copies=FEWER),
+    f"{KERNEL}, {MORE} copies": partial(kernel, copies=MORE),
+    f"{ENSEMBLE}, {FEWER} copies": partial(copied_ensemble, count=MEMBERS, copies=FEWER),
+}
+"""For operators that are known to commute with these."""
 _PARTS: dict[str, Maker] = {_SECOND: partial(last_layer, number=1)}
 BRIEF = (
     DEFAULT,
