@@ -15,13 +15,16 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from probneural.checks import check_instance, check_integer
+from probneural.checks import check_instance, check_integer, check_real
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Axis, Grid, check_grid
 from probneural.pairs import FieldPairs
 from probneural.randomness import stream
+
+_ROUNDING = 1e-6
+"""Of a cell, that a fraction of the period may miss a point by."""
 
 
 @runtime_checkable
@@ -34,45 +37,56 @@ class Symmetry(Protocol):
 
 @dataclass(frozen=True)
 class Shift:
-    """Move functions along periodic axes by whole cells: u(x) becomes u(x − k h).
+    """Move functions along periodic axes: u(x) becomes u(x − f L), L the length of the axis.
+
+    Inputs and outputs are moved alike on grids of different resolutions, as long as both have a point where the first goes.
 
     Args:
-        cells: Cells k per axis, of any sign; 0 on axes that are not periodic.
+        fractions: Parts f of the period per axis, dimensionless, of any sign; 0 on axes that are not periodic.
 
     Raises:
-        ArgumentError: If a number of cells is no integer.
+        ArgumentError: If a fraction is no finite number.
 
     Examples:
         >>> field = Field(torch.arange(4.0)[None, None], Grid.uniform(4))
-        >>> Shift((1,))(field).values.flatten().tolist()
+        >>> Shift((0.25,))(field).values.flatten().tolist()
         [3.0, 0.0, 1.0, 2.0]
     """
 
-    cells: tuple[int, ...]
+    fractions: tuple[float, ...]
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for one in self.cells:
-            check_integer(one, "cells", least=-math.inf)
+        for one in self.fractions:
+            check_real(one, "fractions")
 
     def __call__(self, field: Field) -> Field:
         """Move every function.
 
         Raises:
-            GridError: If the grid is scattered or has another dimension, or an axis that is moved along is not periodic.
+            GridError: If the grid is scattered or has another dimension, an axis that is moved along is not periodic, or points
+                do not move to points.
         """
         axes = _axes(field)
-        if len(axes) != len(self.cells):
+        if len(axes) != len(self.fractions):
             raise GridError(
-                expected=f"a grid of {len(self.cells)} axes", got=f"{len(axes)} axes", remedy="give a number of cells for each"
+                expected=f"a grid of {len(self.fractions)} axes", got=f"{len(axes)} axes", remedy="give a fraction for each"
             )
-        if any(cells and not axis.periodic for cells, axis in zip(self.cells, axes, strict=True)):
+        if any(part and not axis.periodic for part, axis in zip(self.fractions, axes, strict=True)):
             raise GridError(
                 expected="periodic axes where functions are moved",
                 got=repr(field.grid),
-                remedy="give 0 cells for the axes that are not periodic: nothing is known beyond their ends",
+                remedy="give 0 for the axes that are not periodic: nothing is known beyond their ends",
             )
-        return Field(field.values.roll(self.cells, dims=tuple(range(2, 2 + len(axes)))), field.grid)
+        exact = [part * axis.size for part, axis in zip(self.fractions, axes, strict=True)]
+        cells = [round(one) for one in exact]
+        if any(abs(one - whole) > _ROUNDING for one, whole in zip(exact, cells, strict=True)):
+            raise GridError(
+                expected="fractions that are whole numbers of cells",
+                got=f"{exact} cells on {field.grid!r}",
+                remedy="draw shifts on the coarsest grid: the points of a finer one that holds it are moved to points, too",
+            )
+        return Field(field.values.roll(cells, dims=tuple(range(2, 2 + len(axes)))), field.grid)
 
 
 @dataclass(frozen=True)
@@ -198,7 +212,7 @@ class Composition:
 
     Examples:
         >>> field = Field(torch.arange(4.0)[None, None], Grid.uniform(4))
-        >>> Composition((Shift((1,)), Mirror(0)))(field).values.flatten().tolist()
+        >>> Composition((Shift((0.25,)), Mirror(0)))(field).values.flatten().tolist()
         [3.0, 2.0, 1.0, 0.0]
     """
 
@@ -226,7 +240,7 @@ def shifts(grid: Grid, count: int, *, seed: int) -> list[Symmetry]:
         seed: Of the draw.
 
     Returns:
-        At most `count` shifts by whole cells.
+        At most `count` shifts, by whole cells of this grid.
 
     Raises:
         GridError: If no axis is periodic.
@@ -246,7 +260,7 @@ def shifts(grid: Grid, count: int, *, seed: int) -> list[Symmetry]:
     total = math.prod(sizes)
     chosen = torch.randperm(total - 1, generator=stream(seed, "shifts"))[:count] + 1
     places = torch.stack(torch.unravel_index(chosen, sizes), dim=1)
-    return [Shift(tuple(place)) for place in places.tolist()]
+    return [Shift(tuple(cell / size for cell, size in zip(place, sizes, strict=True))) for place in places.tolist()]
 
 
 def box(grid: Grid) -> list[Symmetry]:

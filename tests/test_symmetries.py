@@ -66,7 +66,7 @@ def test_exact_solutions_of_images_are_images_of_solutions(name: str) -> None:
 
 def test_what_is_no_symmetry_is_seen_as_none() -> None:
     burgers = Case(Burgers(viscosity=0.1), 64, lambda grid: alike([Mirror(0)]))
-    mixed = Case(Burgers(viscosity=0.1), 64, lambda grid: [(Shift((3,)), Shift((4,)))])
+    mixed = Case(Burgers(viscosity=0.1), 64, lambda grid: [(Shift((3 / 64,)), Shift((4 / 64,)))])
     assert worst(burgers) > 0.05
     assert worst(mixed) > 0.01
 
@@ -75,7 +75,7 @@ def test_a_network_without_position_commutes_with_shifts() -> None:
     grid = Grid.uniform(32)
     inputs = Field(normal(3, 1, 32, seed=0), grid)
     places, none = (pn.operators.FNO(1, 1, modes=(6,), embeds_position=flag, seed=0).double() for flag in (True, False))
-    move = Shift((5,))
+    move = Shift((5 / 32,))
     for operator, commutes in ((none, True), (places, False)):
         image = Field(pn.fields.evaluate(operator, move(inputs)).detach(), grid)
         moved = move(Field(pn.fields.evaluate(operator, inputs).detach(), grid))
@@ -132,9 +132,20 @@ def test_vectors_turn_with_their_components() -> None:
 def test_shifts_are_different_and_move_something() -> None:
     grid = Grid.uniform((8, 5, 3), periodic=(True, False, True))
     found = shifts(grid, 30, seed=3)
-    assert len({one.cells for one in found if isinstance(one, Shift)}) == 23  # 8 x 3 places, but for the one where they are
-    assert all(isinstance(one, Shift) and one.cells[1] == 0 and any(one.cells) for one in found)
+    assert len({one.fractions for one in found if isinstance(one, Shift)}) == 23  # 8 x 3 places, but for the one where they are
+    assert all(isinstance(one, Shift) and one.fractions[1] == 0 and any(one.fractions) for one in found)
     assert shifts(grid, 4, seed=3) == shifts(grid, 4, seed=3) != shifts(grid, 4, seed=4)
+
+
+def test_grids_of_different_resolutions_are_moved_alike() -> None:
+    problem = Burgers(viscosity=0.1)
+    coarse, fine = (problem.sample(3, resolution=points, seed=0, dtype=torch.float64) for points in (64, 192))
+    mixed = FieldPairs(coarse.inputs, fine.outputs)
+    copied = with_copies(mixed, shifts(coarse.inputs.grid, 4, seed=1))
+    solved = problem.solve(copied.inputs.resample(fine.inputs.grid))
+    assert relative(copied.outputs.values, solved.values) < 1e-9
+    with pytest.raises(GridError, match="whole numbers of cells"):
+        with_copies(mixed, [Shift((1 / 192,))])
 
 
 def test_copies_never_meet_their_pairs_in_another_part() -> None:
@@ -178,10 +189,11 @@ HALF = Grid.uniform(8, periodic=False, endpoint=False)
 @pytest.mark.parametrize(
     ("grid", "symmetry", "error", "says"),
     [
-        (WALLS, lambda: Shift((1,)), GridError, "periodic axes"),
-        (LINE, lambda: Shift((1, 0)), GridError, "2 axes"),
-        (SCATTERED, lambda: Shift((1,)), GridError, "uniform"),
-        (LINE, lambda: Shift((1.5,)), ArgumentError, "cells"),  # type: ignore[arg-type]
+        (WALLS, lambda: Shift((0.25,)), GridError, "periodic axes"),
+        (LINE, lambda: Shift((0.25, 0.0)), GridError, "2 axes"),
+        (LINE, lambda: Shift((0.3,)), GridError, "whole numbers of cells"),
+        (SCATTERED, lambda: Shift((0.25,)), GridError, "uniform"),
+        (LINE, lambda: Shift((math.nan,)), ArgumentError, "fractions"),
         (HALF, lambda: Mirror(0), GridError, "both of its ends"),
         (LINE, lambda: Mirror(1), GridError, "axis 1"),
         (LINE, lambda: Mirror(0, odd=(1,)), ShapeError, "channels below 1"),
