@@ -230,7 +230,7 @@ def kernel(shop: Workshop, *, copies: int = 0) -> tuple[Predictor, float]:
 
 
 def copied_ensemble(shop: Workshop, *, count: int, copies: int) -> tuple[Predictor, float]:
-    """Several operators that learned from copies too, in as many steps as those without: trainings of their own."""
+    """Several operators that learned from copies too, from as many evaluations as those without: trainings of their own."""
     pairs = shop.copies(copies)
     recipe = replace(shop.recipe, epochs=max(1, shop.recipe.epochs * len(shop.pairs) // len(pairs)))
     operators = [recipe.train(pairs, seed=shop.seed_of(number), tick=lambda: None)[0] for number in range(count)]

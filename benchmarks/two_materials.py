@@ -29,8 +29,8 @@ def main(*, mode: str, output: Path, workers: int, device: str = "cpu") -> dict[
         f"{sizes.pairs} training functions, a tenth of which training only watches, {sizes.held_out} that variances are scaled "
         f"on, {sizes.conformal} that bands are calibrated on, {sizes.tests} tests; an FNO of width {sizes.width} with "
         f"{sizes.modes} modes per axis, {sizes.epochs} epochs (fine-tuning half of them more, the ensemble four times, and "
-        f"as many steps with copies), weights that decay by {WEIGHT_DECAY:g} of the learning rate a step. Means over seeds; "
-        f"intervals are {CONFIDENCE:.0%} intervals, those of ratios about geometric means.",
+        f"as many evaluations with copies), weights that decay by {WEIGHT_DECAY:g} of the learning rate a step. Means over "
+        f"seeds; intervals are {CONFIDENCE:.0%} intervals, those of ratios about geometric means.",
         "CRPS and energy score: over the root mean square of the outputs. scale none: as the head states it, with what it "
         f"calls noise; local: VarianceScale as it is by default. whole: part of the first {WHOLE} functions within 90 % bands "
         "of draws.",

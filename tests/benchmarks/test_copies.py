@@ -1,4 +1,4 @@
-"""Copies under symmetries: the problems have those that they are given, and networks with copies take as many steps."""
+"""Copies under symmetries: the problems have those that they are given, and networks with copies see as many functions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_images_of_solutions_are_solutions(beginning: str) -> None:
 
 
 @pytest.mark.parametrize(("beginning", "epochs"), [("Darcy 1-D", 8), ("Darcy 2-D", 2)])
-def test_networks_with_copies_take_as_many_steps(beginning: str, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_with_copies_see_as_many_functions(beginning: str, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def train(self: Recipe, pairs: pn.FieldPairs, **_: Any) -> tuple[torch.nn.Module, None, None]:
