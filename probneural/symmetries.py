@@ -14,8 +14,9 @@ from itertools import permutations, product
 from typing import Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, check_real
+from probneural.checks import assign, check_instance, check_integer, check_real, check_sequence, described
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, check_field
@@ -25,6 +26,7 @@ from probneural.randomness import stream
 
 _ROUNDING = 1e-6
 """Of a cell, that a fraction of the period may miss a point by."""
+_BY_SIDE = "give a tuple of two symmetries, for inputs and for outputs, where their channels differ"
 
 
 @runtime_checkable
@@ -39,13 +41,13 @@ class Symmetry(Protocol):
 class Shift:
     """Move functions along periodic axes: u(x) becomes u(x − f L), L the length of the axis.
 
-    Inputs and outputs are moved alike on grids of different resolutions, as long as both have a point where the first goes.
+    So inputs and outputs are moved alike where their grids differ, as long as that is a whole number of cells on both.
 
     Args:
-        fractions: Parts f of the period per axis, dimensionless, of any sign; 0 on axes that are not periodic.
+        fractions: Parts f of the period per axis, between −1 and 1, dimensionless; 0 on axes that are not periodic.
 
     Raises:
-        ArgumentError: If a fraction is no finite number.
+        ArgumentError: If a fraction is another number, a number of cells for example.
 
     Examples:
         >>> field = Field(torch.arange(4.0)[None, None], Grid.uniform(4))
@@ -57,8 +59,8 @@ class Shift:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for one in self.fractions:
-            check_real(one, "fractions")
+        given = check_sequence(self.fractions, "fractions", remedy="give a tuple: Shift((0.25,))")
+        assign(self, fractions=tuple(check_real(one, "fractions", above=-1.0, below=1.0) for one in given))
 
     def __call__(self, field: Field) -> Field:
         """Move every function.
@@ -84,18 +86,18 @@ class Shift:
             raise GridError(
                 expected="fractions that are whole numbers of cells",
                 got=f"{exact} cells on {field.grid!r}",
-                remedy="draw shifts on the coarsest grid: the points of a finer one that holds it are moved to points, too",
+                remedy="draw shifts on a grid whose points all grids have: of 32 points, for grids of 64 and of 96",
             )
         return Field(field.values.roll(cells, dims=tuple(range(2, 2 + len(axes)))), field.grid)
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """Reflect functions about the middle of an axis; on a periodic axis, about its left end, which is the same up to a shift.
+    """Reflect functions about the middle of an axis: u(x) becomes u(L − x), for an axis from 0 to L.
 
     Args:
         axis: Which axis.
-        odd: Channels that change sign: the component of a vector along the axis, or all of them for u(x) to −u(−x).
+        odd: Channels that change sign: the component of a vector along the axis, a vorticity, or all for u(x) to −u(L − x).
 
     Raises:
         ArgumentError: If a number is no integer from 0.
@@ -111,8 +113,7 @@ class Mirror:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for number, name in ((self.axis, "axis"), *((one, "odd") for one in self.odd)):
-            check_integer(number, name, least=0)
+        assign(self, axis=check_integer(self.axis, "axis", least=0), odd=_numbers(self.odd, "odd"))
 
     def __call__(self, field: Field) -> Field:
         """Reflect every function.
@@ -122,59 +123,47 @@ class Mirror:
             ShapeError: If there is no such channel.
         """
         axes = _axes(field)
-        _check_axis(self.axis, axes, field.grid)
+        if self.axis >= len(axes):
+            raise GridError(expected=f"a grid with axis {self.axis}", got=repr(field.grid), remedy="axes count from zero")
         axis = axes[self.axis]
-        if not axis.periodic and not axis.endpoint:
-            raise GridError(
-                expected="a periodic axis, or one with both of its ends",
-                got=repr(field.grid),
-                remedy="the image lies between the points: field.resample(grid) brings functions to a grid with both ends",
-            )
-        if any(channel >= field.channels for channel in self.odd):
-            raise ShapeError(
-                expected=f"channels below {field.channels}",
-                got=repr(self.odd),
-                remedy="channels count from zero, for each side",
-            )
+        _check_ends([axis], field.grid)
         values = field.values.flip(2 + self.axis)
         if axis.periodic:
             values = values.roll(1, dims=2 + self.axis)
-        if self.odd:
-            signs = values.new_ones(field.channels)
-            signs[list(self.odd)] = -1.0
-            values = values * signs.reshape(-1, *[1] * len(axes))
-        return Field(values, field.grid)
+        return Field(_signed(values, self.odd), field.grid)
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Exchange axes that have the same points.
+class Transpose:
+    """Let axes that have the same points change places.
+
+    (1, 0) is the mirror of a square about its diagonal, (1, 2, 0) a turn of a cube. A quarter turn of a square is
+    `Composition((Transpose((1, 0)), Mirror(0)))`.
 
     Args:
-        order: For each axis, the one that takes its place: (1, 0) mirrors a square about its diagonal.
-        channels: For each channel, the one that takes its place, where channels are components of vectors; None for the same.
+        order: For each axis, the one that takes its place.
+        channels: For each channel, the one that takes its place: the same as `order` for the components of a vector; None where
+            channels stay.
+        odd: Channels that change sign, a vorticity for example; counted after the exchange.
 
     Raises:
-        ArgumentError: If an order does not name every number once.
+        ArgumentError: If an order does not name every number once, or a channel is no integer from 0.
 
     Examples:
         >>> field = Field(torch.arange(4.0).reshape(1, 1, 2, 2), Grid.uniform((2, 2)))
-        >>> Turn((1, 0))(field).values.flatten().tolist()
+        >>> Transpose((1, 0))(field).values.flatten().tolist()
         [0.0, 2.0, 1.0, 3.0]
     """
 
     order: tuple[int, ...]
     channels: tuple[int, ...] | None = None
+    odd: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that both are permutations."""
-        for order, name in ((self.order, "order"), (self.channels or (), "channels")):
-            if sorted(order) != list(range(len(order))):
-                raise ArgumentError(
-                    expected=f"an {name} that names every number from 0 once" if name == "order" else "channels, each once",
-                    got=repr(order),
-                    remedy="(1, 0) exchanges the first two",
-                )
+        assign(self, order=_permutation(self.order, "order"), odd=_numbers(self.odd, "odd"))
+        if self.channels is not None:
+            assign(self, channels=_permutation(self.channels, "channels"))
 
     def __call__(self, field: Field) -> Field:
         """Exchange the axes of every function.
@@ -193,11 +182,9 @@ class Turn:
         values = field.values.permute(0, 1, *(2 + one for one in self.order))
         if self.channels is not None:
             if len(self.channels) != field.channels:
-                raise ShapeError(
-                    expected=f"{len(self.channels)} channels", got=str(field.channels), remedy="name every channel of a side"
-                )
+                raise ShapeError(expected=f"{len(self.channels)} channels", got=str(field.channels), remedy=_BY_SIDE)
             values = values[:, list(self.channels)]
-        return Field(values.contiguous(), field.grid)
+        return Field(_signed(values, self.odd).contiguous(), field.grid)
 
 
 @dataclass(frozen=True)
@@ -208,6 +195,7 @@ class Composition:
         parts: The first that is applied comes first.
 
     Raises:
+        ArgumentError: If there are no parts.
         DataError: If a part is no map of fields.
 
     Examples:
@@ -220,8 +208,8 @@ class Composition:
 
     def __post_init__(self) -> None:
         """Check the parts."""
-        for part in self.parts:
-            _check_symmetry(part)
+        parts = check_sequence(self.parts, "parts", remedy="give a tuple of symmetries")
+        assign(self, parts=tuple(_check_symmetry(part) for part in parts))
 
     def __call__(self, field: Field) -> Field:
         """Apply all of them."""
@@ -232,19 +220,19 @@ class Composition:
 
 @undisturbed()
 def shifts(grid: Grid, count: int, *, seed: int) -> list[Symmetry]:
-    """Draw different shifts along the periodic axes of a grid, all but the one that moves nothing.
+    """Draw different shifts along the periodic axes of a grid, by whole cells; never the one that moves nothing.
 
     Args:
         grid: A uniform grid with a periodic axis.
-        count: How many; all there are where there are no more.
+        count: How many.
         seed: Of the draw.
 
     Returns:
-        At most `count` shifts, by whole cells of this grid.
+        `count` shifts, or all that the grid has where these are fewer.
 
     Raises:
         GridError: If no axis is periodic.
-        ArgumentError: If the count is no positive integer.
+        ArgumentError: If the count is no positive integer, or the seed no integer.
 
     Examples:
         >>> len(shifts(Grid.uniform(64), 8, seed=0)), len(shifts(Grid.uniform(4), 8, seed=0))
@@ -258,17 +246,18 @@ def shifts(grid: Grid, count: int, *, seed: int) -> list[Symmetry]:
         )
     sizes = [axis.size if axis.periodic else 1 for axis in grid.axes]
     total = math.prod(sizes)
-    chosen = torch.randperm(total - 1, generator=stream(seed, "shifts"))[:count] + 1
+    chosen = torch.randperm(total - 1, generator=stream(seed, "shifts"), device="cpu")[:count] + 1
     places = torch.stack(torch.unravel_index(chosen, sizes), dim=1)
     return [Shift(tuple(cell / size for cell, size in zip(place, sizes, strict=True))) for place in places.tolist()]
 
 
 def box(grid: Grid) -> list[Symmetry]:
-    """All mirrors and turns that map a grid's box to itself, for scalar functions; all but the one that moves nothing.
+    """All mirrors and exchanges of axes that map a grid's box to itself, for scalar functions; never what moves nothing.
 
-    A line has 1, a rectangle 3, a square 7, a cube 47. Vectors need symmetries of your own:
-    [`Mirror`][probneural.symmetries.Mirror] with `odd` channels and [`Turn`][probneural.symmetries.Turn] with `channels`,
-    put together by [`Composition`][probneural.symmetries.Composition].
+    A line has 1, a rectangle 3, a square 7, a cube 47. All axes are taken for space: an axis of time is no symmetry's. Vectors
+    and what changes sign under mirrors need symmetries of your own: [`Mirror`][probneural.symmetries.Mirror] and
+    [`Transpose`][probneural.symmetries.Transpose] with `odd` and `channels`, put together by
+    [`Composition`][probneural.symmetries.Composition].
 
     Args:
         grid: A uniform grid whose axes are periodic or have both ends.
@@ -277,7 +266,7 @@ def box(grid: Grid) -> list[Symmetry]:
         One symmetry for each.
 
     Raises:
-        GridError: If the grid is scattered.
+        GridError: If the grid is scattered, or an axis that is not periodic has one of its two ends only.
 
     Examples:
         >>> len(box(Grid.uniform(5, periodic=False))), len(box(Grid.uniform((5, 5)))), len(box(Grid.uniform((5, 4))))
@@ -285,12 +274,16 @@ def box(grid: Grid) -> list[Symmetry]:
     """
     check_grid(grid)
     axes = _uniform(grid)
+    _check_ends(axes, grid)
+    numbers = range(len(axes))
+    mirrored = [(False, True) if axes[one].size > (2 if axes[one].periodic else 1) else (False,) for one in numbers]
     found: list[Symmetry] = []
-    for order in permutations(range(len(axes))):
-        if any(axes[one] != axis for one, axis in zip(order, axes, strict=True)):
+    for order in permutations(numbers):
+        moved = [one for one, other in enumerate(order) if one != other]
+        if any(axes[order[one]] != axes[one] or axes[one].size == 1 for one in moved):
             continue
-        for flags in product((False, True), repeat=len(axes)):
-            parts: list[Symmetry] = [] if list(order) == sorted(order) else [Turn(order)]
+        for flags in product(*mirrored):
+            parts: list[Symmetry] = [Transpose(order)] if moved else []
             parts += [Mirror(axis) for axis, flag in enumerate(flags) if flag]
             if parts:
                 found.append(parts[0] if len(parts) == 1 else Composition(tuple(parts)))
@@ -305,7 +298,8 @@ def with_copies(pairs: FieldPairs, symmetries: Sequence[Symmetry | tuple[Symmetr
 
     Args:
         pairs: Pairs in memory.
-        symmetries: What inputs and outputs are mapped by; two where outputs are mapped by another one than inputs are.
+        symmetries: What inputs and outputs are mapped by; tuples of two where outputs are mapped by another than inputs.
+            A function of your own is called for both sides: it must not draw, and not change what it is given.
 
     Returns:
         `len(pairs) * (1 + len(symmetries))` pairs: those given, then the images under each symmetry. A pair and its images
@@ -313,6 +307,7 @@ def with_copies(pairs: FieldPairs, symmetries: Sequence[Symmetry | tuple[Symmetr
         them.
 
     Raises:
+        ArgumentError: If the symmetries are no sequence.
         DataError: If the pairs are none in memory, or a symmetry is no map of fields.
         GridError: If a symmetry does not fit a grid, or leads to another one.
         ShapeError: If a symmetry changes the number of channels or functions.
@@ -324,22 +319,65 @@ def with_copies(pairs: FieldPairs, symmetries: Sequence[Symmetry | tuple[Symmetr
         15
     """
     check_instance(pairs, FieldPairs, "pairs", remedy="read a part of a data set into memory: pairs[:1000]")
-    both = [one if isinstance(one, tuple) else (one, one) for one in symmetries]
-    for symmetry in (one for some in both for one in some):
-        _check_symmetry(symmetry)
-    inputs = [pairs.inputs, *(check_field(first(pairs.inputs), "what a symmetry returns") for first, _ in both)]
-    outputs = [pairs.outputs, *(check_field(second(pairs.outputs), "what a symmetry returns") for _, second in both)]
+    given = check_sequence(symmetries, "symmetries", remedy="give a list, of one if there is one")
+    both = [tuple(one) if isinstance(one, tuple) else (one, one) for one in given]
+    if any(len(one) != 2 for one in both):
+        raise DataError(
+            expected="tuples of two symmetries", got=repr(given), remedy="the first is for inputs, the second for outputs"
+        )
+    sides = [[pairs.inputs], [pairs.outputs]]
+    for maps in both:
+        for side, symmetry in zip(sides, maps, strict=True):
+            side.append(check_field(_check_symmetry(symmetry)(side[0]), "what a symmetry returns"))
     groups = torch.arange(len(pairs), device="cpu") if pairs.groups is None else pairs.groups
-    return FieldPairs(Field.cat(inputs), Field.cat(outputs), groups=groups.repeat(1 + len(both)))
+    return FieldPairs(*(Field.cat(side) for side in sides), groups=groups.repeat(1 + len(both)))
 
 
-def _check_symmetry(symmetry: object) -> None:
-    if not callable(symmetry):
+def _numbers(given: object, name: str) -> tuple[int, ...]:
+    """Integers from 0, as a tuple."""
+    remedy = f"give a tuple: {name}=(0,)"
+    return tuple(check_integer(one, name, least=0) for one in check_sequence(given, name, remedy=remedy))
+
+
+def _permutation(given: object, name: str) -> tuple[int, ...]:
+    """Every number from 0 once."""
+    order = _numbers(given, name)
+    if not order or sorted(order) != list(range(len(order))):
+        raise ArgumentError(
+            expected=f"every number from 0 once as {name}", got=repr(given), remedy="(1, 0) exchanges the first two"
+        )
+    return order
+
+
+def _signed(values: Tensor, odd: Sequence[int]) -> Tensor:
+    """Change the sign of some channels of `(n, c, *grid)`."""
+    if not odd:
+        return values
+    channels = values.shape[1]
+    if max(odd) >= channels:
+        raise ShapeError(expected=f"odd channels below {channels}", got=repr(tuple(odd)), remedy=_BY_SIDE)
+    signs = values.new_ones(channels)
+    signs[list(odd)] = -1.0
+    return values * signs.reshape(-1, *[1] * (values.ndim - 2))
+
+
+def _check_ends(axes: Sequence[Axis], grid: Grid) -> None:
+    if any(not axis.periodic and not axis.endpoint for axis in axes):
+        raise GridError(
+            expected="axes that are periodic or have both of their ends",
+            got=repr(grid),
+            remedy="images lie between the points: field.resample(grid) brings functions to a grid with both ends",
+        )
+
+
+def _check_symmetry(symmetry: object) -> Symmetry:
+    if not isinstance(symmetry, Symmetry) or isinstance(symmetry, type):
         raise DataError(
             expected="a symmetry, or for copies also a tuple of one for inputs and one for outputs",
-            got=repr(symmetry),
+            got=described(symmetry),
             remedy="for example one of pn.symmetries.box(pairs.inputs.grid)",
         )
+    return symmetry
 
 
 def _uniform(grid: Grid) -> tuple[Axis, ...]:
@@ -355,8 +393,3 @@ def _uniform(grid: Grid) -> tuple[Axis, ...]:
 def _axes(field: Field) -> tuple[Axis, ...]:
     check_field(field, "field")
     return _uniform(field.grid)
-
-
-def _check_axis(number: int, axes: Sequence[Axis], grid: Grid) -> None:
-    if number >= len(axes):
-        raise GridError(expected=f"a grid with axis {number}", got=repr(grid), remedy="axes count from zero")

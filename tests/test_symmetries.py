@@ -15,7 +15,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from probneural.problems import Burgers, Darcy2D, Heat, PiecewiseDarcy, Problem, ShallowWater
-from probneural.symmetries import Composition, Mirror, Shift, Symmetry, Turn, box, shifts, with_copies
+from probneural.symmetries import Composition, Mirror, Shift, Symmetry, Transpose, box, shifts, with_copies
 from tests.helpers import normal, scattered
 
 
@@ -124,9 +124,47 @@ def test_vectors_turn_with_their_components() -> None:
             wave * torch.cos(2 * wave * x)[:, None] * torch.cos(wave * y),
         ]
     )
-    torch.testing.assert_close(Turn((1, 0), channels=(1, 0))(there).values[0], exchanged)
+    torch.testing.assert_close(Transpose((1, 0), channels=(1, 0))(there).values[0], exchanged)
     # the mirrored function is -sin(ax) cos(by)
     torch.testing.assert_close(-Mirror(0, odd=(0,))(there).values[0], there.values[0], atol=1e-9, rtol=1e-9)
+
+
+def test_components_of_vectors_follow_the_order_of_the_axes() -> None:
+    """The gradient of an image is the image of the gradient, under a turn that is not its own inverse."""
+    grid = Grid.uniform((12, 12, 12))
+    smooth = Field(torch.einsum("na,nb,nc->nabc", *normal(3, 2, 12, seed=0))[:, None], grid)
+
+    def gradient(field: Field) -> Field:
+        parts = [pn.functionals.derivative(grid, order=1, axis=axis)(field.values) for axis in range(3)]
+        return Field(torch.cat([part.reshape(2, 1, 12, 12, 12) for part in parts], dim=1), grid)
+
+    for order in ((1, 2, 0), (2, 0, 1), (0, 2, 1)):
+        image = Transpose(order, channels=order)(gradient(smooth))
+        assert relative(gradient(Transpose(order)(smooth)).values, image.values) < 1e-12
+
+
+def test_a_rotating_fluid_turns_and_has_no_mirror() -> None:
+    """Components of the velocity are the channels 1 and 2; rotation tells left from right."""
+    swap, mirror = Transpose((1, 0), channels=(0, 2, 1)), Mirror(0, odd=(1,))
+    turned = Case(ShallowWater(), 32, lambda grid: alike([Composition((swap, mirror))]))
+    mirrored = Case(ShallowWater(), 32, lambda grid: alike([mirror]))
+    assert worst(turned) < 1e-9
+    assert worst(mirrored) > 0.1
+
+
+def test_what_is_equal_is_equal() -> None:
+    """Sequences of any kind become tuples, so symmetries can be compared and looked up."""
+    assert {Shift([0.25]), Mirror(0, odd=[0]), Transpose([1, 0])} == {Shift((0.25,)), Mirror(0, odd=(0,)), Transpose((1, 0))}  # type: ignore[arg-type]
+    parts = (one for one in (Mirror(0),))
+    assert Composition(parts) == Composition((Mirror(0),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("grid", [Grid.uniform((8, 1), periodic=False), Grid.uniform((2, 2)), Grid.uniform((1, 1))])
+def test_no_symmetry_of_a_small_box_moves_nothing(grid: Grid) -> None:
+    field = Field(normal(1, 1, *grid.shape, seed=1), grid)
+    images = [symmetry(field).values for symmetry in box(grid)]
+    assert not any(torch.equal(image, field.values) for image in images)
+    assert len({image.numpy().tobytes() for image in images}) == len(images)
 
 
 def test_shifts_are_different_and_move_something() -> None:
@@ -194,14 +232,21 @@ HALF = Grid.uniform(8, periodic=False, endpoint=False)
         (LINE, lambda: Shift((0.3,)), GridError, "whole numbers of cells"),
         (SCATTERED, lambda: Shift((0.25,)), GridError, "uniform"),
         (LINE, lambda: Shift((math.nan,)), ArgumentError, "fractions"),
-        (HALF, lambda: Mirror(0), GridError, "both of its ends"),
+        (LINE, lambda: Shift((3,)), ArgumentError, "fractions"),
+        (LINE, lambda: Shift(0.25), ArgumentError, "a tuple"),  # type: ignore[arg-type]
+        (LINE, lambda: Mirror(0, odd=0), ArgumentError, "odd=\\(0,\\)"),  # type: ignore[arg-type]
+        (LINE, lambda: Transpose(()), ArgumentError, "once"),
+        (Grid.uniform((8, 8)), lambda: Transpose((1, 0), channels=(0, 2)), ArgumentError, "channels"),
+        (Grid.uniform((8, 8)), lambda: Transpose((1, 0), odd=(1,)), ShapeError, "channels below 1"),
+        (LINE, lambda: Composition((Mirror,)), DataError, "a symmetry"),  # type: ignore[arg-type]
+        (HALF, lambda: Mirror(0), GridError, "both of their ends"),
         (LINE, lambda: Mirror(1), GridError, "axis 1"),
         (LINE, lambda: Mirror(0, odd=(1,)), ShapeError, "channels below 1"),
         (LINE, lambda: Mirror(-1), ArgumentError, "axis"),
-        (LINE, lambda: Turn((1, 0)), GridError, "change places"),
-        (Grid.uniform((8, 4)), lambda: Turn((1, 0)), GridError, "change places"),
-        (Grid.uniform((8, 8)), lambda: Turn((1, 0), channels=(1, 0)), ShapeError, "2 channels"),
-        (LINE, lambda: Turn((1, 1)), ArgumentError, "once"),
+        (LINE, lambda: Transpose((1, 0)), GridError, "change places"),
+        (Grid.uniform((8, 4)), lambda: Transpose((1, 0)), GridError, "change places"),
+        (Grid.uniform((8, 8)), lambda: Transpose((1, 0), channels=(1, 0)), ShapeError, "2 channels"),
+        (LINE, lambda: Transpose((1, 1)), ArgumentError, "once"),
         (LINE, lambda: Composition((Mirror(0), 3)), DataError, "a symmetry"),  # type: ignore[arg-type]
     ],
 )
@@ -217,6 +262,12 @@ def test_copies_and_lists_refuse_what_they_cannot_use() -> None:
         with_copies(FieldPairs(field, field), [3])  # type: ignore[list-item]
     with pytest.raises(DataError, match="FieldPairs"):
         with_copies(field, [Mirror(0)])  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="a list"):
+        with_copies(FieldPairs(field, field), Mirror(0))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="tuples of two"):
+        with_copies(FieldPairs(field, field), [(Mirror(0),)])  # type: ignore[list-item]
+    with pytest.raises(GridError, match="both of their ends"):
+        box(HALF)
     with pytest.raises(GridError, match="one grid"):
         with_copies(FieldPairs(field, field), [lambda one: one.resample(Grid.uniform(4))])
     with pytest.raises(GridError, match="periodic axis"):

@@ -191,7 +191,8 @@ class KernelOperator:
         if self.features == "operator":
             known = PredictedComponents(components["inputs"], domain=inputs.grid, in_channels=inputs.channels)
         made = partial(KernelPredictor, operator=copied, inputs=known)
-        return self._conditioned(made, seen, outputs, components["inputs"], components["outputs"])
+        noise = left_out(outputs, components["outputs"], groups=getattr(pairs.pairs, "groups", None))
+        return self._conditioned(made, seen, outputs, components["inputs"], components["outputs"], noise=noise)
 
     def _conditioned(
         self,
@@ -200,11 +201,12 @@ class KernelOperator:
         outputs: Field,
         input_components: PrincipalComponents,
         output_components: PrincipalComponents,
+        *,
+        noise: Float64[Tensor, " c"],
     ) -> KernelPredictor:
         points, std = input_components.scores(inputs), output_components.std
         values = output_components.scores(outputs) / std
         processes, evidence, converged, evaluations = [], 0.0, True, 0
-        noise = left_out(outputs, output_components)
         fitted: Fitted | None = None
         for start, end in _edges(output_components.count, self.groups):
             search = Search(

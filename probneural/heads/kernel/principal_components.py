@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.fields import Field
@@ -155,15 +155,22 @@ def rounding_errors(functions: Field, *, dtype: torch.dtype | None = None) -> Fl
     return torch.finfo(functions.dtype if dtype is None else dtype).eps * size
 
 
-def left_out(functions: Field, components: PrincipalComponents) -> Float64[Tensor, " c"]:
+def left_out(
+    functions: Field, components: PrincipalComponents, *, groups: Int64[Tensor, " n"] | None = None
+) -> Float64[Tensor, " c"]:
     """Mean square of what as many components leave out of functions that they were not made from, in physical units squared.
 
-    From five folds of the training functions: what the components of four fifths leave out of the last fifth.
+    From five folds of the training functions: what the components of four fifths leave out of the last fifth. Functions of one
+    group lie in one fold, unless all are of one.
     """
     rows = _weighted(functions.values.to(torch.float64) - components.centre, functions.grid, components.unit)
-    fold = torch.arange(len(rows), device=rows.device) % min(_FOLDS, len(rows))
+    owner = torch.arange(len(rows), device="cpu") if groups is None else groups.unique(return_inverse=True)[1]
+    if int(owner.max()) == 0:
+        owner = torch.arange(len(rows), device="cpu")
+    folds = min(_FOLDS, int(owner.max()) + 1)
+    fold = owner.to(rows.device) % folds
     total = torch.zeros_like(components.unit)
-    for number in range(min(_FOLDS, len(rows))):
+    for number in range(folds):
         others, held = rows[fold != number], rows[fold == number]
         centre = others.mean(0)
         others, held = others - centre, held - centre
