@@ -164,7 +164,7 @@ def check_device(value: object) -> torch.device:
     except (RuntimeError, AssertionError):
         device = None
     if device is None:
-        raise ArgumentError(expected="a device of this machine", got=repr(value), remedy='give e.g. "cpu", "cuda:0" or "auto"')
+        raise ArgumentError(expected="a device of this machine", got=repr(value), remedy='give e.g. "cpu" or "cuda:0"')
     return device
 
 

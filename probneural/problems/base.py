@@ -175,7 +175,15 @@ class Problem(ABC):
         return FieldPairs(Field(torch.cat(inputs), grid), Field(torch.cat(outputs), grid))
 
     @undisturbed()
-    def sample_inputs(self, n: int, *, resolution: int | Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> Field:
+    def sample_inputs(
+        self,
+        n: int,
+        *,
+        resolution: int | Sequence[int],
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> Field:
         """Draw inputs from the distribution without solving for any: candidates for simulation.
 
         Args:
@@ -183,17 +191,18 @@ class Problem(ABC):
             resolution: Points per axis.
             seed: Seed of the draw.
             dtype: Of the values returned.
+            device: Where to evaluate them.
 
         Returns:
-            The inputs that `sample` draws with the same arguments, on the CPU.
+            The inputs that `sample` draws with the same arguments, on the device.
 
         Raises:
-            ArgumentError: If n is less than 1.
+            ArgumentError: If n is less than 1, or there is no such device here.
             ResolutionError: If an axis has fewer points than the distribution needs.
         """
         check_sample_dtype(dtype)
         grid = self.grid(resolution)
-        parts = self._chunks(self.input_distribution.draw(n, seed), grid)
+        parts = self._chunks(self.input_distribution.draw(n, seed).to(check_device(device)), grid)
         return Field(torch.cat([self._inputs(part, grid).to(dtype) for part in parts]), grid)
 
     @undisturbed()

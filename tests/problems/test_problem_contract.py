@@ -6,6 +6,7 @@ import copy
 import itertools
 import pickle
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -483,13 +484,13 @@ def test_cuda_agrees_with_the_cpu(case: Case) -> None:
     ]
     if case.differentiable:
         pairs.append((problem.derivative(inputs, direction), problem.derivative(on_device, direction_on_device)))
-    drawn = [
-        case.problem.sample(2, resolution=case.grid().shape, seed=3, dtype=torch.float64, device=d) for d in ("cpu", "cuda")
-    ]
-    pairs += [(drawn[0].inputs, drawn[1].inputs), (drawn[0].outputs, drawn[1].outputs)]
-    for here, there in pairs:
-        assert there.device.type == "cuda"
-        assert relative(there.values.cpu() - here.values, here.values) < 1e-11
+    options: dict[str, Any] = {"resolution": case.resolution, "seed": 3, "dtype": torch.float64}
+    here, there = (problem.sample(2, **options, device=device) for device in ("cpu", "cuda"))
+    pairs += [(here.inputs, there.inputs), (here.outputs, there.outputs)]
+    pairs.append((here.inputs, problem.sample_inputs(2, **options, device="cuda")))
+    for one, other in pairs:
+        assert other.device.type == "cuda"
+        assert relative(other.values.cpu() - one.values, one.values) < 1e-11
 
 
 @pytest.mark.bad_input

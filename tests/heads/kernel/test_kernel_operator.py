@@ -36,8 +36,9 @@ from probneural.heads.kernel.search import Search, minimise
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.metrics import score
 from probneural.pairs import FieldPairs
-from probneural.problems import Heat
+from probneural.problems import Burgers, Heat
 from probneural.storage import load, save
+from probneural.symmetries import shifts, with_copies
 from tests.heads.cases import ENDS, PERIODIC, PLANE, fields, operator_case
 from tests.helpers import generator, normal
 
@@ -350,6 +351,27 @@ def test_what_components_leave_out_is_measured_on_others() -> None:
     within = within - torch.einsum("nr,rcp->ncp", components.scores(functions), components.modes_on(grid))
     assert float(left_out(functions, components)) == pytest.approx(float(rest.square().mean()), rel=0.15)
     assert float(within.square().mean()) < 0.2 * float(rest.square().mean())
+
+
+def test_what_components_leave_out_does_not_count_copies() -> None:
+    """Each function twice: an equal one in another fold would leave nothing out."""
+    once = Field(normal(12, 1, 40, seed=3), Grid.uniform(40))
+    twice = Field.cat([once, once])
+    components = PrincipalComponents.of(once, components=9, tolerance=0.0, largest=64)
+    copied = PrincipalComponents.of(twice, components=9, tolerance=0.0, largest=64)
+    owners = torch.arange(12).repeat(2)
+    expected = float(left_out(once, components))
+    assert float(left_out(twice, copied, groups=owners)) == pytest.approx(expected, rel=1e-9)
+    assert float(left_out(twice, copied)) < 0.5 * expected
+    assert float(left_out(once, components, groups=torch.zeros(12, dtype=torch.long))) == pytest.approx(expected, rel=1e-12)
+
+
+def test_noise_of_copies_is_that_of_their_functions() -> None:
+    train = Burgers(viscosity=0.01).sample(24, resolution=64, seed=0)
+    copied = with_copies(train, shifts(train.inputs.grid, 7, seed=0))
+    head = KernelOperator()
+    grouped, alone = (head.fit(None, pairs).noise for pairs in (copied, replace(copied, groups=None)))
+    assert float(grouped) > float(alone)
 
 
 def test_noise_is_found() -> None:
