@@ -238,7 +238,8 @@ class FieldPairs:
 
         Args:
             inputs: Input functions: a DataArray, or a Dataset whose variables are the channels. Without `outputs`, a Dataset
-                with the variables "inputs" and "outputs", as `to_xarray` makes.
+                with the variables "inputs" and "outputs", and the coordinate "groups" where there are any, as `to_xarray`
+                makes.
             outputs: Output functions, likewise; matched to the inputs by position.
             periodic: Whether each dimension of space is periodic: coordinates cannot tell. `to_xarray` records it.
             lengths: Extent of each dimension of space, in the coordinates' units.
@@ -255,6 +256,7 @@ class FieldPairs:
             GridError: If coordinates are missing, descending, not equispaced, or contradict `lengths`.
             ArgumentError: If `periodic` is missing or does not fit, or `dtype` is another one.
         """
+        groups = None
         if outputs is None:
             names = {str(name) for name in getattr(inputs, "data_vars", ())}
             if not {"inputs", "outputs"} <= names:
@@ -263,13 +265,17 @@ class FieldPairs:
                     got=f"{type(inputs).__name__} with {sorted(names)}",
                     remedy="pass dataset['a'], dataset['u']",
                 )
+            if "groups" in inputs.coords:
+                groups = torch.as_tensor(inputs.coords["groups"].values.astype("int64"))
             inputs, outputs = inputs["inputs"], inputs["outputs"]
         options: dict[str, Any] = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
         first, grid = read_xarray(inputs, "inputs", **options)
         second, out_grid = read_xarray(outputs, "outputs", **options)
         kind = common_dtype(first, second) if dtype is None else dtype
         return cls(
-            Field(to_tensor(first, "inputs", dtype=kind), grid), Field(to_tensor(second, "outputs", dtype=kind), out_grid)
+            Field(to_tensor(first, "inputs", dtype=kind), grid),
+            Field(to_tensor(second, "outputs", dtype=kind), out_grid),
+            groups=groups,
         )._looked_at()
 
     def _looked_at(self) -> FieldPairs:
@@ -284,6 +290,7 @@ class FieldPairs:
         """Return a Dataset of the variables "inputs" and "outputs", which `from_xarray` reads back equal.
 
         Dimensions are `sample`, `channel` and `x0`, `x1`, ...; where the sides differ, the outputs' begin with `output_`.
+        Groups are a coordinate of the samples.
 
         Raises:
             GridError: If a grid is scattered.
@@ -298,7 +305,8 @@ class FieldPairs:
             {
                 "inputs": to_array(self.inputs.values, self.inputs.grid, sample="sample", channel="channel", space=space),
                 "outputs": to_array(self.outputs.values, self.outputs.grid, sample="sample", channel=channel, space=out),
-            }
+            },
+            coords={} if self.groups is None else {"groups": ("sample", self.groups.numpy())},
         )
 
     def split(self, count: int, *, seed: int) -> tuple[FieldPairs, FieldPairs]:

@@ -71,6 +71,19 @@ PAIRS = [
 ]
 
 
+def test_groups_go_to_xarray_and_back(tmp_path: Path) -> None:
+    """Or images and windows of one function would be divided after reading."""
+    field = Field(torch.rand(4, 1, 8), Grid.uniform(8))
+    pairs = FieldPairs(field, field, groups=torch.tensor([5, 0, 5, 2]))
+    pairs.to_xarray().to_netcdf(tmp_path / "own.nc", format="NETCDF3_64BIT", engine="scipy")
+    with xarray.open_dataset(tmp_path / "own.nc") as opened:
+        found = [FieldPairs.from_xarray(opened), FieldPairs.from_xarray(opened["inputs"], opened["outputs"])]
+    assert found[0].groups is not None
+    assert found[0].groups.tolist() == [5, 0, 5, 2]
+    assert found[1].groups is None
+    assert FieldPairs.from_xarray(FieldPairs(field, field).to_xarray()).groups is None
+
+
 @pytest.mark.parametrize(("grid", "out_grid"), PAIRS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_xarray_and_back(grid: Grid, out_grid: Grid | None, dtype: torch.dtype, tmp_path: Path) -> None:
