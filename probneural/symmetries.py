@@ -55,7 +55,7 @@ class Shift:
         [3.0, 0.0, 1.0, 2.0]
     """
 
-    fractions: tuple[float, ...]
+    fractions: Sequence[float]
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -109,7 +109,7 @@ class Mirror:
     """
 
     axis: int
-    odd: tuple[int, ...] = ()
+    odd: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -155,9 +155,9 @@ class Transpose:
         [0.0, 2.0, 1.0, 3.0]
     """
 
-    order: tuple[int, ...]
-    channels: tuple[int, ...] | None = None
-    odd: tuple[int, ...] = ()
+    order: Sequence[int]
+    channels: Sequence[int] | None = None
+    odd: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         """Check that both are permutations."""
@@ -204,7 +204,7 @@ class Composition:
         [3.0, 2.0, 1.0, 0.0]
     """
 
-    parts: tuple[Symmetry, ...]
+    parts: Sequence[Symmetry]
 
     def __post_init__(self) -> None:
         """Check the parts."""
