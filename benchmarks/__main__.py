@@ -244,7 +244,7 @@ COMMANDS = {
     ),
     "two-materials": Command(
         two_materials.main,
-        "heads and bands on Darcy flow through two materials, where papers compare them; half an hour, goes on if cut off",
+        "heads and bands on Darcy flow through two materials, where papers compare them; an hour, goes on if cut off",
         output="two-materials.json and finished units",
         options={**WORKERS, **DEVICE},
     ),
