@@ -32,8 +32,8 @@ def main(*, mode: str, output: Path, workers: int, device: str = "cpu") -> dict[
         f"as many evaluations with copies), weights that decay by {WEIGHT_DECAY:g} of the learning rate a step. Means over "
         f"seeds; intervals are {CONFIDENCE:.0%} intervals, those of ratios about geometric means.",
         "CRPS and energy score: over the root mean square of the outputs. scale none: as the head states it, with what it "
-        f"calls noise; local: VarianceScale as it is by default. whole: part of the first {WHOLE} functions within 90 % bands "
-        "of draws.",
+        f"calls noise; local: VarianceScale as it is by default; mixed: with ScaleMixture after that, on the same functions. "
+        f"whole: part of the first {WHOLE} functions within 90 % bands of draws.",
         "with copies: the network also learned from the images of its functions under the seven mirrors and turns of the "
         "square; its head is fitted to the functions alone.",
         "published: CRPS that Bülte et al. (2025) report for Darcy flow, as others quote it, in units and on data of their "

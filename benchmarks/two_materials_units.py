@@ -42,6 +42,8 @@ HEADS = {
 }
 """Names in the tables, and in the workshop."""
 CONSTANT, SECOND, FURTHER = "constant width", "second network", "second network, functions of its own"
+SCALES = ("none", "local", "mixed")
+"""Variances as the head states them; with a factor that varies; and with that and a random scale for every function."""
 BANDS = (CONSTANT, SECOND, FURTHER, DEFAULT, SCRATCH, ENSEMBLE, COPIES)
 """What bands are wide in proportion to; the first four lie around the same network."""
 PROMISES = ((0.1, 0.1), (0.1, 0.05), (0.05, 0.1), (0.05, 0.05), (0.02, 0.1))
@@ -205,7 +207,8 @@ class Unit:
                 own = {SCRATCH: self._from_scratch, COPIES: self._with_copies}
                 raw[head] = own[head](shop) if head in own else shop.head(whose).predictor
                 scaled[head] = shop.data.scale().fit(raw[head], parts.held_out)
-                for scale, predictor in (("none", raw[head]), ("local", scaled[head])):
+                mixed = pn.calibration.ScaleMixture(seed=self.seed).fit(scaled[head], parts.held_out)
+                for scale, predictor in zip(SCALES, (raw[head], scaled[head], mixed), strict=True):
                     found["heads"].append({"head": head, "scale": scale} | scores(predictor, parts.test))
         for shape in BANDS:
             with noted(found[FAILED], f"band, {shape}"):

@@ -20,6 +20,7 @@ from benchmarks.two_materials_units import (
     HEADS,
     PROMISES,
     RANK,
+    SCALES,
     SCRATCH,
     SECOND,
     SIZES,
@@ -159,7 +160,7 @@ def test_a_unit(tmp_path: Path) -> None:
     unit = Unit(replace(SIZES["small"], pairs=20, conformal=40, tests=10), 0, COMMIT)
     found = kept_units.spread([unit], tmp_path, workers=1)[unit]
     assert not found[FAILED]
-    assert [row["head"] for row in found["heads"]] == [head for head in HEADS for _ in range(2)]
+    assert [(row["head"], row["scale"]) for row in found["heads"]] == [(head, scale) for head in HEADS for scale in SCALES]
     assert [row["band"] for row in found["bands"]] == [band for band in BANDS for _ in range(2 * len(PROMISES))]
     assert all(math.isfinite(row["CRPS"]) for row in found["heads"])
     by_rank = [row for row in found["bands"] if row["rule"] == RANK]
