@@ -152,7 +152,7 @@ def heteroscedastic(shop: Workshop) -> tuple[Predictor, float]:
 def swag(shop: Workshop) -> tuple[Predictor, float]:
     """Weights around those of the same operator, from ten further epochs at a constant learning rate."""
     operator, seconds = shop.member(0)
-    rate, constant = 0.1 * shop.recipe.learning_rate, pn.training.Optimization(schedule=None)
+    rate, constant = 0.1 * shop.recipe.learning_rate, replace(shop.recipe.optimization, schedule=None)
     train = partial(pn.fit, epochs=1, learning_rate=rate, optimization=constant, validation=0.0, show_progress=False)
     head = pn.heads.SWAG(10, train=train, seed=shop.seed_of(0), show_progress=False)
     return head.fit(operator, shop.pairs).sampled(16, seed=shop.seed_of(1)), seconds
@@ -164,7 +164,7 @@ def snapshots(shop: Workshop) -> tuple[Predictor, float]:
         pn.fit,
         epochs=max(1, shop.recipe.epochs // MEMBERS),
         learning_rate=shop.recipe.learning_rate,
-        optimization=pn.training.Optimization(schedule="cosine"),
+        optimization=shop.recipe.optimization,
         show_progress=False,
     )
     head = pn.heads.SnapshotEnsemble(MEMBERS, train=cycle, seed=shop.seed_of(0), show_progress=False)

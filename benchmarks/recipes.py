@@ -81,9 +81,10 @@ class Recipe:
         return operator, facts, history
 
 
-def fno(*modes: int, epochs: int, learning_rate: float = 3e-3, **options: Any) -> Recipe:
+def fno(*modes: int, epochs: int, learning_rate: float = 3e-3, weight_decay: float = 0.0, **options: Any) -> Recipe:
     """An FNO with these modes per axis."""
-    return Recipe("FNO", epochs=epochs, learning_rate=learning_rate, options={"modes": modes, **options})
+    chosen = {"modes": modes, **options}
+    return Recipe("FNO", epochs=epochs, learning_rate=learning_rate, options=chosen, weight_decay=weight_decay)
 
 
 def deeponet(*, epochs: int, learning_rate: float = 1e-3, **options: Any) -> Recipe:
