@@ -16,6 +16,7 @@ from benchmarks import (
     chains,
     copies,
     curvature,
+    decay,
     devices,
     error_places,
     exact,
@@ -143,6 +144,12 @@ COMMANDS = {
     ),
     "curvature": Command(
         curvature.main, "cost of curvature products, beside other libraries where they are installed; minutes"
+    ),
+    "decay": Command(
+        decay.main,
+        "how fast the weights of FNOs should decay, by validation error; about 20 minutes, goes on if cut off",
+        output="decay.json and finished units",
+        options=WORKERS,
     ),
     "devices": Command(
         devices.main,
