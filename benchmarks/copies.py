@@ -38,7 +38,7 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
 
     def table(make: Callable[[Sequence[Row]], list[Row]]) -> list[Row]:
         if not rows:  # the first table runs everything
-            found = kept_units.spread(todo, output / "copies", workers=workers)
+            found = kept_units.spread(todo, output / "copies", workers=workers, notes=notes)
             rows.extend(row for unit in todo for row in found[unit]["rows"])
             notes.extend(heads.failures(rows))
         return make(rows)

@@ -85,9 +85,7 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
     ]
 
     def table() -> list[Row]:
-        found = kept_units.spread(todo, output / "decay", workers=workers)
-        resumed = sum(bool(one.get("resumed")) for one in found.values())
-        notes.extend([f"{resumed} of {len(todo)} units {sections.RESUMED}"] if resumed else [])
+        found = kept_units.spread(todo, output / "decay", workers=workers, notes=notes)
         return compared([row for unit in todo for row in found[unit]["rows"]])
 
     return sections.write("decay", {"decays": table}, mode=mode, output=output, notes=notes, commit=commit)

@@ -161,7 +161,7 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
     ]
 
     def table() -> list[Row]:
-        found = kept_units.spread(todo, output / "error-places", workers=workers)
+        found = kept_units.spread(todo, output / "error-places", workers=workers, notes=notes)
         notes.extend(kept_units.failures(row for unit in todo for row in found[unit][FAILED]))
         return averaged([row for unit in todo for row in found[unit]["rows"]])
 

@@ -74,8 +74,8 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
     def table(rows: Any) -> list[Row]:
         if not results:  # the first table runs everything, for workers to be busy until the end
             every = forecast_units.units(todo, seeds=SEEDS[:1] if small else SEEDS, commit=commit)
-            results.update(kept_units.spread(every, output / "forecast", workers=workers))
-            notes.extend([*costs(results), *resumed(results), *failures(results)])
+            results.update(kept_units.spread(every, output / "forecast", workers=workers, notes=notes))
+            notes.extend([*costs(results), *failures(results)])
         return [row for case in todo for row in rows(case.name, results)]
 
     return sections.write(
@@ -210,17 +210,6 @@ def costs(results: Results) -> list[str]:
 
 
 KINDS = ("recipes", BASELINES, "posteriors")
-
-
-def resumed(results: Results) -> list[str]:
-    """A note on the units that the command's own time leaves out, if there are any."""
-    seconds = [result["wall_seconds"] for result in results.values() if result.get("resumed")]
-    if not seconds:
-        return []
-    return [
-        f"{len(seconds)} of {len(results)} units {sections.RESUMED}: {sum(seconds) / 60:.1f} minutes of one thread that are "
-        "not in those of the run"
-    ]
 
 
 def failures(results: Results) -> list[str]:

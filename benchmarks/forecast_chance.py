@@ -131,7 +131,7 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
     results: dict[Unit, dict[str, Any]] = {}
 
     def rows() -> list[Row]:
-        results.update(kept_units.spread(todo, output / "forecast-chance", workers=workers))
+        results.update(kept_units.spread(todo, output / "forecast-chance", workers=workers, notes=notes))
         return table(results)
 
     notes = [

@@ -101,12 +101,10 @@ def main(
                 for name, kind in chosen(mode, problem, operator=operator)
                 for pairs in amounts
             ]
-            found = kept_units.spread(todo, output / "heads", workers=workers)
+            found = kept_units.spread(todo, output / "heads", workers=workers, notes=notes)
             rows.extend(row for unit in todo for row in found[unit]["rows"])
             randomly.extend(row for unit in todo for row in found[unit]["random scale"])
             notes.extend(failures(rows))
-            resumed = sum(bool(one.get("resumed")) for one in found.values())
-            notes.extend([f"{resumed} of {len(todo)} units {sections.RESUMED}"] if resumed else [])
         return make(rows)
 
     parts: dict[str, Callable[[Sequence[Row]], list[Row]]] = {

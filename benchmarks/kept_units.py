@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from tqdm.auto import tqdm
 
-from benchmarks import environment
+from benchmarks import environment, sections
 from benchmarks.workers import spawned
 from probneural.errors import ProbneuralError
 
@@ -40,13 +40,26 @@ class Unit(Protocol):
 Some = TypeVar("Some", bound=Unit)
 
 
-def spread(todo: Sequence[Some], folder: Path, *, workers: int) -> dict[Some, dict[str, Any]]:
-    """Results of all units, those of an earlier run of this very commit included; `resumed` says which they are."""
+def spread(todo: Sequence[Some], folder: Path, *, workers: int, notes: list[str] | None = None) -> dict[Some, dict[str, Any]]:
+    """Results of all units, those of an earlier run of this very commit included; `resumed` says which they are.
+
+    Args:
+        todo: The units.
+        folder: Where results are kept.
+        workers: Number of processes.
+        notes: Where to note those that were finished before, if there are any.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
     results: dict[Some, dict[str, Any]] = {}
     for unit in todo:
         if environment.is_clean(unit.commit) and unit.path(folder).exists():
             results[unit] = environment.kept(unit.path(folder)) | {"resumed": True}
+    if notes is not None and results:
+        minutes = sum(found["wall_seconds"] for found in results.values()) / 60
+        notes.append(
+            f"{len(results)} of {len(todo)} units {sections.RESUMED}: {minutes:.1f} minutes of one thread that are not in "
+            "those of the run"
+        )
     rest = [unit for unit in todo if unit not in results]
     if workers == 1:
         for number, unit in enumerate(rest, start=1):

@@ -35,11 +35,9 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
 
     def table(make: Callable[[Sequence[Row]], Sequence[Row]]) -> Sequence[Row]:
         if not rows:  # the first table runs everything
-            found = kept_units.spread(todo, output / "local-scale", workers=workers)
+            found = kept_units.spread(todo, output / "local-scale", workers=workers, notes=notes)
             rows.extend(row for unit in todo for row in found[unit]["rows"])
-            resumed = sum(bool(one.get("resumed")) for one in found.values())
             notes.extend(kept_units.failures(row for unit in todo for row in found[unit][FAILED]))
-            notes.extend([f"{resumed} of {len(todo)} units {sections.RESUMED}"] if resumed else [])
         return make(rows)
 
     parts = {"runs": list, "means": averaged, "gains": gains, "shown": shown}

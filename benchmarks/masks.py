@@ -188,7 +188,7 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
     ]
 
     def table() -> list[Row]:
-        results = list(kept_units.spread(todo, output / "masks", workers=workers).values())
+        results = list(kept_units.spread(todo, output / "masks", workers=workers, notes=notes).values())
         notes.append(
             f"a seed takes {statistics.median(found['processor_seconds'] for found in results):.0f} s of one processor"
         )

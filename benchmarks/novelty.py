@@ -33,10 +33,8 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
 
     def table(make: Callable[[Results], list[Row]]) -> list[Row]:
         if not results:  # the first table runs everything
-            results.update(kept_units.spread(todo, output / "novelty", workers=workers))
-            resumed = sum(bool(one.get("resumed")) for one in results.values())
+            results.update(kept_units.spread(todo, output / "novelty", workers=workers, notes=notes))
             notes.extend(kept_units.failures(row for one in results.values() for row in one[FAILED]))
-            notes.extend([f"{resumed} of {len(todo)} units {sections.RESUMED}"] if resumed else [])
         return make(results)
 
     parts = {"detection": partial(averaged, table="detection"), "coverage": partial(averaged, table="coverage"), "shown": shown}

@@ -49,7 +49,7 @@ def main(*, mode: str, output: Path, workers: int, device: str = "cpu") -> dict[
     ]
 
     def heads() -> list[Row]:
-        results.extend(kept_units.spread(todo, output / "two-materials", workers=workers).values())
+        results.extend(kept_units.spread(todo, output / "two-materials", workers=workers, notes=notes).values())
         seconds = statistics.median(found["processor_seconds"] for found in results)
         notes.append(f"a seed takes {seconds:.0f} s of one processor")
         notes.extend(f"failed: {row['what']}: {row['error'][:200]}" for found in results for row in found[FAILED])

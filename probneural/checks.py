@@ -153,18 +153,30 @@ def check_path(value: object, name: str) -> Path:
     return Path(value)
 
 
-def check_device(value: object) -> torch.device:
-    """Return a device of this machine.
+def check_device(value: object, *, is_double: bool = False) -> torch.device:
+    """Return a device of this machine; `"auto"` is CUDA, MPS or CPU, in this order.
+
+    Args:
+        value: What was given.
+        is_double: Whether it has to compute in float64, as MPS does not.
 
     Raises:
-        ArgumentError: If there is none of this name.
+        ArgumentError: If there is none of this name, or it does not compute in float64 where it has to.
     """
+    if isinstance(value, str) and value == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() and not is_double else "cpu")
+    if is_double and isinstance(value, str | torch.device) and str(value).startswith("mps"):
+        raise ArgumentError(
+            expected="a device that computes in float64", got=repr(value), remedy='solve on "cpu", then use to()'
+        )
     try:
         device = torch.empty(0, device=value).device if isinstance(value, str | torch.device) else None  # an int means CUDA
     except (RuntimeError, AssertionError):
         device = None
     if device is None:
-        raise ArgumentError(expected="a device of this machine", got=repr(value), remedy='give e.g. "cpu" or "cuda:0"')
+        raise ArgumentError(expected="a device of this machine", got=repr(value), remedy='give e.g. "cpu", "cuda:0" or "auto"')
     return device
 
 

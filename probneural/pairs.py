@@ -238,8 +238,8 @@ class FieldPairs:
 
         Args:
             inputs: Input functions: a DataArray, or a Dataset whose variables are the channels. Without `outputs`, a Dataset
-                with the variables "inputs" and "outputs", and the coordinate "groups" where there are any, as `to_xarray`
-                makes.
+                with the variables "inputs" and "outputs", as `to_xarray` makes. A coordinate "groups" of whole numbers says
+                which pairs belong together.
             outputs: Output functions, likewise; matched to the inputs by position.
             periodic: Whether each dimension of space is periodic: coordinates cannot tell. `to_xarray` records it.
             lengths: Extent of each dimension of space, in the coordinates' units.
@@ -251,12 +251,11 @@ class FieldPairs:
             Copies of the values, on the CPU.
 
         Raises:
-            DataError: If values are not real, finite numbers, or a side is of another type.
+            DataError: If values are not real, finite numbers, groups are no whole ones, or a side is of another type.
             ShapeError: If a dimension is missing, or the numbers of functions differ.
             GridError: If coordinates are missing, descending, not equispaced, or contradict `lengths`.
             ArgumentError: If `periodic` is missing or does not fit, or `dtype` is another one.
         """
-        groups = None
         if outputs is None:
             names = {str(name) for name in getattr(inputs, "data_vars", ())}
             if not {"inputs", "outputs"} <= names:
@@ -265,8 +264,6 @@ class FieldPairs:
                     got=f"{type(inputs).__name__} with {sorted(names)}",
                     remedy="pass dataset['a'], dataset['u']",
                 )
-            if "groups" in inputs.coords:
-                groups = torch.as_tensor(inputs.coords["groups"].values.astype("int64"))
             inputs, outputs = inputs["inputs"], inputs["outputs"]
         options: dict[str, Any] = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
         first, grid = read_xarray(inputs, "inputs", **options)
@@ -275,7 +272,7 @@ class FieldPairs:
         return cls(
             Field(to_tensor(first, "inputs", dtype=kind), grid),
             Field(to_tensor(second, "outputs", dtype=kind), out_grid),
-            groups=groups,
+            groups=_read_groups(inputs),
         )._looked_at()
 
     def _looked_at(self) -> FieldPairs:
@@ -478,6 +475,26 @@ def _check_groups(groups: object, count: int) -> None:
         raise DataError(expected="groups of int64 on the CPU", got=f"{given.dtype} on {given.device}", remedy=remedy)
     if tuple(given.shape) != (count,):
         raise ShapeError(expected=f"groups of shape ({count},)", got=str(tuple(given.shape)), remedy=remedy)
+
+
+def _read_groups(inputs: xarray.DataArray | xarray.Dataset) -> Int64[Tensor, " n"] | None:
+    """The coordinate "groups", in whichever dtype; None where there is none."""
+    if "groups" not in inputs.coords:
+        return None
+    values = inputs.coords["groups"].values
+    numbers = values.astype("int64") if values.dtype.kind in "iu" or _are_whole(values) else None
+    if numbers is None:
+        raise DataError(
+            expected="whole numbers in the coordinate 'groups'",
+            got=f"{values.dtype} such as {values.flat[0] if values.size else 'nothing'}",
+            remedy="number them: numpy.unique(groups, return_inverse=True)[1]",
+        )
+    return torch.as_tensor(numbers)
+
+
+def _are_whole(values: NDArray[Any]) -> bool:
+    """Whether floats are numbers that int64 holds exactly."""
+    return values.dtype.kind == "f" and bool((abs(values) < 2.0**53).all()) and bool((values % 1 == 0).all())
 
 
 def _joined_groups(parts: Sequence[FieldPairs]) -> Int64[Tensor, " n"] | None:

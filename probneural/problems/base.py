@@ -156,18 +156,19 @@ class Problem(ABC):
             resolution: Points per axis.
             seed: Seed of the draw; the same seed and n are the same functions at every resolution.
             dtype: Of the values returned; the arithmetic is float64.
-            device: Where to solve. The coefficients are drawn on the CPU, so a seed is the same functions on every device.
+            device: Where to solve, `"auto"` for CUDA where there is one. The coefficients are drawn on the CPU, so a seed is
+                the same functions on every device.
 
         Returns:
             Pairs on one grid, on the device.
 
         Raises:
-            ArgumentError: If n is less than 1, or there is no such device here.
+            ArgumentError: If n is less than 1, or there is no such device here that computes in float64.
             ResolutionError: If an axis has fewer points than the distribution needs.
         """
         check_sample_dtype(dtype)
         grid = self.grid(resolution)
-        coefficients = self.input_distribution.draw(n, seed).to(check_device(device))
+        coefficients = self.input_distribution.draw(n, seed).to(check_device(device, is_double=True))
         inputs, outputs = [], []
         for part in self._chunks(coefficients, grid):
             inputs.append(self._inputs(part, grid).to(dtype))
@@ -191,18 +192,19 @@ class Problem(ABC):
             resolution: Points per axis.
             seed: Seed of the draw.
             dtype: Of the values returned.
-            device: Where to evaluate them.
+            device: Where to evaluate them; `"auto"` for CUDA where there is one.
 
         Returns:
             The inputs that `sample` draws with the same arguments, on the device.
 
         Raises:
-            ArgumentError: If n is less than 1, or there is no such device here.
+            ArgumentError: If n is less than 1, or there is no such device here that computes in float64.
             ResolutionError: If an axis has fewer points than the distribution needs.
         """
         check_sample_dtype(dtype)
         grid = self.grid(resolution)
-        parts = self._chunks(self.input_distribution.draw(n, seed).to(check_device(device)), grid)
+        coefficients = self.input_distribution.draw(n, seed).to(check_device(device, is_double=True))
+        parts = self._chunks(coefficients, grid)
         return Field(torch.cat([self._inputs(part, grid).to(dtype) for part in parts]), grid)
 
     @undisturbed()

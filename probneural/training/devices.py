@@ -15,10 +15,6 @@ def resolve_device(device: str | torch.device | None, operator: nn.Module) -> to
     Raises:
         ArgumentError: If there is no such device here.
     """
-    if device == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if device is None:
         return next((parameter.device for parameter in operator.parameters()), torch.device("cpu"))
     chosen = check_device(device)

@@ -84,7 +84,8 @@ class Optimization:
             `"lbfgs"` (full batches, few weights, with a strong Wolfe line search: give
             `learning_rate=1.0`, `schedule=None` and a `batch_size` of all pairs); or a callable that is given the parameters
             and `lr=`, as classes of `torch.optim` take them: `functools.partial(torch.optim.SGD, momentum=0.9)`.
-        weight_decay: Decay of Muon and AdamW, dimensionless; other optimisers bring their own.
+        weight_decay: Share of a weight that a step removes, over the learning rate, dimensionless, with Muon and AdamW; other
+            optimisers bring their own. Some .3 to .6 help an operator that learns its functions by heart, and hurt another.
         schedule: `"cosine"` (from the learning rate to zero), `"one-cycle"`, None for a constant rate, or a callable of the
             optimiser and the total number of steps that returns a schedule of `torch.optim.lr_scheduler`.
         gradient_clip: Largest norm of the gradient of all weights together, in units of loss over weights; None for any.

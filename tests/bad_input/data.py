@@ -159,6 +159,17 @@ FIELDS = [
         "DataArray",
     ),
     *refused(
+        "groups from xarray",
+        lambda v: FieldPairs.from_xarray(
+            FieldPairs.from_numpy(np.zeros((4, 8)), np.zeros((4, 8)), periodic=True)
+            .to_xarray()
+            .assign_coords(groups=("sample", np.asarray(v)))
+        ),
+        ([0.5, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, float("nan")], ["a", "a", "b", "b"]),
+        DataError,
+        "whole numbers",
+    ),
+    *refused(
         "evaluate", lambda v: pn.fields.evaluate(torch.nn.Identity(), v), (torch.zeros(1, 1, 16), None), DataError, "Field"
     ),
 ]

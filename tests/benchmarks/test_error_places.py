@@ -42,7 +42,9 @@ def test_numbers_of_functions_are_columns() -> None:
 def test_units_are_kept(tmp_path: Path) -> None:
     unit = Unit(FRONTS[0], SIZES["small"], 0, "0123456789ab")
     first = kept_units.spread([unit], tmp_path, workers=1)[unit]
-    assert kept_units.spread([unit], tmp_path, workers=1)[unit] == first | {"resumed": True}
+    notes: list[str] = []
+    assert kept_units.spread([unit], tmp_path, workers=1, notes=notes)[unit] == first | {"resumed": True}
+    assert [note[:42] for note in notes] == ["1 of 1 units were finished by an earlier r"]
     assert not first[error_places.FAILED]
     found = [(row["reads"], row["functions"]) for row in first["rows"]]
     assert found == [(DISAGREEMENT, None), *((what, count) for count in (30, 60) for what in (*READS, SCALE))]

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from probneural.checks import check_device
 from probneural.errors import ArgumentError
 from probneural.operators import FNO
+from probneural.problems import Burgers
 from probneural.training.devices import resolve_device
 
 
@@ -25,6 +27,7 @@ def test_auto_is_cuda_before_mps_before_cpu(cuda: bool, mps: bool, expected: str
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     assert resolve_device("auto", operator()) == torch.device(expected)
+    assert check_device("auto", is_double=True) == torch.device(expected if expected == "cuda" else "cpu")
 
 
 @pytest.mark.bad_input
@@ -32,3 +35,11 @@ def test_auto_is_cuda_before_mps_before_cpu(cuda: bool, mps: bool, expected: str
 def test_devices_that_are_not_here(device: object) -> None:
     with pytest.raises(ArgumentError, match="a device of this machine"):
         resolve_device(device, operator())  # type: ignore[arg-type]
+
+
+@pytest.mark.bad_input
+def test_exact_solutions_need_double_precision() -> None:
+    problem = Burgers()
+    for call in (problem.sample, problem.sample_inputs):
+        with pytest.raises(ArgumentError, match="float64"):
+            call(2, resolution=64, seed=0, device="mps")
