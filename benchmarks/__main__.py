@@ -149,7 +149,7 @@ COMMANDS = {
         decay.main,
         "how fast the weights of FNOs should decay, by validation error; about 20 minutes, goes on if cut off",
         output="decay.json and finished units",
-        options=WORKERS,
+        options={**WORKERS, **SEEDS},
     ),
     "devices": Command(
         devices.main,

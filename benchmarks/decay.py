@@ -16,7 +16,7 @@ from probneural.randomness import stream_seed
 
 DECAYS = (0.0, 0.03, 0.1, 0.3, 0.6, 1.0)
 """Shares of a weight that a step removes, over the learning rate."""
-SEEDS = range(3)
+SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,12 @@ def recipe_of(case: exact.Case) -> Recipe:
     return next(recipe for recipe in case.operators if recipe.kind == "FNO")
 
 
-def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
+def main(*, mode: str, output: Path, workers: int, seeds: int | None = None) -> dict[str, Any]:
     """Run all problems and seeds, those that are done already excepted, and compare."""
     is_small, commit = mode == "small", environment.commit()
     names = [case.source.name for case in exact.chosen("full")][: 1 if is_small else None]
-    todo = [Unit(name, seed, commit, is_small) for seed in (SEEDS[:1] if is_small else SEEDS) for name in names]
+    repetitions = seeds or (1 if is_small else SEEDS)
+    todo = [Unit(name, seed, commit, is_small) for seed in range(repetitions) for name in names]
     notes = [
         "FNOs, sizes, rates and epochs as in `exact`; functions and weights are drawn anew for each seed.",
         "training, validation: mean relative L2 error of the functions that are trained on, and of the tenth that is not, in "
@@ -88,7 +89,7 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
         found = kept_units.spread(todo, output / "decay", workers=workers, notes=notes)
         return compared([row for unit in todo for row in found[unit]["rows"]])
 
-    return sections.write("decay", {"decays": table}, mode=mode, output=output, notes=notes, commit=commit)
+    return sections.write("decay", {"decays": table}, mode=mode, output=output, notes=notes, commit=commit, seeds=seeds)
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
