@@ -34,6 +34,7 @@ from benchmarks import (
     low_data,
     masks,
     novelty,
+    problem_units,
     published,
     reading,
     recurrent,
@@ -140,7 +141,7 @@ COMMANDS = {
         copies.main,
         "copies under known symmetries, where functions are few; about half an hour, goes on if cut off",
         output="copies.json and finished units",
-        options=WORKERS,
+        options={**WORKERS, **SEEDS},
     ),
     "curvature": Command(
         curvature.main, "cost of curvature products, beside other libraries where they are installed; minutes"
@@ -204,8 +205,8 @@ COMMANDS = {
         local_scale.main,
         "variances with one factor and with a local one, of four heads on all problems; about an hour, goes on if cut off",
         output="local-scale.json, or one for the problem, and finished units",
-        options={**PROBLEM, **WORKERS},
-        check=lambda given: local_scale.chosen(given["problem"]),
+        options={**PROBLEM, **WORKERS, **SEEDS},
+        check=lambda given: problem_units.chosen(given["problem"]),
     ),
     "long-forecast": Command(
         long_forecast.main, "seconds and memory of forecasts up to 1,000 leads; about ten minutes", options=WORKERS
@@ -221,8 +222,8 @@ COMMANDS = {
         novelty.main,
         "which shifts scores of novelty see, and what widened error bars cover; about a quarter of an hour, goes on if cut off",
         output="novelty.json, or one for the problem, and finished units",
-        options={**PROBLEM, **WORKERS},
-        check=lambda given: novelty.chosen(given["problem"]),
+        options={**PROBLEM, **WORKERS, **SEEDS},
+        check=lambda given: problem_units.chosen(given["problem"]),
     ),
     "published": Command(
         published.main, "settings that papers report, beside their figures; about 20 minutes", options=WORKERS
@@ -253,7 +254,7 @@ COMMANDS = {
         two_materials.main,
         "heads and bands on Darcy flow through two materials, where papers compare them; an hour, goes on if cut off",
         output="two-materials.json and finished units",
-        options={**WORKERS, **DEVICE},
+        options={**WORKERS, **DEVICE, **SEEDS},
     ),
 }
 

@@ -4,61 +4,31 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environment, exact, kept_units, sections
+from benchmarks import exact, kept_units, sections
 from benchmarks.over_seeds import Row, grouped, ratio
-from benchmarks.recipes import Recipe
-from benchmarks.sources import ProblemSource
+from benchmarks.problem_units import ProblemUnit
 from probneural.randomness import stream_seed
 
 DECAYS = (0.0, 0.03, 0.1, 0.3, 0.6, 1.0)
 """Shares of a weight that a step removes, over the learning rate."""
-SEEDS = 3
+SEEDS = {"default": 3, "small": 1}
 
 
-@dataclass(frozen=True)
-class Unit:
-    """Trainings on one problem under one seed, with every decay.
-
-    Attributes:
-        problem: Its name in `exact`.
-        seed: Of functions and weights.
-        commit: Of the code.
-        is_small: Whether it takes seconds and means nothing.
-    """
-
-    problem: str
-    seed: int
-    commit: str
-    is_small: bool = False
-
-    @property
-    def name(self) -> str:
-        """For readers of the progress."""
-        return f"{self.problem}, seed {self.seed}"
-
-    @property
-    def case(self) -> exact.Case:
-        """The problem, sizes and recipes."""
-        return exact.chosen("small" if self.is_small else "full", problem=self.problem)[0]
-
-    def path(self, folder: Path) -> Path:
-        """Where its rows are kept."""
-        return folder / environment.file_name(self.name, self, self.case, suffix=".json")
+class Unit(ProblemUnit):
+    """Trainings on one problem under one seed, with every decay."""
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Train with every decay, from the same weights and on the same functions."""
         del folder
-        source = self.case.source
-        assert isinstance(source, ProblemSource)
-        seed = stream_seed(self.seed, "weight decay functions")
+        seed, source = stream_seed(self.seed, "weight decay functions"), self.source
         train = source.problem.sample(source.pairs, resolution=source.resolution, seed=seed)
         rows: list[Row] = []
         for decay in DECAYS:
-            recipe = replace(recipe_of(self.case), weight_decay=decay)
+            recipe = replace(self.case.recipe("FNO"), weight_decay=decay)
             _, _, history = recipe.train(train, seed=self.seed, tick=lambda: None)
             assert history is not None
             last = {"training": history.train[-1], "validation": history.validation[-1]}
@@ -66,17 +36,9 @@ class Unit:
         return {"rows": rows}
 
 
-def recipe_of(case: exact.Case) -> Recipe:
-    """That of the FNO."""
-    return next(recipe for recipe in case.operators if recipe.kind == "FNO")
-
-
 def main(*, mode: str, output: Path, workers: int, seeds: int | None = None) -> dict[str, Any]:
     """Run all problems and seeds, those that are done already excepted, and compare."""
-    is_small, commit = mode == "small", environment.commit()
-    names = [case.source.name for case in exact.chosen("full")][: 1 if is_small else None]
-    repetitions = seeds or (1 if is_small else SEEDS)
-    todo = [Unit(name, seed, commit, is_small) for seed in range(repetitions) for name in names]
+    todo = Unit.planned(mode, None, seeds=seeds or SEEDS[mode])
     notes = [
         "FNOs, sizes, rates and epochs as in `exact`; functions and weights are drawn anew for each seed.",
         "training, validation: mean relative L2 error of the functions that are trained on, and of the tenth that is not, in "
@@ -89,7 +51,7 @@ def main(*, mode: str, output: Path, workers: int, seeds: int | None = None) -> 
         found = kept_units.spread(todo, output / "decay", workers=workers, notes=notes)
         return compared([row for unit in todo for row in found[unit]["rows"]])
 
-    return sections.write("decay", {"decays": table}, mode=mode, output=output, notes=notes, commit=commit, seeds=seeds)
+    return sections.write("decay", {"decays": table}, mode=mode, output=output, notes=notes, commit=todo[0].commit, seeds=seeds)
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
@@ -104,5 +66,5 @@ def compared(rows: Sequence[Row]) -> list[Row]:
         for decay in dict.fromkeys(one["decay"] for one in own if one["decay"]):
             row[f"decay {decay:g}"] = ratio([errors[decay, seed] / errors[0.0, seed] for seed in seeds])
         (case,) = exact.chosen("full", problem=problem)
-        table.append(row | {"recipe": recipe_of(case).weight_decay})
+        table.append(row | {"recipe": case.recipe("FNO").weight_decay})
     return table

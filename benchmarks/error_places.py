@@ -78,8 +78,7 @@ class Unit:
         """Train two networks, learn the errors of the first, and rank those on other functions."""
         del folder
         (case,) = exact.chosen(self.sizes.mode, problem=self.problem)
-        (recipe,) = (one for one in case.operators if one.kind == "FNO")
-        source = case.source
+        recipe, source = case.recipe("FNO"), case.source
         assert isinstance(source, exact.ProblemSource)
         most = max(count for count, _ in self.sizes.functions)
         train, further, test = (

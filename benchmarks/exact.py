@@ -50,6 +50,15 @@ class Case:
     operators: tuple[Recipe, ...]
     is_in_slice: bool = True
 
+    def recipe(self, kind: str) -> Recipe:
+        """The recipe of one kind of operator.
+
+        Raises:
+            ValueError: If there is none, or there are several.
+        """
+        (recipe,) = (recipe for recipe in self.operators if recipe.kind == kind)
+        return recipe
+
 
 def cases() -> list[Case]:
     """The problems of the full run; those of the default run say so."""

@@ -176,7 +176,7 @@ class Unit:
 def _case(problem: str, kind: str, *, is_small: bool) -> tuple[Any, Any]:
     """Where the functions come from, and the recipe of the operator."""
     (case,) = exact.chosen("small" if is_small else "full", problem=problem)
-    return case.source, next(recipe for recipe in case.operators if recipe.kind == kind)
+    return case.source, case.recipe(kind)
 
 
 def _stated(predictor: Predictor, pairs: pn.FieldPairs) -> torch.Tensor:

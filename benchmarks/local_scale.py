@@ -12,12 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environment, exact, kept_units, sections
+from benchmarks import kept_units, sections
 from benchmarks.evaluation import CHANCE, COVERED, LEVEL
 from benchmarks.local_scale_units import FAILED, WHOLE, Unit
 from benchmarks.over_seeds import Row, grouped, mean, mean_of
 
-SEEDS = range(5)
 ATTAINABLE, MEANINGLESS, ERRORS = 0.9, 0.05, 2.0
 """Least part of the attainable rank correlation; attainable values below which no part is taken; standard errors of gaps."""
 FRONTS, FRONT_RANK = ("Burgers, viscosity 0.01", "Variable-speed advection, time 0.5"), 0.45
@@ -28,9 +27,10 @@ CHANGES = (("one", "local"), ("local", "mixed"))
 """Scales that are compared."""
 
 
-def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
+def main(*, mode: str, output: Path, workers: int, problem: str | None = None, seeds: int | None = None) -> dict[str, Any]:
     """Run all problems and seeds, those that are done already excepted, and average."""
-    todo = units(mode, problem)
+    todo = Unit.planned(mode, problem, seeds=seeds)
+    repetitions = len({unit.seed for unit in todo})
     rows: list[Row] = []
 
     def table(make: Callable[[Sequence[Row]], Sequence[Row]]) -> Sequence[Row]:
@@ -58,7 +58,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         f"correlation of {FRONT_RANK:g} on problems with fronts, a steepest tenth from {STEEPEST[0]:g} to {STEEPEST[1]:g}, "
         f"a band of {WIDTH:g} of the constant one or less, and {COVERED[0]:g} to {COVERED[1]:g} of whole fields.",
         f"A model that is right, calibrated and tested on 200 functions, has whole fields of {LEVEL:g} with a standard "
-        f"deviation of {CHANCE:g}, {CHANCE / len(SEEDS) ** 0.5:.2g} over seeds: of ten problems it misses about one by chance.",
+        f"deviation of {CHANCE:g}, {CHANCE / repetitions**0.5:.2g} over seeds: of ten problems it misses about one by chance.",
         "A kernel operator that solves a linear problem up to rounding has nothing to scale: its variances stay as stated.",
     ]
     return sections.write(
@@ -69,24 +69,8 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         commit=todo[0].commit,
         chosen={"problem": problem},
         notes=notes,
+        seeds=seeds,
     )
-
-
-def chosen(problem: str | None) -> list[str]:
-    """Names of the problems of a run.
-
-    Raises:
-        ValueError: If no problem's name begins so.
-    """
-    return [case.source.name for case in exact.chosen("full", problem=problem)]
-
-
-def units(mode: str, problem: str | None) -> list[Unit]:
-    """Units of a run, seed by seed, so that one that was cut off has all problems; of one problem and seed if it is small."""
-    commit, names = environment.commit(), chosen(problem)
-    if mode == "small":
-        return [Unit(names[0], 0, commit, is_small=True)]
-    return [Unit(name, seed, commit) for seed in SEEDS for name in names]
 
 
 def averaged(rows: Sequence[Row]) -> list[Row]:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import probneural as pn
-from benchmarks import environment, evaluation, exact
+from benchmarks import evaluation
 from benchmarks.head_makers import DEFAULT, ENSEMBLE, KERNEL, Data, Workshop
 from benchmarks.kept_units import noted
 from benchmarks.over_seeds import Row
+from benchmarks.problem_units import ProblemUnit
 from probneural.randomness import stream_seed
 
 HEADS = (DEFAULT, KERNEL, "mixture of 2", ENSEMBLE)
@@ -33,50 +33,21 @@ FAILED = "failed"
 _COLUMNS = ("nll", "joint_nll", "coverage", "chi2", "rank_within", "rank_within_attainable")
 
 
-@dataclass(frozen=True)
-class Unit:
-    """One problem under one seed.
-
-    Attributes:
-        problem: Its name in `exact`.
-        seed: Of functions and weights.
-        commit: Of the code.
-        is_small: Whether it takes seconds and means nothing.
-    """
-
-    problem: str
-    seed: int
-    commit: str
-    is_small: bool = False
-
-    @property
-    def name(self) -> str:
-        """For readers of the progress."""
-        return f"{self.problem}, seed {self.seed}"
-
-    def path(self, folder: Path) -> Path:
-        """Where its rows are kept."""
-        return folder / environment.file_name(f"local-scale {self.name}", self, self.case, suffix=".json")
-
-    @property
-    def case(self) -> exact.Case:
-        """The problem, sizes and recipes."""
-        return exact.chosen("small" if self.is_small else "full", problem=self.problem)[0]
+class Unit(ProblemUnit):
+    """Heads on one problem under one seed, with every scale."""
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Train, fit heads, scale them in both ways, and score."""
         del folder
-        source = self.case.source
-        assert isinstance(source, exact.ProblemSource)
+        source = self.source
         train, calibration, test, pool = (
             source.problem.sample(
                 count, resolution=source.resolution, seed=stream_seed(self.seed, "local-scale functions", part)
             )
             for part, count in enumerate((source.pairs, *[source.fields] * 3))
         )
-        (recipe,) = [recipe for recipe in self.case.operators if recipe.kind == "FNO"]
         exactly = torch.zeros(train.outputs.channels, dtype=torch.float64)
-        shop = Workshop(recipe, Data(train, calibration, calibration, exactly), seed=self.seed)
+        shop = Workshop(self.case.recipe("FNO"), Data(train, calibration, calibration, exactly), seed=self.seed)
         rows: list[Row] = []
         failed: list[Row] = []
         for head in HEADS:

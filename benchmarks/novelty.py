@@ -10,14 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environment, exact, kept_units, sections
-from benchmarks.exact import Case
+from benchmarks import kept_units, sections
 from benchmarks.measurements import NOISE
 from benchmarks.novelty_units import ALARM, ALL_KINDS, FAILED, LEVEL, LIKE, NOT_WIDENED, OTHER_KINDS, Unit
 from benchmarks.over_seeds import CONFIDENCE, Row, grouped, half_width, mean_of
-from benchmarks.sources import ProblemSource
 
-SEEDS = range(5)
 CLAIMED = ("amplitude", "roughness")
 """Shifts under which widened error bars are meant to hold."""
 COVERAGE, WIDTH, DETECTED = 0.85, 1.3, 0.95
@@ -26,9 +23,9 @@ COVERAGE, WIDTH, DETECTED = 0.85, 1.3, 0.95
 Results = Mapping[Unit, Mapping[str, Any]]
 
 
-def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
+def main(*, mode: str, output: Path, workers: int, problem: str | None = None, seeds: int | None = None) -> dict[str, Any]:
     """Run all problems and seeds, those that are done already excepted, and average."""
-    todo = units(mode, problem)
+    todo = Unit.planned(mode, problem, seeds=seeds)
     results: dict[Unit, dict[str, Any]] = {}
 
     def table(make: Callable[[Results], list[Row]]) -> list[Row]:
@@ -65,24 +62,8 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         commit=todo[0].commit,
         chosen={"problem": problem},
         notes=notes,
+        seeds=seeds,
     )
-
-
-def chosen(problem: str | None) -> list[Case]:
-    """The problems of a run.
-
-    Raises:
-        ValueError: If no problem's name begins so.
-    """
-    return [case for case in exact.chosen("full", problem=problem) if isinstance(case.source, ProblemSource)]
-
-
-def units(mode: str, problem: str | None) -> list[Unit]:
-    """Units of a run, seed by seed, so that one that was cut off has all problems; of one problem and seed if it is small."""
-    commit, names = environment.commit(), [case.source.name for case in chosen(problem)]
-    if mode == "small":
-        return [Unit(names[0], 0, commit, small=True)]
-    return [Unit(name, seed, commit) for seed in SEEDS for name in names]
 
 
 def averaged(results: Results, table: str) -> list[Row]:

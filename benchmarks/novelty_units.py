@@ -18,12 +18,10 @@ from jaxtyping import Float64
 from torch import Tensor
 
 import probneural as pn
-from benchmarks import environment, exact
-from benchmarks.exact import Case
 from benchmarks.kept_units import noted
 from benchmarks.measurements import measured, noise_variance
 from benchmarks.over_seeds import Row
-from benchmarks.sources import ProblemSource
+from benchmarks.problem_units import ProblemUnit
 from probneural.randomness import stream, stream_seed
 
 LEVEL = 0.9
@@ -63,38 +61,17 @@ class Functions:
     noise: Float64[Tensor, " c"]
 
 
-@dataclass(frozen=True)
-class Unit:
-    """One problem under one seed.
-
-    Attributes:
-        problem: Its name in tables; sizes and recipes are those of `exact`.
-        seed: Of functions and weights.
-        commit: Of the code.
-        small: Whether sizes are cut down to seconds.
-    """
-
-    problem: str
-    seed: int
-    commit: str
-    small: bool = False
-
-    @property
-    def name(self) -> str:
-        """For readers of the progress."""
-        return f"{self.problem}, seed {self.seed}"
-
-    def path(self, folder: Path) -> Path:
-        """Where its results are kept."""
-        return folder / environment.file_name(f"novelty {self.name}", self, self.case, suffix=".json")
+class Unit(ProblemUnit):
+    """Detectors and inflations for two heads, on one problem under one seed."""
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Train, fit heads, detectors and inflations, and score all."""
         del folder
-        (recipe,) = [recipe for recipe in self.case.operators if recipe.kind == "FNO"]
         found: dict[str, list[Row]] = {"detection": [], "coverage": [], FAILED: []}
         functions = self.functions(found[FAILED])
-        operator, _, _ = recipe.train(functions.train, seed=stream_seed(self.seed, "novelty recipe"), tick=lambda: None)
+        operator, _, _ = self.case.recipe("FNO").train(
+            functions.train, seed=stream_seed(self.seed, "novelty recipe"), tick=lambda: None
+        )
         heads: dict[str, Callable[[], pn.distributions.Predictor]] = {
             "last-layer Laplace": lambda: pn.heads.LastLayerLaplace().fit(operator, functions.train),
             "kernel operator": lambda: pn.heads.KernelOperator().fit(None, functions.train),
@@ -104,17 +81,6 @@ class Unit:
                 found[table] += [{"head": name} | row for row in rows]
         whose = {"problem": self.source.name, "head": "both heads", "seed": self.seed}
         return {table: [whose | row for row in rows] for table, rows in found.items()}
-
-    @property
-    def case(self) -> Case:
-        """The problem, sizes and recipes."""
-        return exact.chosen("small" if self.small else "full", problem=self.problem)[0]
-
-    @property
-    def source(self) -> ProblemSource:
-        """Where its functions come from."""
-        assert isinstance(self.case.source, ProblemSource)
-        return self.case.source
 
     def functions(self, failed: list[Row]) -> Functions:
         """Draw and solve, and measure with noise; without synthetic shifts where they cannot be solved."""

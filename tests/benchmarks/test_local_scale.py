@@ -131,14 +131,6 @@ def test_the_steepest_points() -> None:
     assert steep[0, 0].nonzero().flatten().tolist() == [19, 20, 38, 39]
 
 
-def test_units_are_told_apart_and_wrong_names_refused(tmp_path: Path) -> None:
-    units = local_scale.units("default", "Darcy")
-    assert [unit.name for unit in units[:3]] == ["Darcy 1-D, seed 0", "Darcy 2-D, seed 0", "Darcy 1-D, seed 1"]
-    assert len({unit.path(tmp_path) for unit in units}) == 10
-    with pytest.raises(ValueError, match="no problem's name begins with"):
-        local_scale.units("default", "nothing")
-
-
 @pytest.mark.slow
 def test_a_small_run_has_all_rows(tmp_path: Path) -> None:
     found = local_scale.main(mode="small", output=tmp_path, workers=1, problem="Burgers, viscosity 0.1")

@@ -155,7 +155,7 @@ def test_synthetic_sources_leave_permeabilities_as_they_are() -> None:
 
 
 def test_shifts_that_change_the_equation_alone_are_told() -> None:
-    unit = Unit("Helmholtz, wavenumber 8", 0, "c", small=True)
+    unit = Unit("Helmholtz, wavenumber 8", 0, "c", is_small=True)
     assert unit.functions([]).unseen == {"resonance"}
 
 
@@ -192,17 +192,9 @@ def test_what_is_shown_is_counted() -> None:
     assert [row["missed"] for row in wide[2:]] == ["p, amplitude: 0.840, width 1.31", "p, amplitude: width 1.31"]
 
 
-def test_units_are_told_apart_and_wrong_names_refused(tmp_path: Path) -> None:
-    units = novelty.units("default", "Darcy")
-    assert [unit.name for unit in units[:3]] == ["Darcy 1-D, seed 0", "Darcy 2-D, seed 0", "Darcy 1-D, seed 1"]
-    assert len({unit.path(tmp_path) for unit in units}) == 10
-    with pytest.raises(ValueError, match="no problem's name begins with"):
-        novelty.units("default", "nothing")
-
-
 @pytest.mark.slow
 def test_a_small_run_has_all_rows() -> None:
-    (unit,) = novelty.units("small", None)
+    (unit,) = Unit.planned("small", None, seeds=None)
     found = unit.run(Path())
     assert len(found["detection"]) == 2 * 2
     assert len(found["coverage"]) == 2 * (3 + 3 + 2)
