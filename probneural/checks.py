@@ -169,7 +169,7 @@ def check_device(value: object, *, is_double: bool = False) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() and not is_double else "cpu")
     if is_double and isinstance(value, str | torch.device) and str(value).startswith("mps"):
         raise ArgumentError(
-            expected="a device that computes in float64", got=repr(value), remedy='solve on "cpu", then use to()'
+            expected="a device that computes in float64", got=repr(value), remedy='take "cpu", or float32 where that will do'
         )
     try:
         device = torch.empty(0, device=value).device if isinstance(value, str | torch.device) else None  # an int means CUDA

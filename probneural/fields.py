@@ -229,13 +229,14 @@ class Field:
 
         Raises:
             DataError: If the dtype is neither float32 nor float64, or does not hold the values.
-            ArgumentError: If there is no such device.
+            ArgumentError: If there is no such device, or values are float64 and it is MPS, which has none.
         """
         if isinstance(target, torch.dtype):
             if target not in (torch.float32, torch.float64):
                 raise DataError(expected="float32 or float64", got=str(target), remedy="fields have real floating point values")
             return Field(cast(self.values, target, "values", dims=self._all_but_channels), self.grid)
-        return Field(self.values.to(check_device(target)), self.grid)
+        device = check_device(target, is_double=self.values.dtype == torch.float64)
+        return Field(self.values.to(device), self.grid)
 
     @property
     def _all_but_channels(self) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ import torch
 
 from probneural.checks import check_device
 from probneural.errors import ArgumentError
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.operators import FNO
 from probneural.problems import Burgers
 from probneural.training.devices import resolve_device
@@ -43,3 +45,13 @@ def test_exact_solutions_need_double_precision() -> None:
     for call in (problem.sample, problem.sample_inputs):
         with pytest.raises(ArgumentError, match="float64"):
             call(2, resolution=64, seed=0, device="mps")
+
+
+@pytest.mark.bad_input
+def test_fields_in_double_precision_stay_off_mps(monkeypatch: pytest.MonkeyPatch) -> None:
+    field = Field(torch.zeros(1, 1, 4, dtype=torch.float64), Grid.uniform((4,)))
+    with pytest.raises(ArgumentError, match="float64"):
+        field.to("mps")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert field.to("auto").device == torch.device("cpu")
