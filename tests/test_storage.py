@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from probneural.calibration import VarianceScale
 from probneural.distributions import EmpiricalField, MixturePredictor, Predictor, PredictorTraits
-from probneural.errors import ArgumentError, FileError, UnsupportedError
+from probneural.errors import ArgumentError, DataWarning, FileError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads import Laplace
@@ -129,6 +129,24 @@ def test_modules_of_others_are_filled_with_their_state(name: str, tmp_path: Path
     assert given.training
     assert same(given.state_dict(), before)
     assert [parameter.requires_grad for parameter in given.parameters()] == flags
+
+
+def layers(activation: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv1d(1, 2, 1), activation, nn.Conv1d(2, 1, 1))
+
+
+def test_other_classes_with_the_same_state_are_told(tmp_path: Path) -> None:
+    save(layers(nn.GELU()), tmp_path / "operator")
+    with pytest.warns(DataWarning, match=r"1: torch\S+ReLU in place of torch\S+GELU$"):
+        load(tmp_path / "operator", operator=layers(nn.ReLU()))
+
+
+def test_of_several_modules_that_fit_the_one_of_the_same_classes_is_taken(tmp_path: Path) -> None:
+    save(layers(nn.GELU()), tmp_path / "operator")
+    loaded = load(tmp_path / "operator", operator=[layers(nn.ReLU()), layers(nn.GELU())])
+    assert isinstance(loaded, nn.Sequential)
+    assert isinstance(loaded[1], nn.GELU)
 
 
 def test_tied_weights_stay_tied(tmp_path: Path) -> None:

@@ -39,12 +39,16 @@ def load(
         path: The file.
         device: Where to put it; `"auto"` takes the best there is.
         operator: A module of the architecture and dtype of the saved one, which is copied, never changed. Needed for modules
-            that this library does not know how to build. Names, shapes and dtypes of its state are compared; what holds no
-            state, an activation function for example, cannot be. For a predictor of several operators a list: each saved
-            module is a copy of the first that it fits, and one of ours that fits none is built.
+            that this library does not know how to build. Names, shapes and dtypes of its state are compared, and the names of
+            its classes; what a class does in `forward` cannot be. For a predictor of several operators a list: each saved
+            module is a copy of the first that it fits, of its classes if there is one, and one of ours that fits none is
+            built.
 
     Returns:
         What was saved; operators in evaluation mode.
+
+    Warns:
+        DataWarning: If an operator fits what was saved but is made of other classes, ReLU in place of GELU for example.
 
     Raises:
         FileError: If the file is missing, damaged, or holds something else.
@@ -185,7 +189,9 @@ class Reader:
         """What to copy a module from, of those that were given: in a list, the first that fits."""
         if self._operator is None or isinstance(self._operator, nn.Module):
             return self._operator
-        fitting = [one for one in self._operator if not saved.misfits(one, state)]
+        fitting = sorted(
+            (one for one in self._operator if not saved.misfits(one, state)), key=lambda one: bool(saved.others(one))
+        )
         return next(iter(fitting or ([] if saved.kind is not None else self._operator)), None)
 
 

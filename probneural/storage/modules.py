@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from probneural.errors import ArgumentError, FileError
+from probneural.errors import ArgumentError, DataWarning, FileError
 from probneural.storage.kinds import OPERATORS, Kind
 from probneural.training import schema
 
@@ -19,6 +20,8 @@ FOREIGN = "Module"
 """Kind of all modules but our operators."""
 CONFIGURATION = "configuration"
 """Where a file says how an operator of ours is built."""
+CLASSES = "classes"
+"""Where a file names the classes of any other module and of the modules in it."""
 
 _CALLS = 100, 50
 """Calls of PyTorch that building an operator may take: in any case, and for each tensor that the file holds of it."""
@@ -31,12 +34,12 @@ class SavedModule:
 
     Attributes:
         kind: Of an operator of ours, None of any other module.
-        source: The class of any other module, for messages.
+        classes: Those of any other module and of the modules in it, by name; its own has none.
         trained: Which parameters there are, tied ones once, and whether each is trained.
     """
 
     kind: Kind | None
-    source: str
+    classes: Mapping[str, str]
     trained: Mapping[str, bool]
 
     @classmethod
@@ -47,15 +50,15 @@ class SavedModule:
             FileError: If it is another.
         """
         kind = OPERATORS.get(described["kind"])
-        maker = "class" if kind is None else CONFIGURATION
+        maker = CLASSES if kind is None else CONFIGURATION
         where = f"a {described['kind']}"
         schema.check_names(described, ["kind", maker, "prefix", "parameters"], where=where)
         if described["prefix"] != prefix:
             schema.refuse(repr(prefix), described["prefix"], where=f"{prefix}prefix")
         schema.check(described["parameters"], Mapping[str, bool], where=f"{prefix}parameters")
         if kind is None:
-            schema.check(described["class"], str, where=f"{prefix}class")
-        return cls(kind, described.get("class", ""), described["parameters"])
+            schema.check(described[CLASSES], Mapping[str, str], where=f"{prefix}{CLASSES}")
+        return cls(kind, described.get(CLASSES, {}), described["parameters"])
 
     def built(self, arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
         """An operator of ours with this state, built without memory of its own.
@@ -80,12 +83,15 @@ class SavedModule:
     def filled(self, given: nn.Module | None, state: Mapping[str, Tensor]) -> nn.Module:
         """A copy of a module with this state, every tensor in the dtype and memory order it had.
 
+        Warns:
+            DataWarning: If classes are others, as of activation functions, which have no state.
+
         Raises:
             ArgumentError: If there is no module, or one that the state does not fit.
         """
         if given is None:
             raise ArgumentError(
-                expected=f"operator=, a module of the architecture that was saved ({self.source})",
+                expected=f"operator=, a module of the architecture that was saved ({self.classes.get('', '')})",
                 got="None",
                 remedy="build it as for training; the file holds its state only",
             )
@@ -96,6 +102,10 @@ class SavedModule:
                 got=_differences(misfits),
                 remedy="give operator= in the architecture and dtype of the saved one",
             )
+        others = self.others(given)
+        if others:
+            shown = "; ".join(others[:5])
+            warnings.warn(f"operator= fits what was saved, but is of other classes: {shown}", DataWarning, stacklevel=2)
         copied = copy.deepcopy(given)
         for name, tensor in _tensors(copied).items():
             tensor.data = state[name]  # as `Module.to` does it: what is tied stays tied
@@ -108,6 +118,17 @@ class SavedModule:
         now = _tensors(given)
         same = {name for name in {*state, *now} if _fits(state.get(name), now.get(name), dtype=True)}
         return {*state, *now} - same | self._misfits(given)
+
+    def others(self, given: nn.Module) -> list[str]:
+        """Where classes are others than they were, in words; how modules are called or packages named is not asked."""
+        if self.kind is not None:
+            return []
+        now = class_names(given)
+        return [
+            f"{name or 'the module'}: {now.get(name, 'none')} in place of {self.classes.get(name, 'none')}"
+            for name in dict.fromkeys([*self.classes, *now])
+            if _last(now.get(name)) != _last(self.classes.get(name))
+        ]
 
     def _misfits(self, module: nn.Module) -> set[str]:
         """Parameters of one and not the other, for example tied in one only, and those that cannot be trained."""
@@ -123,6 +144,15 @@ class SavedModule:
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     """The tensors of a module's state, themselves."""
     return {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+
+
+def class_names(module: nn.Module) -> dict[str, str]:
+    """Classes of a module and of those in it, by name; its own has none."""
+    return {name: f"{type(one).__module__}.{type(one).__qualname__}" for name, one in module.named_modules()}
+
+
+def _last(name: str | None) -> str | None:
+    return None if name is None else name.rpartition(".")[2]
 
 
 def trained_parameters(module: nn.Module) -> dict[str, bool]:

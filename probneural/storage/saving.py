@@ -14,7 +14,7 @@ from probneural.errors import FileError, UnsupportedError
 from probneural.operators import Operator
 from probneural.storage.kinds import KINDS, OPERATORS
 from probneural.storage.loading import Reader
-from probneural.storage.modules import CONFIGURATION, FOREIGN, trained_parameters
+from probneural.storage.modules import CLASSES, CONFIGURATION, FOREIGN, class_names, trained_parameters
 from probneural.training import atomic, files, schema
 
 _REMEDY = "save the operator, and fit the head or calibrator again"
@@ -100,7 +100,7 @@ def _architecture(operator: nn.Module, prefix: str, tensors: dict[str, Tensor]) 
     if isinstance(operator, Operator) and kind is not None and kind.cls is cls:
         described = _all_described(kind.taken_apart(operator), f"{prefix}{CONFIGURATION}.", tensors)
         return {"kind": kind.name, CONFIGURATION: described}
-    return {"kind": FOREIGN, "class": f"{cls.__module__}.{cls.__qualname__}"}
+    return {"kind": FOREIGN, CLASSES: class_names(operator)}
 
 
 def _state(operator: nn.Module) -> dict[str, Tensor]:
