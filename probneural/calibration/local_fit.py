@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from probneural.calibration.chunks import domain_average
+from probneural.calibration.held_out import is_gain
 from probneural.calibration.local_scale import FINE, POINTWISE, LocalScale, Reader, wave_numbers
 from probneural.calibration.trimmed import trimmed_mean_square
 from probneural.calibration.variance_curve import VarianceCurve, bends, knots_of
@@ -34,8 +35,6 @@ _FOLDS = 5
 """Parts of the calibration set, each held out once."""
 _LEAST = 2 * _FOLDS
 """Functions below which nothing is fitted."""
-_ERRORS = 2.0
-"""Standard errors by which held-out likelihood has to gain."""
 _STEPS = 30
 """Newton steps, at most."""
 _GAIN = 1e-9
@@ -60,8 +59,8 @@ def fit_local_scale(
 
     With the factor exp(theta . phi), the negative log likelihood of standardised residuals r is the mean of (theta . phi + r²
     exp(-theta . phi)) / 2: convex in theta. A function counts as one observation, whatever its grid. The penalty, and
-    whether position matters, are what makes functions held out in turn most likely; where this gains less than two
-    standard errors over no factor at all, the channel has none. The curve is fitted to what these leave, in the same way.
+    whether position matters, are what makes functions held out in turn most likely; where this gains no more than
+    chance over no factor at all (see `is_gain`), the channel has none. The curve is fitted to what these leave, in the same way.
 
     Args:
         parts: Goes through the calibration functions, some at a time, on the CPU; three times.
@@ -241,7 +240,7 @@ class _Likelihood:
                 scores[index, part == fold] = held.values(fitted.minimiser(ridge, start=starts[index]))
         best = int(scores[1:].mean(1).argmin())
         gain = scores[0] - scores[1 + best]
-        return candidates[best] if bool(gain.mean() > _ERRORS * gain.std() / math.sqrt(len(gain))) else None
+        return candidates[best] if is_gain(gain) else None
 
     def minimiser(self, ridge: Float64[Tensor, " k"], *, start: Float64[Tensor, " k1"] | None = None) -> Float64[Tensor, " k1"]:
         """Coefficients, the constant first, that minimise the penalised sum: Newton's method with halved steps.

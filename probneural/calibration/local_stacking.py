@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from probneural.calibration.chunks import CalibrationPredictions, check_pairs, fingerprints
+from probneural.calibration.held_out import is_gain
 from probneural.calibration.local_scale import Reader, wave_numbers
 from probneural.calibration.local_weights import LocalWeights, number_of_features
 from probneural.calibration.stacked_predictor import StackedPredictor
@@ -36,8 +37,6 @@ _FOLDS = 5
 """Parts of the calibration set, each held out once."""
 _LEAST = 2 * _FOLDS
 """Functions below which weights do not vary."""
-_ERRORS = 2.0
-"""Standard errors by which the held-out log score has to gain."""
 _STEPS = 60
 """Of the quasi-Newton method, at most."""
 _TOLERANCE = 1e-7
@@ -257,7 +256,7 @@ class _Gate:
                 scores[index, part == fold] = held.values(found)
         best = int(scores[1:].mean(1).argmax())
         gain = scores[1 + best] - scores[0]
-        return candidates[best] if bool(gain.mean() > _ERRORS * gain.std() / math.sqrt(len(gain))) else None
+        return candidates[best] if is_gain(gain) else None
 
     def constant(self) -> Float64[Tensor, "m k1"]:
         """Coefficients of the best constant weights."""

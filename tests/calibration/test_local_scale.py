@@ -91,6 +91,17 @@ def test_sizes_that_follow_position_are_found(members: int, channels: int) -> No
     torch.testing.assert_close(stated, by_position(stated, GRID), rtol=0.25, atol=0)
 
 
+def test_one_function_with_large_errors_does_not_hide_where_others_err() -> None:
+    data = truths(GRID, 80, sd=by_position, seed=1)
+    errors = data.outputs.values - data.inputs.values
+    errors[0] *= 30.0
+    data = FieldPairs(data.inputs, Field(data.inputs.values + errors, GRID))
+    scaled = VarianceScale().fit(Even(GRID), data)
+    assert scaled.local is not None
+    stated = scaled(data.inputs).std.mean(0)[0]
+    assert stated[20:28].mean() > 4.0 * stated[[0, 1, 2, -3, -2, -1]].mean()  # ten times, less what one function hides
+
+
 def test_sizes_that_follow_slopes_are_found() -> None:
     data, test = (truths(RING, count, sd=by_slope, seed=seed) for count, seed in ((100, 1), (100, 5)))
     scaled, even = (VarianceScale(local=local).fit(Even(RING), data) for local in (True, False))
