@@ -60,7 +60,7 @@ def fit_local_scale(
     With the factor exp(theta . phi), the negative log likelihood of standardised residuals r is the mean of (theta . phi + r²
     exp(-theta . phi)) / 2: convex in theta. A function counts as one observation, whatever its grid. The penalty, and
     whether position matters, are what makes functions held out in turn most likely; where this gains no more than
-    chance over no factor at all (see `is_gain`), the channel has none. The curve is fitted to what these leave, in the same way.
+    chance over no factor at all (see `is_gain`), the channel has none. The curve is fitted to what these leave, likewise.
 
     Args:
         parts: Goes through the calibration functions, some at a time, on the CPU; three times.
