@@ -59,7 +59,7 @@ doctests: venv  ## The examples in docstrings
 bench: venv  ## The main benchmark on four problems, in minutes: tables and an HTML report
 	$(BIN)/python -m benchmarks exact
 
-bench-full: venv  ## The same on all ten problems, every ensemble and shift, and what training twice as long brings: half an hour
+bench-full: venv  ## The same on all ten problems, every ensemble and shift, and what training twice as long brings: twenty minutes
 	$(BIN)/python -m benchmarks exact --full
 
 lint: venv  ## Style and formatting

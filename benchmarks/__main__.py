@@ -95,8 +95,8 @@ COMMANDS = {
         exact.main,
         "operators and posteriors against exact solutions (what `make bench` runs)",
         output="results.json, report.html and trained operators",
-        full="all ten problems, every ensemble and shift, and what training twice as long brings: over an hour "
-        "(`make bench-full`)",
+        full="all ten problems, every ensemble and shift, and what training twice as long brings: about twenty "
+        "minutes (`make bench-full`)",
         options={
             **PROBLEM,
             "--data": {
