@@ -26,7 +26,7 @@ from probneural.randomness import stream
 
 _ROOT_FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Candidates of w. Zero is none: data on some functions would then say nothing about others."""
-_WHITE_FRACTIONS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+_WHITE_FRACTIONS = (1e-4, 5e-4, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Candidates of f. Zero is none: a field of finite rank has no density on a fine grid."""
 _POINTS = 256
 """Points at which the joint likelihood is taken, at most; chosen at random, so that neighbours are among them."""

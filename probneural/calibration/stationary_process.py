@@ -16,7 +16,7 @@ from probneural.grids import Grid
 
 _LARGEST_RANK = 128
 """Modes kept per channel, at most; divided by the number of channels."""
-_KEPT_POWER = 0.999
+_KEPT_POWER = 0.99999
 """Fraction of the power that the kept modes have, where they are allowed to be that many."""
 _CANDIDATES = 1024
 """Modes of lowest frequency whose power is estimated."""
