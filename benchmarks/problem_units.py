@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from benchmarks import environment, exact
 from benchmarks.sources import ProblemSource
@@ -15,7 +15,7 @@ SEEDS = 5
 
 @dataclass(frozen=True)
 class ProblemUnit:
-    """One problem under one seed; a benchmark's own unit says what is done.
+    """One problem under one seed; a benchmark's own unit says what is done, by `run`.
 
     Attributes:
         problem: Its name in `exact`.
@@ -65,10 +65,6 @@ class ProblemUnit:
     def path(self, folder: Path) -> Path:
         """Where its rows are kept."""
         return folder / environment.file_name(self.name, self, self.case, suffix=".json")
-
-    def run(self, folder: Path) -> dict[str, Any]:
-        """Do it."""
-        raise NotImplementedError
 
 
 def chosen(problem: str | None) -> list[str]:
