@@ -7,12 +7,8 @@ the simulator's outputs. A finished run is kept in a file of its own, so a bench
 
 from __future__ import annotations
 
-import hashlib
 import io
-import os
-import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
@@ -22,11 +18,9 @@ from typing import Any
 import torch
 from botorch.exceptions.errors import BotorchError, ModelFittingError
 from linear_operator.utils.errors import NanError, NotPSDError
-from tqdm.auto import tqdm
 
-from benchmarks import bo_methods, bo_problems, environment, sections
+from benchmarks import bo_methods, bo_problems, environment, kept_units, sections
 from benchmarks.names import named
-from benchmarks.workers import spawned
 from probneural.errors import ProbneuralError
 
 SEEDS = {"environmental model": 10}
@@ -111,9 +105,9 @@ class Unit:
     commit: str = field(default="unknown", kw_only=True)
 
     @property
-    def is_kept(self) -> bool:
-        """Whether what is kept may be trusted to come from this very code."""
-        return not self.commit.endswith(("-modified", "unknown"))
+    def name(self) -> str:
+        """For readers of the progress."""
+        return f"{self.problem}, {self.method}, seed {self.seed}"
 
     @property
     def budget(self) -> bo_methods.Budget:
@@ -121,16 +115,18 @@ class Unit:
         return bo_methods.SMALL if self.is_small else bo_methods.Budget()
 
     def path(self, folder: Path) -> Path:
-        """Where the run is kept: the name holds all that it follows from, the commit included."""
-        said = f"{self!r} {self.budget!r} {environment.versions()!r}"
-        name = re.sub(r"[^a-z0-9]+", "-", f"{self.problem} {self.method} {self.seed}".lower())
-        return folder / f"{name}-{hashlib.sha256(said.encode()).hexdigest()[:12]}.json"
+        """Where the run is kept."""
+        return folder / environment.file_name(self.name, self, self.budget, suffix=".json")
 
-    def run(self) -> dict[str, Any]:
-        """Optimise."""
+    def run(self, folder: Path) -> dict[str, Any]:
+        """Optimise; of a run that fails the reason is returned."""
+        del folder
         problem = bo_problems.make(self.problem, seed=self.seed)
         count = 1 if self.is_small else None
-        return bo_methods.run(self.method, problem, seed=self.seed, budget=self.budget, evaluations=count)
+        try:
+            return bo_methods.run(self.method, problem, seed=self.seed, budget=self.budget, evaluations=count)
+        except FAILURES as error:  # must not cost the work on all others
+            return {"failed": f"{type(error).__name__}: {error}"}
 
 
 def chosen(problem: str | None) -> tuple[str, ...]:
@@ -154,19 +150,17 @@ def units(*, small: bool, problem: str | None = None) -> list[Unit]:
 
 def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
     """Run all problems, or those whose names begin so, write tables, curves and a figure."""
-    folder = output / "bo"
-    results: dict[Unit, dict[str, Any]] = {}
     todo, notes = units(small=mode == "small", problem=problem), list(NOTES)
 
-    def table(name: str) -> list[dict[str, Any]]:
-        if not results:  # the first table runs everything, for workers to be busy until the end
-            results.update(spread(todo, folder, workers=workers))
-            notes.extend([*resumed(results), *failures(results)])  # written after the last table
-        return summary(name, results)
+    @cache
+    def run() -> dict[Unit, dict[str, Any]]:
+        results = kept_units.spread(todo, output / "bo", workers=workers, notes=notes)
+        notes.extend(failures(results))
+        return results
 
     written = sections.write(
         "bo",
-        {name: partial(table, name) for name in chosen(problem)},
+        sections.made_of(run, {name: partial(summary, name) for name in chosen(problem)}),
         mode=mode,
         output=output,
         notes=notes,
@@ -174,60 +168,13 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         chosen={"problem": problem},
     )
     print("\n".join(notes[len(NOTES) :]))
-    curves = {name: trajectories(name, results) for name in chosen(problem)}
+    curves = {name: trajectories(name, run()) for name in chosen(problem)}
     stem = sections.stem("bo", chosen={"problem": problem})
     environment.write_json(
         {key: written[key] for key in ("command", "mode", "commit")} | {"curves": curves}, output / f"{stem}-curves.json"
     )
     environment.write_bytes(figure(curves), output / f"{stem}.png")
     return written
-
-
-def spread(todo: Sequence[Unit], folder: Path, *, workers: int) -> dict[Unit, dict[str, Any]]:
-    """Results of all units, those of an earlier run of this very commit included."""
-    os.environ["OMP_NUM_THREADS"] = "1"
-    results: dict[Unit, dict[str, Any]] = {}
-    for unit in todo:
-        if unit.is_kept and unit.path(folder).exists():
-            results[unit] = environment.kept(unit.path(folder)) | {"resumed": True}
-    rest = [unit for unit in todo if unit not in results]
-    with (
-        tqdm(total=len(todo), initial=len(results), desc="bo", unit="run") as bar,
-        spawned(workers) as pool,
-    ):
-        futures = {pool.submit(work, unit, unit.path(folder)): unit for unit in rest}
-        try:
-            for future in as_completed(futures):
-                results[futures[future]] = future.result()
-                bar.set_postfix_str(f"{futures[future].problem}, {futures[future].method}")
-                bar.update()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return {unit: results[unit] for unit in todo}
-
-
-def work(unit: Unit, path: Path) -> dict[str, Any]:
-    """Run one unit, and keep its result before it is used; of one that fails the reason is returned, and nothing kept."""
-    torch.set_num_threads(1)
-    try:
-        result = unit.run()
-    except FAILURES as error:  # must not cost the work on all others
-        return {"failed": f"{type(error).__name__}: {error}"}
-    environment.keep(result, path)
-    return result
-
-
-def resumed(results: Mapping[Unit, Mapping[str, Any]]) -> list[str]:
-    """A note on the runs that the command's own time leaves out, if there are any."""
-    seconds = [result["seconds"] for result in results.values() if result.get("resumed")]
-    if not seconds:
-        return []
-    minutes = sum(seconds) / 60
-    return [
-        f"{len(seconds)} of {len(results)} runs {sections.RESUMED}: {minutes:.1f} minutes of one thread that are not in those "
-        "of the run"
-    ]
 
 
 def failures(results: Mapping[Unit, Mapping[str, Any]]) -> list[str]:

@@ -6,8 +6,7 @@ periodic axes that embeds no position commutes with shifts as it is, and gets no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,12 @@ def main(*, mode: str, output: Path, workers: int, seeds: int | None = None) -> 
         for seed in range(seeds or (1 if is_small else SEEDS))
         for problem, chosen in cases()[: 1 if is_small else None]
     ]
-    rows: list[Row] = []
 
-    def table(make: Callable[[Sequence[Row]], list[Row]]) -> list[Row]:
-        if not rows:  # the first table runs everything
-            found = kept_units.spread(todo, output / "copies", workers=workers, notes=notes)
-            rows.extend(row for unit in todo for row in found[unit]["rows"])
-            notes.extend(heads.failures(rows))
-        return make(rows)
+    def run() -> list[Row]:
+        found = kept_units.spread(todo, output / "copies", workers=workers, notes=notes)
+        rows = [row for unit in todo for row in found[unit]["rows"]]
+        notes.extend(heads.failures(rows))
+        return rows
 
     notes = [
         f"{FEW} training functions. {FEWER} and {MORE} copies: images of each function under random shifts; on problems with "
@@ -52,13 +49,9 @@ def main(*, mode: str, output: Path, workers: int, seeds: int | None = None) -> 
         heads.NOTES[6],
         "seconds: of a processor, for all trainings and the head itself",
     ]
-    parts: dict[str, Callable[[Sequence[Row]], list[Row]]] = {
-        "scores": averaged,
-        "beside the ensemble": heads.compared,
-    }
     return sections.write(
         "copies",
-        {name: partial(table, make) for name, make in parts.items()},
+        sections.made_of(run, {"scores": averaged, "beside the ensemble": heads.compared}),
         mode=mode,
         output=output,
         notes=notes,

@@ -68,19 +68,20 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
     small = mode == "small"
     commit = environment.commit()
     todo = forecast_cases.chosen(problem, small=small)
-    results: dict[Unit, dict[str, Any]] = {}
     notes = list(NOTES)
 
-    def table(rows: Any) -> list[Row]:
-        if not results:  # the first table runs everything, for workers to be busy until the end
-            every = forecast_units.units(todo, seeds=SEEDS[:1] if small else SEEDS, commit=commit)
-            results.update(kept_units.spread(every, output / "forecast", workers=workers, notes=notes))
-            notes.extend([*costs(results), *failures(results)])
+    def run() -> Results:
+        every = forecast_units.units(todo, seeds=SEEDS[:1] if small else SEEDS, commit=commit)
+        results = kept_units.spread(every, output / "forecast", workers=workers, notes=notes)
+        notes.extend([*costs(results), *failures(results)])
+        return results
+
+    def table(results: Results, *, rows: Any) -> list[Row]:
         return [row for case in todo for row in rows(case.name, results)]
 
     return sections.write(
         "forecast",
-        {name: partial(table, rows) for name, rows in TABLES.items()},
+        sections.made_of(run, {name: partial(table, rows=rows) for name, rows in TABLES.items()}),
         mode=mode,
         output=output,
         notes=notes,

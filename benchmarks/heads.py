@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -85,27 +85,24 @@ def main(
     seeds: int | None = None,
 ) -> dict[str, Any]:
     """Run all units, and make tables of their rows."""
-    rows: list[Row] = []
-    randomly: list[Row] = []
     repetitions = seeds or SEEDS[mode]
     commit = environment.commit()
     sizes = head_units.SMALL if mode == "small" else head_units.Sizes()
     part = {"problem": problem, "operator": operator, "functions": functions}
     amounts = (functions,) if functions else (None,) if mode == "default" else (None, FEW)
 
-    def table(make: Callable[[Sequence[Row]], list[Row]]) -> list[Row]:
-        if not rows:  # the first table runs everything
-            todo = [
-                Unit(name, kind, pairs, seed, commit, sizes, *((BRIEF, 1) if mode == "default" else (tuple(HEADS), 2)))
-                for seed in range(repetitions)
-                for name, kind in chosen(mode, problem, operator=operator)
-                for pairs in amounts
-            ]
-            found = kept_units.spread(todo, output / "heads", workers=workers, notes=notes)
-            rows.extend(row for unit in todo for row in found[unit]["rows"])
-            randomly.extend(row for unit in todo for row in found[unit]["random scale"])
-            notes.extend(failures(rows))
-        return make(rows)
+    @cache
+    def run() -> dict[str, list[Row]]:
+        todo = [
+            Unit(name, kind, pairs, seed, commit, sizes, *((BRIEF, 1) if mode == "default" else (tuple(HEADS), 2)))
+            for seed in range(repetitions)
+            for name, kind in chosen(mode, problem, operator=operator)
+            for pairs in amounts
+        ]
+        found = kept_units.spread(todo, output / "heads", workers=workers, notes=notes)
+        every = {part: [row for unit in todo for row in found[unit][part]] for part in ("rows", "random scale")}
+        notes.extend(failures(every["rows"]))
+        return every
 
     parts: dict[str, Callable[[Sequence[Row]], list[Row]]] = {
         "scores": averaged,
@@ -116,13 +113,12 @@ def main(
         "whole functions": partial(side_by_side, name="simultaneous_coverage"),
         "ranks": ranked,
         "costs": costs,
-        "random scale": lambda _: random_scale(randomly),
-        "whole fields": lambda _: whole_fields(randomly),
     }
+    randomly = {"random scale": random_scale, "whole fields": whole_fields}
     notes = list(NOTES)
     results = sections.write(
         "heads",
-        {name: partial(table, make) for name, make in parts.items()},
+        sections.made_of(lambda: run()["rows"], parts) | sections.made_of(lambda: run()["random scale"], randomly),
         mode=mode,
         output=output,
         notes=notes,
@@ -131,7 +127,7 @@ def main(
         seeds=seeds,
     )
     image = output / f"{sections.stem('heads', chosen=part)}.png"
-    environment.write_bytes(head_figure.against_cost(points(rows)), image)
+    environment.write_bytes(head_figure.against_cost(points(run()["rows"])), image)
     return results
 
 

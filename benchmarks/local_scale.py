@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,12 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
     """Run all problems and seeds, those that are done already excepted, and average."""
     todo = Unit.planned(mode, problem, seeds=seeds)
     repetitions = len({unit.seed for unit in todo})
-    rows: list[Row] = []
 
-    def table(make: Callable[[Sequence[Row]], Sequence[Row]]) -> Sequence[Row]:
-        if not rows:  # the first table runs everything
-            found = kept_units.spread(todo, output / "local-scale", workers=workers, notes=notes)
-            rows.extend(row for unit in todo for row in found[unit]["rows"])
-            notes.extend(kept_units.failures(row for unit in todo for row in found[unit][FAILED]))
-        return make(rows)
+    def run() -> list[Row]:
+        found = kept_units.spread(todo, output / "local-scale", workers=workers, notes=notes)
+        notes.extend(kept_units.failures(row for unit in todo for row in found[unit][FAILED]))
+        return [row for unit in todo for row in found[unit]["rows"]]
 
-    parts = {"runs": list, "means": averaged, "gains": gains, "shown": shown}
     notes = [
         "Problems, sizes and recipes as in `exact`, four FNOs under each seed; functions and weights are drawn anew for each.",
         "scale: one factor of variances per channel; local, VarianceScale as it is by default; mixed, with ScaleMixture after "
@@ -63,7 +58,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
     ]
     return sections.write(
         "local-scale",
-        {name: partial(table, make) for name, make in parts.items()},
+        sections.made_of(run, {"runs": list, "means": averaged, "gains": gains, "shown": shown}),
         mode=mode,
         output=output,
         commit=todo[0].commit,

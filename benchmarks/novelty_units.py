@@ -33,6 +33,8 @@ PARTS = ("training", "calibration", "conformal", "test", "shifted", "synthetic")
 LABELLED = 100
 """Synthetic functions that are solved for, per kind."""
 NOT_WIDENED, ALL_KINDS, OTHER_KINDS = "no", "of all kinds", "of other kinds"
+COMBINED, REFERRED = "combined", "combined, reference"
+"""Scores of functions: those of a detector without and with training functions as its reference."""
 FAILED = "failed"
 
 
@@ -150,7 +152,11 @@ def scored(make: Callable[[], pn.distributions.Predictor], functions: Functions)
     with noted(found[FAILED], "head"):
         head = make()
         with noted(found[FAILED], "detection"):
-            found["detection"] = detection(pn.calibration.Novelty().fit(head, functions.calibration), functions)
+            detectors = (
+                pn.calibration.Novelty().fit(head, functions.calibration, reference=reference)
+                for reference in (None, functions.train)
+            )
+            found["detection"] = detection(functions, *detectors)
         with noted(found[FAILED], "scale"):
             scaled = pn.calibration.VarianceScale(noise=functions.noise).fit(head, functions.calibration)
             for widening, places, kinds in widenings(functions):
@@ -191,15 +197,24 @@ def auroc(ordinary: Tensor, shifted: Tensor) -> float:
     return float((difference > 0).double().mean() + 0.5 * (difference == 0).double().mean())
 
 
-def detection(detector: pn.calibration.NoveltyDetector, functions: Functions) -> list[Row]:
-    """AUROC of each score per shift, and how many functions are flagged by the combined one."""
-    ordinary = detector.scores(functions.test.inputs)
+def detection(
+    functions: Functions, detector: pn.calibration.NoveltyDetector, referred: pn.calibration.NoveltyDetector
+) -> list[Row]:
+    """AUROC of each score per shift, and how many functions are flagged by the combined one.
+
+    Args:
+        functions: Of the unit.
+        detector: Fitted on the calibration functions alone.
+        referred: Its scores were fitted on the training functions, of which there are more.
+    """
+    ordinary, known = (one.scores(functions.test.inputs) for one in (detector, referred))
     alarms = float((detector(functions.test.inputs) <= ALARM).double().mean())
     rows = []
     for shift, pairs in functions.shifts.items():
         scores = detector.scores(pairs.inputs)
         flagged = float((detector(pairs.inputs) <= ALARM).double().mean())
         aurocs = {name: auroc(ordinary[name], scores[name]) for name in detector.names if ", channel" not in name}
+        aurocs[REFERRED] = auroc(known[COMBINED], referred.scores(pairs.inputs)[COMBINED])
         inputs = "as they were" if shift in functions.unseen else "changed"
         rows.append({"shift": shift, "inputs": inputs} | aurocs | {"flagged": flagged, "false alarms": alarms})
     return rows

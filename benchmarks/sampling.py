@@ -22,15 +22,13 @@ def main(*, mode: str, output: Path, workers: int, seeds: int | None = None) -> 
     """Run all units, and write two tables and what they show."""
     commit = environment.commit()
     todo = units(mode, seeds=seeds or (1 if mode == "small" else SEEDS), commit=commit)
-    results: dict[Unit, Row] = {}
 
-    def distances() -> list[Row]:
-        results.update(kept_units.spread(todo, output / "sampling", workers=workers))
-        return advection(results)
+    def run() -> dict[Unit, Row]:
+        return kept_units.spread(todo, output / "sampling", workers=workers)
 
     return sections.write(
         "sampling",
-        {"random-speed advection": distances, "sparse sensors": lambda: sensors(results), "shown": lambda: shown(results)},
+        sections.made_of(run, {"random-speed advection": advection, "sparse sensors": sensors, "shown": shown}),
         mode=mode,
         output=output,
         commit=commit,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks import environment, report
 from benchmarks.workers import spawned
 
 Row = dict[str, Any]
+Some = TypeVar("Some")
 RESUMED = "were finished by an earlier run of this commit"
 """What a note says of runs whose minutes are not in the command's own; tables repeat it."""
 
@@ -73,6 +75,21 @@ def write(
     environment.write_json(results, path)
     print(f"\n{path}\n{results['wall_seconds']:.0f} s")
     return results
+
+
+def made_of(
+    run: Callable[[], Some], parts: Mapping[str, Callable[[Some], Sequence[Row]]]
+) -> dict[str, Callable[[], Sequence[Row]]]:
+    """Parts that are all made of what one run gives; the first of them runs it, so that workers are busy until its end.
+
+    Examples:
+        >>> parts = made_of(lambda: print("once") or [1, 2], {"sum": lambda run: [{"of": sum(run)}], "none": lambda run: []})
+        >>> [make() for make in parts.values()]
+        once
+        [[{'of': 3}], []]
+    """
+    results = functools.cache(run)
+    return {title: functools.partial(lambda make: make(results()), make) for title, make in parts.items()}
 
 
 def repeated(work: Callable[..., Any], tasks: Sequence[Sequence[tuple[Any, ...]]], *, workers: int) -> list[list[Any]]:

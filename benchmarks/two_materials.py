@@ -23,7 +23,6 @@ def main(*, mode: str, output: Path, workers: int, device: str = "cpu", seeds: i
     """Run all seeds, and write both tables; on a GPU at the size of the papers."""
     commit, sizes = environment.commit(), SIZES[mode if device == "cpu" or mode == "small" else "published"]
     todo = [Unit(sizes, seed, commit, device) for seed in range(seeds or (1 if mode == "small" else SEEDS))]
-    results: list[dict[str, Any]] = []
     notes = [
         f"Permeability 12 or 3 on {sizes.points} points per axis, solved by finite volumes on {sizes.cells + 1}; "
         f"{sizes.pairs} training functions, a tenth of which training only watches, {sizes.held_out} that variances are scaled "
@@ -48,19 +47,22 @@ def main(*, mode: str, output: Path, workers: int, device: str = "cpu", seeds: i
         "root mean square of the outputs.",
     ]
 
-    def heads() -> list[Row]:
-        results.extend(kept_units.spread(todo, output / "two-materials", workers=workers, notes=notes).values())
+    def run() -> list[dict[str, Any]]:
+        results = list(kept_units.spread(todo, output / "two-materials", workers=workers, notes=notes).values())
         seconds = statistics.median(found["processor_seconds"] for found in results)
         notes.append(f"a seed takes {seconds:.0f} s of one processor")
         notes.extend(f"failed: {row['what']}: {row['error'][:200]}" for found in results for row in found[FAILED])
-        return head_rows([row for found in results for row in numbered(found, "heads")])
-
-    def bands() -> list[Row]:
-        return promise_rows([row for found in results for row in numbered(found, "bands")])
+        return results
 
     return sections.write(
         "two-materials",
-        {"heads": heads, "bands": bands},
+        sections.made_of(
+            run,
+            {
+                "heads": lambda results: head_rows(numbered(results, "heads")),
+                "bands": lambda results: promise_rows(numbered(results, "bands")),
+            },
+        ),
         mode=mode,
         output=output,
         notes=notes,
@@ -70,9 +72,9 @@ def main(*, mode: str, output: Path, workers: int, device: str = "cpu", seeds: i
     )
 
 
-def numbered(found: dict[str, Any], part: str) -> list[Row]:
-    """Rows of one seed, which they name."""
-    return [{"seed": found["seed"]} | row for row in found[part]]
+def numbered(results: Sequence[dict[str, Any]], part: str) -> list[Row]:
+    """Rows of all seeds, which they name."""
+    return [{"seed": found["seed"]} | row for found in results for row in found[part]]
 
 
 def head_rows(rows: Sequence[Row]) -> list[Row]:

@@ -6,7 +6,6 @@ import json
 import math
 import warnings
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from botorch.models.higher_order_gp import FlattenedStandardize
 from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
-from benchmarks import bo, bo_methods, bo_problems, sections, tables
+from benchmarks import bo, bo_methods, bo_problems, kept_units, sections, tables
 from benchmarks.bo_higher_order import SingleDesignHigherOrderGP
 from probneural.errors import DataError
 from probneural.randomness import stream
@@ -281,18 +280,16 @@ def test_finished_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
     done: list[bo.Unit] = []
     known = "0123456789ab"
     todo = [bo.Unit("environmental model", method, 0, True, commit=known) for method in ("random", "Sobol")]
-    with monkeypatch.context() as patched:
-        patched.setattr(bo, "spawned", lambda workers: ThreadPoolExecutor(1))
-        first = bo.spread(todo[:1], tmp_path, workers=1)
-        assert first[todo[0]] == json.loads(todo[0].path(tmp_path).read_text())
-        patched.setattr(bo, "work", _counted(done))
-        both = bo.spread(todo, tmp_path, workers=1)
-        assert done == [todo[1]]
-        assert both[todo[0]] == first[todo[0]] | {"resumed": True}
-        modified = replace(todo[0], commit=f"{known}-modified")
-        bo.spread([modified], tmp_path, workers=1)
-        bo.spread([modified], tmp_path, workers=1)  # a modified checkout may have changed since
-        assert done == [todo[1], modified, modified]
+    first = kept_units.spread(todo[:1], tmp_path, workers=1)
+    assert first[todo[0]] == json.loads(todo[0].path(tmp_path).read_text())
+    monkeypatch.setattr(kept_units, "work", _counted(done))
+    both = kept_units.spread(todo, tmp_path, workers=1)
+    assert done == [todo[1]]
+    assert both[todo[0]] == first[todo[0]] | {"resumed": True}
+    modified = replace(todo[0], commit=f"{known}-modified")
+    kept_units.spread([modified], tmp_path, workers=1)
+    kept_units.spread([modified], tmp_path, workers=1)  # a modified checkout may have changed since
+    assert done == [todo[1], modified, modified]
     assert todo[0].path(tmp_path) != todo[1].path(tmp_path)
 
 
@@ -328,11 +325,8 @@ def test_a_run_that_fails_says_why_and_ends_no_other(error: Exception, tmp_path:
         return original(method, *arguments, **options)
 
     monkeypatch.setattr(bo_methods, "run", run)
-    monkeypatch.setattr(bo, "spawned", lambda workers: ThreadPoolExecutor(1))
     todo = [bo.Unit("environmental model", method, 0, True, commit="0123456789ab") for method in ("Sobol", "random")]
-    results = bo.spread(todo, tmp_path, workers=1)
-    assert not todo[0].path(tmp_path).exists()
-    assert todo[1].path(tmp_path).exists()
+    results = kept_units.spread(todo, tmp_path, workers=1)
     (note,) = bo.failures(results)
     assert note.startswith(f"failed: environmental model, Sobol, seed 0: {type(error).__name__}: ")
     random, sobol = bo.summary("environmental model", results)
@@ -386,7 +380,6 @@ def test_results_name_the_commit_that_was_run(tmp_path: Path) -> None:
 
 
 def test_one_problem_is_run_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bo, "spawned", lambda workers: ThreadPoolExecutor(1))
     monkeypatch.setattr(bo.environment, "commit", lambda: "0123456789ab")
     monkeypatch.setitem(bo.METHODS, "environmental hidden target", ("random", "Sobol"))
     problem = "environmental hidden"
@@ -399,7 +392,7 @@ def test_one_problem_is_run_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
     again = bo.main(mode="small", output=tmp_path, workers=1, problem=problem)
     assert again["sections"] == written["sections"]
-    assert [note for note in again["notes"] if note.startswith("2 of 2 runs were finished by an earlier run")]
+    assert [note for note in again["notes"] if note.startswith("2 of 2 units were finished by an earlier run")]
 
 
 def test_problems_are_chosen_by_how_their_names_begin() -> None:
@@ -416,11 +409,11 @@ def test_notes_state_the_cap_of_fits_and_the_least_noise() -> None:
 
 
 def _counted(done: list[bo.Unit]) -> Any:
-    original = bo.work
+    original = kept_units.work
 
-    def work(unit: bo.Unit, path: Path) -> dict[str, Any]:
+    def work(unit: bo.Unit, folder: Path) -> dict[str, Any]:
         done.append(unit)
-        return original(unit, path)
+        return original(unit, folder)
 
     return work
 

@@ -53,12 +53,15 @@ def test_detection_of_what_is_larger_and_of_what_is_not() -> None:
     large = FieldPairs(Field(8.0 * test.inputs.values, GRID), test.outputs)
     detector = pn.calibration.Novelty().fit(Synthetic(), pairs(80))
     some = functions(test=test, shifts={"large": large, "same": same}, unseen=frozenset({"same"}))
-    first, second = novelty_units.detection(detector, some)
+    referred = pn.calibration.Novelty().fit(Synthetic(), pairs(80), reference=pairs(200, seed=3))
+    first, second = novelty_units.detection(some, detector, referred)
     assert (first["shift"], second["shift"]) == ("large", "same")
     assert (first["inputs"], second["inputs"]) == ("changed", "as they were")
     assert first["components"] > 0.95
     assert second["components"] == pytest.approx(0.5, abs=0.2)  # 3 deviations: (81 / (12 * 40 * 40))^1/2 = .065
     assert first["flagged"] > 0.8 > 0.3 > first["false alarms"]
+    known, new = (referred.scores(one.inputs)["combined"] for one in (test, large))
+    assert first["combined, reference"] == novelty_units.auroc(known, new) != first["combined"]
 
 
 def test_coverage_and_width_are_of_the_place_and_the_predictor() -> None:
@@ -164,8 +167,9 @@ def results(coverage: Mapping[str, float], *, width: float = 1.2, auroc: float =
     found: dict[Unit, dict[str, Any]] = {}
     for seed, off in enumerate((-0.01, 0.01)):
         own = {"problem": "p", "head": "h", "seed": seed}
-        seen = [own | {"shift": name, "inputs": "changed", "combined": auroc + off} for name in ("amplitude", "contrast")]
-        seen.append(own | {"shift": "time", "inputs": "as they were", "combined": 0.5})
+        aurocs = {"combined": auroc + off, "combined, reference": auroc + off - 0.01}
+        seen = [own | {"shift": name, "inputs": "changed"} | aurocs for name in ("amplitude", "contrast")]
+        seen.append(own | {"shift": "time", "inputs": "as they were", "combined": 0.5, "combined, reference": 0.5})
         bars = [
             own | {"place": "amplitude", "widening": name, "coverage": value + off, "width in distribution": width}
             for name, value in coverage.items()
@@ -185,11 +189,12 @@ def test_means_over_seeds_have_intervals() -> None:
 
 def test_what_is_shown_is_counted() -> None:
     table = novelty.shown(results({NOT_WIDENED: 0.5, ALL_KINDS: 0.86}))
-    assert [(row["met"], row["of"]) for row in table] == [(2, 2), (0, 1), (1, 1), (0, 1)]
-    assert [row["missed"] for row in table] == ["", "p, amplitude: 0.500", "", "p, amplitude: no row"]
+    assert [(row["met"], row["of"]) for row in table] == [(2, 2), (2, 2), (0, 1), (1, 1), (0, 1)]
+    assert [row["missed"] for row in table] == ["", "", "p, amplitude: 0.500", "", "p, amplitude: no row"]
     wide = novelty.shown(results({ALL_KINDS: 0.84, OTHER_KINDS: 0.86}, width=1.31, auroc=0.94))
     assert wide[0]["missed"] == "p, amplitude: 0.940; p, contrast: 0.940"
-    assert [row["missed"] for row in wide[2:]] == ["p, amplitude: 0.840, width 1.31", "p, amplitude: width 1.31"]
+    assert wide[1]["missed"] == "p, amplitude: 0.930; p, contrast: 0.930"
+    assert [row["missed"] for row in wide[3:]] == ["p, amplitude: 0.840, width 1.31", "p, amplitude: width 1.31"]
 
 
 @pytest.mark.slow
