@@ -23,7 +23,7 @@ from probneural.calibration.decomposition import Decomposition, decompose, gauss
 from probneural.calibration.local_fit import Part, fit_local_scale
 from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.trimmed import trimmed_mean_square
-from probneural.calibration.variance_profile import ROUNDING, are_rounding, likelihood_profile, standardised_squares
+from probneural.calibration.variance_profile import MOSTLY, ROUNDING, are_rounding, likelihood_profile, standardised_squares
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, check_factors, noise_variance
@@ -41,8 +41,6 @@ from probneural.fields import Field
 from probneural.grids import Grid, resample
 from probneural.pairs import Dataset
 
-_MOSTLY = 0.8
-"""Fraction of values whose errors are rounding from which the others say nothing of where errors are large."""
 FRACTIONS = (0.05, 0.95)
 """Smallest and largest fraction of the mean predictive variance that separate scales leave to the noise."""
 _CANDIDATES = 91
@@ -215,7 +213,7 @@ class VarianceScale:
 
         Channels whose errors are mostly rounding have neither.
         """
-        left_out = _rounded(predicted, calibration, scale=scale, shift=shift) > _MOSTLY
+        left_out = _rounded(predicted, calibration, scale=scale, shift=shift) > MOSTLY
         parts = functools.partial(_parts, predicted, calibration, scale=scale, shift=shift)
         grid, count = calibration.outputs.grid, len(calibration)
         local = fit_local_scale(parts, count=count, grid=grid, robust=self.robust, left_out=left_out) if self.local else None

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.chunks import check_pairs, distributions, fingerprints
 from probneural.calibration.decomposition import gaussian_of
 from probneural.calibration.stacking import stacking_weights
+from probneural.calibration.variance_profile import MOSTLY
 from probneural.checks import assign, check_integer
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.mixture import checked_weights, choose
 from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor
 from probneural.distributions.scale_mixture import ScaleMixtureField, checked_scales
-from probneural.errors import CalibrationError
+from probneural.errors import CalibrationError, DataWarning
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
@@ -56,7 +58,8 @@ class ScaleMixture:
     Means and correlations stay. Variances grow by sum of w_k s_k², about 1 after `VarianceScale` where functions
     differ in scale alone, and larger where draws are too smooth: then values by themselves are covered more often than is
     stated. A predictor with a random scale gets a new one, fitted to what it wraps. `VarianceScale` takes mean and covariance
-    of the mixture, so scale first.
+    of the mixture, so scale first. Where stated deviations are rounding at more than four fifths of the values, the scale
+    stays 1, with a warning.
 
     Args:
         draws: Of each calibration function, whose suprema errors are compared with.
@@ -108,7 +111,13 @@ class ScaleMixture:
                 expected="at least one calibration field", got="none", remedy="hold out some training fields"
             )
         inner = predictor.inner if isinstance(predictor, ScaleMixturePredictor) else predictor
-        logs, every = self._log_densities(inner, calibration)
+        logs, every, rounded = self._log_densities(inner, calibration)
+        if rounded > MOSTLY:
+            warnings.warn(
+                f"{rounded:.0%} of the stated deviations are rounding, and so say nothing of errors: the scale stays 1",
+                DataWarning,
+                stacklevel=2,
+            )
         weights = stacking_weights(every, torch.full((len(every),), 1.0 / len(every), dtype=torch.float64))
         kept = weights > _LEAST
         return ScaleMixturePredictor(
@@ -119,7 +128,7 @@ class ScaleMixture:
         )
 
     def _comparisons(self, predictor: Predictor, calibration: Dataset) -> Iterator[Comparison]:
-        """Gaussian predictions beside the truth, some functions at a time, without those that are certain everywhere."""
+        """Gaussian predictions beside the truth, some functions at a time."""
         for u, truth in distributions(predictor, calibration):
             comparison = compare(gaussian_of(u), Field(truth, u.grid), noise=predictor.noise)
             largest = true_supremum(comparison)
@@ -129,32 +138,35 @@ class ScaleMixture:
                     got=f"none for {int((~largest.isfinite()).sum())} functions",
                     remedy="calibrate first: VarianceScale moves what a head calls noise into the field",
                 )
-            known = ~comparison.certain.flatten(1).all(1)
-            if bool(known.all()):
-                yield comparison
-            elif bool(known.any()):
-                rows = known.nonzero()[:, 0]
-                field = comparison.distribution[rows]
-                yield compare(field, Field(truth[rows], u.grid), noise=predictor.noise)
+            yield comparison
 
     def _log_densities(
         self, predictor: Predictor, calibration: Dataset
-    ) -> tuple[Float64[Tensor, " k"], Float64[Tensor, "n k"]]:
+    ) -> tuple[Float64[Tensor, " k"], Float64[Tensor, "n k"], float]:
         """Logarithms of scales, and log densities of the largest standardised error of each function under each of them.
+
+        Functions that are certain everywhere have none. Last comes the fraction of values whose stated deviations are rounding.
 
         Raises:
             CalibrationError: If nothing is uncertain.
         """
-        errors, draws = [], []
+        errors, draws, certain, count, states = [], [], 0, 0, False
         for comparison in self._comparisons(predictor, calibration):
-            errors.append(true_supremum(comparison).cpu())
-            draws.append(self._suprema(comparison, [1.0])[0])
-        if not errors:
+            known = _uncertain(comparison)
+            errors.append(true_supremum(comparison).cpu()[known])
+            draws.append(self._suprema(comparison, [1.0])[0][:, known])
+            certain += int(comparison.certain.sum())
+            count += comparison.certain.numel()
+            states = states or bool((comparison.variance > 0).any())
+        fraction = certain / count
+        if not states:
             raise CalibrationError(
                 expected="a predictor that is uncertain somewhere",
                 got="no variance at all",
                 remedy="use a head that states one",
             )
+        if fraction > MOSTLY:
+            return torch.zeros(1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64), fraction
         largest, drawn = torch.cat(errors), torch.cat(draws, 1)
         middle = largest.median().log() - drawn.median()
         logs = _LOGS + (middle if bool(middle.isfinite()) else 0.0)  # most errors may be zero
@@ -162,16 +174,21 @@ class ScaleMixture:
         found = largest.clamp_min(torch.finfo(torch.float64).tiny).log().maximum(drawn.amin(0) + logs.min())
         scaled = drawn[:, :, None] + logs
         if bool((predictor.noise > 0).any()):
-            each = [self._suprema(one, logs.exp().tolist()) for one in self._comparisons(predictor, calibration)]
-            scaled = torch.cat(each, 2).movedim(0, -1)
+            every = ((self._suprema(one, logs.exp().tolist()), one) for one in self._comparisons(predictor, calibration))
+            scaled = torch.cat([each[:, :, _uncertain(one)] for each, one in every], 2).movedim(0, -1)
         squares = ((found[None, :, None] - scaled) / width[:, None]).square()
         constant = math.log(self.draws) + 0.5 * math.log(2.0 * math.pi)
-        return logs, torch.logsumexp(-0.5 * squares, 0) - width.log()[:, None] - constant
+        return logs, torch.logsumexp(-0.5 * squares, 0) - width.log()[:, None] - constant, fraction
 
     def _suprema(self, comparison: Comparison, scales: Sequence[float]) -> Float64[Tensor, "k draws n"]:
         """Logarithms of suprema of draws whose field is scaled, and noise not, standardised by the deviations before."""
         drawn = scaled_suprema(comparison, scales, draws=self.draws, seed=self.seed)
         return drawn.clamp_min(torch.finfo(torch.float64).tiny).log().cpu()
+
+
+def _uncertain(comparison: Comparison) -> Bool[Tensor, " n"]:
+    """Functions whose stated deviations are more than rounding somewhere."""
+    return ~comparison.certain.flatten(1).all(1).cpu()
 
 
 class ScaleMixturePredictor(Predictor):

@@ -15,6 +15,8 @@ from probneural.pairs import Dataset
 
 ROUNDING = 8.0
 """Units in the last place, of a function's largest value, up to which errors and deviations count as none (as in metrics)."""
+MOSTLY = 0.8
+"""Fraction of values that are rounding from which the others say nothing of errors."""
 
 
 def likelihood_profile(

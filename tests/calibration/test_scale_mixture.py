@@ -10,8 +10,8 @@ import torch
 
 import probneural as pn
 from probneural.calibration import NoveltyScale, ScaleMixture, ScaleMixturePredictor, SimultaneousBand, VarianceScale
-from probneural.distributions import GaussianField, MixtureField, MixturePredictor, ScaleMixtureField
-from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
+from probneural.distributions import DenseRoot, GaussianField, MixtureField, MixturePredictor, ScaleMixtureField
+from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, score, simultaneous_coverage
@@ -31,6 +31,16 @@ def scaled_pairs(n: int, *, seed: int, scales: tuple[float, ...] = (0.6, 1.6), c
     size = inputs.mean_square().sqrt()[..., None] * scale
     errors = normal(n, channels, 3, seed=f"errors {seed}") @ basis(GRID).mT
     return FieldPairs(inputs, Field(inputs.values + size * errors, GRID))
+
+
+class Constant(Synthetic):
+    """States the same deviation, .5 on average, of every function."""
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        u = super()._predict(inputs, query)
+        assert isinstance(u, GaussianField)
+        root = 0.5 * basis(u.grid).expand(*u.mean.shape[:2], -1, -1)
+        return GaussianField(u.mean, DenseRoot(root), latent="constant", grid=u.grid)
 
 
 def whole(predictor: pn.distributions.Predictor, data: FieldPairs, level: float) -> float:
@@ -207,6 +217,21 @@ def test_a_process_is_asked_once_for_several_sets() -> None:
     assert isinstance(second, MixtureField)
     for one, other in zip(first.components, second.components, strict=True):
         assert one.latent.id == other.latent.id
+
+
+def test_deviations_that_are_rounding_leave_the_scale_as_it_is() -> None:
+    """A few functions of small values, whose rounding is smaller, must not scale all others."""
+    small = scaled_pairs(10, seed=13, scales=(0.1,))
+    large = small.inputs.values.repeat(9, 1, 1) * 1e17
+    values = [torch.cat([one.values, large]) for one in (small.inputs, small.outputs)]
+    data = FieldPairs(*(Field(one, GRID) for one in values))
+    inner = Constant(noise=0.0)
+    with pytest.warns(DataWarning, match="91% of the stated deviations are rounding"):  # .9 and the basis's zero in the others
+        mixed = ScaleMixture().fit(inner, data)
+    assert mixed.scales.tolist() == mixed.weights.tolist() == [1.0]
+    assert ScaleMixture().fit(inner, small).variance_factor < 0.6  # what the ten would do to all
+    with pytest.warns(DataWarning, match="100%"):
+        ScaleMixture().fit(inner, FieldPairs(*(Field(one[10:], GRID) for one in values)))
 
 
 def test_errors_that_are_all_zero_are_small() -> None:
