@@ -97,7 +97,8 @@ class Novelty:
                 which knows no calibration function, so these may be the ones that scales or bands were fitted on.
             calibration: Held-out pairs that the head was not fitted on; only inputs are read.
             reference: Pairs on the same grids to fit scores on instead, those of training for example; all calibration
-                functions then give ranks. A thousand are used at most.
+                functions then give ranks. A thousand are used at most. Not the training pairs of a Gaussian process: its
+                variance nearly vanishes there, and `"combined"` then finds every other function strange.
 
         Returns:
             The detector: call it on input functions.
