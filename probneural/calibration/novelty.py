@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probneural.calibration.chunks import check_pairs
 from probneural.calibration.descriptions import Describer, Descriptions, described_on
-from probneural.calibration.novelty_scores import FittedScores, combined, standards
+from probneural.calibration.novelty_scores import FittedScores, combined, cross_fitted_standards, standards
 from probneural.checks import assign, check_choice, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.predictor import Predictor
@@ -27,6 +27,8 @@ _LEAST = 10
 """Functions that scores are fitted on, at least."""
 _MOST = 1000
 """Functions that scores are fitted on, at most."""
+_HELD_OUT = 0.2
+"""Of the calibration functions, where scores are fitted on a reference: these standardise them."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ class Novelty:
             predictor: What any head or calibrator returned. Calibrations are looked through: the head's own variance counts,
                 which knows no calibration function, so these may be the ones that scales or bands were fitted on.
             calibration: Held-out pairs that the head was not fitted on; only inputs are read.
-            reference: Pairs on the same grids to fit scores on instead, those of training for example; all calibration
-                functions then give ranks. A thousand are used at most. Not the training pairs of a Gaussian process: its
-                variance nearly vanishes there, and `"combined"` then finds every other function strange.
+            reference: Pairs on the same grids to fit scores on instead, those of training for example. A thousand are used at
+                most. A fifth of the calibration functions, 10 at least, then standardise the scores, for a head states another
+                variance where it was fitted; the others give ranks.
 
         Returns:
             The detector: call it on input functions.
@@ -109,15 +111,18 @@ class Novelty:
             ShapeError: If channels are not the predictor's.
         """
         check_pairs(predictor, calibration)
-        fitted_on, ranked = divided(self, calibration, reference=reference)
+        apart, ranked = divided(self, calibration, reference=reference)
         head = uncalibrated(predictor)
         describer = Describer(calibration.inputs.grid, calibration.outputs.grid)
-        seen = _described(describer, head, fitted_on.subset(evenly_spread_rows(len(fitted_on), _MOST)))
+        held_out = _described(describer, head, apart.subset(evenly_spread_rows(len(apart), _MOST)))
+        if reference is None:
+            fitted, units = FittedScores.fit(held_out), cross_fitted_standards(held_out)
+        else:
+            seen = _described(describer, head, reference.subset(evenly_spread_rows(len(reference), _MOST)))
+            fitted = FittedScores.fit(seen, stated=held_out)
+            units = standards(fitted(held_out))
         measure = NoveltyMeasure(
-            inputs=calibration.inputs.grid,
-            outputs=calibration.outputs.grid,
-            fitted=FittedScores.fit(seen),
-            standards=standards(seen),
+            inputs=calibration.inputs.grid, outputs=calibration.outputs.grid, fitted=fitted, standards=units
         )
         scores = measure.of(_described(describer, head, ranked))
         return NoveltyDetector(predictor=predictor, measure=measure, calibration=scores)
@@ -249,13 +254,14 @@ def uncalibrated(predictor: Predictor) -> Predictor:
 
 
 def divided(novelty: Novelty, calibration: Dataset, *, reference: Dataset | None) -> tuple[Dataset, Dataset]:
-    """Functions that scores are fitted on, and those that give ranks."""
-    if reference is not None:
+    """Calibration functions that scores are fitted on, or standardised by where there is a reference; those that give ranks."""
+    if reference is None:
+        count = int(novelty.fraction * len(calibration) + 0.5)
+        _check_counts(count, len(calibration) - count)
+    else:
         check_dataset(reference, "reference", least=0)
-        _check_counts(len(reference), len(calibration))
-        return reference, calibration
-    count = int(novelty.fraction * len(calibration) + 0.5)
-    _check_counts(count, len(calibration) - count)
+        count = max(_LEAST, int(_HELD_OUT * len(calibration) + 0.5))
+        _check_counts(len(reference), len(calibration) - count)
     return calibration.split(count, seed=novelty.seed)
 
 
@@ -267,6 +273,6 @@ def _check_counts(fitted_on: int, ranked: int) -> None:
     if fitted_on < _LEAST or ranked < 1:
         raise CalibrationError(
             expected=f"at least {_LEAST} functions to fit scores on, and others to rank",
-            got=f"{fitted_on} and {ranked}",
-            remedy="hold out more functions, or give training pairs as reference",
+            got=f"{fitted_on} and {max(0, ranked)}",
+            remedy="hold out more functions, or give training pairs as reference beside more than 10 others",
         )

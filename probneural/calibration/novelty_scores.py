@@ -158,12 +158,18 @@ class FittedScores:
     variance: Float64[Tensor, " c2"]
 
     @classmethod
-    def fit(cls, seen: Descriptions) -> FittedScores:
-        """Fit all scores on descriptions of some functions, complete ones."""
-        if seen.values is None or seen.powers is None or seen.variance is None:
+    def fit(cls, seen: Descriptions, *, stated: Descriptions | None = None) -> FittedScores:
+        """Fit all scores on descriptions of some functions, complete ones.
+
+        Args:
+            seen: The functions.
+            stated: Functions whose mean stated variance is the unit of others; by default those that were seen.
+        """
+        variance = (seen if stated is None else stated).variance
+        if seen.values is None or seen.powers is None or variance is None:
             raise ValueError("scores are fitted on complete descriptions")
         ridge = 0.0 if seen.features is None else _RIDGE * float(seen.features.var(0, correction=0).mean())
-        mean = seen.variance.mean(0)
+        mean = variance.mean(0)
         return cls(
             inputs=InputScores.fit(seen.values, seen.powers),
             channels=tuple(InputScores.fit(*parts, kept=_KEPT_OF_CHANNEL) for parts in _by_channel(seen.values, seen.powers)),
@@ -186,17 +192,22 @@ class FittedScores:
         return {name: score.clamp_min(LEAST_SCORE) for name, score in found.items()}
 
 
-def standards(seen: Descriptions) -> dict[str, tuple[float, float]]:
-    """Mean and upper semideviation of each score's logarithm over functions that it was not fitted on, a fifth at a time.
+def standards(scores: Mapping[str, Float64[Tensor, " n"]]) -> dict[str, tuple[float, float]]:
+    """Mean and upper semideviation of each score's logarithm over functions that it was not fitted on.
 
     The latter is the root mean square of what exceeds the mean: a score that is often large by chance must not hide others.
     """
+    return {name: _upper_moments(log_score(score)) for name, score in scores.items()}
+
+
+def cross_fitted_standards(seen: Descriptions) -> dict[str, tuple[float, float]]:
+    """The same where there are no other functions: a fifth at a time is scored by what was fitted on the rest."""
     part = torch.arange(_count(seen)) % _FOLDS
-    logs: dict[str, list[Tensor]] = {}
+    found: dict[str, list[Tensor]] = {}
     for fold in range(_FOLDS):
         for name, score in FittedScores.fit(seen[part != fold])(seen[part == fold]).items():
-            logs.setdefault(name, []).append(log_score(score))
-    return {name: _upper_moments(torch.cat(values)) for name, values in logs.items()}
+            found.setdefault(name, []).append(score)
+    return standards({name: torch.cat(scores) for name, scores in found.items()})
 
 
 def combined(scores: Mapping[str, Float64[Tensor, " n"]], units: Mapping[str, tuple[float, float]]) -> Float64[Tensor, " n"]:

@@ -19,7 +19,7 @@ from probneural.calibration.novelty_scores import (
     LeadingComponents,
     MahalanobisDistance,
     _upper_moments,
-    standards,
+    cross_fitted_standards,
 )
 from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
 from probneural.fields import Field
@@ -65,18 +65,20 @@ def uniformity(p_values: Tensor, ranked: int) -> Tensor:
     return (p_values[..., None] <= levels).double().mean((0, 1)) - allowed
 
 
-def test_p_values_of_fresh_functions_are_uniform() -> None:
-    """Over 80 draws of 30 calibration functions, half of which give ranks: for each score, exact up to chance."""
+@pytest.mark.parametrize(("referred", "ranked"), [(False, 15), (True, 20)])
+def test_p_values_of_fresh_functions_are_uniform(referred: bool, ranked: int) -> None:
+    """Over 80 draws of 30 calibration functions, some of which give ranks: for each score, exact up to chance."""
     found: dict[str, list[Tensor]] = {}
+    reference = draws(30, seed=1000) if referred else None
     for draw in range(80):
         data = draws(60, seed=draw)
-        fitted = Novelty(seed=draw).fit(Synthetic(), data[:30])
+        fitted = Novelty(seed=draw).fit(Synthetic(), data[:30], reference=reference)
         for name, values in fitted.p_values(data[30:].inputs).items():
             found.setdefault(name, []).append(values)
     assert tuple(found) == NAMES
     for name, values in found.items():
-        difference = uniformity(torch.stack(values), 15)
-        error = math.sqrt(0.25 / (16 * 80))  # a Beta variable's for each draw; more functions do not lessen it
+        difference = uniformity(torch.stack(values), ranked)
+        error = math.sqrt(0.25 / ((ranked + 1) * 80))  # a Beta variable's for each draw; more functions do not lessen it
         assert difference.abs().max() < 4 * error, (name, difference)
 
 
@@ -216,7 +218,7 @@ def test_a_parameter_that_never_varied_is_seen_to_vary(parameter: float) -> None
 
 def test_the_combined_score_sums_exponentials_in_units_of_functions_it_was_not_fitted_on(detector: NoveltyDetector) -> None:
     seen = Describer(LINE, LINE)(Synthetic(), draws(200, seed=0).split(100, seed=0)[0].inputs)
-    units = standards(seen)
+    units = cross_fitted_standards(seen)
     scores = detector.scores(draws(5, seed=8).inputs)
     logs = torch.stack([(scores[name].log() - mean) / spread for name, (mean, spread) in units.items()])
     torch.testing.assert_close(scores["combined"], logs.exp().sum(0).log())
@@ -232,10 +234,24 @@ def test_any_predictor_and_any_reference(kind: type[Synthetic]) -> None:
     reference, calibration = draws(100, seed=0), draws(39, seed=1)
     found = Novelty().fit(kind(), calibration, reference=reference)
     assert found.names == NAMES
-    assert "39" in repr(found)
+    assert "29" in repr(found)
     values = found(draws(7, seed=2).inputs)
     assert values.shape == (7,)
-    torch.testing.assert_close(values * 40, (values * 40).round())  # ranks among all 39
+    torch.testing.assert_close(values * 30, (values * 30).round())  # ranks among all but 10, which standardise
+
+
+def test_training_functions_as_reference_do_not_mislead_a_gaussian_process() -> None:
+    """Its variance nearly vanishes where it was fitted; what is usual elsewhere sets the unit of that score."""
+    train, calibration, fresh = (BURGERS.sample(60, resolution=32, seed=seed) for seed in range(3))
+    strange = BURGERS.shifts()["roughness"].sample(100, resolution=32, seed=3).inputs
+    head = pn.heads.KernelOperator().fit(None, train)
+    found = Novelty().fit(head, calibration, reference=train)
+    variance = found.scores(calibration.split(12, seed=0)[0].inputs)["variance"]
+    torch.testing.assert_close(variance.mean(), torch.tensor(1.0, dtype=torch.float64))
+    assert head(train.inputs).variance.mean() < 0.5 * head(fresh.inputs).variance.mean()
+    ordinary, shifted = (found.scores(inputs) for inputs in (fresh.inputs, strange))
+    assert auroc(ordinary["variance"], shifted["variance"]) < 0.9
+    assert auroc(ordinary["combined"], shifted["combined"]) > 0.95
 
 
 def test_features_of_a_read_out_are_a_score_of_their_own() -> None:
@@ -260,7 +276,7 @@ def test_bad_settings_and_data(detector: NoveltyDetector) -> None:
     for fraction in (0.0, 1.0, math.nan):
         with pytest.raises(ArgumentError, match="fraction"):
             Novelty(fraction)
-    for count, reference in ((18, None), (2, None), (20, draws(9, seed=0))):
+    for count, reference in ((18, None), (2, None), (20, draws(9, seed=0)), (10, draws(20, seed=0))):
         with pytest.raises(CalibrationError, match="at least 10"):
             Novelty().fit(Synthetic(), draws(count, seed=0), reference=reference)
     with pytest.raises(ShapeError, match="two standards"):
