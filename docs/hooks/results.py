@@ -59,7 +59,7 @@ def chains() -> str:
         "|---|--:|--:|",
     ]
     lines += [f"| {row['chain']} | {row['parameters']} | {row['in epochs']} |" for row in results["sections"]["chains"]]
-    return "\n".join([*lines, "", f"Medians and quartiles: {_source(results)}."])
+    return "\n".join([*lines, "", f"Medians, the least and the largest: {_source(results)}."])
 
 
 def _range(numbers: tuple[float, ...]) -> str:
