@@ -34,6 +34,11 @@ class SimultaneousBand:
     grid it was calibrated on: on a finer one the supremum has more points to fail at. The band is for what was
     calibrated on, so noisy calibration outputs give a band for noisy observations.
 
+    Pairs with groups, such as windows of trajectories, are not exchangeable, but groups are. Then all functions of a group
+    count as one, and the probability, `level` or more, is that of a function of a new group, with the level-quantile of
+    Σ_k Σ_i δ(s_ki) / (n_k (K + 1)) + δ(∞) / (K + 1) for q, of K groups with n_k functions. It takes as many groups as it takes
+    functions otherwise.
+
     Args:
         level: Nominal coverage, between 0 and 1.
         modulation: "std": scale(x) is the predictive standard deviation (field and noise), so the band is wide where the
@@ -50,7 +55,8 @@ class SimultaneousBand:
     Reference:
         Diquigiovanni, Fontana and Vantini (2022), Conformal prediction bands for multivariate functional data, section 2, with
         the predictive standard deviation as modulation function; Lei et al. (2018), Distribution-free predictive inference
-        for regression, section 2.2 and 5.2 (split conformal, local weights); Vovk, Gammerman and Shafer (2005). Quantiles:
+        for regression, section 2.2 and 5.2 (split conformal, local weights); Vovk, Gammerman and Shafer (2005). Groups: Lee,
+        Barber and Willett (2023), Distribution-free inference with hierarchical data, section 3. Quantiles:
         Romano, Patterson and Candès (2019), Conformalized quantile regression; multiplied, not shifted, as by Kivaranovic,
         Johnson and Leeb (2020), so that the edges never cross and one number fits all units.
     """
@@ -102,8 +108,8 @@ class SimultaneousBand:
                 see [`WeightedBand`][probneural.calibration.WeightedBand].
 
         Raises:
-            CalibrationError: If there are too few fields for the level (9 at .9, 19 at .95, 99 at .99), too many of them
-                have errors but no predictive variance, or the predictor's variances were scaled on some of them.
+            CalibrationError: If there are too few fields or groups for the level (9 at .9, 19 at .95, 99 at .99), too many
+                of them have errors but no predictive variance, or the predictor's variances were scaled on some of them.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels, or labels or weights are not one per function.
             ArgumentError: If labels or weights are unusable, or both are given.
@@ -124,7 +130,7 @@ class PointwiseBand:
     (the upper bound without ties). The probability is over calibration set and new pair together; given one calibration set, it
     follows the Beta distribution with parameters k = ⌈(n + 1)(1 - δ)⌉ and n + 1 - k. As a consequence a new value at a point
     drawn from the domain lies inside with probability level (1 - δ) at least. Where a function may leave the band is not
-    said: a band may miss every front. `PointwiseBand(1.0, delta)` is `SimultaneousBand(1 - delta)`.
+    said: a band may miss every front. `PointwiseBand(1.0, delta)` is `SimultaneousBand(1 - delta)`, for pairs with groups, too.
 
     **Other grids.** The score is a quantile over the domain, which converges as a grid is refined; a supremum does not stop
     growing in general. On another grid of the same domain the statement holds with `level` less the error of quadrature of the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from probneural.calibration.band_fields import BandField, predicted_bands
 from probneural.calibration.conformal import BandMethod, ConformalScores, scores_for, weighted_quantiles
+from probneural.calibration.held_out import group_sizes
 from probneural.checks import check_sequence, real_tensor
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
@@ -223,6 +224,8 @@ def fit_weighted(method: BandMethod, predictor: Predictor, *, scores: ConformalS
         ShapeError: If they are not one per function.
     """
     checked = check_weights(weights, len(scores)).to(scores.values)
+    if scores.groups is not None:  # functions of one trajectory share its weight
+        checked = checked / group_sizes(scores.groups).to(checked)
     if not bool(checked.sum() > 0):
         raise ArgumentError(
             expected="a positive weight", got="zeros", remedy="calibrate on functions that the new distribution can give"
@@ -247,12 +250,18 @@ def check_labels(groups: object, count: int) -> list[Hashable]:
     """
     remedy = "give one text or number per function"
     given = groups.tolist() if isinstance(groups, Tensor | np.ndarray) else groups
-    labels = list(check_sequence(given, "groups", remedy=remedy))
-    if not all(isinstance(label, Hashable) for label in labels):
-        raise ArgumentError(expected="labels that can be compared and hashed", got=repr(labels[0]), remedy=remedy)
+    labels = [label.item() if _is_number(label) else label for label in check_sequence(given, "groups", remedy=remedy)]
+    strange = [label for label in labels if not isinstance(label, Hashable) or isinstance(label, Tensor)]
+    if strange:
+        raise ArgumentError(expected="labels that can be compared and hashed", got=repr(strange[0]), remedy=remedy)
     if len(labels) != count:
         raise ShapeError(expected=f"{count} labels, one per function", got=str(len(labels)), remedy=remedy)
     return labels
+
+
+def _is_number(label: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor of one number, which is hashed by identity."""
+    return isinstance(label, Tensor) and label.ndim == 0
 
 
 def check_weights(weights: object, count: int | None = None) -> Float64[Tensor, " n"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from probneural.calibration.band_shapes import FLOOR, Modulated, Modulation, band_shape, check_modulation, domain_quantile
 from probneural.calibration.chunks import distributions, domain_average, fingerprints
+from probneural.calibration.held_out import group_numbers, group_sizes, number_of
 from probneural.checks import check_real
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
@@ -47,36 +48,42 @@ class ConformalScores:
     Args:
         values: sup over channels and points of |y - mean| / scale, or over the given fraction of the domain, `(n,)`.
         scale: The local scale averaged over the domain, `(n, c)`; a band with quantile q has mean width 2 q scale.
+        groups: Which group each function is of, such as its trajectory, `(n,)`; None if they are independent.
 
     Raises:
-        ShapeError: If the two do not describe the same functions.
+        ShapeError: If they do not describe the same functions.
     """
 
     values: Float64[Tensor, " n"]
     scale: Float64[Tensor, "n c"]
+    _: KW_ONLY
+    groups: Int64[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
-        """Check that the two fit together."""
+        """Check that they fit together."""
         check_values(self.scale, (len(self.values), *self.scale.shape[1:]), "scale")
+        if self.groups is not None:
+            check_values(self.groups, (len(self.values),), "groups")
 
     def quantile(self, level: float) -> float:
         """Return the ⌈(n + 1) level⌉-th smallest score: a band of that half width covers a new function with P >= level.
 
-        The probability is over calibration and new function together; without ties it is below level + 1/(n + 1).
+        The probability is over calibration and new function together; without ties it is below level + 1/(n + 1). With
+        groups see `conformal_quantile`.
 
         Args:
             level: Nominal coverage, between 0 and 1.
 
         Raises:
             ArgumentError: If the level is not between 0 and 1.
-            CalibrationError: If there are too few functions for the level, or the score of that rank is infinite.
+            CalibrationError: If there are too few functions or groups for the level, or the score of that rank is infinite.
 
         Examples:
             >>> scores = ConformalScores(torch.arange(1.0, 10.0).double(), torch.ones(9, 1).double())
             >>> scores.quantile(0.9), scores.quantile(0.5)
             (9.0, 5.0)
         """
-        return conformal_quantile(self.values, level)
+        return conformal_quantile(self.values, level, groups=self.groups)
 
     def __len__(self) -> int:
         """Number of functions n."""
@@ -85,7 +92,8 @@ class ConformalScores:
     def __getitem__(self, index: slice | Tensor | Sequence[int]) -> ConformalScores:
         """Select functions, for another split without another prediction."""
         rows = index if isinstance(index, (slice, Tensor)) else torch.as_tensor(index)
-        return ConformalScores(self.values[rows], self.scale[rows])
+        groups = None if self.groups is None else self.groups[rows.cpu() if isinstance(rows, Tensor) else rows]
+        return ConformalScores(self.values[rows], self.scale[rows], groups=groups)
 
 
 def conformal_scores(
@@ -129,7 +137,8 @@ def conformal_scores(
         scales.append(domain_average(shape.scale, u.grid))
     if not values:
         raise CalibrationError(expected="at least one pair", got="none", remedy="hold out some fields")
-    return ConformalScores(torch.cat(values), torch.cat(scales))
+    groups = None if getattr(pairs, "groups", None) is None else group_numbers(pairs)
+    return ConformalScores(torch.cat(values), torch.cat(scales), groups=groups)
 
 
 def scores_for(method: BandMethod, predictor: Predictor, *, pairs: Dataset, is_new: bool = False) -> ConformalScores:
@@ -163,22 +172,41 @@ def check_unused(rows: Int64[Tensor, " n"], used: Int64[Tensor, " m"]) -> None:
         )
 
 
-def conformal_quantile(scores: Float64[Tensor, " n"], level: float) -> float:
+def conformal_quantile(scores: Float64[Tensor, " n"], level: float, *, groups: Int64[Tensor, " n"] | None = None) -> float:
     """The ⌈(n + 1) level⌉-th smallest score.
+
+    Functions of one group, such as windows of a trajectory, resemble each other. Of K groups, n_k functions in the k-th, it is
+    the level-quantile of Σ_k Σ_i δ(s_ki) / (n_k (K + 1)) + δ(∞) / (K + 1): if groups are exchangeable, and functions within
+    each, a function of a new group lies below it with probability `level` or more. With groups of one it is the same as above.
 
     Raises:
         ArgumentError: If the level is not between 0 and 1.
-        CalibrationError: If there are too few functions for the level, or the score of that rank is infinite.
+        CalibrationError: If there are too few functions or groups for the level, or the score of that rank is infinite.
+
+    Reference:
+        Lee, Barber and Willett (2023), Distribution-free inference with hierarchical data, section 3, for groups.
+
+    Examples:
+        >>> scores = torch.arange(1.0, 19.0).double()  # windows of nine trajectories, two of each
+        >>> conformal_quantile(scores, 0.8, groups=torch.arange(18) // 2), conformal_quantile(scores, 0.8)
+        (16.0, 16.0)
+        >>> conformal_quantile(scores[:10], 0.8, groups=torch.tensor([0, 1, 2, 3, 3, 3, 3, 3, 3, 3]))
+        10.0
     """
     level = check_real(level, "level", above=0.0, below=1.0)
-    rank, count = _rank(len(scores), level), len(scores)
+    count = len(scores) if groups is None else number_of(groups := groups.unique(return_inverse=True)[1])
+    rank, things = _rank(count, level), "calibration fields" if groups is None else "groups of calibration fields"
     if rank > count:
         raise CalibrationError(
-            expected=f"at least {math.ceil(level / (1.0 - level) - 1e-9)} calibration fields for a band at level {level:g}",
+            expected=f"at least {math.ceil(level / (1.0 - level) - 1e-9)} {things} for a band at level {level:g}",
             got=str(count),
             remedy="hold out more fields, or lower the level (where functions may fail with probability delta, raise delta)",
         )
-    quantile = float(scores.sort().values[rank - 1])
+    if groups is None:
+        quantile = float(scores.sort().values[max(1, rank) - 1])
+    else:
+        weights = 1.0 / group_sizes(groups).to(scores)
+        quantile = float(weighted_quantiles(scores, weights, new=scores.new_ones(1), level=level)[0])
     if not math.isfinite(quantile):
         raise CalibrationError(
             expected=f"a finite score of rank {rank} among {count}",

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.chunks import CalibrationPredictions, domain_average
+from probneural.calibration.held_out import group_numbers, number_of
 from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.stationary_process import StationaryProcess, Waves
 from probneural.distributions.base import FieldDistribution
@@ -22,6 +23,7 @@ from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.functionals import MatrixFunctional
 from probneural.grids import Grid
+from probneural.pairs import Dataset, evenly_spread_rows
 from probneural.randomness import stream
 
 _ROOT_FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -31,7 +33,7 @@ _WHITE_FRACTIONS = (1e-4, 5e-4, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0
 _POINTS = 256
 """Points at which the joint likelihood is taken, at most; chosen at random, so that neighbours are among them."""
 _VALUES = 4096
-"""Values whose joint likelihood decides: 64 functions of 64 points, 16 of 256."""
+"""Values whose joint likelihood decides: 64 functions of 64 points, 16 of 256, evenly spread over the calibration set."""
 _JITTER = 1e-9
 """Fraction of a variance added to it in the likelihood alone, where a correlation matrix may be singular up to rounding."""
 
@@ -81,13 +83,13 @@ def decompose(
 
     Residuals are divided by the root of the local scale h, and what is left of their covariance is divided.
 
-    The spectrum of each half of the fields meets the other half, in turn, in the likelihood that chooses w and f. Fewer than
-    four fields meet themselves.
+    The spectrum of each half of the fields meets the other half, in turn, in the likelihood that chooses w and f. Whole groups
+    of fields, such as the windows of a trajectory, are in one half. Fewer than four groups meet themselves.
 
     Args:
         predictor: What is calibrated.
         predicted: Its predictions of the calibration fields, in their order, its own noise included.
-        shared: What the head itself states of the first fields; see `shared_covariances`.
+        shared: What the head itself states of the fields at `likelihood_rows`; see `shared_covariances`.
         scale: a, `(c,)`.
         noise: b n, `(c,)`, in physical units squared.
         measured: Measurement noise, the part of it that stays outside of the field.
@@ -95,6 +97,8 @@ def decompose(
     """
     grid, count = predicted.pairs.outputs.grid, len(predicted.pairs)
     points, waves = _points(grid), Waves(grid)
+    groups, rows = group_numbers(predicted.pairs), likelihood_rows(predicted.pairs)
+    side = groups % 2
     head_noise = predictor.noise.detach().to("cpu", torch.float64)[:, None]
     powers = torch.zeros(3, len(scale), len(waves), dtype=torch.float64)  # of all fields, and of every other one
     mean_explained, mean_factor = torch.zeros_like(scale), torch.zeros_like(scale)
@@ -109,20 +113,22 @@ def decompose(
         residual = residual / ratio.sqrt()
         standardised = torch.where(total > 0, residual * total.clamp_min(torch.finfo(total.dtype).tiny).rsqrt(), 0.0)
         squares = waves.powers(standardised)
-        powers += torch.stack([squares.sum(0), squares[start % 2 :: 2].sum(0), squares[1 - start % 2 :: 2].sum(0)])
+        here = side[start : start + len(residual)]
+        powers += torch.stack([squares.sum(0), squares[here == 0].sum(0), squares[here == 1].sum(0)])
         mean_explained += domain_average((ratio * explained).unflatten(-1, grid.shape), grid).sum(0) / count
         mean_factor += domain_average(ratio.unflatten(-1, grid.shape), grid).sum(0) / count
-        some = slice(0, max(0, len(shared) - start))
+        some = rows[(rows >= start) & (rows < start + len(residual))] - start
         examples += zip(residual[some][..., points], explained[some][..., points], strict=True)
         start += len(residual)
-    halves = [powers[1] / ((count + 1) // 2), powers[2] / (count // 2)] if count >= 4 else [powers[0] / count] * 2
+    ones = int(side.sum())
+    halves = [powers[1] / (count - ones), powers[2] / ones] if number_of(groups) >= 4 else [powers[0] / count] * 2
     correlations = [root @ root.mT for root in (waves.process(half).evaluate(grid)[:, points] for half in halves)]
     candidates = list(itertools.product(_ROOT_FRACTIONS, _WHITE_FRACTIONS))
     fractions = torch.ones(2, len(scale), dtype=torch.float64)
     for channel in range(len(scale)):
         scores = torch.zeros(len(candidates), dtype=torch.float64)
-        for index, (gram, (residual, explained)) in enumerate(zip(shared, examples, strict=True)):
-            correlation = correlations[1 - index % 2][channel]
+        for row, gram, (residual, explained) in zip(rows.tolist(), shared, examples, strict=True):
+            correlation = correlations[1 - int(side[row])][channel]
             parts = (scale[channel] * gram[channel], explained[channel], correlation)
             scores += _log_densities(residual[channel], parts, noise[channel], candidates)
         fractions[:, channel] = torch.tensor(candidates[int(scores.argmax())], dtype=torch.float64)
@@ -132,6 +138,12 @@ def decompose(
         white_fraction=fractions[1],
         variance=((1.0 - fractions[0]) * mean_explained + mean_factor * noise - measured).clamp_min(0.0),
     )
+
+
+def likelihood_rows(pairs: Dataset) -> Int64[Tensor, " k"]:
+    """The functions whose joint likelihood decides, in their order: spread over all, for neighbours may be alike."""
+    most = max(1, _VALUES // len(_points(pairs.outputs.grid)))
+    return torch.arange(len(pairs), device="cpu")[evenly_spread_rows(len(pairs), most)]
 
 
 def _points(grid: Grid) -> Tensor:
@@ -158,25 +170,23 @@ def gaussian_of(u: FieldDistribution) -> GaussianField:
 
 
 @torch.no_grad()
-def shared_covariances(u: FieldDistribution, *, known: int) -> list[Float64[Tensor, "c p p"]]:
-    """Covariance that a head itself states for each function, at the points where `decompose` takes likelihoods.
+def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[Float64[Tensor, "c p p"]]:
+    """Covariance that a head itself states for some functions, at the points where `decompose` takes likelihoods.
 
     Args:
         u: A prediction of calibration fields.
-        known: How many functions came before: those beyond the number that decides are left out.
+        rows: Which of them, those among `likelihood_rows`.
 
     Raises:
         UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
     """
     points = _points(u.grid)
-    some = u[: max(0, _VALUES // len(points) - known)]
-    matched = gaussian_of(some)
-    chosen = torch.zeros(len(points), matched.grid.size, dtype=torch.float64)
+    chosen = torch.zeros(len(points), u.grid.size, dtype=torch.float64)
     chosen[torch.arange(len(points)), points] = 1.0
     covariances = []
-    for index in range(len(matched)):
-        single = matched[index : index + 1]
-        at_points = single if len(points) == matched.grid.size else single.apply(MatrixFunctional(matched.grid, chosen))
+    for index in rows.tolist():
+        single = gaussian_of(u[index : index + 1])
+        at_points = single if len(points) == u.grid.size else single.apply(MatrixFunctional(u.grid, chosen))
         alone = at_points.marginal(0)
         roots = [alone.root] if alone.discrepancy is None else [alone.root, alone.discrepancy]
         rows = torch.cat([root.dense()[0].to("cpu", torch.float64) for root in roots], dim=-1)

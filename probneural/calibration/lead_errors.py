@@ -68,7 +68,7 @@ class LeadErrors:
 
         if not all(bool(torch.isfinite(ratios).all()) for _, _, ratios in parts()):
             return None, nothing, nothing
-        local = fit_local_scale(parts, count=sum(len(mean) for mean, _, _ in self.kept), grid=self.grid)
+        local = fit_local_scale(parts, groups=torch.arange(sum(len(mean) for mean, _, _ in self.kept)), grid=self.grid)
         if local is None:
             return None, nothing, nothing
         factor = local.on(self.grid)

@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.chunks import domain_average
-from probneural.calibration.held_out import is_gain
+from probneural.calibration.held_out import FOLDS, group_means, is_gain, mean_size, number_of
 from probneural.calibration.local_scale import FINE, POINTWISE, LocalScale, Reader, wave_numbers
 from probneural.calibration.trimmed import trimmed_mean_square
 from probneural.calibration.variance_curve import VarianceCurve, bends, knots_of
@@ -28,13 +29,11 @@ _VALUES = 2**15
 _LEAST_SQUARE = 1e-8
 """Of standardised residuals, as they are fitted: where many are zero, no factor is small enough for a likelihood."""
 _RIDGES = (300.0, 30.0, 3.0, 0.3)
-"""Penalties that are compared, in functions."""
+"""Penalties that are compared, in functions, or in groups of them."""
 _BENDING = (30.0, 3.0, 0.3, 0.03)
 """The same, of the slopes of the curve and of their changes."""
-_FOLDS = 5
-"""Parts of the calibration set, each held out once."""
-_LEAST = 2 * _FOLDS
-"""Functions below which nothing is fitted."""
+_LEAST = 2 * FOLDS
+"""Functions below which nothing is fitted, or groups of them."""
 _STEPS = 30
 """Newton steps, at most."""
 _GAIN = 1e-9
@@ -50,7 +49,7 @@ Part = tuple[Float64[Tensor, "n c *grid"], Float64[Tensor, "n c *grid"], Float64
 def fit_local_scale(
     parts: Callable[[], Iterator[Part]],
     *,
-    count: int,
+    groups: Int64[Tensor, " n"],
     grid: Grid,
     robust: bool = False,
     left_out: Bool[Tensor, " c"] | None = None,
@@ -58,22 +57,24 @@ def fit_local_scale(
     """Fit the factor of variances that is most likely, function by function at each point.
 
     With the factor exp(theta . phi), the negative log likelihood of standardised residuals r is the mean of (theta . phi + r²
-    exp(-theta . phi)) / 2: convex in theta. A function counts as one observation, whatever its grid. The penalty, and
-    whether position matters, are what makes functions held out in turn most likely; where this gains no more than
-    chance over no factor at all (see `is_gain`), the channel has none. The curve is fitted to what these leave, likewise.
+    exp(-theta . phi)) / 2: convex in theta. A function counts as one observation, whatever its grid, and so do the functions of
+    a group together. The penalty, and whether position matters, are what makes groups held out in turn most likely; where this
+    gains no more than chance over no factor at all (see `is_gain`), the channel has none. The curve is fitted to what these
+    leave, likewise.
 
     Args:
         parts: Goes through the calibration functions, some at a time, on the CPU; three times.
-        count: How many there are.
+        groups: Which group each is of, numbered from 0; whole groups are held out.
         grid: Where they live.
         robust: Whether the mean that is made 1 leaves the largest squares out.
         left_out: Channels whose factor is 1; none by default.
 
     Returns:
         The factor, such that chi² of each channel is 1, or the trimmed mean, but of channels that are left out; or None if no
-        channel gains, there are fewer than ten functions, or the grid is not uniform.
+        channel gains, there are fewer than ten groups, or the grid is not uniform.
     """
-    if count < _LEAST or not grid.is_uniform:
+    count = len(groups)
+    if number_of(groups) < _LEAST or not grid.is_uniform:
         return None
     reader = Reader.of(grid, grid, width=_WIDTH)
     blank = _blank(parts, reader, count=count, grid=grid)
@@ -87,8 +88,9 @@ def fit_local_scale(
     fitted = torch.ones(len(blank.units), dtype=torch.bool) if left_out is None else ~left_out
     stacked = torch.stack([torch.cat(kept) for kept in features], -1)
     weights = grid.mean_weights[points]
-    local, gains = _fitted(blank, stacked, torch.cat(squares), weights / weights.sum(), fitted)
-    local, bent = _bent(local, stacked, torch.cat(squares), weights / weights.sum(), fitted)
+    seen = _Seen(features=stacked, squares=torch.cat(squares), weights=weights / weights.sum(), groups=groups)
+    local, gains = _fitted(blank, seen, fitted)
+    local, bent = _bent(local, seen, fitted)
     if not bool((gains | bent).any()):
         return None
     factor = local.on(grid)
@@ -132,24 +134,36 @@ def _points(grid: Grid, count: int) -> Tensor:
     return torch.randperm(grid.size, generator=stream(0, "local scale points"))[:wanted].sort().values
 
 
-def _fitted(
-    blank: LocalScale,
-    features: Float64[Tensor, "n c m k"],
-    squares: Float64[Tensor, "n c m"],
-    weights: Float64[Tensor, " m"],
-    fitted: Bool[Tensor, " c"],
-) -> tuple[LocalScale, Bool[Tensor, " c"]]:
-    """Standardise features, and fit the coefficients of some channels; which of them gain. Weights have the sum 1."""
+class _Seen(NamedTuple):
+    """What is fitted to, at some points.
+
+    Attributes:
+        features: Of each function and channel, not standardised.
+        squares: Of standardised residuals.
+        weights: Of the points, sum 1.
+        groups: Which group each function is of, numbered from 0.
+    """
+
+    features: Float64[Tensor, "n c m k"]
+    squares: Float64[Tensor, "n c m"]
+    weights: Float64[Tensor, " m"]
+    groups: Int64[Tensor, " n"]
+
+
+def _fitted(blank: LocalScale, seen: _Seen, fitted: Bool[Tensor, " c"]) -> tuple[LocalScale, Bool[Tensor, " c"]]:
+    """Standardise features, and fit the coefficients of some channels; which of them gain."""
+    features = seen.features
     flat = features.movedim(1, 0).flatten(1, 2)
     center, spread = flat.mean(1), flat.std(1, correction=0)
     spread = torch.where(spread > 1e-6, spread, torch.ones_like(spread))
     design = (features - center[:, None]) / spread[:, None]
     span = design.movedim(1, 0).flatten(1, 2)
     coefficients = torch.zeros_like(blank.coefficients)
+    candidates = [mean_size(seen.groups) * ridge for ridge in _penalties(design.shape[3])]
     gains = torch.zeros(len(coefficients), dtype=torch.bool)
     for channel in range(len(coefficients)):
-        one = _Likelihood(design=design[:, channel], squares=squares[:, channel], weights=weights)
-        ridge = one.choose(_penalties(design.shape[3])) if fitted[channel] else None
+        one = _Likelihood(design=design[:, channel], squares=seen.squares[:, channel], weights=seen.weights)
+        ridge = one.choose(candidates, groups=seen.groups) if fitted[channel] else None
         if ridge is not None:
             coefficients[channel], gains[channel] = _without_roughening(one, ridge), True
     standards = torch.stack([center, spread, span.amin(1), span.amax(1)])
@@ -174,26 +188,23 @@ def _penalties(width: int) -> list[Float64[Tensor, " k"]]:
     return [torch.where(left_out, math.inf, ridge).double() for left_out, ridge in pairs]
 
 
-def _bent(
-    local: LocalScale,
-    features: Float64[Tensor, "n c m k"],
-    squares: Float64[Tensor, "n c m"],
-    weights: Float64[Tensor, " m"],
-    fitted: Bool[Tensor, " c"],
-) -> tuple[LocalScale, Bool[Tensor, " c"]]:
+def _bent(local: LocalScale, seen: _Seen, fitted: Bool[Tensor, " c"]) -> tuple[LocalScale, Bool[Tensor, " c"]]:
     """Fit the curve of some channels to what the features leave; which of them gain."""
+    features = seen.features
     standardised = torch.stack([local.standardised(features[..., index], index) for index in range(features.shape[3])], -1)
     total = local.coefficients[:, :1] + torch.einsum("ncmk,ck->ncm", standardised, local.coefficients[:, 1:])
     smooth = total - local.coefficients[:, FINE + 1, None] * standardised[..., FINE]
-    logs, left = smooth + features[..., 0] + features[..., 1], squares * torch.exp(-total)
+    logs, left = smooth + features[..., 0] + features[..., 1], seen.squares * torch.exp(-total)
     found: list[tuple[Tensor, Tensor] | None] = []
     for channel in range(logs.shape[1]):
         knots = knots_of(logs[:, channel].flatten()) if fitted[channel] else None
         if knots is None:
             found.append(None)
             continue
-        one = _Likelihood(design=bends(logs[:, channel], knots), squares=left[:, channel], weights=weights)
-        ridge = one.choose([torch.full((len(knots) - 1,), size, dtype=torch.float64) for size in _BENDING])
+        one = _Likelihood(design=bends(logs[:, channel], knots), squares=left[:, channel], weights=seen.weights)
+        sizes = [mean_size(seen.groups) * size for size in _BENDING]
+        candidates = [torch.full((len(knots) - 1,), size, dtype=torch.float64) for size in sizes]
+        ridge = one.choose(candidates, groups=seen.groups)
         slopes = None if ridge is None else one.minimiser(ridge)
         found.append(None if slopes is None else (knots, slopes[0] + bends(knots, knots) @ slopes[1:]))
     is_bent = torch.tensor([one is not None for one in found])
@@ -225,22 +236,24 @@ class _Likelihood:
         features = self.design.flatten(0, 1)
         return torch.cat([torch.ones(1, len(features), dtype=torch.float64), features.mT])
 
-    def choose(self, candidates: Sequence[Float64[Tensor, " k"]]) -> Float64[Tensor, " k"] | None:
-        """The penalties under which held-out functions are most likely, or None if they gain too little."""
+    def choose(
+        self, candidates: Sequence[Float64[Tensor, " k"]], *, groups: Int64[Tensor, " n"]
+    ) -> Float64[Tensor, " k"] | None:
+        """The penalties under which held-out functions are most likely, or None if their groups gain too little."""
         width = self.design.shape[2]
         every = [torch.full((width,), math.inf, dtype=torch.float64), *candidates]
         scores = torch.zeros(len(every), len(self.design), dtype=torch.float64)
-        part = torch.arange(len(self.design)) % _FOLDS
+        part = groups % FOLDS
         starts: list[Tensor] = []
         for ridge in every:
             starts.append(self.minimiser(ridge, start=starts[-1] if starts else None))
-        for fold in range(_FOLDS):
+        for fold in range(FOLDS):
             fitted, held = self._select(part != fold), self._select(part == fold)
             for index, ridge in enumerate(every):
                 scores[index, part == fold] = held.values(fitted.minimiser(ridge, start=starts[index]))
         best = int(scores[1:].mean(1).argmin())
         gain = scores[0] - scores[1 + best]
-        return candidates[best] if is_gain(gain) else None
+        return candidates[best] if is_gain(group_means(gain, groups)) else None
 
     def minimiser(self, ridge: Float64[Tensor, " k"], *, start: Float64[Tensor, " k1"] | None = None) -> Float64[Tensor, " k1"]:
         """Coefficients, the constant first, that minimise the penalised sum: Newton's method with halved steps.

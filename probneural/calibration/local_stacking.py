@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.chunks import CalibrationPredictions, check_pairs, fingerprints
-from probneural.calibration.held_out import is_gain
+from probneural.calibration.held_out import FOLDS, group_means, group_numbers, is_gain, mean_size, number_of
 from probneural.calibration.local_scale import Reader, wave_numbers
 from probneural.calibration.local_weights import LocalWeights, number_of_features
 from probneural.calibration.stacked_predictor import StackedPredictor
@@ -32,10 +32,8 @@ _WIDTH = 0.08
 _VALUES = 2**14
 """Values that the weights are fitted to, about: points are chosen at random, the same in every function."""
 _RIDGES = (30.0, 3.0, 0.3, 0.03)
-"""Penalties that are compared, in functions."""
-_FOLDS = 5
-"""Parts of the calibration set, each held out once."""
-_LEAST = 2 * _FOLDS
+"""Penalties that are compared, in functions, or in groups of them."""
+_LEAST = 2 * FOLDS
 """Functions below which weights do not vary."""
 _STEPS = 60
 """Of the quasi-Newton method, at most."""
@@ -82,7 +80,7 @@ class LocalStacking:
             predictors: What heads and calibrators returned, of any operators. Scale them first: raw variances are far off, and
                 weights would go by that. One that is not Gaussian counts as the Gaussian field of its mean and covariance.
             calibration: Held-out pairs, if possible not those that the predictors were scaled on; outputs may live on another
-                grid than inputs. With fewer than ten, or on scattered points, weights are constant.
+                grid than inputs. With fewer than ten, or ten trajectories, or on scattered points, weights are constant.
 
         Returns:
             A predictor of Gaussian fields; its `shares` are the mean weights over the domain and these functions.
@@ -107,8 +105,9 @@ class LocalStacking:
         counts = grid.mean_weights.repeat(logs.shape[0] * logs.shape[1])
         constant = stacking_weights(logs.flatten(0, 2), counts / counts.sum())
         local = None
-        if len(known) > 1 and len(calibration) >= _LEAST and grid.is_uniform:
-            local = _fit_local_weights(members, logs, constant=constant, grid=grid)
+        groups = group_numbers(calibration)
+        if len(known) > 1 and number_of(groups) >= _LEAST and grid.is_uniform:
+            local = _fit_local_weights(members, logs, constant=constant, groups=groups, grid=grid)
         if local is None:
             return StackedPredictor(MixturePredictor(known, constant, calibrated_on=used))
         mean = torch.zeros_like(constant)
@@ -170,7 +169,12 @@ class _Members:
 
 
 def _fit_local_weights(
-    members: _Members, logs: Float64[Tensor, "n c p m"], *, constant: Float64[Tensor, " m"], grid: Grid
+    members: _Members,
+    logs: Float64[Tensor, "n c p m"],
+    *,
+    constant: Float64[Tensor, " m"],
+    groups: Int64[Tensor, " n"],
+    grid: Grid,
 ) -> LocalWeights | None:
     """Fit each channel's weights, or None if none gains over the constant ones."""
     count = len(logs)
@@ -187,10 +191,10 @@ def _fit_local_weights(
     spread = torch.where(spread > 1e-6, spread, torch.ones_like(spread))
     design = (features - center[:, None]) / spread[:, None]
     coefficients, gains = blank.coefficients.clone(), False
-    candidates = _penalties(design.shape[3], grid)
+    candidates = [mean_size(groups) * penalty for penalty in _penalties(design.shape[3], grid)]
     for channel in range(design.shape[1]):
         gate = _Gate(design=design[:, channel], logs=logs[:, channel, points], weights=weights / weights.sum())
-        penalty = gate.choose(candidates)
+        penalty = gate.choose(candidates, groups=groups)
         if penalty is not None:
             coefficients[channel], gains = gate.maximiser(penalty, start=coefficients[channel]), True
     bounds = design.movedim(1, 0).flatten(1, 2)
@@ -243,11 +247,13 @@ class _Gate:
     logs: Float64[Tensor, "n q m"]
     weights: Float64[Tensor, " q"]
 
-    def choose(self, candidates: Sequence[Float64[Tensor, " k"]]) -> Float64[Tensor, " k"] | None:
+    def choose(
+        self, candidates: Sequence[Float64[Tensor, " k"]], *, groups: Int64[Tensor, " n"]
+    ) -> Float64[Tensor, " k"] | None:
         """The penalties under which held-out functions score best, or None if they gain too little over constant weights."""
         scores = torch.zeros(len(candidates) + 1, len(self.design), dtype=torch.float64)
-        part = torch.arange(len(self.design)) % _FOLDS
-        for fold in range(_FOLDS):
+        part = groups % FOLDS
+        for fold in range(FOLDS):
             fitted, held = self._select(part != fold), self._select(part == fold)
             start = fitted.constant()
             scores[0, part == fold], found = held.values(start), start
@@ -256,7 +262,7 @@ class _Gate:
                 scores[index, part == fold] = held.values(found)
         best = int(scores[1:].mean(1).argmax())
         gain = scores[1 + best] - scores[0]
-        return candidates[best] if is_gain(gain) else None
+        return candidates[best] if is_gain(group_means(gain, groups)) else None
 
     def constant(self) -> Float64[Tensor, "m k1"]:
         """Coefficients of the best constant weights."""

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.chunks import check_pairs
 from probneural.calibration.descriptions import Describer, Descriptions, described_on
+from probneural.calibration.held_out import group_numbers, group_sizes, number_of
 from probneural.calibration.novelty_scores import FittedScores, combined, cross_fitted_standards, standards
 from probneural.checks import assign, check_choice, check_real
 from probneural.contexts import undisturbed
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import Predictor
-from probneural.errors import CalibrationError, ShapeError
+from probneural.errors import ArgumentError, CalibrationError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
@@ -42,8 +44,9 @@ class Novelty:
 
     If the new function is exchangeable with the calibration functions, P(p <= t) <= t for every t, whatever the scores, the
     head and the distribution of the functions; without ties p is uniform on 1/(m + 1), ..., 1. The probability is over the
-    calibration functions and the new one together. Windows of one trajectory are not exchangeable with those of another: take
-    one of each. Flagging p <= .05 thus raises a false alarm for 5 % of ordinary functions. A
+    calibration functions and the new one together. Of pairs with groups, such as windows of trajectories, each group counts as
+    one: m is the number of groups, and in place of #{i: s_i >= s} stands the sum over groups of the fraction of their functions
+    for which that holds. Flagging p <= .05 thus raises a false alarm for 5 % of ordinary functions, at most. A
     small p says that the input is strange, not that the prediction is wrong; a large one does not say that it is right: a
     changed equation with the same inputs cannot be seen.
 
@@ -65,7 +68,8 @@ class Novelty:
 
     Outputs take no part. One p-value per score is valid by itself; the smallest of several is not, `"combined"` is. A function
     has one description on every grid: it is brought to the calibration inputs' grid, and what that one does not resolve counts
-    as power in a last band.
+    as power in a last band. So what is promised of p-values holds on the calibration grid, and on finer ones where the first
+    resolves ordinary functions: otherwise they have power on the finer one that no calibration function could show.
 
     Args:
         fraction: Of the calibration functions that scores are fitted on, between 0 and 1.
@@ -75,7 +79,8 @@ class Novelty:
         ArgumentError: If the fraction is not between 0 and 1, or the seed is none.
 
     Reference:
-        Bates et al. (2023), Testing for outliers with conformal p-values, section 1; Hubert, Rousseeuw and Vanden Branden
+        Bates et al. (2023), Testing for outliers with conformal p-values, section 1; Lee, Barber and Willett (2023),
+        Distribution-free inference with hierarchical data, section 3, for groups; Hubert, Rousseeuw and Vanden Branden
         (2005), ROBPCA, for score and orthogonal distances (here without their robust estimates); Lee et al. (2018), A simple
         unified framework for detecting out-of-distribution samples, for features (here pooled over the domain, of one class).
     """
@@ -95,8 +100,9 @@ class Novelty:
         """Fit scores, and rank those of calibration functions.
 
         Args:
-            predictor: What any head or calibrator returned. Calibrations are looked through: the head's own variance counts,
-                which knows no calibration function, so these may be the ones that scales or bands were fitted on.
+            predictor: What any head or calibrator returned. Calibrations are looked through, those of a mixture's members too,
+                and so is what was measured since: the head's own variance counts, which knows no calibration function, so
+                these may be the ones that scales or bands were fitted on. The weights of a stack stay: not those ones.
             calibration: Held-out pairs that the head was not fitted on; only inputs are read.
             reference: Pairs on the same grids to fit scores on instead, those of training for example. A thousand are used at
                 most. A fifth of the calibration functions, 10 at least, then standardise the scores, for a head states another
@@ -106,7 +112,7 @@ class Novelty:
             The detector: call it on input functions.
 
         Raises:
-            CalibrationError: If scores would be fitted on fewer than 10 functions, or nothing is left to rank.
+            CalibrationError: If scores would be fitted on fewer than 10 functions, or no function or group is left to rank.
             DataError: If a data set is none, or a value is not finite.
             ShapeError: If channels are not the predictor's.
         """
@@ -114,9 +120,10 @@ class Novelty:
         apart, ranked = divided(self, calibration, reference=reference)
         head = uncalibrated(predictor)
         describer = Describer(calibration.inputs.grid, calibration.outputs.grid)
-        held_out = _described(describer, head, apart.subset(evenly_spread_rows(len(apart), _MOST)))
+        apart = apart.subset(evenly_spread_rows(len(apart), _MOST))
+        held_out = _described(describer, head, apart)
         if reference is None:
-            fitted, units = FittedScores.fit(held_out), cross_fitted_standards(held_out)
+            fitted, units = FittedScores.fit(held_out), cross_fitted_standards(held_out, groups=group_numbers(apart))
         else:
             seen = _described(describer, head, reference.subset(evenly_spread_rows(len(reference), _MOST)))
             fitted = FittedScores.fit(seen, stated=held_out)
@@ -125,7 +132,7 @@ class Novelty:
             inputs=calibration.inputs.grid, outputs=calibration.outputs.grid, fitted=fitted, standards=units
         )
         scores = measure.of(_described(describer, head, ranked))
-        return NoveltyDetector(predictor=predictor, measure=measure, calibration=scores)
+        return NoveltyDetector(predictor=predictor, measure=measure, calibration=scores, groups=group_numbers(ranked))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -184,12 +191,14 @@ class NoveltyDetector:
     Args:
         predictor: What it was fitted for.
         measure: The scores.
-        calibration: Scores of the calibration functions that new ones are ranked among, by name, `(m,)`.
+        calibration: Scores of the calibration functions that new ones are ranked among, by name, `(n,)`.
+        groups: Which group each of these is of, numbered from 0, `(n,)`.
     """
 
     predictor: Predictor
     measure: NoveltyMeasure
-    calibration: Mapping[str, Float64[Tensor, " m"]]
+    calibration: Mapping[str, Float64[Tensor, " n"]]
+    groups: Int64[Tensor, " n"]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -213,11 +222,12 @@ class NoveltyDetector:
             GridError: If the inputs live on another domain.
         """
         check_choice(score, self.names, "score")
-        return conformal_p_values(self.scores(inputs)[score], self.calibration[score])
+        return conformal_p_values(self.scores(inputs)[score], self.calibration[score], groups=self.groups)
 
     def p_values(self, inputs: Field) -> dict[str, Float64[Tensor, " n"]]:
         """P-values of all scores by name, as in a call. Each is valid by itself, the smallest of them is not."""
-        return {name: conformal_p_values(score, self.calibration[name]) for name, score in self.scores(inputs).items()}
+        found = self.scores(inputs).items()
+        return {name: conformal_p_values(score, self.calibration[name], groups=self.groups) for name, score in found}
 
     @undisturbed()
     @torch.no_grad()
@@ -231,25 +241,41 @@ class NoveltyDetector:
 
     def __repr__(self) -> str:
         """Its scores, and among how many functions it ranks."""
-        return f"NoveltyDetector({', '.join(self.names)}; ranks among {len(self.calibration[COMBINED])} functions)"
+        functions, groups = len(self.groups), number_of(self.groups)
+        among = f"{functions} functions" + (f" of {groups} groups" if groups < functions else "")
+        return f"NoveltyDetector({', '.join(self.names)}; ranks among {among})"
 
 
-def conformal_p_values(scores: Float64[Tensor, " n"], calibration: Float64[Tensor, " m"]) -> Float64[Tensor, " n"]:
+def conformal_p_values(
+    scores: Float64[Tensor, " n"], calibration: Float64[Tensor, " m"], *, groups: Int64[Tensor, " m"]
+) -> Float64[Tensor, " n"]:
     """(1 + #{i: s_i >= s}) / (m + 1) for each score s; ties count against the function, so they cannot lower a p-value.
 
+    Of the functions of a group their fraction counts, and m is the number of groups.
+
     Examples:
-        >>> conformal_p_values(torch.tensor([0.5, 3.0, 9.0]).double(), torch.tensor([1.0, 2.0, 3.0]).double()).tolist()
+        >>> scores, calibration = torch.tensor([0.5, 3.0, 9.0]).double(), torch.tensor([1.0, 2.0, 3.0]).double()
+        >>> conformal_p_values(scores, calibration, groups=torch.arange(3)).tolist()
         [1.0, 0.5, 0.25]
+        >>> conformal_p_values(scores, calibration, groups=torch.tensor([0, 1, 1])).tolist()
+        [1.0, 0.5, 0.3333333333333333]
     """
-    ordered = calibration.sort().values
+    ordered, order = calibration.sort()
+    weights = 1.0 / group_sizes(groups).to(calibration)
+    count = number_of(groups)
+    weight_below = torch.cat([weights.new_zeros(1), weights[order].cumsum(0)])
     below = torch.searchsorted(ordered, scores.contiguous(), right=False)
-    return (1.0 + len(ordered) - below.to(torch.float64)) / (len(ordered) + 1.0)
+    return (1.0 + (count - weight_below[below]).clamp_min(0.0)) / (count + 1.0)
 
 
 def uncalibrated(predictor: Predictor) -> Predictor:
-    """A head's own predictor, under all calibrations."""
+    """A head's own predictor, under all calibrations; of a mixture, with members' own."""
     while isinstance(inner := getattr(predictor, "inner", None), Predictor):
         predictor = inner
+    if isinstance(predictor, MixturePredictor):
+        members = [uncalibrated(one) for one in predictor.predictors]
+        changed = any(one is not own for one, own in zip(predictor.predictors, members, strict=True))
+        return predictor.with_predictors(members) if changed else predictor
     return predictor
 
 
@@ -262,7 +288,14 @@ def divided(novelty: Novelty, calibration: Dataset, *, reference: Dataset | None
         check_dataset(reference, "reference", least=0)
         count = max(_LEAST, int(_HELD_OUT * len(calibration) + 0.5))
         _check_counts(len(reference), len(calibration) - count)
-    return calibration.split(count, seed=novelty.seed)
+    try:
+        return calibration.split(count, seed=novelty.seed)
+    except ArgumentError as error:  # whole groups go to one side
+        raise CalibrationError(
+            expected=f"groups with {count} functions, and others to rank",
+            got=f"{number_of(group_numbers(calibration))} groups of {len(calibration)} functions",
+            remedy="hold out more groups",
+        ) from error
 
 
 def _described(describer: Describer, predictor: Predictor, pairs: Dataset) -> Descriptions:

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import CHUNK_VALUES, check_pairs, distributions, fingerprints
+from probneural.calibration.chunks import CHUNK_VALUES, check_pairs, distributions, fingerprints, moments
 from probneural.calibration.inflation import Errors, Inflation, fit_inflation
 from probneural.calibration.novelty import Novelty, NoveltyDetector, NoveltyMeasure, divided
+from probneural.calibration.variance_profile import are_rounding
 from probneural.checks import assign, check_instance
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
@@ -23,7 +24,7 @@ from probneural.distributions.predictor import JointDraws, Predictor
 from probneural.distributions.roots.base import FeatureRoot, Root
 from probneural.distributions.roots.weighted import weigh
 from probneural.distributions.scale_mixture import ScaleMixtureField
-from probneural.errors import ArgumentError, CalibrationError, UnsupportedError
+from probneural.errors import ArgumentError, CalibrationError, GridError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, batches
@@ -96,11 +97,18 @@ class NoveltyScale:
             CalibrationError: If there are too few functions, no shifted ones, or no variance in the predictions.
             DataError: If a data set is none, or a value is not finite.
             ShapeError: If channels are not the predictor's.
+            GridError: If shifted outputs live elsewhere than the calibration outputs.
         """
         inner = predictor.inner if isinstance(predictor, InflatedPredictor) else predictor
         sets = tuple(shifted) if isinstance(shifted, list | tuple) else (shifted,)
         for pairs in sets:
             check_pairs(inner, pairs)
+            if pairs.outputs.grid != calibration.outputs.grid:
+                raise GridError(
+                    expected=f"shifted outputs on the calibration outputs' grid {calibration.outputs.grid!r}",
+                    got=repr(pairs.outputs.grid),
+                    remedy="solve for them there, or resample them",
+                )
         if not sets or not all(len(pairs) for pairs in sets):
             raise CalibrationError(
                 expected="shifted pairs",
@@ -151,8 +159,14 @@ class InflatedPredictor(Predictor):
 
         Args:
             inputs: `(n, in_channels, *grid)`.
+
+        Raises:
+            DataError: If the inputs are no field, or not finite.
+            ShapeError: If the number of channels is not the predictor's.
+            GridError: If the inputs live on another domain.
         """
-        return self.inflation(self.measure.partial(self.inner, inputs, asks_head=self.inflation.asks_head))
+        checked = self._checked(inputs, None)
+        return self.inflation(self.measure.partial(self.inner, checked, asks_head=self.inflation.asks_head))
 
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         return self._widened(inputs, self.inner(inputs, query))
@@ -240,7 +254,9 @@ def _distances(detector: NoveltyDetector, blank: Inflation, pairs: Dataset) -> F
 
 
 def _errors(predictor: Predictor, pairs: Dataset, distances: Float64[Tensor, "n j"]) -> Errors:
-    """Errors at some values of each function, and what is stated there; errors without variance are left out.
+    """Errors at some values of each function, and what is stated there.
+
+    Errors without variance are left out, and those that are rounding, as what is stated of them.
 
     Raises:
         CalibrationError: If no variance is stated at all.
@@ -251,8 +267,10 @@ def _errors(predictor: Predictor, pairs: Dataset, distances: Float64[Tensor, "n 
     noise = predictor.noise.detach().to("cpu", torch.float64)[:, None].expand(channels, wanted).flatten()
     variances, squares = [], []
     for u, truth in distributions(predictor, pairs):
+        none = are_rounding(moments(u, predictor.noise), truth, dtype=pairs.outputs.dtype)
+        error = torch.where(none, 0.0, truth - u.mean)
         variance, error = (
-            part.detach().to("cpu", torch.float64).flatten(2)[..., points].flatten(1) for part in (u.variance, truth - u.mean)
+            part.detach().to("cpu", torch.float64).flatten(2)[..., points].flatten(1) for part in (u.variance, error)
         )
         variances.append(variance)
         squares.append(torch.where(variance + noise > 0, error.square(), 0.0))

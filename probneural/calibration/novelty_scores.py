@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.descriptions import Descriptions
+from probneural.calibration.held_out import FOLDS, number_of
 from probneural.linear_algebra.principal_components import eigenpairs, singular_values
 
 KEPT_VARIANCE = 0.99
@@ -20,12 +21,12 @@ _FUNCTIONS_PER_COMPONENT = 4
 """Functions to estimate a component's variance from, at least."""
 _LEAST_POWER = 1e-4
 """Power of a band, relative to the mean total of its channel, below which bands count as equal."""
+_MOST_OF_VARYING = 0.01
+"""The same, relative to the mean of all bands but the constant, at most: an offset, as of kelvin, must not hide them."""
 _LOG_STD = 0.1
 """Standard deviation of a band's log power that counts as none: a tenth of the power."""
 _RIDGE = 1e-4
 """The same for pooled features, as a fraction of their mean variance."""
-_FOLDS = 5
-"""Parts of the functions that are scored by the others in turn."""
 _ROUNDING = 1e-12
 """Variance, as a fraction of the total, that counts as none."""
 LEAST_SCORE = 1e-6
@@ -125,7 +126,9 @@ class InputScores:
         square = channels.square().sum(2).mean(0)
         size = torch.where(variance > _ROUNDING * square, variance, square)
         units = torch.where(size > 0, size, 1.0).sqrt()[:, None]
-        least = (_LEAST_POWER * powers.sum(2, keepdim=True).mean(0)).clamp_min(torch.finfo(torch.float64).tiny)
+        total, varying = (part.sum(2, keepdim=True).mean(0) for part in (powers, powers[..., 1:]))
+        most = torch.where(varying > _ROUNDING * total, _MOST_OF_VARYING * varying, torch.inf)
+        least = (_LEAST_POWER * total).minimum(most).clamp_min(torch.finfo(torch.float64).tiny)
         return cls(
             units=units,
             components=LeadingComponents.fit((channels / units).flatten(1), kept=kept),
@@ -200,11 +203,14 @@ def standards(scores: Mapping[str, Float64[Tensor, " n"]]) -> dict[str, tuple[fl
     return {name: _upper_moments(log_score(score)) for name, score in scores.items()}
 
 
-def cross_fitted_standards(seen: Descriptions) -> dict[str, tuple[float, float]]:
-    """The same where there are no other functions: a fifth at a time is scored by what was fitted on the rest."""
-    part = torch.arange(_count(seen)) % _FOLDS
+def cross_fitted_standards(seen: Descriptions, *, groups: Int64[Tensor, " n"]) -> dict[str, tuple[float, float]]:
+    """The same where there are no other functions: a fifth at a time is scored by what was fitted on the rest.
+
+    Whole groups are held out, if there are five or more.
+    """
+    part = (groups if number_of(groups) >= FOLDS else torch.arange(len(groups))) % FOLDS
     found: dict[str, list[Tensor]] = {}
-    for fold in range(_FOLDS):
+    for fold in range(FOLDS):
         for name, score in FittedScores.fit(seen[part != fold])(seen[part == fold]).items():
             found.setdefault(name, []).append(score)
     return standards({name: torch.cat(scores) for name, scores in found.items()})
@@ -231,8 +237,3 @@ def _upper_moments(values: Tensor) -> tuple[float, float]:
     above = values[values > mean] - mean
     spread = float(above.square().mean().sqrt()) if len(above) else 0.0
     return float(mean), spread if spread > 1e-6 else 1.0
-
-
-def _count(seen: Descriptions) -> int:
-    assert seen.values is not None
-    return len(seen.values)

@@ -15,6 +15,7 @@ from probneural.calibration.band_losses import BandLoss
 from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, check_modulation
 from probneural.calibration.chunks import distributions, fingerprints
 from probneural.calibration.conformal import check_unused, conformal_scores
+from probneural.calibration.held_out import group_means, group_numbers, number_of
 from probneural.checks import assign, check_callable, check_real, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values
@@ -45,6 +46,8 @@ class RiskControl:
       two Bernoulli variables. The least n is ln δ / ln(1 - level), 22 at .1 and .1.
     * With `delta=None`, in expectation: E loss <= level over calibration set and new pair, which are exchangeable. The bound is
       (n R̂ + 1)/(n + 1); the least n is 1/level - 1. Given one calibration set the risk may be higher.
+
+    Of pairs with groups, such as windows of trajectories, losses are the means of each group, and n is the number of groups.
 
     A loss of 0 or 1, whether the function leaves the band, makes the second a split conformal band of probability 1 - level.
 
@@ -104,7 +107,7 @@ class RiskControl:
         scores = conformal_scores(predictor, calibration, modulation=self.modulation, floor=self.floor).values
         if len(predictor.calibrated_on):
             check_unused(fingerprints(calibration), predictor.calibrated_on)
-        self._check_count(len(scores))
+        self._check_count(number_of(group_numbers(calibration)))
         step = (_ABOVE / _RANGE) ** (1.0 / (_CANDIDATES - 1))
         widths = [0.0, *(_largest(scores) * _RANGE * step**number for number in range(_CANDIDATES))]
         return RiskBand(predictor, quantile=self._narrowest(predictor, calibration, widths), method=self)
@@ -134,8 +137,10 @@ class RiskControl:
         )
 
     def _narrowest(self, predictor: Predictor, calibration: Dataset, widths: list[float]) -> float:
+        groups = group_numbers(calibration)
         for _ in range(_PASSES):
             losses = torch.cat(list(self._losses(predictor, calibration, widths)), dim=1)
+            losses = torch.stack([group_means(loss, groups) for loss in losses.cpu()])
             grown = float(losses.diff(dim=0).max())
             if grown > _ROUNDING:
                 raise CalibrationError(

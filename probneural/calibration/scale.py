@@ -19,7 +19,8 @@ from probneural.calibration.chunks import (
     domain_average,
     fingerprints,
 )
-from probneural.calibration.decomposition import Decomposition, decompose, gaussian_of, shared_covariances
+from probneural.calibration.decomposition import Decomposition, decompose, gaussian_of, likelihood_rows, shared_covariances
+from probneural.calibration.held_out import group_numbers
 from probneural.calibration.local_fit import Part, fit_local_scale
 from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.trimmed import trimmed_mean_square
@@ -63,7 +64,8 @@ class VarianceScale:
     Errors are rarely spread as evenly as that: they are larger at a front, smaller at a wall where the solution is given, and
     larger for inputs that are harder. A local scale h, a function of what is predicted and of the position (see
     [`LocalScale`][probneural.calibration.LocalScale]), multiplies the variance at each point. It is fitted by the same
-    likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten. A channel where errors
+    likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten; windows of one
+    trajectory are held out together, and count as one. A channel where errors
     and stated deviations are rounding at more than four fifths of the values has no local scale, nor a robust one: the others
     say nothing of where errors are large. Where all are, there is nothing to fit: the channel's variances stay as they are,
     with a warning.
@@ -130,8 +132,8 @@ class VarianceScale:
             another calibrator inside it used.
 
         Raises:
-            CalibrationError: If there are fewer than 2 fields, no predictive variance where there are errors, no errors where
-                there is one, or a calibrated predictor was widened since.
+            CalibrationError: If there are fewer than 2 fields, no predictive variance where there are errors, or no errors
+                where there is one.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
@@ -148,10 +150,12 @@ class VarianceScale:
         noise = inner.noise.detach().to("cpu", torch.float64)
         field_variance = torch.zeros_like(noise)
         shared: list[Tensor] = []
+        rows, start = likelihood_rows(calibration), 0
         for u, (stated, _) in predicted.distributions():  # what is formed for the one serves the other
             of_field = stated.variance - noise.to(stated.variance).reshape(-1, *(1,) * len(u.grid.shape))
             field_variance += domain_average(of_field, u.grid).sum(0).cpu() / len(calibration)
-            shared += shared_covariances(u, known=len(shared))
+            shared += shared_covariances(u, rows[(rows >= start) & (rows < start + len(u))] - start)
+            start += len(u)
         ratios = self._ratios(field_variance, noise)
         chi2, spread = likelihood_profile(inner, predicted, calibration=calibration, ratios=ratios)
         best = (chi2.log() + spread).argmin(dim=0, keepdim=True)
@@ -216,7 +220,10 @@ class VarianceScale:
         left_out = _rounded(predicted, calibration, scale=scale, shift=shift) > MOSTLY
         parts = functools.partial(_parts, predicted, calibration, scale=scale, shift=shift)
         grid, count = calibration.outputs.grid, len(calibration)
-        local = fit_local_scale(parts, count=count, grid=grid, robust=self.robust, left_out=left_out) if self.local else None
+        local = None
+        if self.local:
+            groups = group_numbers(calibration)
+            local = fit_local_scale(parts, groups=groups, grid=grid, robust=self.robust, left_out=left_out)
         if self.robust and local is None:
             trimmed = trimmed_mean_square((squares for _, _, squares in parts()), count=count, grid=grid)
             scale = scale * trimmed.masked_fill(left_out, 1.0)

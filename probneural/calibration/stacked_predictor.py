@@ -194,7 +194,7 @@ class StackedPredictor(Predictor):
         for root, each, one, number in zip(parts.weights.sqrt(), means, drawn, numbers, strict=True):
             between = number.to(each)[:, None, None] * (each - mean)
             total = total + root.to(each) * (one.flatten(0, 1).flatten(2).to(each) - each + between)
-        return total.reshape(len(seeds), functions, -1, *parts.grid.shape).to(self.dtype)
+        return total.reshape(len(seeds), functions, mean.shape[1], *parts.grid.shape).to(self.dtype)
 
     def __repr__(self) -> str:
         """The predictors and their mean weights."""

@@ -73,7 +73,8 @@ class Split:
     Attributes:
         test: Fraction that only scores and the report see.
         scaling: Fraction that the scales of the variances are fitted on; at least 2 pairs.
-        conformal: Fraction that the bands of whole functions are fitted on; at least as many pairs as the level needs.
+        conformal: Fraction that the bands of whole functions are fitted on; at least as many pairs as the level needs. Of
+            windows of trajectories the level needs as many trajectories: where the fraction has fewer, there are no bands.
         seed: Random seed of the split.
     """
 

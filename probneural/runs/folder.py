@@ -128,6 +128,12 @@ class RunFolder:
         """A file of the folder."""
         return self.path / name
 
+    def independent(self, name: str) -> int:
+        """Number of pairs of a part, or of trajectories where pairs are their windows."""
+        rows = self.record["split"][name]
+        groups = None if self.data is None else self.data.groups
+        return len(rows) if groups is None else len(groups[rows].unique())
+
     def subset(self, name: str) -> Dataset:
         """The training, scaling, conformal or test pairs; in memory if they are few enough, else read when they are needed."""
         if self.data is None:
@@ -169,7 +175,8 @@ def split_rows(count: int, config: Config, *, groups: Tensor | None = None) -> d
     Args:
         count: Number of pairs.
         config: Whose fractions and seed count.
-        groups: The trajectory of each pair, `(count,)`, which no part shares with another one.
+        groups: The trajectory of each pair, `(count,)`, which no part shares with another one. Bands need as many trajectories
+            as they need pairs otherwise: where the fraction has fewer, there are no bands, and no part for them.
 
     Raises:
         DataError: If there are too few pairs for all parts.
@@ -182,10 +189,12 @@ def split_rows(count: int, config: Config, *, groups: Tensor | None = None) -> d
     units = len(names)
     each = count // units  # windows of every trajectory are equally many
     level = config.calibration.level
-    band_pairs = int(np.ceil(level / (1.0 - level) - 1e-9)) if config.calibration.bands else 0
+    needed = int(np.ceil(level / (1.0 - level) - 1e-9))
+    wanted = round(config.split.conformal * units)
+    conformal = max(needed, wanted) if groups is None else wanted if wanted >= needed else 0
     sizes = {
         "test": max(1, round(config.split.test * units)),
-        "conformal": max(-(-band_pairs // each), round(config.split.conformal * units)) if config.calibration.bands else 0,
+        "conformal": conformal if config.calibration.bands else 0,
         "scaling": max(-(-2 // each), round(config.split.scaling * units)) if config.calibration.scales else 0,
     }
     train = units - sum(sizes.values())

@@ -106,15 +106,20 @@ def verdict(scores: TestScores, history: History) -> list[str]:
 
 def _dependence(run: RunFolder) -> list[str]:
     """What windows of trajectories mean for the verdict."""
-    groups = None if run.data is None else run.data.groups
-    if groups is None:
+    if run.data is None or run.data.groups is None:
         return []
-    counts = {part: len(groups[run.record["split"][part]].unique()) for part in ("test", "conformal")}
-    fitted = f", and bands were fitted on those of {counts['conformal']}" if counts["conformal"] else ""
-    return [
-        f"The test functions are windows of {counts['test']} trajectories{fitted}: windows of one trajectory resemble each "
+    test, conformal = run.independent("test"), run.independent("conformal")
+    fitted = f", and bands were fitted on those of {conformal}" if conformal else ""
+    sentences = [
+        f"The test functions are windows of {test} trajectories{fitted}: windows of one trajectory resemble each "
         "other, so chance is wider than these numbers of functions say."
     ]
+    if run.config.calibration.bands and not conformal:
+        sentences.append(
+            f"There are no bands of whole functions: at a level of {run.config.calibration.level:g} they need more "
+            f"trajectories than the fraction {run.config.split.conformal:g} of these."
+        )
+    return sentences
 
 
 def _error(scores: TestScores, test: int) -> str:

@@ -27,7 +27,8 @@ class TestScores:
         scores: Of the calibrated predictor.
         uncalibrated: Coverage of the pointwise intervals before calibration, dimensionless.
         band_coverage: Fraction of test functions wholly inside the band that was fitted for them; None without bands.
-        band_pairs: Number of conformal pairs behind the band, 0 without one: its own coverage varies with them.
+        band_pairs: Number of conformal pairs behind the band, or of trajectories whose windows they are, 0 without one: its own
+            coverage varies with them.
         baseline: Relative L2 error of the mean training output as the prediction; None if a true function is zero everywhere.
     """
 

@@ -181,7 +181,9 @@ def calibrate_in(run: RunFolder, progress: Progress) -> Calibrated:
         pairs = run.subset("scaling")
         progress.say(f"scaling variances on {len(pairs)} pairs")
         predictor = VarianceScale(separate=settings.separate, noise=settings.noise).fit(raw, pairs)
-    if settings.bands:
+    if settings.bands and not run.record["split"]["conformal"]:
+        progress.say("fitting no bands of whole functions: there are too few trajectories for the level")
+    elif settings.bands:
         pairs = run.subset("conformal")
         progress.say(f"fitting bands of whole functions on {len(pairs)} pairs")
         method = _method(run)
@@ -206,7 +208,7 @@ def score_in(run: RunFolder, progress: Progress) -> TestScores:
         raw=_predictor(run, HEAD),
         band=found.band,
         train=run.subset("train"),
-        band_pairs=len(run.record["split"]["conformal"]),
+        band_pairs=run.independent("conformal"),
         level=run.config.calibration.level,
         whole=int(run.config.scores.whole),
     )

@@ -334,7 +334,7 @@ def test_errors_that_are_zero_on_a_part_of_the_domain() -> None:
     """There a likelihood would have a variance of zero: the factor stays a number."""
     squares = normal(40, 1, 48, seed=1).square() * (torch.arange(48) < 16)
     means, ones = truths(RING, 40, sd=by_slope, seed=7).inputs.values, torch.ones(40, 1, 48, dtype=torch.float64)
-    local = fit_local_scale(lambda: iter([(means, ones, squares)]), count=40, grid=RING)
+    local = fit_local_scale(lambda: iter([(means, ones, squares)]), groups=torch.arange(40), grid=RING)
     assert local is not None
     factor = local.on(RING)(means, ones)
     assert bool((factor > 0).all())

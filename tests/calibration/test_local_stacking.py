@@ -220,6 +220,7 @@ def test_draws_are_operators_with_the_fields_covariance() -> None:
     assert bool((error.abs() < 5.0 * bound + 1e-12).all())
     torch.testing.assert_close(found.draw(3)(inputs.values), draws[3])
     torch.testing.assert_close(found.draw(3)(inputs.values[1:]), draws[3, 1:])
+    assert found.draw(3)(inputs.values[:0]).shape == (0, 1, ENDS.size)
     fine = inputs.resample(ENDS.resized(65))
     torch.testing.assert_close(found.draw(3)(fine.values)[..., ::2], draws[3], rtol=0, atol=0.02)
 

@@ -89,7 +89,8 @@ def test_ranks_among_the_functions_that_scores_were_fitted_on_would_not_be() -> 
         data, predictor = draws(60, seed=draw), Synthetic()
         described = [Describer(LINE, LINE)(predictor, part.inputs) for part in (data[:30], data[30:])]
         scores = FittedScores.fit(described[0])
-        below.append(conformal_p_values(scores(described[1])["spectrum"], scores(described[0])["spectrum"]) <= 0.1)
+        old, new = (scores(part)["spectrum"] for part in described)
+        below.append(conformal_p_values(new, old, groups=torch.arange(len(old))) <= 0.1)
     assert torch.stack(below).double().mean() > 0.2
 
 
@@ -184,6 +185,28 @@ def test_the_variance_is_the_heads_own() -> None:
     torch.testing.assert_close(scores, (size / reference).mean(1))
 
 
+@pytest.mark.parametrize("offset", [0.0, 50.0, 500.0])
+def test_an_offset_of_the_units_hides_no_roughness(offset: float) -> None:
+    """Kelvin in place of degrees Celsius, in standard deviations: roughness was seen by chance from 300 on."""
+
+    def moved(data: FieldPairs) -> FieldPairs:
+        return paired(Field(data.inputs.values / 0.58 + offset, LINE))
+
+    ordinary, rough = draws(100, seed=1), draws(100, seed=2, problem=BURGERS.shifts()["roughness"])
+    found = Novelty().fit(Synthetic(), moved(draws(200, seed=0)))
+    for name in ("spectrum", "combined"):
+        assert auroc(*(found.scores(moved(some).inputs)[name] for some in (ordinary, rough))) > 0.99
+
+
+def test_calibrations_of_members_are_looked_through() -> None:
+    data = pairs(40)
+    mixture = pn.distributions.MixturePredictor([Synthetic(), Synthetic(sd=2.0)], torch.tensor([0.5, 0.5]).double())
+    under = uncalibrated(pn.calibration.VarianceScale().fit(mixture, data))
+    assert isinstance(under, pn.distributions.MixturePredictor)
+    assert under.predictors == mixture.predictors
+    assert uncalibrated(mixture) is mixture
+
+
 def test_a_strange_channel_is_seen_beside_one_of_larger_units() -> None:
     """Bumps at another place, a thousand times smaller than what the other channel holds."""
 
@@ -218,7 +241,7 @@ def test_a_parameter_that_never_varied_is_seen_to_vary(parameter: float) -> None
 
 def test_the_combined_score_sums_exponentials_in_units_of_functions_it_was_not_fitted_on(detector: NoveltyDetector) -> None:
     seen = Describer(LINE, LINE)(Synthetic(), draws(200, seed=0).split(100, seed=0)[0].inputs)
-    units = cross_fitted_standards(seen)
+    units = cross_fitted_standards(seen, groups=torch.arange(100))
     scores = detector.scores(draws(5, seed=8).inputs)
     logs = torch.stack([(scores[name].log() - mean) / spread for name, (mean, spread) in units.items()])
     torch.testing.assert_close(scores["combined"], logs.exp().sum(0).log())

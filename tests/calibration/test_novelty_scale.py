@@ -14,7 +14,7 @@ from probneural import functionals
 from probneural.calibration import InflatedPredictor, Novelty, NoveltyScale, SimultaneousBand, VarianceScale, synthetic_shifts
 from probneural.calibration.inflation import SCORES, STEEPEST, WIDEST, Errors, Inflation, fit_inflation
 from probneural.distributions import FieldDistribution, Predictor
-from probneural.errors import ArgumentError, CalibrationError, GridError, ShapeError
+from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -45,6 +45,26 @@ def wrong_by_distance(count: int, *, size: float = 1.0, seed: int = 0) -> FieldP
 def chi2(predictor: Predictor, data: FieldPairs) -> float:
     u = predictor(data.inputs)
     return float(pn.metrics.chi2(pn.metrics.compare(u, data.outputs, noise=predictor.noise)).mean())
+
+
+class Wall(Synthetic):
+    """Certain up to rounding of a wall's value, which is off by one unit in the last place of float32."""
+
+    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        u = super()._predict(Field(torch.ones_like(inputs.values), inputs.grid), query)
+        mean = 1.0 + inputs.resample(u.grid).values
+        mean[..., 0] = 1.0 + 2.0**-23
+        root = basis(u.grid).to(mean).clone()
+        root[0] = torch.tensor([1e-9, 0.0, 0.0])
+        return pn.distributions.GaussianField(
+            mean, pn.distributions.DenseRoot(root.expand(len(mean), 1, *root.shape).clone()), latent="wall", grid=u.grid
+        )
+
+
+def at_a_wall(count: int, *, size: float = 1.0, seed: int) -> FieldPairs:
+    """Inputs of a given size that are 1 at a wall, and errors of `Wall()` that do not grow with it."""
+    inputs, errors = (factor * normal(count, 1, 3, seed=seed + one) @ basis(GRID).mT for one, factor in enumerate((size, 1.0)))
+    return FieldPairs(Field(inputs.float(), GRID), Field((1.0 + inputs + errors).float(), GRID))
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +200,13 @@ def test_ordinary_functions_widen_by_a_fifth_at_most() -> None:
     assert needy.width(fit_inflation(blank_of_nine(), needy, shifted=[shifted])) > 2.0
 
 
+def test_what_is_right_to_rounding_widens_nothing() -> None:
+    """A wall's value counted as an error of a hundred deviations, and ordinary functions widened by nineteen times."""
+    predictor = Wall(noise=0.0, dtype=torch.float32)
+    found = NoveltyScale().fit(predictor, at_a_wall(200, seed=0), shifted=at_a_wall(200, size=2.0, seed=50))
+    assert found.factors(at_a_wall(200, seed=90).inputs).mean() < 1.05
+
+
 def test_draws_and_members_move_away_from_the_mean() -> None:
     calibration, shifted = pairs(60, errors=2.0), pairs(60, errors=4.0, seed=9)
     large = FieldPairs(Field(3.0 * shifted.inputs.values, GRID), Field(9.0 * shifted.outputs.values, GRID))
@@ -241,6 +268,19 @@ def test_what_was_widened_may_be_scaled(widened: InflatedPredictor) -> None:
 
 
 @pytest.mark.bad_input
+def test_factors_take_what_predictions_take(widened: InflatedPredictor) -> None:
+    inputs = pairs(3).inputs
+    for bad, error in (
+        (inputs.values, DataError),
+        (Field(inputs.values * math.nan, GRID), DataError),
+        (Field(inputs.values.repeat(1, 2, 1), GRID), ShapeError),
+        (Field(inputs.values, Grid.uniform((16,), lengths=2.0)), GridError),
+    ):
+        with pytest.raises(error):
+            widened.factors(bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.bad_input
 def test_bad_settings() -> None:
     with pytest.raises(ArgumentError, match="novelty"):
         NoveltyScale(novelty=0.5)  # type: ignore[arg-type]
@@ -255,6 +295,8 @@ def test_bad_data() -> None:
         NoveltyScale().fit(Synthetic(), data, shifted=pairs(4, channels=2))
     with pytest.raises(CalibrationError, match="has a variance"):
         NoveltyScale().fit(Synthetic(sd=0.0), data, shifted=data)
+    with pytest.raises(GridError, match="shifted outputs on the calibration outputs' grid"):
+        NoveltyScale().fit(Synthetic(), data, shifted=pairs(20, grid=GRID.resized(32)))
     with pytest.raises(ArgumentError, match="not negative"):
         Inflation(names=("residual",), knots=NONE, exponents=NONE - 1.0)
     assert isinstance(NoveltyScale().fit(scaled_by(2.0, Synthetic()), data, shifted=data), InflatedPredictor)

@@ -67,7 +67,7 @@ def moving(folder: Path) -> Config:
     """Settings of a run on them."""
     config = cheap(trajectories(folder))
     data = Data(path=config.data.path, inputs=("h",), outputs=("h",), periodic=(True,), history=2, lead=2)
-    return dataclasses.replace(config, data=data, calibration=runs.Calibration(level=0.8))
+    return dataclasses.replace(config, data=data, calibration=runs.Calibration(level=0.5))
 
 
 def test_trajectories_become_windows(tmp_path: Path) -> None:
@@ -87,10 +87,13 @@ def test_parts_share_no_trajectory(tmp_path: Path) -> None:
     sides = [{*pairs.groups[rows].tolist()} for rows in split.values()]
     assert [len(side) for side in sides] == [8, 1, 1, 2]
     assert len(set().union(*sides)) == 12
-    with pytest.raises(DataError, match="1 or more trajectories to train on; got 3 trajectories, of which 1 test"):
-        split_rows(12, config, groups=pairs.groups[:12])
+    with pytest.raises(DataError, match="1 or more trajectories to train on; got 2 trajectories, of which 1 test"):
+        split_rows(8, config, groups=pairs.groups[:8])
     strict = dataclasses.replace(config, calibration=runs.Calibration(level=0.9))
-    assert len(split_rows(48, strict, groups=pairs.groups)["conformal"]) == 12  # 9 pairs need 3 trajectories of 4
+    split = split_rows(48, strict, groups=pairs.groups)
+    assert [len(rows) for rows in split.values()] == [36, 4, 0, 8]  # a band at .9 needs nine trajectories
+    many = dataclasses.replace(strict, split=runs.Split(scaling=0.05, conformal=0.75, test=0.1))
+    assert len(split_rows(48, many, groups=pairs.groups)["conformal"]) == 36
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +111,13 @@ def test_a_run_on_trajectories(flow: Path) -> None:
     assert runs.score(None, flow, show_progress=False).scores.functions == 8
     with RunFolder.open(None, flow) as run:
         assert run.subset("train").groups is not None  # so validation divides no trajectory
+
+
+def test_too_few_trajectories_for_bands_are_reported(tmp_path: Path) -> None:
+    config = dataclasses.replace(moving(tmp_path), calibration=runs.Calibration(level=0.9))
+    found = runs.report(config, tmp_path / "out", show_progress=False)
+    assert found.verdict[-1].startswith("There are no bands of whole functions: at a level of 0.9 they need more trajectories")
+    assert runs.calibrate(None, tmp_path / "out", show_progress=False).band is None
 
 
 def test_forecasts_start_from_every_window(flow: Path, tmp_path: Path) -> None:
