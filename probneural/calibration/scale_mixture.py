@@ -27,12 +27,14 @@ from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import scaled_suprema, true_supremum
 from probneural.pairs import Dataset
-from probneural.randomness import check_seed, stream
+from probneural.randomness import check_seed, stream, stream_seed
 
-_LOGS = torch.linspace(-1.4, 1.4, 29, dtype=torch.float64)
+_LOGS = torch.linspace(-1.4, 1.4, 29, dtype=torch.float64, device="cpu")
 """Logarithms of the scales that weights are found for: a quarter to four times the middle one."""
 _BANDWIDTH = 0.25
 """Of the density of drawn suprema, in standard deviations of their logarithms."""
+_TOGETHER = 8
+"""Functions whose draws share random numbers: fewer take more time, and more leave more to chance."""
 _LEAST = 1e-3
 """Weight below which a scale is left out."""
 
@@ -127,18 +129,23 @@ class ScaleMixture:
             calibrated_on=torch.cat([inner.calibrated_on.cpu(), fingerprints(calibration)]),
         )
 
-    def _comparisons(self, predictor: Predictor, calibration: Dataset) -> Iterator[Comparison]:
-        """Gaussian predictions beside the truth, some functions at a time."""
+    def _comparisons(self, predictor: Predictor, calibration: Dataset) -> Iterator[tuple[Comparison, int]]:
+        """Gaussian predictions beside the truth, some functions at a time, and the seed of their draws."""
+        start = 0
         for u, truth in distributions(predictor, calibration):
-            comparison = compare(gaussian_of(u), Field(truth, u.grid), noise=predictor.noise)
-            largest = true_supremum(comparison)
-            if not bool(largest.isfinite().all()):
-                raise CalibrationError(
-                    expected="a variance wherever there are errors",
-                    got=f"none for {int((~largest.isfinite()).sum())} functions",
-                    remedy="calibrate first: VarianceScale moves what a head calls noise into the field",
-                )
-            yield comparison
+            field = gaussian_of(u)
+            for first in range(0, len(truth), _TOGETHER):
+                some = slice(first, first + _TOGETHER)
+                comparison = compare(field[some], Field(truth[some], u.grid), noise=predictor.noise)
+                largest = true_supremum(comparison)
+                if not bool(largest.isfinite().all()):
+                    raise CalibrationError(
+                        expected="a variance wherever there are errors",
+                        got=f"none for {int((~largest.isfinite()).sum())} functions",
+                        remedy="calibrate first: VarianceScale moves what a head calls noise into the field",
+                    )
+                yield comparison, stream_seed(self.seed, "scale mixture draws", start + first)
+            start += len(truth)
 
     def _log_densities(
         self, predictor: Predictor, calibration: Dataset
@@ -151,10 +158,10 @@ class ScaleMixture:
             CalibrationError: If nothing is uncertain.
         """
         errors, draws, certain, count, states = [], [], 0, 0, False
-        for comparison in self._comparisons(predictor, calibration):
+        for comparison, seed in self._comparisons(predictor, calibration):
             known = _uncertain(comparison)
             errors.append(true_supremum(comparison).cpu()[known])
-            draws.append(self._suprema(comparison, [1.0])[0][:, known])
+            draws.append(self._suprema(comparison, [1.0], seed=seed)[0][:, known])
             certain += int(comparison.certain.sum())
             count += comparison.certain.numel()
             states = states or bool((comparison.variance > 0).any())
@@ -174,15 +181,18 @@ class ScaleMixture:
         found = largest.clamp_min(torch.finfo(torch.float64).tiny).log().maximum(drawn.amin(0) + logs.min())
         scaled = drawn[:, :, None] + logs
         if bool((predictor.noise > 0).any()):
-            every = ((self._suprema(one, logs.exp().tolist()), one) for one in self._comparisons(predictor, calibration))
-            scaled = torch.cat([each[:, :, _uncertain(one)] for each, one in every], 2).movedim(0, -1)
+            parts = [
+                self._suprema(one, logs.exp().tolist(), seed=seed)[:, :, _uncertain(one)]
+                for one, seed in self._comparisons(predictor, calibration)
+            ]
+            scaled = torch.cat(parts, 2).movedim(0, -1)
         squares = ((found[None, :, None] - scaled) / width[:, None]).square()
         constant = math.log(self.draws) + 0.5 * math.log(2.0 * math.pi)
         return logs, torch.logsumexp(-0.5 * squares, 0) - width.log()[:, None] - constant, fraction
 
-    def _suprema(self, comparison: Comparison, scales: Sequence[float]) -> Float64[Tensor, "k draws n"]:
+    def _suprema(self, comparison: Comparison, scales: Sequence[float], *, seed: int) -> Float64[Tensor, "k draws n"]:
         """Logarithms of suprema of draws whose field is scaled, and noise not, standardised by the deviations before."""
-        drawn = scaled_suprema(comparison, scales, draws=self.draws, seed=self.seed)
+        drawn = scaled_suprema(comparison, scales, draws=self.draws, seed=seed)
         return drawn.clamp_min(torch.finfo(torch.float64).tiny).log().cpu()
 
 

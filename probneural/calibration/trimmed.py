@@ -14,7 +14,7 @@ from probneural.randomness import stream
 
 KEPT = 0.9
 """Fraction of squares that are kept."""
-_EDGE = math.sqrt(2.0) * float(torch.special.erfinv(torch.tensor(KEPT, dtype=torch.float64)))
+_EDGE = math.sqrt(2.0) * float(torch.special.erfinv(torch.tensor(KEPT, dtype=torch.float64, device="cpu")))
 """What absolute values of standard normal numbers exceed with the rest of the probability."""
 GAUSSIAN = 1.0 - 2.0 * _EDGE * math.exp(-0.5 * _EDGE**2) / math.sqrt(2.0 * math.pi) / KEPT
 """Mean square of the kept ones of standard normal numbers, by parts: E z² where |z| is below the edge."""

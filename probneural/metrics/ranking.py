@@ -144,7 +144,7 @@ def _ranks(values: Tensor) -> Tensor:
     """Ranks along the last axis, mean ones at ties, about their mean."""
     from scipy.stats import rankdata  # loads much of SciPy
 
-    ranks = torch.as_tensor(rankdata(values.cpu().numpy(), axis=-1), dtype=torch.float64)
+    ranks = torch.as_tensor(rankdata(values.cpu().numpy(), axis=-1), dtype=torch.float64, device="cpu")
     return (ranks - ranks.mean(-1, keepdim=True)).to(values.device)
 
 

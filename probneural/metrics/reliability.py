@@ -158,7 +158,7 @@ def calibration_error(comparison: Comparison) -> Float64[Tensor, " c"]:
     """
     check_comparison(comparison)
     covered = level_coverages(comparison).mean(1)
-    return (covered - torch.tensor(LEVELS).to(covered)[:, None]).abs().mean(0)
+    return (covered - torch.tensor(LEVELS, device="cpu").to(covered)[:, None]).abs().mean(0)
 
 
 def level_coverages(comparison: Comparison) -> Float64[Tensor, "levels n c"]:

@@ -101,7 +101,7 @@ class ScoreSums:
         means = {name: total / self._counts[name in self._whole] for name, total in self._sums.items() if name not in reasons}
         for name in (*self._each, *self._whole):
             found[name] = float(means[name].mean()) if name in means else None
-        levels = torch.tensor(LEVELS).to(means["calibration_error"])[:, None]
+        levels = torch.tensor(LEVELS, device="cpu").to(means["calibration_error"])[:, None]
         found["calibration_error"] = float((means["calibration_error"] - levels).abs().mean())
         put("rmse", means["rmse"].sqrt)
         put("n_merci", self._errors.n_merci)

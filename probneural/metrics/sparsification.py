@@ -151,7 +151,7 @@ def _curve(order: Float64[Tensor, "c m"], square: Float64[Tensor, "c m"], weight
 def _shared(order: Float64[Tensor, " m"], square: Float64[Tensor, " m"], mass: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
     """Weighted means of squared errors over runs of equal order."""
     run = torch.unique_consecutive(order, return_inverse=True)[1]
-    sums = torch.zeros(2, len(order)).to(mass).index_add_(1, run, torch.stack([mass * square, mass]))
+    sums = torch.zeros(2, len(order), device="cpu").to(mass).index_add_(1, run, torch.stack([mass * square, mass]))
     return (sums[0] / sums[1])[run]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import probneural as pn
-from probneural.calibration import NoveltyScale, ScaleMixture, ScaleMixturePredictor, SimultaneousBand, VarianceScale
+from probneural.calibration import NoveltyScale, ScaleMixture, ScaleMixturePredictor, SimultaneousBand, VarianceScale, chunks
 from probneural.distributions import DenseRoot, GaussianField, MixtureField, MixturePredictor, ScaleMixtureField
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError
 from probneural.fields import Field
@@ -72,7 +72,7 @@ def test_scales_of_functions_are_found_and_whole_functions_covered() -> None:
 
 @pytest.mark.parametrize("factor", [0.05, 20.0])
 def test_scales_far_from_one_are_found(factor: float) -> None:
-    calibration, test = (scaled_pairs(400, seed=seed, scales=(0.6 * factor, 1.6 * factor)) for seed in (10, 11))
+    calibration, test = (scaled_pairs(1000, seed=seed, scales=(0.6 * factor, 1.6 * factor)) for seed in (10, 11))
     mixed = ScaleMixture().fit(Synthetic(noise=0.0), calibration)
     assert mixed.variance_factor == pytest.approx(factor**2 * (0.6**2 + 1.6**2) / 2, rel=0.2)
     assert whole(mixed, test, 0.9) == pytest.approx(0.9, abs=0.05)
@@ -270,3 +270,16 @@ def test_what_is_scaled_after_it_remembers_both() -> None:
     for used in (first, second):
         with pytest.raises(CalibrationError, match="60 of 60"):
             SimultaneousBand(0.9).fit(scaled, used)
+
+
+def test_chance_does_not_depend_on_how_many_functions_are_predicted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions that were predicted at once shared their random numbers, and each next chunk had the same ones again."""
+    data = pairs(61, errors=0.7)
+    predictor = VarianceScale().fit(Synthetic(), data)
+    found = [ScaleMixture().fit(predictor, data)]
+    for functions in (32, 8):
+        monkeypatch.setattr(chunks, "CHUNK_VALUES", functions * GRID.size)
+        found.append(ScaleMixture().fit(predictor, data))
+    for one in found[1:]:
+        torch.testing.assert_close(one.weights, found[0].weights)
+        torch.testing.assert_close(one.scales, found[0].scales)
