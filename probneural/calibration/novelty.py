@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 
@@ -17,7 +18,7 @@ from probneural.checks import assign, check_choice, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import Predictor
-from probneural.errors import ArgumentError, CalibrationError, ShapeError
+from probneural.errors import ArgumentError, CalibrationError, DataWarning, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
@@ -69,7 +70,8 @@ class Novelty:
     Outputs take no part. One p-value per score is valid by itself; the smallest of several is not, `"combined"` is. A function
     has one description on every grid: it is brought to the calibration inputs' grid, and what that one does not resolve counts
     as power in a last band. So what is promised of p-values holds on the calibration grid, and on finer ones where the first
-    resolves ordinary functions: otherwise they have power on the finer one that no calibration function could show.
+    resolves ordinary functions: otherwise they have power on the finer one that no calibration function could show, and a
+    warning says so.
 
     Args:
         fraction: Of the calibration functions that scores are fitted on, between 0 and 1.
@@ -176,7 +178,23 @@ class NoveltyMeasure:
             predictor: The one that they were fitted for; its calibrations do not matter.
             inputs: `(n, in_channels, *grid)`.
         """
-        return self.of(Describer(self.inputs, self.outputs)(uncalibrated(predictor), inputs))
+        described = Describer(self.inputs, self.outputs)(uncalibrated(predictor), inputs)
+        if inputs.grid != self.inputs:
+            self._warn_of_unresolved(described)
+        return self.of(described)
+
+    def _warn_of_unresolved(self, described: Descriptions) -> None:
+        """Say so where half of the functions or more have power that no calibration function could have."""
+        assert described.powers is not None
+        beyond = (described.powers[..., -1:] > self.fitted.inputs.least_power).flatten(1).any(1)
+        count = int(beyond.sum())
+        if count and 2 * count >= len(beyond):
+            warnings.warn(
+                f"{count} of {len(beyond)} functions have power that the calibration inputs' grid, {self.inputs!r}, does not "
+                "resolve, and count as strange for that; to compare the rest alone, resample them there",
+                DataWarning,
+                stacklevel=7,
+            )
 
     def partial(self, predictor: Predictor, inputs: Field, *, asks_head: bool) -> dict[str, Float64[Tensor, " n"]]:
         """The same without the combined score, and without those that the head is asked for where it is not to be."""

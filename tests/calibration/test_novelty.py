@@ -21,7 +21,7 @@ from probneural.calibration.novelty_scores import (
     _upper_moments,
     cross_fitted_standards,
 )
-from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -118,8 +118,10 @@ def test_a_function_has_one_novelty_on_every_grid(detector: NoveltyDetector) -> 
     torch.testing.assert_close(detector(fine), detector(seen), rtol=0.0, atol=0.02)
     wave = torch.sin(2 * math.pi * 25 * fine.grid.points[:, 0])  # which 32 points do not hold
     rippled = Field(fine.values + 0.3 * seen.values.square().mean().sqrt() * wave, fine.grid)
-    assert (detector(rippled) < 0.05).all()
-    assert (detector(rippled, score="components") > 0.05).any()
+    with pytest.warns(DataWarning, match="20 of 20 functions have power"):
+        assert (detector(rippled) < 0.05).all()
+    with pytest.warns(DataWarning, match="20 of 20 functions have power"):
+        assert (detector(rippled, score="components") > 0.05).any()
 
 
 def test_nothing_sees_an_equation_that_changed_with_equal_inputs() -> None:
@@ -237,6 +239,20 @@ def test_a_parameter_that_never_varied_is_seen_to_vary(parameter: float) -> None
     for other in (rounded, same.resample(LINE.resized(64)), same.resample(LINE.resized(48))):
         for name, p_values in found.p_values(other).items():
             torch.testing.assert_close(p_values, expected[name], atol=2.1 / 31, rtol=0, msg=name)
+
+
+def test_power_that_the_calibration_grid_does_not_resolve_is_told() -> None:
+    fine = LINE.resized(128)
+    steps = torch.sign(normal(90, 1, 8, seed=0)).repeat_interleave(16, 2)
+    functions = Field(steps + 0.1 * normal(90, 1, 128, seed=1), fine)
+    coarse = Field(functions.values[..., ::4], LINE)
+    found = Novelty().fit(Synthetic(), paired(coarse[:60]))
+    found(coarse[60:])
+    with pytest.warns(DataWarning, match="30 of 30 functions have power that the calibration inputs' grid"):
+        strange = found(functions[60:])
+    assert float(strange.max()) < 0.1
+    ordinary = found(functions[60:].resample(LINE))  # as the warning says
+    assert float(ordinary.mean()) > 0.2
 
 
 def test_the_combined_score_sums_exponentials_in_units_of_functions_it_was_not_fitted_on(detector: NoveltyDetector) -> None:
