@@ -191,7 +191,8 @@ def split_rows(count: int, config: Config, *, groups: Tensor | None = None) -> d
     level = config.calibration.level
     needed = int(np.ceil(level / (1.0 - level) - 1e-9))
     wanted = round(config.split.conformal * units)
-    conformal = max(needed, wanted) if groups is None else wanted if wanted >= needed else 0
+    enough = wanted >= needed
+    conformal = wanted if enough else needed if groups is None else 0
     sizes = {
         "test": max(1, round(config.split.test * units)),
         "conformal": conformal if config.calibration.bands else 0,

@@ -255,6 +255,14 @@ def test_power_that_the_calibration_grid_does_not_resolve_is_told() -> None:
     assert float(ordinary.mean()) > 0.2
 
 
+def test_grids_that_are_described_on_coarser_ones_need_no_warning() -> None:
+    """Calibration functions have power beyond the description's grid, too. A warning would be an error here."""
+    grid = Grid.uniform((5000,))
+    functions = Field(normal(40, 1, 5000, seed=0), grid)
+    found = Novelty().fit(Synthetic(), paired(functions[:30]))
+    assert float(found(functions[30:].resample(grid.resized(5100))).mean()) > 0.2
+
+
 def test_the_combined_score_sums_exponentials_in_units_of_functions_it_was_not_fitted_on(detector: NoveltyDetector) -> None:
     seen = Describer(LINE, LINE)(Synthetic(), draws(200, seed=0).split(100, seed=0)[0].inputs)
     units = cross_fitted_standards(seen, groups=torch.arange(100))
