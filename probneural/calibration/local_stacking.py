@@ -18,6 +18,7 @@ from probneural.calibration.local_scale import Reader, wave_numbers
 from probneural.calibration.local_weights import LocalWeights, number_of_features
 from probneural.calibration.stacked_predictor import StackedPredictor
 from probneural.calibration.stacking import stacking_weights
+from probneural.calibration.variance_profile import are_rounding
 from probneural.contexts import undisturbed
 from probneural.distributions.mixture_predictor import MixturePredictor, checked_predictors
 from probneural.distributions.predictor import Predictor
@@ -125,17 +126,18 @@ class _Chunk(NamedTuple):
         means: Of each predictor, in physical units.
         variances: Predictive variances, the noise included, in physical units squared.
         truth: What was observed.
+        settled: Where all are certain and right, up to rounding.
     """
 
     means: list[Float64[Tensor, "n c *grid"]]
     variances: list[Float64[Tensor, "n c *grid"]]
     truth: Float64[Tensor, "n c *grid"]
+    settled: Bool[Tensor, "n c *grid"]
 
     def check(self) -> None:
         """Raise an ArgumentError where one predictor states no variance, and others do or it is wrong."""
-        certain = torch.stack([variance <= 0 for variance in self.variances])
-        right = torch.stack([mean == self.truth for mean in self.means])
-        if bool((certain & ~(certain & right).all(0)).any()):
+        certain = torch.stack([variance <= 0 for variance in self.variances]).any(0)
+        if bool((certain & ~self.settled).any()):
             raise ArgumentError(
                 expected="a positive predictive variance at every value, but where all predictors are certain and right",
                 got="zero",
@@ -145,11 +147,10 @@ class _Chunk(NamedTuple):
     def log_densities(self) -> Float64[Tensor, "n c p m"]:
         """Of every value by itself, in nats; zero where all predictors are certain and right, as at a wall."""
         columns = []
-        certain = torch.stack([variance <= 0 for variance in self.variances]).all(0)
         for mean, variance in zip(self.means, self.variances, strict=True):
-            known = torch.where(certain, 1.0, variance)
+            known = torch.where(self.settled, 1.0, variance)
             densities = -0.5 * (LOG_TWO_PI + known.log() + (self.truth - mean).square() / known)
-            columns.append(torch.where(certain, 0.0, densities))
+            columns.append(torch.where(self.settled, 0.0, densities))
         return torch.stack(columns, -1).flatten(2, -2)
 
 
@@ -163,7 +164,9 @@ class _Members:
         for pairs in zip(*self.predicted, strict=True):
             moments = [stated for stated, _ in pairs]
             means, variances = [one.mean.cpu() for one in moments], [one.variance.cpu() for one in moments]
-            chunk = _Chunk(means, variances, pairs[0][1].cpu())
+            dtype = self.predicted[0].pairs.outputs.dtype
+            settled = torch.stack([are_rounding(stated, truth, dtype=dtype).cpu() for stated, truth in pairs]).all(0)
+            chunk = _Chunk(means, variances, pairs[0][1].cpu(), settled)
             chunk.check()
             yield chunk
 

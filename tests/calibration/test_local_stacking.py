@@ -358,6 +358,14 @@ def test_values_that_all_predictors_are_certain_of_count_for_nothing() -> None:
     assert found.shares[1] > 0.95
 
 
+def test_rounding_at_a_wall_is_no_error() -> None:
+    """The observed value there is one unit in the last place off."""
+    errors = normal(60, 1, ENDS.size, seed=1) * ENDS.points[:, 0]
+    errors[:, :, 0] = torch.finfo(torch.float64).eps * errors.abs().amax(2)
+    found = LocalStacking().fit([Certain(3.0), Certain()], FieldPairs(CALIBRATION.inputs, Field(errors, ENDS)))
+    assert found.shares[1] > 0.95
+
+
 @pytest.mark.bad_input
 class TestBadInput:
     def test_predictors_and_fields(self) -> None:
