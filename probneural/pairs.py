@@ -280,7 +280,7 @@ class FieldPairs:
         sides = {"inputs": self.inputs, "outputs": self.outputs}
         rows = {name: looked_at(len(self), side.channels, side.grid) for name, side in sides.items()}
         some = {name: (side.values[: rows[name]], side.grid) for name, side in sides.items() if rows[name]}
-        warn_of_jumps(some, stacklevel=4)
+        warn_of_jumps(some)
         return self
 
     def to_xarray(self) -> xarray.Dataset:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 from jaxtyping import Float
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from probneural.errors import DataWarning
 from probneural.grids import Grid
+from probneural.notices import warn
 
 _FACTOR = 3.0
 """How many times the largest difference between neighbours a jump has to be."""
@@ -51,21 +51,19 @@ def looked_at(count: int, channels: int, grid: Grid) -> int:
     return rows if rows > 1 and any(grid.periodic) else 0
 
 
-def warn_of_jumps(sides: Mapping[str, tuple[Float[Tensor, "n c *_"], Grid]], *, stacklevel: int = 3) -> None:
+def warn_of_jumps(sides: Mapping[str, tuple[Float[Tensor, "n c *_"], Grid]]) -> None:
     """Give one DataWarning if functions jump at the ends of axes that are said to be periodic.
 
     Args:
         sides: Some functions and their grid, by what messages call them.
-        stacklevel: Whose line the warning names, as in `warnings.warn`.
     """
     told = [
         f"axis {axis} of the {name}" for name, (values, grid) in sides.items() for axis in jumping_axes(values.detach(), grid)
     ]
     if told:
-        warnings.warn(
+        warn(
             f"{', '.join(told)}: said to be periodic, but most functions jump from the last point to the first, by more than "
             f"{_FACTOR:g} times the largest difference between neighbours. Operators, interpolation and quadrature rely on it: "
             "say periodic=False (pn.Grid.uniform(shape) alone is periodic) where there are ends",
             DataWarning,
-            stacklevel=stacklevel,
         )

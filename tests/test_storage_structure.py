@@ -23,7 +23,7 @@ from torch import nn
 
 from probneural.calibration import VarianceScale
 from probneural.calibration.decomposition import Decomposition
-from probneural.calibration.scale import ScaledPredictor
+from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataWarning, FileError, UnsupportedError
 from probneural.functionals import integral

@@ -21,8 +21,9 @@ from probneural.calibration.novelty import Novelty, NoveltyDetector
 from probneural.calibration.novelty_scale import InflatedPredictor, NoveltyScale
 from probneural.calibration.residual_bands import ResidualBand, ResidualBound
 from probneural.calibration.risk_control import RiskBand, RiskControl
-from probneural.calibration.scale import ScaledPredictor, VarianceScale
+from probneural.calibration.scale import VarianceScale
 from probneural.calibration.scale_mixture import ScaleMixture, ScaleMixturePredictor
+from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.calibration.stacked_predictor import StackedPredictor
 from probneural.calibration.stacking import Stacking
 from probneural.calibration.stationary_process import StationaryProcess

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 
@@ -21,6 +20,7 @@ from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataWarning, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
+from probneural.notices import warn
 from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
 from probneural.randomness import check_seed
 
@@ -189,11 +189,10 @@ class NoveltyMeasure:
         beyond = (described.powers[..., -1:] > self.fitted.inputs.least_power).flatten(1).any(1)
         count = int(beyond.sum())
         if count and 2 * count >= len(beyond):
-            warnings.warn(
+            warn(
                 f"{count} of {len(beyond)} functions have power that the calibration inputs' grid, {self.inputs!r}, does not "
                 "resolve, and count as strange for that; to compare the rest alone, resample them there",
                 DataWarning,
-                stacklevel=7,
             )
 
     def partial(self, predictor: Predictor, inputs: Field, *, asks_head: bool) -> dict[str, Float64[Tensor, " n"]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
@@ -26,6 +25,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import scaled_suprema, true_supremum
+from probneural.notices import warn
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream, stream_seed
 
@@ -115,10 +115,9 @@ class ScaleMixture:
         inner = predictor.inner if isinstance(predictor, ScaleMixturePredictor) else predictor
         logs, every, rounded = self._log_densities(inner, calibration)
         if rounded > MOSTLY:
-            warnings.warn(
+            warn(
                 f"{rounded:.0%} of the stated deviations are rounding, and so say nothing of errors: the scale stays 1",
                 DataWarning,
-                stacklevel=2,
             )
         weights = stacking_weights(every, torch.full((len(every),), 1.0 / len(every), dtype=torch.float64))
         kept = weights > _LEAST

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from probneural.data.pdebench import is_pdebench
 from probneural.data.readers import npz_readers, require
 from probneural.data.the_well import is_the_well
 from probneural.errors import DataWarning, FileError
+from probneural.notices import warn
 
 KNOWN = "NumPy (.npy, .npz, or a folder of .npy files), HDF5, NetCDF, zarr, The Well, PDEBench"
 
@@ -122,11 +122,10 @@ def _warn_of_gaps(name: str, array: Any) -> None:
         return
     missing = array.nchunks - array.nchunks_initialized
     if missing and np.isfinite(array.fill_value):  # what is not finite is refused when it is read
-        warnings.warn(
+        warn(
             f"{missing} of {array.nchunks} chunks of {name!r} are not there, and are read as {array.fill_value}: if they were "
             "not left out because they hold nothing else, copy the store again",
             DataWarning,
-            stacklevel=2,
         )
 
 

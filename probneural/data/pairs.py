@@ -81,7 +81,7 @@ class StoredPairs:
             parts.append(((), torch.int64, (torch.tensor(len(self), device="cpu"),)))
         return fingerprint_of_parts(parts)
 
-    def looked_at(self, *, stacklevel: int = 3) -> StoredPairs:
+    def looked_at(self) -> StoredPairs:
         """Itself, with a warning if the first functions do not look periodic where that is said.
 
         Functions that cannot be read are left out: they are reported when they are read.
@@ -93,7 +93,7 @@ class StoredPairs:
             with contextlib.suppress(ProbneuralError):
                 if rows:
                     read[name] = (side[:rows].values, side.grid)
-        warn_of_jumps(read, stacklevel=stacklevel + 1)
+        warn_of_jumps(read)
         return self
 
     @property

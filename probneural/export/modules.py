@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.calibration import Band
-from probneural.calibration.scale import ScaledPredictor
+from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.distributions import FunctionDraw, Predictor
 from probneural.errors import UnsupportedError
 from probneural.fields import Field, takes_grid

@@ -19,8 +19,8 @@ from probneural.calibration.local_weights import LocalWeights
 from probneural.calibration.novelty import NoveltyMeasure
 from probneural.calibration.novelty_scale import InflatedPredictor
 from probneural.calibration.novelty_scores import FittedScores, InputScores, LeadingComponents, MahalanobisDistance
-from probneural.calibration.scale import ScaledPredictor
 from probneural.calibration.scale_mixture import ScaleMixturePredictor
+from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.calibration.stacked_predictor import StackedPredictor
 from probneural.calibration.stationary_process import StationaryProcess
 from probneural.calibration.variance_curve import VarianceCurve

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from probneural.errors import ArgumentError, DataWarning, FileError
+from probneural.notices import warn
 from probneural.storage.kinds import OPERATORS, Kind
 from probneural.training import schema
 
@@ -105,7 +105,7 @@ class SavedModule:
         others = self.others(given)
         if others:
             shown = "; ".join(others[:5])
-            warnings.warn(f"operator= fits what was saved, but is of other classes: {shown}", DataWarning, stacklevel=2)
+            warn(f"operator= fits what was saved, but is of other classes: {shown}", DataWarning)
         copied = copy.deepcopy(given)
         for name, tensor in _tensors(copied).items():
             tensor.data = state[name]  # as `Module.to` does it: what is tied stays tied

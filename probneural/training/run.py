@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from probneural.errors import ArgumentError, ConvergenceWarning, TrainingError
+from probneural.notices import warn
 from probneural.pairs import Dataset, FieldPairs
 from probneural.processes import rank, world_size
 from probneural.randomness import seeded
@@ -265,10 +266,9 @@ class Run:
         """Give a warning if training has led away from where it began, further than training on from a good fit does."""
         trivial = 1.0 if self.plan.loss is None else self.losses[0]
         if self.begin is not None and self.losses[-1] > _MUCH_WORSE * max(self.begin, trivial):
-            warnings.warn(
+            warn(
                 f"training ended at a loss of {self.losses[-1]:.3g}, having begun at {self.begin:.3g}: lower learning_rate",
                 ConvergenceWarning,
-                stacklevel=5,  # of whoever calls pn.fit, through its two decorators
             )
 
     def progress(self, *, after_epoch: bool) -> Progress:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import warnings
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from probneural.checks import check_integer, check_path
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, SimulationError
 from probneural.fields import Field
+from probneural.notices import warn
 from probneural.pairs import FieldPairs
 from probneural.problems import Problem
 from probneural.randomness import stream, stream_seed
@@ -420,9 +420,9 @@ class ActiveLearner:
         """Say it if the loop ends elsewhere than it was asked to."""
         there = len(self._log.labelled)
         if labels is not None and there > labels:
-            warnings.warn(f"there are {there} labels already, more than {labels}", RuntimeWarning, stacklevel=3)
+            warn(f"there are {there} labels already, more than {labels}", RuntimeWarning)
         elif there != labels:
-            warnings.warn(f"the pool is used up at {there} labels", RuntimeWarning, stacklevel=3)
+            warn(f"the pool is used up at {there} labels", RuntimeWarning)
 
     def _show(self, bar: Any) -> None:
         bar.n = len(self._log.labelled)

@@ -8,12 +8,12 @@ import json
 import os
 import re
 import stat
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
 from probneural.errors import ArgumentError, FileError
+from probneural.notices import warn
 from probneural.training import atomic, files, schema
 from probneural.training.schema import JSON
 
@@ -103,7 +103,7 @@ def set_aside(path: Path, error: Exception) -> None:
         pass
     except OSError as problem:
         fate = f"could not be renamed ({problem})"
-    warnings.warn(f"{path} cannot be used and {fate}: {error}", RuntimeWarning, stacklevel=2)
+    warn(f"{path} cannot be used and {fate}: {error}", RuntimeWarning)
 
 
 def write_json(path: Path, name: str, value: JSON) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import warnings
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
 from probneural.active.simulation.store_files import is_key, is_record
+from probneural.notices import warn
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class StoreIndex:
         self._known = {}
         if getattr(error, "sqlite_errorname", "").startswith(_TEMPORARY):
             return
-        warnings.warn(f"the index {self._path} is made again from the files: {error}", RuntimeWarning, stacklevel=2)
+        warn(f"the index {self._path} is made again from the files: {error}", RuntimeWarning)
         for suffix in ("", "-wal", "-shm"):
             with contextlib.suppress(OSError):
                 self._path.with_name(f"{self._path.name}{suffix}").unlink()

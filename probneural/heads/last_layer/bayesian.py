@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from types import ModuleType
@@ -26,6 +25,7 @@ from probneural.heads.last_layer.predictors import (
 )
 from probneural.heads.last_layer.target import Target
 from probneural.heads.pyro_inference import optimise, pyro_module
+from probneural.notices import warn
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, seeded, stream
 from probneural.threads import GLOBAL_GENERATORS
@@ -244,7 +244,7 @@ class BayesianLastLayer:
         if not predictor.converged:
             report = ", ".join(f"{name} {value:.4g}" for name, value in predictor.report.items())
             name, remedy = ("nuts", "more warmup and samples") if isinstance(method, NUTS) else (method.family, "more steps")
-            warnings.warn(f"{name} has not converged ({report}): give it {remedy}", ConvergenceWarning, stacklevel=4)
+            warn(f"{name} has not converged ({report}): give it {remedy}", ConvergenceWarning)
         return predictor
 
     def _sampled(self, pyro: ModuleType, method: NUTS, closed: LastLayerPredictor, target: Target) -> SampledLastLayerPredictor:

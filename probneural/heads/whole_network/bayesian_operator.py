@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -19,6 +18,7 @@ from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.heads.whole_network.chains import SGHMC, StochasticGradientMCMC
 from probneural.heads.whole_network.target import NetworkTarget
 from probneural.heads.whole_network.variational import variational_posterior
+from probneural.notices import warn
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed
 
@@ -125,7 +125,7 @@ class BayesianOperator:
         if not converged:
             bound, family = predictor.report["bound"], self.method.family
             text = f"{family} has not converged (bound {bound:.6g}): give it more steps"
-            warnings.warn(text, ConvergenceWarning, stacklevel=4)
+            warn(text, ConvergenceWarning)
         return predictor
 
     def _sampled(self, method: StochasticGradientMCMC, target: NetworkTarget) -> WeightSampledPredictor:
@@ -145,9 +145,7 @@ class BayesianOperator:
         if not (report["r_hat_max"] <= _R_HAT and abs(report["temperature"] - 1.0) <= _TEMPERATURE):
             shown = ", ".join(f"{name} {report[name]:.4g}" for name in ("r_hat_max", "bulk_size_min", "temperature"))
             remedy = "longer chains, or a smaller step_size"
-            warnings.warn(
-                f"{type(method).__name__} has not converged ({shown}): give it {remedy}", ConvergenceWarning, stacklevel=5
-            )
+            warn(f"{type(method).__name__} has not converged ({shown}): give it {remedy}", ConvergenceWarning)
         return WeightSampledPredictor(
             operator=problem.operator,
             layout=problem.layout,

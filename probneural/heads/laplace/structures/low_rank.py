@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -16,13 +15,14 @@ from tqdm import tqdm
 from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
 from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
 from probneural.curvature.weights.roots import LowRankWeights
-from probneural.errors import EvidenceError
+from probneural.errors import ConvergenceWarning, EvidenceError
 from probneural.heads.evidence import Evidence
 from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.weight_posterior import WeightPosterior
 from probneural.heads.weight_problem import Given, WeightProblem
 from probneural.linear_algebra.conditioning import information
 from probneural.linear_algebra.symmetric_maps import Map, gaussian, orthonormal
+from probneural.notices import warn
 from probneural.randomness import stream
 
 LARGEST_RANK = 512
@@ -137,11 +137,11 @@ class LowRank(Structure):
             priors, noise_scale = _layered(problem, truncated)
             problem, truncated = _resolved(replace(problem, given=Given(noise=noise_scale, prior=priors)), **settings)
         if self.rank is None and truncated.next_ratio > 1.0:
-            warnings.warn(
+            warn(
                 f"low rank stopped at {len(truncated.ratios)} directions; data add {truncated.next_ratio:.3g} times "
                 "the prior's precision along the next, so variances are too large by up to that factor: give "
                 "LowRank(rank=...), or see variance_bounds",
-                stacklevel=2,
+                ConvergenceWarning,
             )
         scale = truncated.scale
         captured = float(truncated.pairs.values.clamp_min(0.0).sum())
