@@ -83,7 +83,8 @@ class EmpiricalField(FieldDistribution):
     @undisturbed()
     def mean(self) -> Float[Tensor, "n c *grid"]:
         """The weighted mean, `(n, c, *grid.shape)`, in physical units."""
-        return torch.tensordot(self.weights.to(self.samples), self.samples, dims=1)
+        likely = self.samples[int(self.weights.argmax())]  # distances from a member: an offset costs no digits
+        return likely + torch.tensordot(self.weights.to(self.samples), self.samples - likely, dims=1)
 
     @property
     def variance(self) -> Float[Tensor, "n c *grid"]:
@@ -161,7 +162,8 @@ class EmpiricalField(FieldDistribution):
     def apply(self, functional: Functional) -> EmpiricalField:
         """Push every member forward."""
         check_functional(functional, grid=self.grid)
-        image = EmpiricalField(functional(self.samples), self.weights, grid=index_grid(functional.size))
+        numbers = torch.stack([functional(member.to(torch.float64)) for member in self.samples]).to(self.samples)
+        image = EmpiricalField(numbers, self.weights, grid=index_grid(functional.size))
         return image._with_labels(functional.labels)
 
     def scale(self, factors: Float[Tensor, "..."]) -> EmpiricalField:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,7 +32,7 @@ from probneural.distributions.base import (
     normal_base_samples,
     sample_size,
 )
-from probneural.distributions.constraints import Constraint, Residual, checked, find_mode
+from probneural.distributions.constraints import ROW_ROUNDING, Constraint, Residual, checked, find_mode
 from probneural.distributions.latent import Latent, digest
 from probneural.distributions.roots.base import DenseRoot, Root, square_root, square_units
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
@@ -44,6 +45,7 @@ from probneural.linear_algebra.conditioning import (
     LOG_TWO_PI,
     LatentUpdate,
     LowRankUpdate,
+    Rounding,
     condition_exactly,
     condition_noisily,
     discrepancy_gain,
@@ -211,7 +213,7 @@ class GaussianField(FieldDistribution):
         """Push forward exactly: mean and root of `functional(u)`, driven by the same latent."""
         check_functional(functional, grid=self.grid)
         return GaussianField(
-            functional(self._mean),
+            functional(self._mean.to(torch.float64)).to(self._mean),
             self.root.push(functional),
             latent=self.latent,
             grid=index_grid(functional.size),
@@ -369,7 +371,7 @@ class GaussianField(FieldDistribution):
             )
         return variance
 
-    def _latent_update(self, observed: Root, residual: Tensor, noise: Tensor | None, rounding: Tensor) -> LatentUpdate:
+    def _latent_update(self, observed: Root, residual: Tensor, noise: Tensor | None, rounding: Rounding) -> LatentUpdate:
         """Bayes' rule on xi.
 
         With A_i root_i = F_i, A_i discrepancy_i = B_i and N_i = B_i B_i^T + noise, it is informed by r_i = F_i xi + N(0, N_i).
@@ -378,7 +380,7 @@ class GaussianField(FieldDistribution):
             observed: Root of the functional's values, with the discrepancy's beside it if there is one.
             residual: r, `(n, c * m)`.
             noise: `(n, c * m)`, or None.
-            rounding: What rounding may move the residuals by, `(n, c * m)`.
+            rounding: What rounding may make of residuals and rows, each `(n, c * m)`.
         """
         if self.discrepancy is not None and isinstance(observed, SideBySideRoot):
             shared = observed.left.dense().to(torch.float64).flatten(1, 2)
@@ -410,7 +412,7 @@ class GaussianField(FieldDistribution):
         return discrepancy_gain(rows, torch.zeros_like(residual) if noise is None else noise)
 
     def _with_discrepancy(
-        self, observed: SideBySideRoot, update: LatentUpdate, residual: Tensor, noise: Tensor | None, rounding: Tensor
+        self, observed: SideBySideRoot, update: LatentUpdate, residual: Tensor, noise: Tensor | None, rounding: Rounding
     ) -> GaussianField:
         """What the numbers say about every zeta_i, once they have informed xi.
 
@@ -499,7 +501,8 @@ class GaussianField(FieldDistribution):
         index = row_number(index, len(self))
         root = self.root.marginal(index)
         rank = root.shape[3]
-        name = f"{self.latent.id}|marginal-{index}"
+        number = int(self._functions.rows[index])  # where it stands in the prediction, whatever was selected since
+        name = f"{self.latent.id}|marginal-{number}-{digest(self._mean[index], root.row_norms())}"
         latent = (
             self.latent
             if rank == self.latent.rank
@@ -523,20 +526,27 @@ class GaussianField(FieldDistribution):
         root, values = self._each.push(functional), real_tensor(values, "values")
         check_values(values, root.shape[:3], "the functional's values")
         check_finite(values, "values of the functional")
-        mean = functional(self._mean)
-        return root, values, values.to(mean.device, torch.float64) - mean.to(torch.float64)
+        mean = functional(self._mean.to(torch.float64))
+        return root, values, values.to(mean) - mean
 
     @property
     def _precision(self) -> torch.dtype:
         """The coarser dtype of mean and root."""
         return torch.float32 if torch.float32 in (self._mean.dtype, self.root.dtype) else torch.float64
 
-    def _rounding(self, functional: Functional, values: Tensor) -> Tensor:
-        """How far rounding alone may move each of the functional's values and the rows of its root, `(n, c, m)`, float64."""
+    def _rounding(self, functional: Functional, values: Tensor) -> Rounding:
+        """What rounding alone may make of each of the functional's values and of the rows of its root, `(n, c, m)`, float64.
+
+        Values inherit that of the functions' values, and the functional sums p of these in float64.
+        """
         with torch.no_grad():
-            largest = self._each.magnitude() + self._mean.flatten(2).abs().amax(-1)
-        inherited = largest.to(torch.float64)[..., None] * functional.row_norms().to(largest.device)
-        return _ROUNDING * torch.finfo(self._precision).eps * (inherited + values.to(inherited).abs())
+            spread = self._each.magnitude().to(torch.float64)
+            largest = spread + self._mean.flatten(2).abs().amax(-1).to(spread)
+        norms, sums = (functional.row_norms(order=order).to(spread.device) for order in (2, 1))
+        unit = _ROUNDING * torch.finfo(self._precision).eps
+        summed = torch.finfo(torch.float64).eps * math.sqrt(self.grid.size) * largest[..., None] * sums
+        residuals = unit * (largest[..., None] * norms + values.to(spread).abs()) + summed
+        return Rounding(residuals, ROW_ROUNDING * unit * spread[..., None] * norms)
 
     def _joint_density(self, root: Root | None, residual: Tensor, noise: Tensor) -> Tensor:
         """Log density of one function's values, `(c * p,)`, from its root, or from its Gram matrix if that is much smaller."""

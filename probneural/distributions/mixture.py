@@ -143,7 +143,10 @@ class MixtureField(FieldDistribution):
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
         """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
         mean = self.mean
-        sizes = [root_sum_of_squares(field.standard_deviation, field.mean - mean) for field in self.components]
+        sizes = [
+            torch.where(mass > 0, root_sum_of_squares(field.standard_deviation, field.mean - mean), torch.zeros_like(mean))
+            for mass, field in zip(self.pointwise_weights, self.components, strict=True)
+        ]
         unit = functools.reduce(torch.maximum, sizes).detach()
         unit = torch.where(unit > 0, unit, torch.ones_like(unit))
         return square_root(self._mixed([(size / unit).square() for size in sizes])) * unit
@@ -246,8 +249,13 @@ class MixtureField(FieldDistribution):
             ArgumentError: If a component has no density because some direction has no variance at all.
         """
         joint = check_flag(joint, "joint")
-        densities = torch.stack([field.log_prob(values, noise=noise, joint=joint) for field in self.components])
-        mass = self.pointwise_weights.to(densities)
+        held = (self.weights.reshape(len(self.weights), -1) > 0).any(1)  # the others may have no density
+        held = held if len(self) else torch.ones_like(held)
+        parts = [
+            field.log_prob(values, noise=noise, joint=joint) for field in itertools.compress(self.components, held.tolist())
+        ]
+        densities = torch.stack(parts)
+        mass = self.pointwise_weights[held].to(densities)
         return torch.logsumexp(densities + (mass.flatten(1) if joint else mass).log(), dim=0)
 
     def apply(self, functional: Functional) -> MixtureField:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float64, Int64
@@ -21,6 +23,10 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.randomness import stream
 
+_NUMBERS = itertools.count()
+_NAMES: WeakKeyDictionary[Predictor, int] = WeakKeyDictionary()
+"""Numbers of predictors whose members were made a Gaussian field's latent: those of two predictors are not the same."""
+
 
 class MixturePredictor(Predictor):
     """Predicts the mixture of what m predictors predict: one of them is right, with the probability that is its weight.
@@ -28,6 +34,7 @@ class MixturePredictor(Predictor):
     A predictor of empirical fields takes part with the Gaussian field of their mean and covariance. The noise is the least of
     the predictors' noise variances; what another one states beyond that belongs to its component's field, as a discrepancy
     without correlation. So the density of an observation is the weighted sum of the predictors' own, with the noise of each.
+    Draws and forecasts are states, in which what has no correlation is left out, that too: `rsample` of a field has it.
     A predictor of weight 0 is kept, and not evaluated.
 
     Args:
@@ -90,7 +97,10 @@ class MixturePredictor(Predictor):
 
     def _components(self, predicted: Sequence[FieldDistribution]) -> list[GaussianField | MixtureField]:
         """What the predictors with any weight predicted, one component each, with the noise that they have beyond the least."""
-        return [_component(u, self._excess[index], index) for index, u in zip(self._active, predicted, strict=True)]
+        return [
+            _component(u, self._excess[index], owner=self.predictors[index])
+            for index, u in zip(self._active, predicted, strict=True)
+        ]
 
     def _owner(self, seed: int) -> int:
         """The number of the predictor that the draw of this seed comes from."""
@@ -175,17 +185,18 @@ def checked_predictors(predictors: Sequence[Predictor]) -> tuple[Predictor, ...]
     return tuple(found)
 
 
-def _component(u: FieldDistribution, excess: Float64[Tensor, " c"], number: int) -> GaussianField | MixtureField:
-    """What one predictor predicts, as a component.
+def _component(u: FieldDistribution, excess: Float64[Tensor, " c"], *, owner: Predictor) -> GaussianField | MixtureField:
+    """What one predictor, the owner, predicts, as a component.
 
     Raises:
         UnsupportedError: If it is neither Gaussian nor empirical nor a mixture.
     """
     if isinstance(u, MixtureField):
-        return MixtureField([_component(field, excess, number) for field in u.components], u.weights)
+        return MixtureField([_component(field, excess, owner=owner) for field in u.components], u.weights)
     if isinstance(u, EmpiricalField):
         matched = u.moment_matched()  # its latent has one number per member, the same members in every call
-        u = GaussianField(matched.mean, matched.root, latent=f"members of {number}", grid=u.grid)
+        number = _NAMES.setdefault(owner, next(_NUMBERS))
+        u = GaussianField(matched.mean, matched.root, latent=f"members of predictor {number}", grid=u.grid)
     if not isinstance(u, GaussianField):
         raise UnsupportedError(
             expected="predictors of Gaussian or empirical fields, or of mixtures",

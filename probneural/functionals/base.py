@@ -75,10 +75,13 @@ class Functional(ABC):
             )
         return self._adjoint(given)
 
-    def row_norms(self) -> Float64[Tensor, " m"]:
-        """Euclidean norms of the rows of the functional's matrix: how much of the values' rounding its numbers inherit."""
+    def row_norms(self, *, order: int = 2) -> Float64[Tensor, " m"]:
+        """Norms of the rows of the functional's matrix, Euclidean by default.
+
+        They tell how much of the values' rounding its numbers inherit; those of order 1, how much their own sums add.
+        """
         identity = torch.eye(self.size, dtype=torch.float64, device="cpu")
-        return torch.cat([self._adjoint(rows).flatten(1).norm(dim=1) for rows in identity.split(_NORM_ROWS)])
+        return torch.cat([self._adjoint(rows).flatten(1).norm(order, dim=1) for rows in identity.split(_NORM_ROWS)])
 
     def named(self, labels: str | Sequence[str]) -> Functional:
         """The same functional with other names, one for each of its numbers.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64
@@ -17,6 +18,8 @@ _RANK_TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-6}
 """Singular values of row-normalised matrices below this fraction of the largest count as zero, by the field's dtype."""
 _ATTAINED_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """An exact observation is met if it is missed by less than this fraction of the standardised residuals."""
+_LIKELY = 100.0
+"""Standard deviations up to which an observation is believed of a row that the size of the mean's rounding would hide."""
 _GRAM_COLUMNS = 64
 """From how many columns on a Gram matrix is faster than singular values: a quarter of the time at 3,072 x 500, one thread."""
 _GRAM_TRACE = 1e7
@@ -145,6 +148,22 @@ class LatentUpdate:
     multipliers: Float64[Tensor, "... m"]
 
 
+class Rounding(NamedTuple):
+    """What is made by rounding alone.
+
+    Attributes:
+        residuals: How large a residual may be, `(..., m)`, in the observations' units.
+        rows: How large a row of the root, which does not know the mean, likewise.
+    """
+
+    residuals: Float64[Tensor, "... m"]
+    rows: Float64[Tensor, "... m"]
+
+    def flatten(self, start: int = 0) -> Rounding:
+        """Both, with the axes from `start` on as one."""
+        return Rounding(self.residuals.flatten(start), self.rows.flatten(start))
+
+
 def posterior_root(
     root: Float64[Tensor, "*b p k"], gram: Float64[Tensor, "*b k k"], *, rounding: float = 0.0
 ) -> tuple[Float64[Tensor, "*b p k"], Float64[Tensor, "*b"]]:
@@ -214,7 +233,7 @@ def condition_exactly(
     root: Float64[Tensor, "... m k"],
     residual: Float64[Tensor, "... m"],
     *,
-    rounding: Float64[Tensor, "... m"],
+    rounding: Rounding,
     dtype: torch.dtype,
 ) -> LatentUpdate:
     """Condition xi ~ N(0, I) on residual = root xi exactly.
@@ -222,8 +241,8 @@ def condition_exactly(
     Args:
         root: Rows of the observed numbers.
         residual: What they still lack.
-        rounding: How large a row, or a residual, may be by rounding alone; smaller ones count as zero. Without it, what an
-            earlier observation left of a row, some 1e-16, would pass for a direction of its own.
+        rounding: Rows and residuals up to there count as zero. Without it, what an earlier observation left of a row, some
+            1e-16, would pass for a direction of its own. A row between the two bounds counts where its observation is likely.
         dtype: Dtype that the numbers were computed in.
 
     Raises:
@@ -233,7 +252,8 @@ def condition_exactly(
     largest = root.detach().abs().amax(-1)
     unit = torch.where(largest > 0, largest, torch.ones_like(largest))  # squares neither overflow nor vanish
     size = (root / unit[..., None]).norm(dim=-1) * unit
-    free = size > rounding
+    is_likely = (size > rounding.rows) & (residual.detach().abs() <= _LIKELY * size.detach())
+    free = (size > torch.maximum(*rounding)) | is_likely
     scale = torch.where(free, size, torch.ones_like(size))
     rows = torch.where(free[..., None], root / scale[..., None], torch.zeros_like(root))
     one = Decomposition.of(rows)
@@ -243,7 +263,9 @@ def condition_exactly(
     along = one.along(wanted.detach()) * keep
     unmet = (wanted.detach() - one.combined(along)) * scale.detach()
     missed = torch.where(free, unmet, residual).abs()
-    allowed = rounding + torch.where(free, _ATTAINED_TOLERANCE[dtype] * scale * wanted.norm(dim=-1, keepdim=True), 0.0)
+    allowed = rounding.residuals + torch.where(
+        free, _ATTAINED_TOLERANCE[dtype] * scale * wanted.norm(dim=-1, keepdim=True), 0.0
+    )
     if bool((missed > allowed).any()):
         raise ConstraintError(
             expected="exact observations that the distribution has the freedom to meet",
@@ -332,11 +354,16 @@ def log_density_without_noise(
     """Log density of residual under N(0, root root^T), natural units; NaN unless the numerical rank of root is m."""
     if root.shape[-1] < root.shape[-2]:
         return torch.full_like(residual.sum(-1), math.nan)
-    one = Decomposition.of(root)
-    standardised = one.along(residual.detach()) / one.values
+    largest = root.detach().abs().amax(-1)
+    unit = torch.where(largest > 0, largest, torch.ones_like(largest))
+    size = (root / unit[..., None]).norm(dim=-1) * unit  # unit-free, as correlations are
+    size = torch.where(largest > 0, size, torch.ones_like(size))
+    one, wanted = Decomposition.of(root / size[..., None]), residual / size
+    standardised = one.along(wanted.detach()) / one.values
     pull, latent = one.combined(standardised / one.values), one.to_latent(standardised)
-    quadratic = standardised.square().sum(-1) + one.distance(residual, pull, latent)
-    density = _normal(quadratic, 2.0 * one.values.log().sum(-1) + one.inner(2.0 / one.values), residual)
+    quadratic = standardised.square().sum(-1) + one.distance(wanted, pull, latent)
+    log_determinant = 2.0 * (one.values.log().sum(-1) + size.log().sum(-1)) + one.inner(2.0 / one.values)
+    density = _normal(quadratic, log_determinant, residual)
     return torch.where(one.values[..., -1] > _RANK_TOLERANCE[dtype] * one.values[..., 0], density, math.nan)
 
 

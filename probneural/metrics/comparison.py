@@ -91,7 +91,7 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
 
     Raises:
         DataError: If `u` is no distribution or `truth` no `Field`, if there are no functions, or if a mean, variance or truth
-            is not finite, or beyond what float64 holds squared.
+            is not finite, or beyond what its dtype holds squared.
         GridError: If the grids differ.
         ShapeError: If the numbers of functions or channels differ; nothing is broadcast.
         ArgumentError: If the noise is negative, not finite, or of another shape.

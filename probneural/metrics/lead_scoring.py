@@ -16,7 +16,7 @@ from probneural.distributions.trajectory import Forecast
 from probneural.metrics.estimates import Estimate, over_functions
 from probneural.metrics.lead_pairs import TrueTrajectories, lead_parts
 from probneural.metrics.lead_scores import TITLES, HorizonScores, LeadScore, LeadScores, RankHistograms, Spectra
-from probneural.metrics.lead_sums import LeadNumbers, LeadSettings, Numbers, estimates
+from probneural.metrics.lead_sums import LeadNumbers, LeadSettings, Numbers, estimates, reasons_by_score
 from probneural.metrics.member_pool import inside_fraction
 from probneural.metrics.spectra import spectrum_ratio
 
@@ -116,7 +116,7 @@ class _Running:
             self.ranks.append(over_functions(numbers["ranks"]))
         if "spectra" in numbers:
             self.ratios.append(spectrum_ratio(*numbers["spectra"].mean(0), eps=current.eps))
-        self.reasons = current.reasons | self.reasons
+        self.reasons = reasons_by_score(current.reasons) | self.reasons
         self._track(numbers)
         first = len(self.leads) == 1
         self.sums = {

@@ -73,6 +73,13 @@ class LeadSettings:
         return frozenset({"relative_l2", "suprema"}.union(*(_SOURCES.get(name, (name,)) for name in self.scores)))
 
 
+def reasons_by_score(reasons: dict[str, str]) -> dict[str, str]:
+    """Why numbers are missing, by the scores that would follow from them."""
+    needed = {**_SOURCES, "simultaneous_coverage": ("suprema",)}
+    told = {name: text for name, text in reasons.items() if not any(name in numbers for numbers in needed.values())}
+    return told | {score: reasons[number] for score, numbers in needed.items() for number in numbers if number in reasons}
+
+
 class _Compared:
     """Some functions at one lead, compared in the ways that the scores need; each once."""
 

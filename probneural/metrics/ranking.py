@@ -91,11 +91,12 @@ class RankSums:
 
     def add(self, comparison: Comparison) -> None:
         """Add some functions."""
-        self._count, self._points = self._count + len(comparison.truth), comparison.grid.size
+        inside = comparison.grid.weights > 0
+        self._count, self._points = self._count + len(comparison.truth), int(inside.sum())
         if self._points < 3:
             return
         std = comparison.variance.sqrt()
-        inside = (comparison.grid.weights > 0).to(std.device)
+        inside = inside.to(std.device)
         totals, within = [_total(comparison, std)], []
         ranks = _ranks(std.flatten(2)[..., inside])
         for error in (comparison.residual, *self._drawn(comparison)):

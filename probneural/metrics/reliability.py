@@ -48,7 +48,8 @@ def pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
     """The probability integral transform F(y) of every value: uniform on [0, 1] if the marginals are right.
 
     F is the predictive distribution function itself: Gaussian, of a mixture, or of the weighted members, blurred by the noise.
-    Where it jumps (members without noise, or no variance at all), the middle of the jump is taken.
+    Where it jumps (members without noise, or no variance at all), the middle of the jump is taken. A value that is stated with
+    certainty, and right, both up to rounding, lies in the middle.
 
     Returns:
         `(n, c, *grid)`, dimensionless. Values of one function are dependent: a histogram needs many functions.
@@ -60,12 +61,17 @@ def pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
         Gneiting, Balabdaoui and Raftery (2007), Probabilistic forecasts, calibration and sharpness, section 3.1. Deviation:
         the mid-distribution function at jumps, which needs no random numbers, in place of a randomised transform.
     """
-    check_comparison(comparison)
-    u = comparison.distribution
+    u = check_comparison(comparison).distribution
     if isinstance(u, GaussianField):
         return torch.special.ndtr(comparison.standardise(comparison.residual))
-    if isinstance(u, MixtureField):
-        return u.cdf(comparison.truth, noise=comparison.noise).detach()
+    found = u.cdf(comparison.truth, noise=comparison.noise).detach() if isinstance(u, MixtureField) else _member_pit(comparison)
+    settled = comparison.certain & (comparison.residual.abs() <= comparison.rounding)
+    return torch.where(settled, torch.full_like(found, 0.5), found)
+
+
+def _member_pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
+    """That of the weighted members, blurred by the noise."""
+    u = comparison.distribution
     if not isinstance(u, EmpiricalField):
         raise UnsupportedError(
             expected="a Gaussian or an empirical field, or a mixture",

@@ -11,6 +11,7 @@ from probneural.linear_algebra import conditioning
 from probneural.linear_algebra.conditioning import (
     _GRAM_TRACE,
     LowRankUpdate,
+    Rounding,
     condition_exactly,
     condition_noisily,
     information,
@@ -127,7 +128,9 @@ class TestConditionNoisily:
 
 
 def exactly(root: Tensor, residual: Tensor, rounding: float = 1e-13) -> tuple[Tensor, Tensor, Tensor]:
-    update = condition_exactly(root, residual, rounding=torch.full_like(residual, rounding), dtype=torch.float64)
+    update = condition_exactly(
+        root, residual, rounding=Rounding(*[torch.full_like(residual, rounding)] * 2), dtype=torch.float64
+    )
     return update.shift, update.transform.dense(), update.chi2
 
 
@@ -147,10 +150,10 @@ class TestConditionExactly:
         """They solve the normal equations; observations that come twice share theirs."""
         root, residual, _ = problem(3, 5)
         rounding = torch.full_like(residual, 1e-13)
-        update = condition_exactly(root, residual, rounding=rounding, dtype=torch.float64)
+        update = condition_exactly(root, residual, rounding=Rounding(rounding, rounding), dtype=torch.float64)
         assert torch.allclose(update.multipliers, torch.linalg.solve(root @ root.mT, residual), rtol=1e-9)
         twice = [torch.cat([part, part], dim=1) for part in (root, residual, rounding)]
-        repeated = condition_exactly(twice[0], twice[1], rounding=twice[2], dtype=torch.float64)
+        repeated = condition_exactly(twice[0], twice[1], rounding=Rounding(twice[2], twice[2]), dtype=torch.float64)
         assert torch.allclose(repeated.multipliers, torch.cat([update.multipliers] * 2, dim=1) / 2, rtol=1e-9)
 
     @pytest.mark.parametrize("scale", [1e-9, 1e9])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from probneural.linear_algebra.conditioning import (
+    Rounding,
     condition_exactly,
     condition_noisily,
     log_density,
@@ -86,7 +87,7 @@ def test_noisy_updates(make: Callable[[int, int], Tensor], k: int) -> None:
 @pytest.mark.parametrize("k", [4, 7])
 def test_exact_updates(make: Callable[[int, int], Tensor], k: int) -> None:
     rows, probe = make(3, k), normal(3, k, seed=f"probe {k}", dtype=torch.float64)
-    rounding = torch.full((3,), 1e-12, dtype=torch.float64)
+    rounding = Rounding(*[torch.full((3,), 1e-12, dtype=torch.float64)] * 2)
 
     def value(rows: Tensor, residual: Tensor) -> Tensor:
         update = condition_exactly(rows, residual, rounding=rounding, dtype=torch.float64)

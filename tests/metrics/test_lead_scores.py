@@ -207,8 +207,9 @@ def test_what_does_not_exist_is_said() -> None:
     moved = Members(forecast.states, forecast.start, grid=grid)
     scores = score_by_lead(moved, Truth(0.0 * truth.states, Field(truth.start.values, grid)))
     assert scores.spectra is None
-    assert {"crps", "energy", "variogram", "spectra", "relative_l2", "nll"} <= set(scores.reasons)
-    assert "uniform grid" in scores.reasons["spectra"]
+    assert {"crps", "energy", "variogram", "spectrum_error", "relative_l2", "nll"} <= set(scores.reasons)
+    assert "uniform grid" in scores.reasons["spectrum_error"]
+    assert set(scores.reasons) <= set(metrics.lead_scores.TITLES)  # type: ignore[attr-defined]
     assert "two or more members" in scores.reasons["crps"]
     assert math.isnan(scores.horizon.valid_time[0])
     assert "crps" not in scores.scores

@@ -64,5 +64,9 @@ def test_errors() -> None:
     comparison = compare(u, Field(normal(2, 1, 40, seed=0), LINE))
     with pytest.raises(DataError, match="three functions"):
         rank_correlation(comparison)
+    few = Grid.scattered(torch.arange(4.0)[:, None], torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    u = GaussianField(torch.zeros(3, 1, 4), DenseRoot(torch.ones(3, 1, 4, 1)), latent="xi", grid=few)
+    with pytest.raises(DataError, match="3 and 2"):
+        rank_correlation(compare(u, Field(normal(3, 1, 4, seed=1), few)))
     with pytest.raises(ArgumentError, match="draws"):
         rank_correlation(comparison, draws=0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
+from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, MixtureField
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -215,3 +215,18 @@ def test_suprema_of_scaled_draws_are_those_of_a_scaled_field(noise: float) -> No
         torch.testing.assert_close(found[2], 6.0 * found[0])
     else:
         assert float((found[2] / found[0]).median()) < 5.9
+
+
+def test_what_is_certain_and_right_lies_in_every_interval() -> None:
+    """At walls, where a value in single precision is beside one in double precision."""
+    grid = Grid.uniform((4,), periodic=False)
+    values = torch.tensor([0.1, 0.2, 0.3, 0.1], dtype=torch.float64).reshape(1, 1, 4)
+    root = DenseRoot(torch.tensor([0.0, 1.0, 1.0, 0.0]).reshape(1, 1, 4, 1))
+    one = GaussianField(values.float(), root, latent="xi", grid=grid)
+    members = EmpiricalField(torch.stack([values.float() + sign * root.dense()[..., 0] for sign in (-1, 1)]), grid=grid)
+    for u in (one, MixtureField([one, one.scale(torch.tensor([2.0]))]), members):
+        comparison = compare(u, Field(values, grid))
+        torch.testing.assert_close(pit(comparison), torch.full_like(values, 0.5), rtol=0, atol=1e-6)
+        assert coverage(comparison, level=0.1).item() == 1.0
+        wrong = compare(u, Field(values + torch.tensor([0.1, 0.0, 0.0, 0.0]), grid))
+        assert pit(wrong)[0, 0, 0] == 1.0

@@ -100,13 +100,13 @@ class Root(ABC):
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root."""
 
-    def without_white(self) -> tuple[Root | None, Float[Tensor, "n c p"]]:
+    def without_white(self) -> tuple[Root | None, Float64[Tensor, "n c p"]]:
         """The root without the part whose values are independent of each other, and the variances of that part.
 
         Densities take the latter as noise. None stands for a root of which nothing else is left.
         """
         inputs, channels, points, _ = self.shape
-        return self, torch.zeros(inputs, channels, points, dtype=self.dtype, device=self.device)
+        return self, torch.zeros(inputs, channels, points, dtype=torch.float64, device=self.device)
 
     def magnitude(self) -> Float[Tensor, "n c"]:
         """How large standard deviations get, per function and channel; an upper bound or an estimate of the size will do."""

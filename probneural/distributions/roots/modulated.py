@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.distributions.roots.base import DenseRoot, Root
@@ -180,6 +180,6 @@ class DiagonalRoot(Root):
         """Form the root."""
         return torch.diag_embed(self.std.flatten(1)).unflatten(1, self.std.shape[1:])
 
-    def without_white(self) -> tuple[Root | None, Float[Tensor, "n c p"]]:
+    def without_white(self) -> tuple[Root | None, Float64[Tensor, "n c p"]]:
         """None, and the variances: all of it is white."""
-        return None, self.std.square()
+        return None, self.std.to(torch.float64).square()

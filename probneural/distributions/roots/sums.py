@@ -115,7 +115,7 @@ class SideBySideRoot(Root):
         first = self.left.dense()
         return torch.cat([first, self.right.dense().to(first)], dim=-1)
 
-    def without_white(self) -> tuple[Root | None, Float[Tensor, "n c p"]]:
+    def without_white(self) -> tuple[Root | None, Float64[Tensor, "n c p"]]:
         """What of both is not independent from value to value, and the variances of what is."""
         (left, first), (right, second) = self.left.without_white(), self.right.without_white()
         white = first + second.to(first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.distributions.roots.base import DenseRoot, FeatureRoot, Root
@@ -115,7 +115,7 @@ class WeightedRoot(Root):
         """Form the root."""
         return self.base.dense() * self.weights[..., None]
 
-    def without_white(self) -> tuple[Root | None, Float[Tensor, "n c p"]]:
+    def without_white(self) -> tuple[Root | None, Float64[Tensor, "n c p"]]:
         """What is not independent from value to value, weighted, and the variances of what is."""
         rest, white = self.base.without_white()
-        return None if rest is None else weigh(rest, self.weights), white * self.weights.square().to(white)
+        return None if rest is None else weigh(rest, self.weights), white * self.weights.to(white).square()

@@ -1,0 +1,158 @@
+"""Offsets, small and unequal scales cost no more digits than the dtype of the values takes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import probneural as pn
+from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, MixtureField, MixturePredictor, PredictorTraits
+from probneural.distributions.predictor import Predictor
+from probneural.distributions.roots.modulated import DiagonalRoot
+from probneural.errors import ConstraintError, LatentError
+from probneural.fields import Field
+from probneural.functionals import average, derivative, sensors, stack
+from probneural.grids import Grid
+from tests.helpers import normal
+
+LINE = Grid.uniform((129,), periodic=False)
+
+
+def smooth(grid: Grid, *, offset: float, size: float, dtype: torch.dtype, functions: int = 1) -> GaussianField:
+    """Cosines around a constant, of the standard deviation `size` on average."""
+    x = grid.points[:, 0]
+    columns = torch.stack([torch.cos(math.pi * wave * x) / (1 + wave) ** 2 for wave in range(8)], -1)
+    columns = size * columns / columns.norm(dim=-1).mean()
+    root = DenseRoot(columns.to(dtype).expand(functions, 1, -1, -1).clone())
+    mean = torch.full((functions, 1, *grid.shape), offset, dtype=dtype)
+    return GaussianField(mean, root, latent="xi", grid=grid)
+
+
+class TestMembers:
+    def test_an_offset_costs_the_mean_no_digits(self) -> None:
+        members = 101325.0 + normal(4096, 1, 1, 16, seed=0)
+        field = EmpiricalField(members.float(), grid=Grid.uniform((16,)))
+        exact = EmpiricalField(members.float().double(), grid=field.grid)
+        torch.testing.assert_close(field.mean.double(), exact.mean, rtol=0, atol=0.01)
+        torch.testing.assert_close(field.standard_deviation.double(), exact.standard_deviation, rtol=1e-4, atol=0)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_members_that_agree_are_certain(self, dtype: torch.dtype) -> None:
+        weights = normal(100, seed=1).abs()
+        field = EmpiricalField(torch.full((100, 1, 1, 4), 300.1, dtype=dtype), weights, grid=Grid.uniform((4,)))
+        assert bool((field.mean == field.samples[0]).all())
+        assert bool((field.variance == 0).all())
+
+    def test_functionals_of_members_are_summed_precisely(self) -> None:
+        grid = Grid.uniform((384, 384))
+        members = (300.0 + 0.1 * normal(2, 1, 1, *grid.shape, seed=2)).float()
+        found = EmpiricalField(members, grid=grid).apply(average(grid)).samples.flatten()
+        torch.testing.assert_close(found.double(), members.double().mean((3, 4)).flatten(), rtol=0, atol=3e-5)
+
+
+class TestFunctionals:
+    def test_constraints_are_met_as_closely_as_the_dtype_allows(self) -> None:
+        grid = Grid.uniform((384, 384))
+        columns = 0.1 * torch.stack([torch.ones(grid.size), torch.cos(2 * math.pi * grid.points[:, 0]).float()], -1)
+        field = GaussianField(torch.full((1, 1, *grid.shape), 300.0), DenseRoot(columns[None, None]), latent="xi", grid=grid)
+        constrained = field.constrain(average(grid), [[[300.05]]])
+        assert constrained.mean.double().mean().item() == pytest.approx(300.05, abs=3e-5)
+        conditioned = field.condition(average(grid), [[[300.02]]], noise=1e-6)
+        assert conditioned.apply(average(grid)).mean.item() == pytest.approx(300.02, abs=1e-4)
+        assert conditioned.latent.chi2 is not None
+        assert conditioned.latent.chi2 == pytest.approx(0.04, abs=0.01)  # (.02 / .1)^2
+
+    def test_an_exact_observation_counts_beside_a_large_mean(self) -> None:
+        flux = derivative(LINE, at=[[0.3]])
+        field = smooth(LINE, offset=300.0, size=0.03, dtype=torch.float32)
+        wanted = 0.9 * field.apply(flux).standard_deviation.item()
+        found = field.constrain(flux, [[[wanted]]]).apply(flux)
+        assert found.mean.item() == pytest.approx(wanted, abs=5e-3)  # the mean's own rounding over the grid's spacing
+        assert found.standard_deviation.item() < 1e-6
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_what_is_certain_stays_certain(self, dtype: torch.dtype) -> None:
+        """Once the rank is used up, a contradiction is one, however small what rounding has left of the root."""
+        field = smooth(LINE, offset=1.0, size=0.1, dtype=dtype)
+        for place in torch.linspace(0.05, 0.95, 8).tolist():
+            field = field.constrain(sensors(LINE, [[place]]), [[[1.05]]])
+        with pytest.raises(ConstraintError, match="unmet"):
+            field.constrain(sensors(LINE, [[0.5]]), [[[1.5]]])
+
+    @pytest.mark.parametrize("offset", [0.0, 1.0, 300.0])
+    def test_a_constraint_may_be_stated_twice(self, offset: float) -> None:
+        grid = Grid.uniform((128, 128))
+        x, y = 2.0 * math.pi * grid.points.mT
+        columns = 0.1 * torch.stack([torch.ones_like(x), torch.cos(x), torch.sin(y)], -1)
+        mean = offset + 0.1 * normal(1, 1, *grid.shape, seed=4)
+        field = GaussianField(mean, DenseRoot(columns[None, None]), latent="xi", grid=grid)
+        total = torch.full((1, 1, 1), offset + 0.1, dtype=torch.float64)
+        once = field.constrain(average(grid), total)
+        torch.testing.assert_close(once.constrain(average(grid), total).mean, once.mean, rtol=0, atol=1e-9)
+        probe = sensors(grid, [[0.5, 0.5]])
+        both = once.constrain(stack([average(grid), probe]), torch.cat([total, total], -1))
+        assert probe(both.mean).item() == pytest.approx(offset + 0.1, abs=1e-9)
+
+
+class TestDensities:
+    @pytest.mark.parametrize(
+        ("dtype", "sizes"), [(torch.float32, (1e5, 1e-3)), (torch.float64, (1e5, 1e-7)), (torch.float64, (1e-9, 1e3))]
+    )
+    def test_channels_have_units_of_their_own(self, dtype: torch.dtype, sizes: tuple[float, float]) -> None:
+        columns = torch.eye(4, dtype=dtype).reshape(1, 2, 2, 4) * torch.tensor(sizes, dtype=dtype)[None, :, None, None]
+        field = GaussianField(torch.zeros(1, 2, 2, dtype=dtype), DenseRoot(columns), latent="xi", grid=Grid.uniform((2,)))
+        values = field.rsample((1,), seed=0)[0]
+        torch.testing.assert_close(field.log_prob(values), field.log_prob(values, joint=False).sum((1, 2)))
+
+    @pytest.mark.parametrize("size", [1e-18, 1e-22, 1e-23])
+    def test_what_is_white_may_be_tiny(self, size: float) -> None:
+        root = DiagonalRoot(torch.full((1, 1, 3), size))
+        field = GaussianField(torch.zeros(1, 1, 3), root, latent="xi", grid=Grid.uniform((3,)))
+        expected = -3.0 * (0.5 * math.log(2 * math.pi) + math.log(root.std[0, 0, 0].item()))
+        assert field.log_prob(torch.zeros(1, 1, 3)).item() == pytest.approx(expected, rel=1e-6)
+
+    def test_components_without_weight_count_for_nothing(self) -> None:
+        grid = Grid.uniform((3,))
+        one, huge, flat = (
+            GaussianField(torch.zeros(1, 1, 3), DiagonalRoot(torch.full((1, 1, 3), size)), latent=f"{size}", grid=grid)
+            for size in (1.0, 1e25, 0.0)
+        )
+        mixture = MixtureField([one, huge, flat], torch.tensor([1.0, 0.0, 0.0]))
+        torch.testing.assert_close(mixture.standard_deviation, one.standard_deviation)
+        torch.testing.assert_close(mixture.log_prob(torch.ones(1, 1, 3)), one.log_prob(torch.ones(1, 1, 3)))
+
+
+class TestLatents:
+    def test_one_function_by_itself_is_known_by_its_place_in_the_prediction(self) -> None:
+        pairs = pn.problems.Heat(dimension=1).sample(13, resolution=32, seed=0)
+        field = pn.heads.KernelOperator(min_noise=1e-4).fit(None, pairs[:10])(pairs[10:].inputs)
+        assert isinstance(field, GaussianField)
+        first, again, other = field.marginal(0), field[:2].marginal(0), field[1:].marginal(0)
+        assert first.latent.rank < field.latent.rank
+        torch.testing.assert_close(first.cross_covariance(again), first.cross_covariance(first))
+        with pytest.raises(LatentError):
+            first.cross_covariance(other)
+
+    def test_members_of_two_ensembles_are_not_the_same(self) -> None:
+        inputs = Field(torch.zeros(2, 1, 4, dtype=torch.float64), Grid.uniform((4,)))
+        one, two = MixturePredictor([Members(seed=0)]), MixturePredictor([Members(seed=1)])
+        first = one(inputs).moment_matched()
+        assert first.cross_covariance(one(inputs).moment_matched()).shape == (8, 8)
+        with pytest.raises(LatentError):
+            first.cross_covariance(two(inputs).moment_matched())
+
+
+class Members(Predictor):
+    """Four operators that multiply the input and add a function."""
+
+    def __init__(self, *, seed: int) -> None:
+        nothing = torch.zeros(1, dtype=torch.float64)
+        super().__init__(PredictorTraits(in_channels=1, noise=nothing, domain=Grid.uniform((4,)), like=nothing))
+        self.seed = seed
+
+    def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
+        added: Tensor = normal(4, 1, 1, 4, seed=self.seed)
+        return EmpiricalField(inputs.values + added.expand(-1, len(inputs), -1, -1), grid=inputs.grid)
