@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
 from probneural.checks import check_finite, check_scale
@@ -153,6 +153,11 @@ class _ConvertedData:
         return self.data.outputs.to(self.device)
 
     @property
+    def groups(self) -> Int64[Tensor, " n"] | None:
+        groups: Tensor | None = getattr(self.data, "groups", None)
+        return groups
+
+    @property
     def fingerprint(self) -> str:
         return self.data.fingerprint
 
@@ -161,7 +166,7 @@ class _ConvertedData:
 
     def __getitem__(self, index: Rows) -> FieldPairs:
         read = self.data[index]
-        return FieldPairs(read.inputs.to(self.input_dtype).to(self.device), read.outputs.to(self.device))
+        return replace(read, inputs=read.inputs.to(self.input_dtype).to(self.device), outputs=read.outputs.to(self.device))
 
     def subset(self, index: Rows) -> Dataset:
         return replace(self, data=self.data.subset(index))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from probneural.calibration import SimultaneousBand, VarianceScale
+from probneural.data import Trajectories
 from probneural.distributions import GaussianField, Predictor
 from probneural.errors import DataError
 from probneural.fields import Field
@@ -133,6 +135,18 @@ def test_scores_in_parts_are_those_of_all(name: str, whole: int | None, monkeypa
         assert scores.to_dict() == {
             key: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value for key, value in expected.items()
         }
+
+
+def test_a_kernel_operator_sees_the_groups_of_lazy_pairs() -> None:
+    steps = torch.arange(5, dtype=torch.float64)[:, None, None]
+    walks = normal(6, 1, 1, 16, seed=1) + 0.05 * steps * normal(6, 1, 1, 16, seed=2)
+    lazy = Trajectories.from_array(walks.numpy(), times=list(range(5)), periodic=True).windows()
+    pairs = lazy[:]
+    assert pairs.groups is not None
+    head = KernelOperator("linear", groups=1, iterations=2)
+    found, expected = head.fit(None, lazy).noise, head.fit(None, pairs).noise
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+    assert float(found) > 100.0 * float(head.fit(None, replace(pairs, groups=None)).noise)
 
 
 class TestEffectiveObservations:
