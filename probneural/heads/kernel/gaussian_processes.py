@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.errors import ArgumentError
+from probneural.errors import ArgumentError, DataError
 
 STATIONARY = ("rbf", "matern12", "matern32", "matern52", "rational_quadratic")
 """Kernels that depend on a distance between inputs."""
@@ -26,6 +26,10 @@ LEAST_SQUARE = 1e-30
 """Of squared distances under a root, which has no derivative at zero; dimensionless."""
 JITTER = 1e-13
 """Fraction of the prior variance that joint posterior covariances are known to, by rounding."""
+_KNOWN = 1e-200
+"""Fraction of the largest prior variance below which a value counts as known: a linear function of zero is zero."""
+_TRIES = 20
+"""Powers of ten of jitter that are tried: the last are larger than any covariance asks for."""
 LEAST_NOISE = 1e-12
 """Of the noise, in units of the mean prior variance: what a Cholesky factorisation in double precision still resolves."""
 
@@ -198,14 +202,13 @@ class Process:
         whitened = self._whitened(queries)
         joint = self.covariance(queries, queries) - whitened.mT @ whitened
         prior = self.covariance.diagonal(queries)
-        jitter = JITTER
-        while True:
-            root, failed = torch.linalg.cholesky_ex(joint + (jitter * prior).diag())
+        is_known = prior <= _KNOWN * prior.max()
+        for power in range(_TRIES):
+            jitter = torch.where(is_known, 1.0, JITTER * 10.0**power * prior)
+            root, failed = torch.linalg.cholesky_ex(joint + jitter.diag())
             if not bool(failed):
-                break
-            jitter *= 10.0
-        exact = self.variance(queries)
-        return root * (exact / root.square().sum(1)).sqrt()[:, None]
+                return rows_of_variance(root, self.variance(queries))
+        raise _no_root()
 
     def _whitened(self, queries: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(self.factor, self.covariance(self.points, queries), upper=False)
@@ -217,11 +220,28 @@ class Process:
 
 def triangular_root(matrix: Float64[Tensor, "n n"], nugget: float) -> Float64[Tensor, "n n"]:
     """Cholesky factor of a covariance matrix plus a multiple of the identity, which grows if rounding asks for it."""
-    while True:
+    for _ in range(_TRIES):
         root, failed = torch.linalg.cholesky_ex(with_noise(matrix, nugget))
         if not bool(failed):
             return root
         nugget = 10.0 * max(nugget, LEAST_NOISE * float(matrix.diagonal().mean()))
+    raise _no_root()
+
+
+def rows_of_variance(root: Float64[Tensor, "m m"], variances: Float64[Tensor, " m"]) -> Float64[Tensor, "m m"]:
+    """A root whose rows are scaled so that their squares are the variances; rows without any are zero."""
+    is_uncertain = variances > 0  # elsewhere a standard deviation has no derivative
+    scale = (torch.where(is_uncertain, variances, 1.0) / root.square().sum(1)).sqrt()
+    return root * torch.where(is_uncertain, scale, 0.0)[:, None]
+
+
+def _no_root() -> DataError:
+    """What is raised where no jitter helps."""
+    return DataError(
+        expected="coordinates whose covariance has a Cholesky factor",
+        got="one that has none with a jitter as large as its variances",
+        remedy="look for inputs that are not finite, or far larger than the training inputs",
+    )
 
 
 def with_noise(matrix: Float64[Tensor, "n n"], nugget: float) -> Float64[Tensor, "n n"]:

@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.errors import ArgumentError
-from probneural.heads.kernel.gaussian_processes import JITTER, LEAST_NOISE, Covariance, triangular_root
+from probneural.heads.kernel.gaussian_processes import JITTER, LEAST_NOISE, Covariance, rows_of_variance, triangular_root
 
 _CHUNK = 2**22
 """Entries of a matrix between pairs, or queries, and inducing points held at once (32 MiB)."""
@@ -143,8 +143,9 @@ class InducingProcess:
         whitened = self._whitened(queries)
         left = self._shrunk(whitened)
         joint = self.covariance(queries, queries) - whitened.mT @ whitened + left.mT @ left
-        root = triangular_root(joint, JITTER * float(self.covariance.diagonal(queries).mean()))
-        return root * (self.variance(queries) / root.square().sum(1)).sqrt()[:, None]
+        prior = float(self.covariance.diagonal(queries).mean())
+        root = triangular_root(joint, JITTER * prior if prior > 0.0 else 1.0)
+        return rows_of_variance(root, self.variance(queries))
 
     def correction(self, prior: Callable[[Tensor], Tensor], normal: Callable[..., Tensor]) -> Float64[Tensor, "m f"]:
         """Multipliers of the kernels that make a posterior draw of one from the prior.

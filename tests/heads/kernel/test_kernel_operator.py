@@ -31,6 +31,7 @@ from probneural.heads.kernel.gaussian_processes import (
     Covariance,
     Process,
 )
+from probneural.heads.kernel.inducing_points import InducingProcess
 from probneural.heads.kernel.principal_components import PrincipalComponents, left_out
 from probneural.heads.kernel.search import Search, minimise
 from probneural.linear_algebra.conditioning import LowRankUpdate
@@ -489,6 +490,35 @@ def test_variances_need_no_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Process, "joint_factor", refuse)
     monkeypatch.setattr("probneural.heads.kernel.gaussian_processes._CHUNK", 1)
     torch.testing.assert_close(fitted()(queries()).variance, expected, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("inducing_points", [None, 6])
+def test_a_function_without_variance_is_drawn_beside_others(inducing_points: int | None) -> None:
+    half = (4.0 * normal(6, 1, 16, seed=1)).round()
+    values = torch.cat([half, -half])
+    grid = Grid.uniform(16)
+    outputs = Field(values @ normal(16, 16, seed=2) + 0.5 * normal(12, 1, 16, seed=3), grid)
+    head = KernelOperator("linear", groups=2, iterations=2, inducing_points=inducing_points)
+    predictor = head.fit(None, FieldPairs(Field(values, grid), outputs))
+    zero, other = torch.zeros(1, 1, 16, dtype=torch.float64), half[:2] + normal(2, 1, 16, seed=4)
+    alone, among, without = (predictor(Field(part, grid)) for part in (zero, torch.cat([other, zero]), other))
+    assert not bool(alone.variance.any())
+    assert torch.equal(alone.rsample(seed=0), alone.mean)
+    drawn = among.rsample(torch.Size([2000]), seed=0)
+    torch.testing.assert_close(drawn[:, 2], among.mean[2].expand(2000, 1, 16), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(drawn[:, :2].var(0), without.variance, rtol=0.2, atol=0.0)
+
+
+@pytest.mark.parametrize("inducing_points", [None, 6])
+def test_covariances_that_are_not_finite_have_no_root(inducing_points: int | None) -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    covariance = Covariance("linear", one, one, one[0])
+    points = normal(12, 1, seed=1)
+    process: Process | InducingProcess = Process(covariance, 0.1, points, points, one)
+    if inducing_points is not None:
+        process = InducingProcess.fitted(covariance, nugget=0.1, points=points, values=points, count=inducing_points)[0]
+    with pytest.raises(DataError, match="Cholesky factor"):
+        process.joint_factor(1e200 * points)
 
 
 def test_equal_inputs_and_training_inputs_are_legal() -> None:
