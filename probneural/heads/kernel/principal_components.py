@@ -11,7 +11,6 @@ from torch import Tensor
 from probneural.fields import Field
 from probneural.grids import Grid, resample
 from probneural.linear_algebra.principal_components import eigenpairs, singular_values
-from probneural.statistics import units
 
 _FOLDS = 5
 """Parts into which the training functions are divided to see what the components of the others leave out."""
@@ -29,7 +28,7 @@ class PrincipalComponents:
     Args:
         grid: Where the training functions live.
         centre: Their mean, `(c, *grid)`, in physical units.
-        unit: Scale of each channel, `(c,)`, in physical units.
+        unit: Root mean square of each channel about the centre, `(c,)`, in physical units; 1 where that is rounding.
         modes: `(r, c, p)`, dimensionless.
         std: Standard deviation of each coordinate over the training functions, `(r,)`, dimensionless, falling.
     """
@@ -60,25 +59,31 @@ class PrincipalComponents:
             rounding: Root mean square of the values' rounding errors, `(c,)`, in physical units; by default by their dtype.
 
         Returns:
-            The components, those without any variance left out.
+            The components, those without any variance left out. A channel that varies by no more than rounding has no part in
+            them, and rounding of one channel hides components of another only as far as they share them.
         """
         grid, values = functions.grid, functions.values.to(torch.float64)
-        unit = units(functions)[1]
         centre = values.mean(0)
-        rows = _weighted(values - centre, grid, unit)
+        deviations = values - centre
+        rounding = rounding_errors(functions) if rounding is None else rounding
+        size = _root_mean_square(deviations, grid.mean_weights.to(values.device))
+        varies = size > rounding
+        unit = torch.where(varies, size, 1.0)
+        rows = _weighted(deviations.flatten(2) * varies[:, None], grid, unit)
         _, sizes, right = singular_values(rows)
         rest = sizes.square().flip(0).cumsum(0).flip(0)
-        rounding = rounding_errors(functions) if rounding is None else rounding
-        least = float((rounding / unit).norm()) * len(functions) ** 0.5  # what is smaller is rounding
+        shares = right.unflatten(1, (functions.channels, grid.size)).square().sum(2)
+        least = (shares @ (rounding / unit).square() * len(functions)).sqrt()  # what is smaller is rounding
+        resolved = (sizes > least).nonzero()[:, 0]
         needed = int((rest > tolerance * rest[0]).sum())
-        count = min(needed, largest) if components is None else components
-        count = min(count, int((sizes > least).sum()), len(functions) - 1)
+        chosen = resolved[resolved < needed][:largest] if components is None else resolved[:components]
+        chosen = chosen[: len(functions) - 1]
         mean_weights = grid.mean_weights.to(rows.device).sqrt()
         safe = torch.where(
             mean_weights > 0, mean_weights, torch.ones_like(mean_weights)
         )  # a point without weight has no say, and no mode
-        modes = right[:count].unflatten(1, (functions.channels, grid.size)) / safe * (mean_weights > 0)
-        return cls(grid=grid, centre=centre, unit=unit, modes=modes, std=sizes[:count] / len(functions) ** 0.5)
+        modes = right[chosen].unflatten(1, (functions.channels, grid.size)) / safe * (mean_weights > 0)
+        return cls(grid=grid, centre=centre, unit=unit, modes=modes, std=sizes[chosen] / len(functions) ** 0.5)
 
     @property
     def count(self) -> int:
@@ -150,9 +155,14 @@ def rounding_errors(functions: Field, *, dtype: torch.dtype | None = None) -> Fl
         dtype: That rounded them; by default their own.
     """
     values = functions.values.to(torch.float64)
+    equal = torch.full((functions.grid.size,), 1.0 / functions.grid.size, dtype=torch.float64, device=values.device)
+    return torch.finfo(functions.dtype if dtype is None else dtype).eps * _root_mean_square(values, equal)
+
+
+def _root_mean_square(values: Float64[Tensor, "n c *grid"], mean_weights: Float64[Tensor, " p"]) -> Float64[Tensor, " c"]:
+    """Of each channel, in the units of the values."""
     largest = values.abs().flatten(2).amax((0, 2)).clamp_min(_TINY)  # whose square may be too large
-    size = largest * (values.flatten(2) / largest[:, None]).square().mean((0, 2)).sqrt()
-    return torch.finfo(functions.dtype if dtype is None else dtype).eps * size
+    return largest * ((values.flatten(2) / largest[:, None]).square() @ mean_weights).mean(0).sqrt()
 
 
 def left_out(
@@ -170,10 +180,12 @@ def left_out(
     folds = min(_FOLDS, int(owner.max()) + 1)
     fold = owner.to(rows.device) % folds
     total = torch.zeros_like(components.unit)
+    has_part = (components.modes != 0).any(2).any(0).repeat_interleave(functions.grid.size)  # channels without are rounding
     for number in range(folds):
         others, held = rows[fold != number], rows[fold == number]
         centre = others.mean(0)
         others, held = others - centre, held - centre
+        others = others * has_part
         is_wide = others.shape[0] < others.shape[1]
         values, vectors = eigenpairs(others @ others.mT if is_wide else others.mT @ others)
         keep = values > _RESOLVED * values[-1]

@@ -104,8 +104,8 @@ def test_posterior_is_the_dense_one(kernel: str) -> None:
     share = np.sqrt(1.0 / PERIODIC.size)
     x = data.inputs.values[:, 0].numpy()
     y = data.outputs.values[:, 0].numpy()
-    scale = np.sqrt(((y - y.mean()) ** 2).mean())
-    unit = np.sqrt(((x - x.mean()) ** 2).mean())
+    scale = np.sqrt(((y - y.mean(0)) ** 2).mean())
+    unit = np.sqrt(((x - x.mean(0)) ** 2).mean())
     _, _, right = np.linalg.svd(share * (x - x.mean(0)) / unit, full_matrices=False)
     _, _, modes = np.linalg.svd(share * (y - y.mean(0)) / scale, full_matrices=False)
     basis = right[: predictor.inputs.count]
@@ -339,6 +339,47 @@ def test_components_follow_the_tolerance() -> None:
         assert std[kept:].sum() <= tolerance * std.sum() < std[kept - 1 :].sum()
     assert PrincipalComponents.of(functions, components=None, tolerance=0.0, largest=2).count == 2
     assert PrincipalComponents.of(functions, components=3, tolerance=0.0, largest=2).count == 3
+
+
+def decaying(count: int) -> Tensor:
+    """Functions on 12 points whose components have deviations from 1 to 1e-5."""
+    basis = torch.linalg.qr(normal(12, 12, seed=1)).Q
+    return (normal(count, 1, 12, seed=2) * torch.logspace(0, -5, 12, dtype=torch.float64)) @ basis
+
+
+def components_of(*channels: Tensor, dtype: torch.dtype = torch.float64) -> PrincipalComponents:
+    functions = Field(torch.cat(channels, dim=1).to(dtype), Grid.uniform(12))
+    return PrincipalComponents.of(functions, components=None, tolerance=1e-12, largest=100)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_constant_channel_hides_no_components_of_others(dtype: torch.dtype) -> None:
+    values = decaying(40)
+    expected = components_of(values, dtype=dtype)
+    for constant in (1.0, 101325.0, 1e12):
+        found = components_of(values, torch.full_like(values, constant), dtype=dtype)
+        torch.testing.assert_close(found.std, expected.std, rtol=1e-9, atol=0.0)
+        assert float(found.unit[1]) == 1.0
+        assert not bool(found.modes[:, 1].any())
+
+
+def test_rounding_of_one_channel_hides_no_components_of_others() -> None:
+    values = decaying(40)
+    pressure = 101325.0 + 10.0 * normal(40, 1, 1, seed=4) * torch.ones(12)
+    alone = components_of(values, dtype=torch.float32)
+    found = components_of(values, pressure, dtype=torch.float32)
+    own = found.modes[:, 0].square().mean(1) > 0.5
+    assert int(own.sum()) == alone.count == found.count - 1
+    torch.testing.assert_close(found.std[own], alone.std, rtol=0.2, atol=0.0)
+
+
+@pytest.mark.parametrize("size", [1e2, 1e6])
+def test_a_steady_pattern_does_not_change_components(size: float) -> None:
+    first, second = (fields(PERIODIC, 40, 1, seed=seed).values for seed in (3, 4))
+    pattern = size * torch.linspace(-1.0, 1.0, 12, dtype=torch.float64)
+    expected, found = components_of(first, second), components_of(first, second + pattern)
+    torch.testing.assert_close(found.unit, expected.unit, rtol=1e-7, atol=0.0)
+    torch.testing.assert_close(found.std, expected.std, rtol=1e-6, atol=0.0)
 
 
 def test_what_components_leave_out_is_measured_on_others() -> None:
