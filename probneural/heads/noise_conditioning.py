@@ -18,15 +18,13 @@ from probneural.distributions.predictor import JointDraws
 from probneural.errors import ArgumentError, ShapeError, TrainingError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
-from probneural.heads.residuals import check_some, given_noise
+from probneural.heads.residuals import NOISE_FLOOR, check_some, given_noise
 from probneural.heads.training_data import TrainingData, training_data
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, seeded, stream
 
 _BATCH_POINTS = 2**16
 """Members times functions times grid points evaluated at once."""
-_NOISE_FLOOR = 1e-12
-"""Least noise variance, in units of the outputs' variance."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class NoiseConditioning:
         predictor = NoiseConditionedPredictor(
             operator=copied.eval().requires_grad_(False),
             latents=_drawn(self.members, size, self.seed).to(given.inputs.device, given.inputs.dtype),
-            noise=_NOISE_FLOOR * units if noise is None else noise.to(units),
+            noise=NOISE_FLOOR * units if noise is None else noise.to(units),
             domain=given.inputs.grid,
             in_channels=given.inputs.channels,
         )

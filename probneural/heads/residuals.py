@@ -16,6 +16,8 @@ from probneural.heads.training_data import TrainingData
 from probneural.pairs import FieldPairs
 from probneural.randomness import stream
 
+NOISE_FLOOR = 1e-12
+"""Least noise variance that is measured, in units of the outputs' variance: with none, observations have no density."""
 _KEPT_FUNCTIONS = 2048
 """Functions whose residuals are kept, so that all their inner products can be formed."""
 _KEPT_VALUES = 2**23

@@ -19,14 +19,13 @@ from probneural.errors import ArgumentError
 from probneural.heads.ensembles.members import TrainFunction
 from probneural.heads.ensembles.trajectory import training_trajectory, with_state
 from probneural.heads.laplace.laplace import TRAJECTORY, LaplacePredictor
+from probneural.heads.residuals import NOISE_FLOOR
 from probneural.heads.training_data import training_data
 from probneural.heads.weight_posterior import Hyperparameters
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed
 
-_NOISE_FLOOR = 1e-12
-"""Least noise variance, in units of the outputs' variance."""
 _VARIANCE_ESTIMATION = VarianceEstimation()
 
 
@@ -140,7 +139,7 @@ class SWAG:
             weights=LowRankPlusDiagonalWeights((fraction * variance).sqrt(), math.sqrt((1.0 - fraction) / freedom) * columns),
             structure=TRAJECTORY,
             hyperparameters=Hyperparameters(
-                noise=torch.maximum(residual, _NOISE_FLOOR * units),
+                noise=torch.maximum(residual, NOISE_FLOOR * units),
                 prior_precision=torch.zeros(problem.layout.size, dtype=torch.float64),
                 effective_observations=problem.effective_observations,
                 log_evidence=math.nan,

@@ -13,12 +13,11 @@ from probneural.curvature import ParameterVector
 from probneural.errors import UnsupportedError
 from probneural.fields import Field
 from probneural.heads.ensembles.members import State
+from probneural.heads.residuals import NOISE_FLOOR
 from probneural.heads.training_data import TrainingData
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.pairs import Dataset, FieldPairs
 
-_NOISE_FLOOR = 1e-12
-"""Least noise variance, in units of the outputs' variance."""
 _BATCH_ELEMENTS = 2**22
 """Members times output values held at once while the noise is measured."""
 
@@ -71,7 +70,7 @@ def predictor_of_members(
             buffers={name: torch.stack([state[name] for state in states]) for name in differ},
         )
 
-    return built(torch.maximum(_mean_square_residual(built(units), data), _NOISE_FLOOR * units))
+    return built(torch.maximum(_mean_square_residual(built(units), data), NOISE_FLOOR * units))
 
 
 @torch.no_grad()

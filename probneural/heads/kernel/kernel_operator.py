@@ -28,7 +28,7 @@ from probneural.heads.kernel.gaussian_processes import KERNELS, LEAST_NOISE, Pro
 from probneural.heads.kernel.inducing_points import InducingProcess
 from probneural.heads.kernel.principal_components import PredictedComponents, PrincipalComponents, left_out, rounding_errors
 from probneural.heads.kernel.search import Fitted, Search
-from probneural.heads.residuals import check_some
+from probneural.heads.residuals import NOISE_FLOOR, check_some
 from probneural.heads.training_data import in_memory, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.pairs import Dataset
@@ -167,7 +167,7 @@ class KernelOperator:
         pairs = training_data(data, copied, is_shared=False)
         if pairs.functions < 3:
             raise DataError(expected="at least three pairs", got=str(pairs.functions), remedy="give more data")
-        pairs.output_units()  # whose squares the noise is made of
+        variances = pairs.output_units()[1].square()
         inputs, outputs = in_memory(pairs.inputs), in_memory(pairs.outputs)
         seen, rounding = inputs, rounding_errors(outputs)
         if copied is not None:
@@ -191,8 +191,9 @@ class KernelOperator:
         if self.features == "operator":
             known = PredictedComponents(components["inputs"], domain=inputs.grid, in_channels=inputs.channels)
         made = partial(KernelPredictor, operator=copied, inputs=known)
-        noise = left_out(outputs, components["outputs"], groups=getattr(pairs.pairs, "groups", None))
-        return self._conditioned(made, seen, outputs, components["inputs"], components["outputs"], noise=noise)
+        least = NOISE_FLOOR * torch.minimum(variances, components["outputs"].unit.square())
+        rest = left_out(outputs, components["outputs"], groups=getattr(pairs.pairs, "groups", None))
+        return self._conditioned(made, seen, outputs, components["inputs"], components["outputs"], rest=rest, least_noise=least)
 
     def _conditioned(
         self,
@@ -202,11 +203,13 @@ class KernelOperator:
         input_components: PrincipalComponents,
         output_components: PrincipalComponents,
         *,
-        noise: Float64[Tensor, " c"],
+        rest: Float64[Tensor, " c"],
+        least_noise: Float64[Tensor, " c"],
     ) -> KernelPredictor:
         points, std = input_components.scores(inputs), output_components.std
         values = output_components.scores(outputs) / std
         processes, evidence, converged, evaluations = [], 0.0, True, 0
+        noise = rest
         fitted: Fitted | None = None
         for start, end in _edges(output_components.count, self.groups):
             search = Search(
@@ -229,7 +232,7 @@ class KernelOperator:
         return made(
             outputs=output_components,
             processes=processes,
-            noise=noise,
+            noise=noise.maximum(least_noise),
             log_evidence=evidence,
             report={"converged": float(converged), "evaluations": float(evaluations)},
             precision="single" if inputs.dtype == torch.float32 else "double",
@@ -261,7 +264,7 @@ class KernelPredictor(Predictor):
         outputs: Those of the training outputs, or of the operator's residuals.
         processes: One per group of output components.
         noise: Observation variance per channel, `(c,)`, in physical units squared: the processes' learned noise, and what the
-            output components leave out of held-out training outputs.
+            output components leave out of held-out training outputs, at least 1e-12 of their variance (1e-12 where that is 0).
         log_evidence: In nats, a lower bound with inducing points; of the training coordinates, which have the units of the
             outputs divided by the channels' scale.
         precision: `"single"` or `"double"`: of predictions.

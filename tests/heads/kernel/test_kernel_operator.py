@@ -428,6 +428,16 @@ def test_noise_is_found() -> None:
         assert float(predictor.noise) == pytest.approx(0.01 + rest, rel=0.4)
 
 
+def test_a_constant_output_channel_has_a_density() -> None:
+    data = pairs(24)
+    values = data.outputs.values
+    both = FieldPairs(data.inputs, Field(torch.cat([values, torch.full_like(values, 5.0)], dim=1), PERIODIC))
+    found, expected = QUICK.fit(None, both), QUICK.fit(None, data)
+    assert float(found.noise[1]) == pytest.approx(1e-12, rel=1e-9, abs=0.0)
+    assert float(found.noise[0]) == pytest.approx(float(expected.noise), rel=0.1)
+    assert score(found(both.inputs), both.outputs, noise=found.noise).nll is not None
+
+
 # Roots
 
 
