@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
@@ -31,7 +32,7 @@ _BATCH_POINTS = 2**16
 _SOLVES = 200
 """Products with the curvature per step, at most."""
 _LOOSEST = 1e-2
-"""Relative residual at which the first steps are solved; later ones as tightly as the gradient is small."""
+"""Relative residual at which the first steps are solved; later ones as tightly as the gradient has become small."""
 _LEAST_DAMPING, _LARGEST_DAMPING = 0.03, 1e8
 """In units of the prior precision: below the first there is none, beyond the second a member cannot move."""
 
@@ -42,8 +43,9 @@ class LevenbergMarquardt:
 
     Args:
         max_iterations: Steps, at most.
-        tolerance: On each member's gradient relative to that at its anchor, in whitened coordinates; dimensionless. Members
-            below it are left alone.
+        tolerance: On half the squared Newton decrement, g^T H^-1 g / 2 with the Gauss-Newton matrix H: what one more step can
+            gain, in nats. A member's distance from its minimum is then (2 tolerance)^1/2 posterior deviations along any
+            direction, at most, whatever the units of the outputs.
 
     Raises:
         ArgumentError: If a number is out of range.
@@ -54,7 +56,7 @@ class LevenbergMarquardt:
     """
 
     max_iterations: int = 50
-    tolerance: float = 1e-6
+    tolerance: float = 1e-4
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -62,42 +64,49 @@ class LevenbergMarquardt:
         check_real(self.tolerance, "tolerance", above=0.0, below=1.0)
 
     def minimise(self, objective: _Objective, start: Float[Tensor, "s P"]) -> tuple[Float[Tensor, "s P"], Float[Tensor, " s"]]:
-        """Minimise sums of squares of s members; return where they ended, and their relative gradients."""
+        """Minimise sums of squares of s members, priors white; return where they ended, and what a step could still gain.
+
+        With x of the solver and the residual r = -g - H x, half the squared decrement is -g^T x - x^T H x / 2 + r^T H^-1 r / 2,
+        and H is at least the identity, which the prior gives.
+        """
         point = start.clone()
         values, gradients = objective.value(point), objective.gradient(point)
-        scale = gradients.norm(dim=1)
-        scale = torch.where(scale > 0, scale, 1.0)
+        first = gradients.norm(dim=1)
+        gain = torch.where(first > 0, torch.inf, 0.0).to(values)
         damping, growth = torch.zeros_like(values), torch.full_like(values, 2.0)
         rounding = 10 * torch.finfo(start.dtype).eps
         for _ in range(self.max_iterations):
-            relative = gradients.norm(dim=1) / scale
-            rows = ((relative > self.tolerance) & (damping < _LARGEST_DAMPING)).nonzero()[:, 0]
+            rows = ((gain > self.tolerance) & (damping < _LARGEST_DAMPING)).nonzero()[:, 0]
             if len(rows) == 0:
                 break
             part = objective.rows(rows)
+            norms = gradients[rows].norm(dim=1)
+            enough = math.sqrt(self.tolerance) / norms  # to see that a member has converged
             step, curved = solve_truncated(
                 partial(part.product, point[rows]),
                 -gradients[rows],
                 shift=damping[rows],
-                tolerance=relative[rows].clamp_max(_LOOSEST),
+                tolerance=(norms / first[rows]).maximum(enough).clamp_max(_LOOSEST),
                 max_iterations=_SOLVES,
             )
             trial = point[rows] + step
             reached = part.value(trial)
             predicted = -(gradients[rows] * step).sum(1) - 0.5 * (step * curved).sum(1)
+            gain[rows] = predicted + 0.5 * (gradients[rows] + curved).square().sum(1)
             gained = values[rows] - reached
             good = gained >= 1e-4 * predicted - rounding * values[rows].abs()  # near the end both are rounding
             taken = rows[good]
-            if len(taken) > 0:
-                point[taken], values[taken] = trial[good], reached[good]
-                gradients[taken] = objective.rows(taken).gradient(point[taken])
+            point[taken], values[taken] = trial[good], reached[good]
+            moved = taken[gain[taken] > self.tolerance]  # others need no gradient: they have arrived
+            if len(moved) > 0:
+                gradients[moved] = objective.rows(moved).gradient(point[moved])
             ratio = gained / predicted.clamp_min(torch.finfo(predicted.dtype).tiny)
             eased = damping[rows] * (1.0 - (2.0 * ratio.clamp(0.0, 1.0) - 1.0) ** 3).clamp_min(1 / 3)
             damping[rows] = torch.where(
                 good, torch.where(eased < _LEAST_DAMPING, 0.0, eased), (growth[rows] * damping[rows]).clamp_min(1.0)
             )
             growth[rows] = torch.where(good, 2.0, 2.0 * growth[rows])
-        return point, gradients.norm(dim=1) / scale
+        return point, gain
 
 
 _LEVENBERG_MARQUARDT = LevenbergMarquardt()
@@ -118,8 +127,8 @@ class AnchoredEnsemble:
 
     Members are optimised on all data at once by damped Gauss-Newton steps in double precision, from their anchors, many members
     at a time where `torch.func.vmap` can follow the operator. That suits operators of up to some 10^5 parameters and data that
-    one pass can hold; there are no minibatches. Look at the predictor's `report`: `converged` is the fraction of members whose
-    gradient fell below the tolerance.
+    one pass can hold; there are no minibatches. Look at the predictor's `report`: `converged` is the fraction of members that
+    one more step could not improve by more than the tolerance.
 
     Args:
         members: M.
@@ -183,7 +192,7 @@ class AnchoredEnsemble:
 
         Returns:
             A predictor of empirical fields, one sample per member; its `report` has `converged`, the fraction of members that
-            did, and `largest_gradient`, relative to that at the anchor.
+            did, and `largest_gain`, the most that the last step could gain for one, in nats.
 
         Raises:
             ArgumentError: If a setting is out of range, or a name fits no parameter.
@@ -204,16 +213,16 @@ class AnchoredEnsemble:
         draws = _Draws(problem)
         together = self._can_be_followed(draws)
         step = max(1, _BATCH_POINTS // (problem.data.functions * problem.grid.size)) if together else 1
-        vectors, gradients = [], []
+        vectors, gains = [], []
         own = own_rows(self.members)
         with tqdm(total=len(own), desc="ensemble", unit="member", disable=not self.show_progress) as bar:
             for start in range(own.start, own.stop, step):
                 numbers = range(start, min(start + step, own.stop))
-                whitened, gradient = self._optimised(draws, numbers, together)
+                whitened, gain = self._optimised(draws, numbers, together)
                 vectors.append(draws.weights(whitened))
-                gradients.append(gradient)
+                gains.append(gain)
                 bar.update(len(numbers))
-        relative = _of_all(torch.cat(gradients) if gradients else problem.vector.new_empty(0), self.members)
+        gains_of_all = _of_all(torch.cat(gains) if gains else problem.vector.new_empty(0), self.members)
         return WeightSampledPredictor(
             operator=given.operator,
             layout=given.layout,
@@ -222,8 +231,8 @@ class AnchoredEnsemble:
             domain=given.data.inputs.grid,
             in_channels=given.data.inputs.channels,
             report={
-                "converged": float((relative <= self.optimizer.tolerance).double().mean()),
-                "largest_gradient": float(relative.max()),
+                "converged": float((gains_of_all <= self.optimizer.tolerance).double().mean()),
+                "largest_gain": float(gains_of_all.max()),
             },
         )
 
@@ -237,7 +246,7 @@ class AnchoredEnsemble:
         return True
 
     def _optimised(self, draws: _Draws, numbers: range, together: bool) -> tuple[Tensor, Tensor]:
-        """Whitened weights of some members, `(s, P)`, and their relative gradients `(s,)`."""
+        """Whitened weights of some members, `(s, P)`, and what a step could still gain, `(s,)`, in nats."""
         anchors, targets = draws.drawn(self.seed, numbers)
         objective = _Objective(draws, anchors, targets, together=together)
         if not bool(torch.isfinite(objective.value(anchors)).all()):

@@ -19,6 +19,7 @@ from probneural.pairs import FieldPairs
 from probneural.randomness import stream
 from tests.heads import test_closed_form_posteriors as gold
 from tests.heads.cases import fields, operator_case
+from tests.helpers import normal
 
 
 def gold_layer() -> tuple[SpectralConv, Tensor]:
@@ -99,6 +100,24 @@ def test_effective_observations_and_quadrature_enter_as_in_the_likelihood() -> N
     assert float(across.abs().max()) <= 4 / math.sqrt(members)
 
 
+def test_an_offset_of_one_channel_does_not_stop_members_early() -> None:
+    """A channel at 300 with noise of 1e-4 beside one of unit size: members are draws of the exact posterior of both."""
+    grid, members = Grid.uniform(8), 100
+    inputs = fields(grid, 6, 1, seed=1)
+    outputs = torch.cat([inputs.values + 0.1 * normal(6, 1, 8, seed=2), 300.0 + 1e-3 * inputs.values], dim=1)
+    noise, precision = torch.tensor([1e-2, 1e-8]), torch.tensor([1.0, 1.0, 1.0, 1e-5])
+    head = AnchoredEnsemble(members, noise=noise, prior_precision=precision, effective_observations=8.0, show_progress=False)
+    predictor = head.fit(nn.Conv1d(1, 2, 1).double(), FieldPairs(inputs, Field(outputs, grid)))
+    assert predictor.report["converged"] == 1.0
+    design = torch.stack([inputs.values.flatten(), torch.ones(48, dtype=torch.float64)], dim=1)
+    for channel in range(2):
+        own = [channel, 2 + channel]
+        posterior = precision[own].double().diag() + design.mT @ design / noise[channel].double()
+        mean = torch.linalg.solve(posterior, design.mT @ outputs[:, channel].flatten() / noise[channel].double())
+        white = (predictor.vectors[:, own] - mean) @ torch.linalg.cholesky(posterior)
+        assert float((white.mT @ white / members - torch.eye(2).double()).abs().max()) <= 5 * math.sqrt(2 / members)
+
+
 def test_randomised_last_layers_are_draws_from_the_posterior_of_the_last_layer() -> None:
     """On an operator that is not linear: covariances between points and inputs are those of `LastLayerLaplace`."""
     case, members = operator_case("fno-1d"), 3000
@@ -123,7 +142,7 @@ def test_members_are_stationary_points_of_their_own_problems() -> None:
         effective_observations=4.0,
         prior_precision=3.0,
         seed=2,
-        optimizer=LevenbergMarquardt(max_iterations=100, tolerance=1e-4),
+        optimizer=LevenbergMarquardt(max_iterations=100, tolerance=1e-8),
     )
     predictor = head.fit(case.operator, case.data)
     assert predictor.report["converged"] == 1.0
@@ -200,7 +219,12 @@ def test_parameters_that_are_not_chosen_or_fixed_stay() -> None:
 def test_float32_operators_get_float32_members() -> None:
     _, _, pairs = gold.exact()
     layer, precision = gold_layer()
-    settings = {"noise": gold.NOISE**2, "prior_precision": {"weight": precision}, "effective_observations": float(gold.POINTS)}
+    settings = {
+        "noise": gold.NOISE**2,
+        "prior_precision": {"weight": precision},
+        "effective_observations": float(gold.POINTS),
+        "optimizer": LevenbergMarquardt(tolerance=1e-10),
+    }
     double = AnchoredEnsemble(5, **settings).fit(layer, pairs)
     single = AnchoredEnsemble(5, **settings).fit(layer.float(), pairs.to(torch.float32))
     assert single.dtype == torch.float32
@@ -213,7 +237,7 @@ def test_the_report_says_what_did_not_converge() -> None:
         4, noise=1e-3, prior_precision=1.0, effective_observations=5.0, optimizer=LevenbergMarquardt(max_iterations=1)
     ).fit(case.operator, case.data)
     assert predictor.report["converged"] == 0.0
-    assert predictor.report["largest_gradient"] > 1e-6
+    assert predictor.report["largest_gain"] > 1e-4
 
 
 class Unfollowable(nn.Conv1d):
