@@ -74,6 +74,10 @@ class MixturePredictor(Predictor):
         own = [] if calibrated_on is None else [calibrated_on]
         self.calibrated_on = torch.cat([*own, *(one.calibrated_on.to("cpu") for one in self.predictors)]).unique()
         self._excess = noises - noise
+        active = [self.predictors[index] for index in self._active]
+        counts = [one.effective_observations.detach().cpu() for one in active if one.effective_observations is not None]
+        if len(counts) == len(active):
+            self.effective_observations = self.weights[self._active] @ torch.stack(counts).to(self.weights)
 
     @property
     def residual_variance(self) -> Float64[Tensor, " c"]:

@@ -9,6 +9,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 
+_SIZES = ("bulk_size_min", "bulk_size_max", "tail_size_min", "tail_size_max")
+"""Names of effective sample sizes in a report."""
+
+
 def chain_report(draws: Float[Tensor, "m n k"]) -> dict[str, float]:
     """Convergence of m chains of n draws of k parameters: the extremes over parameters.
 
@@ -18,7 +22,8 @@ def chain_report(draws: Float[Tensor, "m n k"]) -> dict[str, float]:
     Returns:
         `r_hat_max` and `_min`: the larger one of rank-normalised split R-hat of the draws and of their distances from the
         median; 1 where chains agree. `bulk_size_min` and `_max`: effective sample size of the rank-normalised draws.
-        `tail_size_min` and `_max`: the smaller one of those for the 5 % and the 95 % quantile.
+        `tail_size_min` and `_max`: the smaller one of those for the 5 % and the 95 % quantile. Parameters that are equal in
+        all draws are left out; if all are, R-hat is 1 and sizes are NaN.
 
     Reference:
         Vehtari et al. (2021), equations 3.1 to 3.14 and section 4.
@@ -29,11 +34,16 @@ def chain_report(draws: Float[Tensor, "m n k"]) -> dict[str, float]:
         1.0
     """
     draws = draws.to(torch.float64)
+    varies = (draws != draws[:1, :1]).any(0).any(0)
+    if not bool(varies.any()):
+        return {**dict.fromkeys(("r_hat_min", "r_hat_max"), 1.0), **dict.fromkeys(_SIZES, math.nan)}
+    draws = draws[..., varies]
     folded = (draws - draws.flatten(0, 1).median(0).values).abs()
     ranked = _rank_normalised(_split(draws))
     r_hat = torch.maximum(split_r_hat(ranked), split_r_hat(_rank_normalised(_split(folded))))
     quantiles = draws.flatten(0, 1).quantile(torch.tensor([0.05, 0.95], dtype=torch.float64), dim=0)
-    tails = torch.stack([effective_size(_split((draws <= quantile).to(torch.float64))) for quantile in quantiles]).amin(0)
+    tails = torch.stack([effective_size(_split((draws <= quantile).to(torch.float64))) for quantile in quantiles])
+    tails = tails.nan_to_num(nan=math.inf).amin(0)  # ties may leave nothing beyond one of the quantiles
     statistics = {"r_hat": r_hat, "bulk_size": effective_size(ranked), "tail_size": tails}
     return {f"{name}_{end}": float(getattr(values, end)()) for name, values in statistics.items() for end in ("min", "max")}
 
@@ -77,4 +87,4 @@ def effective_size(chains: Float64[Tensor, "m n k"]) -> Float64[Tensor, " k"]:
     monotone = torch.cummin(torch.where(positive > 0, pairs, torch.inf), 0).values
     time = -1.0 + 2.0 * torch.where(positive > 0, monotone, 0.0).sum(0)
     total = count * length
-    return total / time.clamp_min(1.0 / math.log10(total))
+    return torch.where(pooled > 0, total / time.clamp_min(1.0 / math.log10(total)), math.nan)

@@ -18,6 +18,7 @@ from probneural.distributions.predictor import JointDraws
 from probneural.errors import ArgumentError, ShapeError, TrainingError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
+from probneural.heads.ensembles.trained_members import owned
 from probneural.heads.residuals import NOISE_FLOOR, check_some, given_noise
 from probneural.heads.training_data import TrainingData, training_data
 from probneural.pairs import Dataset
@@ -121,7 +122,7 @@ class NoiseConditioning:
         size = _noise_size(copied)
         if self.train is not None:
             _check_outputs(copied, given, size)  # outputs that do not fit cost no training
-            pairs = given.pairs.to(given.inputs.dtype)
+            pairs = owned(given)
             with torch.enable_grad(), seeded(self.seed, "noise-conditioned training", devices=[given.inputs.device]):
                 self.train(copied, pairs, seed=self.seed)
             if not all(bool(torch.isfinite(value).all()) for value in copied.state_dict().values()):

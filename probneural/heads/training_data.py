@@ -101,7 +101,8 @@ def training_data(data: object, operator: nn.Module | None, *, is_shared: bool =
 
     Args:
         data: What the user gave, the same on all processes.
-        operator: Whose parameters tell dtype and device, if it has any; by default the outputs do.
+        operator: Whose parameters tell dtype and device, if it has any; by default the wider dtype of the two sides, and the
+            outputs' device.
         is_shared: Whether processes take a part each; by default, where there are several.
 
     Raises:
@@ -119,7 +120,8 @@ def training_data(data: object, operator: nn.Module | None, *, is_shared: bool =
         pairs = pairs.subset(slice(own.start, own.stop))
     pairs = pairs.detached()
     example = next(iter(() if operator is None else operator.parameters()), None)
-    dtype, device = (pairs.outputs.dtype, pairs.outputs.device) if example is None else (example.dtype, example.device)
+    widest = torch.promote_types(pairs.inputs.dtype, pairs.outputs.dtype)
+    dtype, device = (widest, pairs.outputs.device) if example is None else (example.dtype, example.device)
     return TrainingData(_converted(pairs, dtype.to_real(), device), functions=functions, first=own.start)
 
 

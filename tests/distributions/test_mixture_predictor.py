@@ -51,6 +51,14 @@ def test_observations_have_the_weighted_sum_of_the_predictors_own_densities() ->
     assert float(mixture.residual_variance) == pytest.approx(0.25 * 0.1 + 0.75 * 0.4)
 
 
+def test_effective_observations_are_the_weighted_mean_of_the_predictors() -> None:
+    counts = [one.effective_observations for one in FITTED.predictors]
+    found = FITTED.effective_observations
+    assert found is not None and counts[0] is not None and counts[1] is not None
+    torch.testing.assert_close(found, 0.25 * counts[0].double() + 0.75 * counts[1].double())
+    assert MixturePredictor([FITTED.predictors[0], Synthetic()]).effective_observations is None
+
+
 def test_mixtures_of_mixtures_draw_all_their_components() -> None:
     """With the same random number for both choices, half of the components would never be drawn."""
     halves = torch.tensor([0.5, 0.5], dtype=torch.float64)

@@ -59,6 +59,17 @@ def test_members_and_draws_are_of_the_operators_law() -> None:
     assert NoiseConditioning(noise=0.25).fit(Shifted(), pairs()).noise.tolist() == [0.25]
 
 
+def test_training_changes_no_data_of_the_users() -> None:
+    given = pairs()
+    before = given.inputs.values.clone()
+
+    def train(operator: Shifted, data: FieldPairs, *, seed: int) -> None:
+        data.inputs.values.mul_(0.5)
+
+    NoiseConditioning(8, train=train).fit(Shifted(), given)
+    assert torch.equal(given.inputs.values, before)
+
+
 def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     predictor, inputs = fitted("noise-conditioned", "fno-1d"), operator_case("fno-1d").inputs
     u, draws = predictor(inputs), predictor._joint_draws([0, 1, 2])

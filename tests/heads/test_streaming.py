@@ -149,6 +149,13 @@ def test_a_kernel_operator_sees_the_groups_of_lazy_pairs() -> None:
     assert float(found) > 100.0 * float(head.fit(None, replace(pairs, groups=None)).noise)
 
 
+def test_without_an_operator_the_wider_dtype_counts() -> None:
+    grid = Grid.uniform(8)
+    double, single = Field(1e5 + 1e-3 * normal(4, 1, 8), grid), Field(normal(4, 1, 8, dtype=torch.float32), grid)
+    assert torch.equal(training_data(FieldPairs(double, single), None).inputs.values, double.values)
+    assert training_data(FieldPairs(single, double), None).inputs.dtype == torch.float64
+
+
 class TestEffectiveObservations:
     """The three ways of counting agree."""
 

@@ -74,7 +74,7 @@ class MaskedOperator(nn.Module):
             result = copied(values, grid=grid, query=query)
             return result
         result = copied(values)
-        if query is None:
+        if query is None or result.shape[2:] != values.shape[2:]:  # as `evaluate` does
             return result
         return resample(result, Grid.uniform(tuple(values.shape[2:])) if grid is None else grid, query)
 

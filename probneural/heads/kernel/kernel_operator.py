@@ -78,7 +78,8 @@ class KernelOperator:
 
     Args:
         kernel: `"rbf"`, `"matern12"`, `"matern32"`, `"matern52"` or `"rational_quadratic"`, by itself or with `"+linear"`; or
-            `"linear"`, which is Bayesian linear regression.
+            `"linear"`, which is Bayesian linear regression about the mean functions. These are taken as known: the field has no
+            uncertainty of the intercept, so with some ten pairs it is far too certain at inputs near the mean.
         input_components: Number of coordinates of the inputs; by default what explains all but 1e-8 of the training
             inputs' variance, at most 512.
         output_components: The same of the outputs; by default all but 1e-12, at most 256.

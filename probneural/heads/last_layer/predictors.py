@@ -156,6 +156,7 @@ class VariationalLastLayerPredictor(Predictor):
             raise ArgumentError(expected=f"one of {', '.join(FAMILIES)}", got=repr(method), remedy="name the family")
         super().__init__(posterior.traits)
         self.posterior = posterior
+        self.effective_observations = posterior.effective_observations
         self.method = method
         self.history = history
         self.report = dict(report)

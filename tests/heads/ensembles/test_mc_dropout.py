@@ -51,6 +51,16 @@ def read(dropout: nn.Module, **settings: bool) -> Read:
 
 
 INPUTS = fields(PERIODIC, 4, 1, seed=3)
+
+
+def test_outputs_of_a_plain_module_may_live_on_another_grid() -> None:
+    operator = nn.Sequential(read(nn.Dropout1d(P)), nn.AvgPool1d(2))
+    coarse = Grid.uniform(PERIODIC.size // 2)
+    outputs = Field(evaluate(operator.eval(), INPUTS, coarse), coarse)
+    predictor = MCDropout(3).fit(operator, FieldPairs(INPUTS, outputs))
+    assert predictor(INPUTS, coarse).samples.shape == (3, 4, 1, PERIODIC.size // 2)
+
+
 KINDS = [(nn.Dropout1d(P), False), (nn.Dropout(P), False), (nn.Dropout(P), True)]
 
 

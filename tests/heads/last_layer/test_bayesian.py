@@ -33,6 +33,7 @@ from probneural.training import fit
 from tests.heads import test_closed_form_posteriors as gold
 from tests.heads.cases import ENDS, fields, operator_case
 from tests.heads.last_layer.test_last_layer import features_of
+from tests.helpers import normal
 
 pyro = pytest.importorskip("pyro")
 F64 = torch.float64
@@ -400,6 +401,15 @@ def test_diagnostics_agree_with_pyros() -> None:
     draws = autoregression(0.7, length=500) + torch.tensor([0.0, 0.1, 0.0, 0.2], dtype=F64)[:, None, None]
     assert float(split_r_hat(draws)) == pytest.approx(float(gelman_rubin(draws, 0, 1)), rel=1e-9)
     assert float(effective_size(draws)) == pytest.approx(float(effective_sample_size(draws, 0, 1)), rel=1e-2)
+
+
+def test_parameters_that_are_equal_in_all_draws_are_left_out_of_the_report() -> None:
+    draws = normal(4, 50, 2, seed=1)
+    constant = torch.full((4, 50, 1), 0.3, dtype=F64)
+    assert chain_report(torch.cat([draws, constant], dim=2)) == chain_report(draws)
+    assert bool(effective_size(constant).isnan())
+    assert chain_report(constant)["r_hat_max"] == 1.0
+    assert math.isnan(chain_report(constant)["bulk_size_min"])
 
 
 def test_effective_size_is_at_most_what_antithetic_chains_can_claim() -> None:
