@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-
 _SIZES = ("bulk_size_min", "bulk_size_max", "tail_size_min", "tail_size_max")
 """Names of effective sample sizes in a report."""
 

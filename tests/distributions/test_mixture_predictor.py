@@ -54,7 +54,9 @@ def test_observations_have_the_weighted_sum_of_the_predictors_own_densities() ->
 def test_effective_observations_are_the_weighted_mean_of_the_predictors() -> None:
     counts = [one.effective_observations for one in FITTED.predictors]
     found = FITTED.effective_observations
-    assert found is not None and counts[0] is not None and counts[1] is not None
+    assert found is not None
+    assert counts[0] is not None
+    assert counts[1] is not None
     torch.testing.assert_close(found, 0.25 * counts[0].double() + 0.75 * counts[1].double())
     assert MixturePredictor([FITTED.predictors[0], Synthetic()]).effective_observations is None
 
