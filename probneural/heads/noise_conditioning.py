@@ -18,9 +18,8 @@ from probneural.distributions.predictor import JointDraws
 from probneural.errors import ArgumentError, ShapeError, TrainingError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
-from probneural.heads.ensembles.trained_members import owned
 from probneural.heads.residuals import NOISE_FLOOR, check_some, given_noise
-from probneural.heads.training_data import TrainingData, training_data
+from probneural.heads.training_data import TrainingData, owned, training_data
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, seeded, stream
 

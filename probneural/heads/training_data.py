@@ -96,6 +96,15 @@ class TrainingData:
         return mean, scale
 
 
+def owned(data: TrainingData) -> Dataset:
+    """Data of one dtype that a training function may change: copies of what is in memory."""
+    if not isinstance(data.pairs, FieldPairs):
+        return data.pairs.to(data.inputs.dtype).to(data.inputs.device)
+    inputs, outputs = data.pairs.inputs, data.pairs.outputs.to(data.inputs.dtype)
+    copies = (Field(side.values.clone(), side.grid) for side in (inputs, outputs))
+    return FieldPairs(*copies, groups=data.pairs.groups)
+
+
 def training_data(data: object, operator: nn.Module | None, *, is_shared: bool = True) -> TrainingData:
     """Return pairs as a head takes them: detached, on an operator's device, inputs in its real dtype.
 

@@ -15,8 +15,8 @@ from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError
 from probneural.heads.ensembles.members import MemberTask, State, TrainFunction, exchanged, state_of, train_members
 from probneural.heads.ensembles.reinitialisation import Build, Initialisation, Reinitialise
-from probneural.heads.ensembles.trained_members import copied_operator, owned, predictor_of_members
-from probneural.heads.training_data import training_data
+from probneural.heads.ensembles.trained_members import copied_operator, predictor_of_members
+from probneural.heads.training_data import owned, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.pairs import Dataset

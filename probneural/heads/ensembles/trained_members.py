@@ -16,7 +16,6 @@ from probneural.heads.ensembles.members import State
 from probneural.heads.residuals import NOISE_FLOOR
 from probneural.heads.training_data import TrainingData
 from probneural.heads.weight_samples import WeightSampledPredictor
-from probneural.pairs import Dataset, FieldPairs
 
 _BATCH_ELEMENTS = 2**22
 """Members times output values held at once while the noise is measured."""
@@ -82,12 +81,3 @@ def _mean_square_residual(predictor: WeightSampledPredictor, data: TrainingData)
         mean = predictor(batch.inputs, data.query).mean.to(torch.float64)
         total += Field(batch.outputs.values.to(torch.float64) - mean, data.grid).mean_square().sum(0)
     return data.summed(total) / data.functions
-
-
-def owned(data: TrainingData) -> Dataset:
-    """Data of one dtype that a training function may change: copies of what is in memory."""
-    if not isinstance(data.pairs, FieldPairs):
-        return data.pairs.to(data.inputs.dtype).to(data.inputs.device)
-    inputs, outputs = data.pairs.inputs, data.pairs.outputs.to(data.inputs.dtype)
-    copies = (Field(side.values.clone(), side.grid) for side in (inputs, outputs))
-    return FieldPairs(*copies, groups=data.pairs.groups)

@@ -10,8 +10,7 @@ from tqdm.auto import tqdm
 
 from probneural.heads.ensembles.members import MemberTask, State, TrainFunction
 from probneural.heads.ensembles.reinitialisation import Initialisation
-from probneural.heads.ensembles.trained_members import owned
-from probneural.heads.training_data import TrainingData
+from probneural.heads.training_data import TrainingData, owned
 from probneural.randomness import stream_seed
 
 
