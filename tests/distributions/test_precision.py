@@ -58,9 +58,9 @@ class TestFunctionals:
         grid = Grid.uniform((384, 384))
         columns = 0.1 * torch.stack([torch.ones(grid.size), torch.cos(2 * math.pi * grid.points[:, 0]).float()], -1)
         field = GaussianField(torch.full((1, 1, *grid.shape), 300.0), DenseRoot(columns[None, None]), latent="xi", grid=grid)
-        constrained = field.constrain(average(grid), [[[300.05]]])
+        constrained = field.constrain(average(grid), torch.full((1, 1, 1), 300.05, dtype=torch.float64))
         assert constrained.mean.double().mean().item() == pytest.approx(300.05, abs=3e-5)
-        conditioned = field.condition(average(grid), [[[300.02]]], noise=1e-6)
+        conditioned = field.condition(average(grid), torch.full((1, 1, 1), 300.02, dtype=torch.float64), noise=1e-6)
         assert conditioned.apply(average(grid)).mean.item() == pytest.approx(300.02, abs=1e-4)
         assert conditioned.latent.chi2 is not None
         assert conditioned.latent.chi2 == pytest.approx(0.04, abs=0.01)  # (.02 / .1)^2
@@ -69,7 +69,7 @@ class TestFunctionals:
         flux = derivative(LINE, at=[[0.3]])
         field = smooth(LINE, offset=300.0, size=0.03, dtype=torch.float32)
         wanted = 0.9 * field.apply(flux).standard_deviation.item()
-        found = field.constrain(flux, [[[wanted]]]).apply(flux)
+        found = field.constrain(flux, torch.full((1, 1, 1), wanted)).apply(flux)
         assert found.mean.item() == pytest.approx(wanted, abs=5e-3)  # the mean's own rounding over the grid's spacing
         assert found.standard_deviation.item() < 1e-6
 
@@ -78,9 +78,9 @@ class TestFunctionals:
         """Once the rank is used up, a contradiction is one, however small what rounding has left of the root."""
         field = smooth(LINE, offset=1.0, size=0.1, dtype=dtype)
         for place in torch.linspace(0.05, 0.95, 8).tolist():
-            field = field.constrain(sensors(LINE, [[place]]), [[[1.05]]])
+            field = field.constrain(sensors(LINE, [[place]]), torch.full((1, 1, 1), 1.05, dtype=torch.float64))
         with pytest.raises(ConstraintError, match="unmet"):
-            field.constrain(sensors(LINE, [[0.5]]), [[[1.5]]])
+            field.constrain(sensors(LINE, [[0.5]]), torch.full((1, 1, 1), 1.5, dtype=torch.float64))
 
     @pytest.mark.parametrize("offset", [0.0, 1.0, 300.0])
     def test_a_constraint_may_be_stated_twice(self, offset: float) -> None:
