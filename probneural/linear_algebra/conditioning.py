@@ -249,9 +249,7 @@ def condition_exactly(
         ConstraintError: If some combination of the observations has no variance left to meet it: more independent
             observations than the rank, a functional the distribution is already certain of, or a contradiction.
     """
-    largest = root.detach().abs().amax(-1)
-    unit = torch.where(largest > 0, largest, torch.ones_like(largest))  # squares neither overflow nor vanish
-    size = (root / unit[..., None]).norm(dim=-1) * unit
+    size = _row_norms(root)
     is_likely = (size > rounding.rows) & (residual.detach().abs() <= _LIKELY * size.detach())
     free = (size > torch.maximum(*rounding)) | is_likely
     scale = torch.where(free, size, torch.ones_like(size))
@@ -280,6 +278,13 @@ def condition_exactly(
     factors = (~keep).to(root)
     directions = one.directions(factors, torch.zeros_like(inverse[..., :, None] * inverse[..., None, :]))
     return LatentUpdate(shift, LowRankUpdate(directions, factors), chi2, torch.where(free, pull / scale, 0.0))
+
+
+def _row_norms(root: Float64[Tensor, "... m k"]) -> Float64[Tensor, "... m"]:
+    """Euclidean norms of rows, whose squares neither overflow nor vanish."""
+    largest = root.detach().abs().amax(-1)
+    unit = torch.where(largest > 0, largest, torch.ones_like(largest))
+    return (root / unit[..., None]).norm(dim=-1) * unit
 
 
 def discrepancy_gain(
@@ -354,10 +359,8 @@ def log_density_without_noise(
     """Log density of residual under N(0, root root^T), natural units; NaN unless the numerical rank of root is m."""
     if root.shape[-1] < root.shape[-2]:
         return torch.full_like(residual.sum(-1), math.nan)
-    largest = root.detach().abs().amax(-1)
-    unit = torch.where(largest > 0, largest, torch.ones_like(largest))
-    size = (root / unit[..., None]).norm(dim=-1) * unit  # unit-free, as correlations are
-    size = torch.where(largest > 0, size, torch.ones_like(size))
+    size = _row_norms(root)
+    size = torch.where(size > 0, size, torch.ones_like(size))  # unit-free, as correlations are
     one, wanted = Decomposition.of(root / size[..., None]), residual / size
     standardised = one.along(wanted.detach()) / one.values
     pull, latent = one.combined(standardised / one.values), one.to_latent(standardised)

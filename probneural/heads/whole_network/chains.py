@@ -60,6 +60,7 @@ class StochasticGradientMCMC(ABC):
         for name, least in (("chains", 1), ("burn_in", 0), ("draws", 4), ("thinning", 1), ("members", 2)):
             assign(self, **{name: check_integer(getattr(self, name), name, least=least)})
         assign(self, step_size=check_real(self.step_size, "step_size", above=0.0, most=1.0))
+        check_integer(self.members, "members", least=self.chains)
 
     @property
     def steps(self) -> int:
@@ -84,7 +85,8 @@ class StochasticGradientMCMC(ABC):
         """
         vector, direction = target.centre, None
         move = self._mover(target, vector, number=number, seed=seed)
-        kept_every = max(1, self.draws * self.chains // self.members)
+        members = self.members // self.chains + (number < self.members % self.chains)
+        kept_every = max(1, self.draws // members)
         vectors, probes, virials = [], [], []
         largest = [0.0, 0.0]
         for count in range(self.steps):
@@ -109,7 +111,7 @@ class StochasticGradientMCMC(ABC):
             probes.append(target.probes(vector))
             if number_of_draw % kept_every == 0:
                 vectors.append(vector)
-        kept = torch.stack(vectors[-max(1, self.members // self.chains) :])
+        kept = torch.stack(vectors[-members:])
         return Trace(kept, torch.stack(probes), torch.tensor(virials, dtype=torch.float64), step, *largest)
 
 
@@ -132,7 +134,8 @@ class SGLD(StochasticGradientMCMC):
         burn_in: Steps of each chain before the first draw.
         draws: Recorded states of each chain, at least 4: these are compared between chains.
         thinning: Steps between them.
-        members: Weights that are kept of all recorded states, evenly spread: operators of the predictor.
+        members: Weights that are kept, at least one of each chain: operators of the predictor. They are evenly spread over all
+            recorded states, and at most these.
         step_size: Above, dimensionless: relative error of variances along the worst direction, about.
 
     Raises:
@@ -183,7 +186,8 @@ class SGHMC(StochasticGradientMCMC):
         burn_in: Steps of each chain before the first draw.
         draws: Recorded states of each chain, at least 4: these are compared between chains.
         thinning: Steps between them.
-        members: Weights that are kept of all recorded states, evenly spread: operators of the predictor.
+        members: Weights that are kept, at least one of each chain: operators of the predictor. They are evenly spread over all
+            recorded states, and at most these.
         step_size: Above, dimensionless: relative error of variances along the worst direction, about.
         friction: f, per unit of time; momentum lasts 1 / f.
 

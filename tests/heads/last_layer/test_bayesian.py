@@ -454,6 +454,7 @@ def test_what_has_not_converged_says_so() -> None:
             case.operator, case.data
         )
     assert not varied.converged
+    assert varied.effective_observations is varied.posterior.effective_observations
 
 
 @pytest.mark.parametrize(

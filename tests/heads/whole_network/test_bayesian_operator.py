@@ -179,6 +179,10 @@ def test_members_are_spread_evenly_over_chains_and_draws() -> None:
     with pytest.warns(ConvergenceWarning):
         whole = BayesianOperator(every, laplace=DIAGONAL, show_progress=False).fit(linear(), DATA).vectors
     assert torch.equal(predictor.vectors, whole.unflatten(0, (3, 10))[:, 4::5].flatten(0, 1))
+    uneven = SGHMC(chains=3, burn_in=0, draws=10, thinning=1, members=7)
+    with pytest.warns(ConvergenceWarning):
+        found = BayesianOperator(uneven, laplace=DIAGONAL, show_progress=False).fit(linear(), DATA).vectors
+    assert torch.equal(found, torch.cat([whole[2:9:3], whole[14:20:5], whole[24:30:5]]))
 
 
 @pytest.mark.bad_input
@@ -190,6 +194,8 @@ class TestBadInput:
                     kind(**settings)  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="friction"):
             SGHMC(friction=0.0)
+        with pytest.raises(ArgumentError, match="members"):
+            SGHMC(chains=3, members=2)
         for bad in ({"method": "sgld"}, {"laplace": None}, {"batch_size": 0}, {"seed": -1}, {"show_progress": 3}):
             with pytest.raises(ArgumentError):
                 BayesianOperator(**bad)  # type: ignore[arg-type]
