@@ -46,6 +46,7 @@ LARGE_CONSTRUCTORS = {
     "probneural.heads.laplace.laplace.LaplacePredictor": "made by `fit` and by `load`: its arguments are what a file holds",
     "probneural.heads.last_layer.laplace.LastLayerPredictor": "likewise",
     "probneural.heads.last_layer.predictors.SampledLastLayerPredictor": "likewise",
+    "probneural.heads.weight_samples.WeightSampledPredictor": "likewise",
     "probneural.metrics.scores.Scores": "a record with one field per score, which only `score` builds",
     "probneural.operators.deeponet.DeepONet": "what the network is: its channels, grids, products, layers and couplings",
     "probneural.operators.fno.FNO": "the seven sizes of the architecture as the field names them, the embedding and the seed",

@@ -41,6 +41,7 @@ class WeightSampledPredictor(Predictor):
         domain: The grid of the training inputs.
         in_channels: Channels of the inputs.
         buffers: Buffers that differ between members (running statistics, for example) by name, `(s, *shape)` each.
+        effective_observations: Independent observations per field and channel, `(c,)`, dimensionless; None if unknown.
         report: What fitting found out, by name.
 
     Raises:
@@ -57,6 +58,7 @@ class WeightSampledPredictor(Predictor):
         domain: Grid,
         in_channels: int,
         buffers: Mapping[str, Tensor] | None = None,
+        effective_observations: Float64[Tensor, " c"] | None = None,
         report: Mapping[str, float] | None = None,
     ) -> None:
         layout.check(operator)
@@ -65,6 +67,7 @@ class WeightSampledPredictor(Predictor):
         self.layout = layout
         self.vectors = vectors
         self.buffers = dict(buffers or {})
+        self.effective_observations = effective_observations
         self.report = dict(report or {})
 
     @property

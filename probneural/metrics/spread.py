@@ -131,7 +131,8 @@ class SpreadSkillCurve(NamedTuple):
 def spread_skill_curve(comparison: Comparison, *, bins: int = 10) -> SpreadSkillCurve:
     """Error against stated standard deviation, where the latter is small, medium and large.
 
-    Values of all functions are sorted by predictive variance and cut into bins of equal quadrature weight (to a value).
+    Values of all functions are sorted by predictive variance and cut into bins of equal quadrature weight; a value at the end
+    of a bin counts in both by parts of its weight.
 
     Args:
         comparison: Prediction and truth.
@@ -155,13 +156,8 @@ def spread_skill_curve(comparison: Comparison, *, bins: int = 10) -> SpreadSkill
     bins = check_integer(bins, "bins", most=variance.shape[1])
     ordered, order = variance.sort(dim=1, stable=True)
     weight = mean_weights.expand_as(variance).gather(1, order)
-    middle = weight.cumsum(1) - 0.5 * weight
-    number = (middle * bins).long().clamp(0, bins - 1)
-    mass, spread, skill = (torch.zeros(variance.shape[0], bins).to(variance) for _ in range(3))
-    mass.scatter_add_(1, number, weight)
-    spread.scatter_add_(1, number, weight * ordered)
-    skill.scatter_add_(1, number, weight * error.gather(1, order))
-    return SpreadSkillCurve((spread / mass).sqrt(), (skill / mass).sqrt())
+    spread = _bin_means(weight, ordered, bins=bins)
+    return SpreadSkillCurve(spread.sqrt(), _bin_means(weight, error.gather(1, order), bins=bins).sqrt())
 
 
 def n_merci(comparison: Comparison, *, level: float = 0.95) -> Float64[Tensor, " c"]:
@@ -241,6 +237,17 @@ def _flat(comparison: Comparison, values: Tensor) -> Tensor:
     """`(n, c, *grid)` as `(c, n p)`, points without weight left out."""
     flat = values.flatten(2)[:, :, (comparison.grid.weights > 0).to(values.device)]
     return flat.movedim(1, 0).flatten(1)
+
+
+def _bin_means(weight: Float64[Tensor, "c n"], values: Float64[Tensor, "c n"], *, bins: int) -> Float64[Tensor, "c bins"]:
+    """Means of sorted values over bins of equal weight: differences of their integral, which is linear within each weight."""
+    reached = torch.nn.functional.pad(weight.cumsum(1), (1, 0))
+    integral = torch.nn.functional.pad((weight * values).cumsum(1), (1, 0))
+    edges = torch.linspace(0.0, 1.0, bins + 1).to(weight) * reached[:, -1:]
+    last = torch.searchsorted(reached, edges).clamp(1, weight.shape[1])
+    inside = (edges - reached.gather(1, last - 1)) / weight.gather(1, last - 1)
+    at_edges = integral.gather(1, last - 1) + inside * (weight * values).gather(1, last - 1)
+    return at_edges.diff(dim=1).clamp_min(0.0) * bins
 
 
 def _mean_weights(comparison: Comparison) -> Tensor:

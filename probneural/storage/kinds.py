@@ -187,7 +187,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(Covariance),
     Kind(SampledLastLayerPredictor, on_cpu=("prior_factors", "prior_precision", "effective_observations")),
     Kind(VariationalLastLayerPredictor, on_cpu=("history",)),
-    Kind(WeightSampledPredictor),
+    Kind(WeightSampledPredictor, on_cpu=("effective_observations",)),
     Kind(NoiseConditionedPredictor),
     Kind(HeteroscedasticPredictor),
     Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),

@@ -80,6 +80,17 @@ def test_curve_bins_by_standard_deviation() -> None:
     assert curve.skill[0].tolist() == pytest.approx([math.sqrt(50.0), math.sqrt(37.0)])
 
 
+def test_curve_cuts_values_of_much_weight() -> None:
+    """A point with half of the weight fills half of the bins: none is empty, and each has what lies in its part."""
+    grid = Grid.scattered(uniform(4, 1), torch.tensor([1.0, 1.0, 6.0, 4.0]))
+    sd = torch.tensor([2.0, 1.0, 3.0, 4.0], dtype=torch.float64)
+    error = torch.tensor([1.0, 3.0, 5.0, 2.0], dtype=torch.float64)
+    u = GaussianField(torch.zeros(1, 1, 4, dtype=torch.float64), DenseRoot(sd.diag()[None, None]), latent="xi", grid=grid)
+    curve = metrics.spread_skill_curve(compare(u, Field(error[None, None], grid)), bins=4)
+    assert curve.spread[0].square().tolist() == pytest.approx([(1.0 + 4.0 + 9.0) / 3.0, 9.0, (2.0 * 9.0 + 16.0) / 3.0, 16.0])
+    assert curve.skill[0].square().tolist() == pytest.approx([(9.0 + 1.0 + 25.0) / 3.0, 25.0, (2.0 * 25.0 + 4.0) / 3.0, 4.0])
+
+
 def test_curve_joins_to_the_ratio() -> None:
     comparison = compare(gaussian(GRIDS["interval"]), truth_for(gaussian(GRIDS["interval"])), noise=0.1)
     curve = metrics.spread_skill_curve(comparison, bins=1)

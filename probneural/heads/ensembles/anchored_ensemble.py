@@ -230,6 +230,7 @@ class AnchoredEnsemble:
             noise=given.variance_unit,
             domain=given.data.inputs.grid,
             in_channels=given.data.inputs.channels,
+            effective_observations=given.effective_observations,
             report={
                 "converged": float((gains_of_all <= self.optimizer.tolerance).double().mean()),
                 "largest_gain": float(gains_of_all.max()),

@@ -28,7 +28,7 @@ JITTER = 1e-13
 """Fraction of the prior variance that joint posterior covariances are known to, by rounding."""
 _KNOWN = 1e-200
 """Fraction of the largest prior variance below which a value counts as known: a linear function of zero is zero."""
-_TRIES = 20
+TRIES = 20
 """Powers of ten of jitter that are tried: the last are larger than any covariance asks for."""
 LEAST_NOISE = 1e-12
 """Of the noise, in units of the mean prior variance: what a Cholesky factorisation in double precision still resolves."""
@@ -203,12 +203,12 @@ class Process:
         joint = self.covariance(queries, queries) - whitened.mT @ whitened
         prior = self.covariance.diagonal(queries)
         is_known = prior <= _KNOWN * prior.max()
-        for power in range(_TRIES):
+        for power in range(TRIES):
             jitter = torch.where(is_known, 1.0, JITTER * 10.0**power * prior)
             root, failed = torch.linalg.cholesky_ex(joint + jitter.diag())
             if not bool(failed):
                 return rows_of_variance(root, self.variance(queries))
-        raise _no_root()
+        raise no_root()
 
     def _whitened(self, queries: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(self.factor, self.covariance(self.points, queries), upper=False)
@@ -220,12 +220,12 @@ class Process:
 
 def triangular_root(matrix: Float64[Tensor, "n n"], nugget: float) -> Float64[Tensor, "n n"]:
     """Cholesky factor of a covariance matrix plus a multiple of the identity, which grows if rounding asks for it."""
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         root, failed = torch.linalg.cholesky_ex(with_noise(matrix, nugget))
         if not bool(failed):
             return root
         nugget = 10.0 * max(nugget, LEAST_NOISE * float(matrix.diagonal().mean()))
-    raise _no_root()
+    raise no_root()
 
 
 def rows_of_variance(root: Float64[Tensor, "m m"], variances: Float64[Tensor, " m"]) -> Float64[Tensor, "m m"]:
@@ -235,7 +235,7 @@ def rows_of_variance(root: Float64[Tensor, "m m"], variances: Float64[Tensor, " 
     return root * torch.where(is_uncertain, scale, 0.0)[:, None]
 
 
-def _no_root() -> DataError:
+def no_root() -> DataError:
     """What is raised where no jitter helps."""
     return DataError(
         expected="coordinates whose covariance has a Cholesky factor",

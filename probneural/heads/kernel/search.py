@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from probneural.heads.kernel.evidence import SHAPE, Evidence, Objective, Point
-from probneural.heads.kernel.gaussian_processes import Process, with_noise
+from probneural.heads.kernel.gaussian_processes import TRIES, Process, no_root, with_noise
 from probneural.heads.kernel.inducing_points import InducingProcess
 
 _LARGEST_NOISE = math.exp(5.0)
@@ -167,6 +167,9 @@ class Search:
 
         Args:
             inducing_points: Through the values at how many points the processes are seen; None for all.
+
+        Raises:
+            DataError: If no noise makes the covariance positive definite.
         """
         best = self.learned()
         objective = self._objective(len(self.points))
@@ -177,10 +180,13 @@ class Search:
             )
             return Fitted(fitted, bound, best.converged, best.evaluations, best.vector)
         matrix, size = covariance(self.points, self.points), float(nugget)
-        while (result := Evidence.of(with_noise(matrix, size), self.values)) is None:  # more pairs than were learned from
-            size *= 10.0
-        process = Process(covariance, size, self.points, self.values, result.amplitude)
-        return Fitted(process, result.value, best.converged, best.evaluations, best.vector)
+        for _ in range(TRIES):
+            result = Evidence.of(with_noise(matrix, size), self.values)
+            if result is not None:
+                process = Process(covariance, size, self.points, self.values, result.amplitude)
+                return Fitted(process, result.value, best.converged, best.evaluations, best.vector)
+            size *= 10.0  # more pairs than were learned from
+        raise no_root()
 
     def learned(self) -> Minimum:
         """From six starts on few pairs, then, against a mostly linear start, on more, then on all up to 2,048."""

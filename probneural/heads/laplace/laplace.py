@@ -341,6 +341,7 @@ class LaplacePredictor(Predictor):
             noise=self.noise,
             domain=self.domain,
             in_channels=self.in_channels,
+            effective_observations=self.effective_observations,
         )
 
     def _root(self, inputs: Field, query: Grid | None) -> JacobianRoot:

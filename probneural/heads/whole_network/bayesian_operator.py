@@ -153,5 +153,6 @@ class BayesianOperator:
             noise=target.laplace.noise,
             domain=problem.data.inputs.grid,
             in_channels=problem.data.inputs.channels,
+            effective_observations=target.laplace.effective_observations,
             report=report,
         )

@@ -203,6 +203,7 @@ def test_parameters_that_are_not_chosen_or_fixed_stay() -> None:
     settings = {"noise": 0.05, "effective_observations": 4.0, "optimizer": LevenbergMarquardt(max_iterations=2)}
     chosen = AnchoredEnsemble(3, prior_precision=2.0, parameters=["layers.2"], **settings).fit(case.operator, case.data)
     assert chosen.layout.names == ("layers.2.weight", "layers.2.bias")
+    assert chosen.effective_observations.tolist() == [4.0] * chosen.out_channels
     precision = {name: 2.0 for name, _ in case.operator.named_parameters()} | {"layers.0.weight": math.inf}
     fixed = AnchoredEnsemble(3, prior_precision=precision, **settings).fit(case.operator, case.data)
     for vector in fixed.vectors:

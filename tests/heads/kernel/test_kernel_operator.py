@@ -199,6 +199,13 @@ def test_search_climbs(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert other.value < fitted.log_evidence
 
 
+def test_search_ends_where_no_noise_helps() -> None:
+    points, values = normal(30, 3), torch.zeros(30, 2, dtype=torch.float64)
+    rule = Search("linear", points, points.std(0), values, learns_relevances=False, min_noise=LEAST_NOISE, iterations=5)
+    with pytest.raises(DataError, match="Cholesky factor"):
+        rule.run()
+
+
 def test_curvature_is_the_average_information() -> None:
     """From dense derivatives of C: the mean over data of the curvature is the Fisher information, up to amplitudes."""
     points, values = normal(25, 2), normal(25, 3, seed=1)

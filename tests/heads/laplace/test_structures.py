@@ -263,6 +263,7 @@ def test_weight_samples_follow_the_posterior() -> None:
     field = ensemble(case.inputs)
     assert isinstance(field, EmpiricalField)
     assert field.samples.shape[0] == 400
+    assert torch.equal(ensemble.effective_observations, tight.effective_observations)
     ratio = field.variance.sqrt() / tight(case.inputs).standard_deviation  # so narrow that the operator is linear
     assert float((ratio - 1).abs().max()) < 0.2
     assert not torch.equal(predictor.sampled(2, seed=0)(case.inputs).mean, predictor.sampled(2, seed=1)(case.inputs).mean)

@@ -153,6 +153,7 @@ def test_noise_and_prior_are_those_of_the_evidence_by_default() -> None:
     head = BayesianOperator(SGLD(burn_in=1, draws=4, thinning=1, members=4), laplace=laplace, show_progress=False)
     predictor, closed = head.fit(case.operator, case.data), laplace.fit(case.operator, case.data)
     assert torch.equal(predictor.noise, closed.noise)
+    assert torch.equal(predictor.effective_observations, closed.effective_observations)
     assert predictor.layout.names == ("readout.weight", "readout.bias")
 
 
@@ -167,6 +168,7 @@ def test_saved_calibrated_and_named_by_seeds(tmp_path: Path) -> None:
     loaded = load(tmp_path / "chains")
     assert torch.equal(loaded(case.inputs).samples, predictor(case.inputs).samples)  # type: ignore[operator]
     assert loaded.report == predictor.report  # type: ignore[union-attr]
+    assert torch.equal(loaded.effective_observations, predictor.effective_observations)  # type: ignore[arg-type, union-attr]
     held_out = data_for(case.operator.eval(), fields(PERIODIC, 8, 1, seed=31), seed=32)
     assert bool((VarianceScale(local=False).fit(predictor, held_out)(case.inputs).variance > 0).all())
 
