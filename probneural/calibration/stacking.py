@@ -41,7 +41,9 @@ class Stacking:
     predictor that adds nothing gets the weight 0. Weights are no probabilities of models: two equal ones share theirs.
 
     The result is a linear pool, and a pool of calibrated predictors is too wide: its mean is better than theirs, its density is
-    not. `VarianceScale().fit(stacked, calibration)` takes mean and covariance of the pool, and scales them.
+    not. `VarianceScale().fit(stacked, calibration)` takes mean and covariance of the pool, and scales them. That Gaussian field
+    may have a smaller density than its best part: a few functions on which another predictor is far better give that one a
+    small weight, and with it some of its variance to all functions. Compare both on functions that neither was fitted on.
 
     Args:
         score: `"joint"`: the densities of whole functions. They differ by many nats, so each function is all but assigned to
