@@ -13,6 +13,7 @@ from torch import Tensor
 
 from probneural.calibration.chunks import check_pairs, distributions, fingerprints
 from probneural.calibration.decomposition import gaussian_of
+from probneural.calibration.gaussian_pool import selected_weights
 from probneural.checks import check_choice
 from probneural.contexts import undisturbed
 from probneural.distributions.mixture import MixtureField
@@ -43,11 +44,13 @@ class Stacking:
     The result is a linear pool, and a pool of calibrated predictors is too wide: its mean is better than theirs, its density is
     not. `VarianceScale().fit(stacked, calibration)` takes mean and covariance of the pool, and scales them. That Gaussian field
     may have a smaller density than its best part: a few functions on which another predictor is far better give that one a
-    small weight, and with it some of its variance to all functions. Compare both on functions that neither was fitted on.
+    small weight, and with it some of its variance to all functions. `"gaussian"` leaves out predictors that do such harm.
 
     Args:
         score: `"joint"`: the densities of whole functions. They differ by many nats, so each function is all but assigned to
             one predictor. `"marginal"`: those of every value by itself, averaged over channels and, by quadrature, the domain.
+            `"gaussian"`: as `"joint"`, and then predictors are left out as long as the Gaussian field with the pool's mean
+            and covariance, for whole functions, gains by it; no single predictor's field is better. Up to 2^15 values decide.
 
     Raises:
         ArgumentError: If there is no such score.
@@ -57,11 +60,11 @@ class Stacking:
         Deviation: densities of held-out functions in place of leave-one-out densities.
     """
 
-    score: Literal["joint", "marginal"] = "joint"
+    score: Literal["joint", "marginal", "gaussian"] = "joint"
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_choice(self.score, ("joint", "marginal"), "score")
+        check_choice(self.score, ("joint", "marginal", "gaussian"), "score")
 
     @undisturbed()
     @torch.no_grad()
@@ -98,13 +101,16 @@ class Stacking:
             weights = calibration.outputs.grid.mean_weights.to(counts)
             counts = weights.repeat(len(calibration) * calibration.outputs.channels)
         weights = stacking_weights(densities, counts / counts.sum())
-        return MixturePredictor(known, weights, calibrated_on=fingerprints(calibration))
+        mixture = MixturePredictor(known, weights, calibrated_on=fingerprints(calibration))
+        if self.score == "gaussian":
+            weights = selected_weights(mixture, calibration)
+        return MixturePredictor(known, weights, calibrated_on=mixture.calibrated_on)
 
     def _log_densities(self, predictor: Predictor, pairs: Dataset) -> Iterator[Float64[Tensor, " b"]]:
         """Of each function, or of each of its values, some functions at a time."""
         for u, truth in distributions(predictor, pairs):
             field = u if isinstance(u, MixtureField) else gaussian_of(u)
-            yield field.log_prob(truth, noise=predictor.noise, joint=self.score == "joint").flatten().cpu()
+            yield field.log_prob(truth, noise=predictor.noise, joint=self.score != "marginal").flatten().cpu()
 
 
 def stacking_weights(log_densities: Float64[Tensor, "n m"], counts: Float64[Tensor, " n"]) -> Float64[Tensor, " m"]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from probneural.calibration import SimultaneousBand, Stacking, VarianceScale
+from probneural.calibration.gaussian_pool import selected_weights
 from probneural.calibration.stacking import stacking_weights
 from probneural.distributions import DenseRoot, GaussianField, MixturePredictor, Predictor, PredictorTraits
 from probneural.errors import ArgumentError, CalibrationError, DataError
@@ -83,6 +84,63 @@ def test_no_single_predictor_nor_other_weights_have_a_better_calibration_score(s
     assert all(total(one) <= best + 1e-7 for one in (*torch.eye(4).double(), *others.sample((50,))))
     reported = stacked(data.inputs).log_prob(data.outputs.values, noise=stacked.noise, joint=joint).mean()
     assert float(reported) == pytest.approx(best, abs=1e-10)
+
+
+class Rough(Predictor):
+    """Predicts each output as its input, with independent errors at every point."""
+
+    def __init__(self) -> None:
+        super().__init__(PAIR[0].traits)
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        root = torch.eye(8).double().expand(*inputs.values.shape, 8)
+        return GaussianField(inputs.values, DenseRoot(root), latent="rough", grid=inputs.grid)
+
+
+def pool_density(predictors: list[Predictor], weights: Tensor, data: FieldPairs) -> float:
+    """Mean joint log density under the Gaussian with the mean and covariance of the mixture, by dense algebra."""
+    fields = [one(data.inputs) for one in predictors]
+    mean = sum(weight * u.mean[:, 0] for weight, u in zip(weights, fields, strict=True))
+    covariance = NOISE * torch.eye(8).double() - mean[:, :, None] * mean[:, None, :]
+    for weight, u in zip(weights, fields, strict=True):
+        rows, own = u.root.dense()[:, 0], u.mean[:, 0]
+        covariance = covariance + weight * (rows @ rows.mT + own[:, :, None] * own[:, None, :])
+    return float(torch.distributions.MultivariateNormal(mean, covariance).log_prob(data.outputs.values[:, 0]).mean())
+
+
+@pytest.mark.parametrize(("fraction", "others"), [(1.0, PAIR[:1]), (0.5, PAIR)])
+def test_a_gaussian_pool_leaves_out_what_widens_it(fraction: float, others: list[Predictor]) -> None:
+    """One function in twenty is rougher than stated: a mixture gains by a rough predictor, its Gaussian field loses by it."""
+    data, predictors = mixed(200, fraction=fraction), [*others, Rough()]
+    is_rough = torch.arange(200)[:, None, None] % 20 == 0
+    values = data.outputs.values + torch.where(is_rough, 0.25 * normal(200, 1, 8, seed=9), 0.0)
+    data = FieldPairs(data.inputs, Field(values, GRID))
+    joint, gaussian = (Stacking(score).fit(predictors, data).weights for score in ("joint", "gaussian"))
+    assert 0.01 < float(joint[-1]) < 0.1
+    assert float(gaussian[-1]) == 0.0
+    torch.testing.assert_close(gaussian[:-1], joint[:-1] / joint[:-1].sum())
+    assert pool_density(predictors, gaussian, data) > pool_density(predictors, joint, data) + 1.0
+
+
+def test_no_part_of_a_gaussian_pool_is_better() -> None:
+    predictors = [Shifted(0.3), Shifted(-0.3), Shifted(0.0, sd=0.5), Rough()]
+    data = mixed(100, fraction=0.4, seed=5)
+    joint, gaussian = (Stacking(score).fit(predictors, data).weights for score in ("joint", "gaussian"))
+    best = pool_density(predictors, gaussian, data)
+    assert best >= pool_density(predictors, joint, data)
+    assert all(best >= pool_density(predictors, one, data) - 1e-9 for one in torch.eye(4).double())
+    kept = gaussian > 0
+    torch.testing.assert_close(gaussian[kept], joint[kept] / joint[kept].sum(), rtol=1e-9, atol=1e-12)
+
+
+def test_one_predictor_may_be_better_than_a_gaussian_pool_that_no_step_improves() -> None:
+    """Between two that are as wrong on either side: without one of these the mean is off, and without both it is best."""
+    predictors, data = [Shifted(0.0, sd=0.45), Shifted(2.0), Shifted(-2.0)], mixed(100, fraction=0.5)
+    weights = torch.tensor([0.2, 0.4, 0.4], dtype=torch.float64)
+    whole = pool_density(predictors, weights, data)
+    for kept in (torch.tensor(rows, dtype=torch.float64) for rows in ([0, 1, 1], [1, 0, 1], [1, 1, 0])):
+        assert pool_density(predictors, kept * weights / (kept * weights).sum(), data) < whole
+    assert selected_weights(MixturePredictor(predictors, weights), data).tolist() == [1.0, 0.0, 0.0]
 
 
 def test_equal_predictors_share_and_equal_one() -> None:

@@ -1,0 +1,70 @@
+"""Which predictors of a mixture its Gaussian field is better with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.calibration.chunks import distributions
+from probneural.calibration.decomposition import gaussian_of
+from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.pooling import pooled
+from probneural.pairs import Dataset, evenly_spread_rows
+
+_VALUES = 2**15
+"""Values of the functions that decide, about; predictions of these are kept."""
+
+
+def selected_weights(mixture: MixturePredictor, calibration: Dataset) -> Float64[Tensor, " m"]:
+    """The mixture's weights, without predictors that its Gaussian field is more likely without.
+
+    Predictors are left out one after another: the one whose absence makes the joint density of the calibration functions
+    largest, as long as that grows. A single predictor that is more likely than what is left then gets all weight. So the
+    field is at least as likely as those of the whole mixture and of each of its predictors.
+
+    Args:
+        mixture: Of m predictors.
+        calibration: Functions that predictors are compared on: of many, some evenly spread ones.
+    """
+    values = calibration.outputs.channels * calibration.outputs.grid.size
+    some = calibration.subset(evenly_spread_rows(len(calibration), max(1, _VALUES // values)))
+    chunks = list(_components(mixture, some))
+    active = mixture.weights.nonzero().flatten().tolist()
+
+    @functools.cache
+    def density(kept: tuple[int, ...]) -> float:
+        """Mean joint log density under the Gaussian field of the active predictors of these numbers, in nats."""
+        weights = mixture.weights[[active[number] for number in kept]]
+        total = 0.0
+        for components, truth in chunks:
+            parts = [components[number] for number in kept]
+            shares = (weights / weights.sum()).to(parts[0].mean.device)
+            field = pooled(parts, shares, name="pool", is_shared_across_calls=False)
+            total += float(field.log_prob(truth, noise=mixture.noise, joint=True).sum())
+        return total / len(some)
+
+    kept = tuple(range(len(active)))
+    while len(kept) > 1:
+        fewer = max((tuple(one for one in kept if one != number) for number in kept), key=density)
+        if density(fewer) <= density(kept):
+            break
+        kept = fewer
+    kept = max(kept, *((number,) for number in range(len(active))), key=density)
+    weights = torch.zeros_like(mixture.weights)
+    chosen = [active[number] for number in kept]
+    weights[chosen] = mixture.weights[chosen]
+    return weights / weights.sum()
+
+
+def _components(
+    mixture: MixturePredictor, pairs: Dataset
+) -> Iterator[tuple[list[GaussianField], Float64[Tensor, "n c *grid"]]]:
+    """What the predictors with any weight predict, each as a Gaussian field, and the truth, some functions at a time."""
+    active = [one for one, weight in zip(mixture.predictors, mixture.weights.tolist(), strict=True) if weight > 0.0]
+    for predicted in zip(*(distributions(one, pairs) for one in active), strict=True):
+        yield [gaussian_of(one) for one in mixture._components([u for u, _ in predicted])], predicted[0][1]
