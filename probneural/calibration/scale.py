@@ -80,7 +80,9 @@ class VarianceScale:
         noise: Variance of the measurement noise in the calibration outputs, in physical units squared: a number, or one per
             channel `(c,)`. Zero for solutions of a solver. What exceeds the scaled noise b n is left out, with a warning. No
             variance falls below it: where a local scale would take it there, chi² on the calibration fields is less than 1.
-        local: Whether variances may have a factor that varies along each function.
+        local: Whether variances may have a factor that varies along each function. It is fitted to single values. Where a
+            head's covariance knows well how the values of a function go together, it may cost more joint density than they
+            gain.
         robust: Whether the common factor is taken without the largest tenth of the squared standardised residuals, over all
             functions and points: their mean is 1 then where it was chi², relative to that of a Gaussian. A mean square is
             made by a few functions where tails are heavy, and varies with the calibration set; this varies less. It trades a
