@@ -97,6 +97,10 @@ class EnsembleForecast(ABC):
         maps = [functional] * len(chosen) if isinstance(functional, Functional) else list(functional)
         for one in maps:
             check_functional(one, grid=self.grid)
+        if len(maps) != len(chosen):
+            raise ArgumentError(
+                expected=f"one functional per lead, {len(chosen)}", got=str(len(maps)), remedy="or one for all leads"
+            )
         return applied(maps, self._at_leads(chosen), leads=chosen, weights=weights)
 
     def apply_by_draws(

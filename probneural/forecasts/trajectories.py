@@ -151,6 +151,8 @@ def space_time(grid: Grid, leads: Sequence[int]) -> Grid:
             endpoint=(len(leads) > 1, *grid.endpoint),
             origin=(float(leads[0]), *origins),
         )
-    times = torch.tensor(leads, dtype=torch.float64, device="cpu").repeat_interleave(grid.size)
-    points = torch.cat([times[:, None], grid.points.repeat(len(leads), 1)], dim=1)
-    return Grid.scattered(points, grid.weights.repeat(len(leads)))
+    times = torch.tensor(leads, dtype=torch.float64, device="cpu")
+    points = torch.cat([times.repeat_interleave(grid.size)[:, None], grid.points.repeat(len(leads), 1)], dim=1)
+    steps = torch.nn.functional.pad(0.5 * times.diff(), (1, 1))
+    durations = steps[1:] + steps[:-1] if len(leads) > 1 else torch.ones_like(times)  # by the trapezoidal rule
+    return Grid.scattered(points, torch.kron(durations.to(grid.weights), grid.weights))

@@ -19,13 +19,31 @@ def singular_values(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     fast at 6 x 300,000 and 64 x 300,000.
     """
     if matrix.shape[-1] <= matrix.shape[-2]:
-        left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        left, values, right = _decomposed(matrix)
     else:
         orthonormal, triangle = torch.linalg.qr(matrix.mT)
-        left, values, right = torch.linalg.svd(triangle.mT, full_matrices=False)
+        left, values, right = _decomposed(triangle.mT)
         right = right @ orthonormal.mT
     signs = _phase(_fixed_vectors(left, 1)[0] @ left)
     return left * signs[..., None, :], values, right * signs[..., None]
+
+
+def _decomposed(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U, S and V^T; by QR iterations where LAPACK's faster method, divide and conquer, fails.
+
+    It gives NaN without a word for some matrices with singular values close together.
+    """
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    failed = ~(left.isfinite().flatten(-2).all(-1) & right.isfinite().flatten(-2).all(-1))
+    if bool(failed.any()) and bool(matrix.isfinite().all()):
+        import scipy.linalg
+
+        for index in failed.nonzero():
+            one = matrix[tuple(index)].numpy(force=True)
+            found = scipy.linalg.svd(one, full_matrices=False, lapack_driver="gesvd")
+            for whole, part in zip((left, values, right), found, strict=True):
+                whole[tuple(index)] = torch.from_numpy(part).to(whole)
+    return left, values, right
 
 
 def narrowed(rows: Float[Tensor, "m k"]) -> Float64[Tensor, "m r"]:

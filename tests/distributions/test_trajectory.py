@@ -425,6 +425,9 @@ class TestBadInput:
             forecast.apply(total, weights=[1.0])
         with pytest.raises(ArgumentError, match="one functional per lead"):
             forecast.apply([total])
+        for weights in (None, [1.0, 1.0, 1.0]):
+            with pytest.raises(ArgumentError, match="one functional per lead"):
+                forecast.apply([total] * 3, leads=[1, 2], weights=weights)
         with pytest.raises(ShapeError, match="equally many numbers"):
             forecast.apply([total, sensors(GRID, [[0.0], [0.5]])], leads=[1, 2])
         with pytest.raises(GridError):

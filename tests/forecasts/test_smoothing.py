@@ -160,6 +160,8 @@ def test_joint_fields_of_some_leads() -> None:
     assert uneven.grid.shape == (15,)
     assert uneven.grid.points[5].tolist() == [2.0, 0.0]
     assert gap(uneven.mean[..., 10:], forecast.at(4).mean) == 0.0
+    durations = torch.tensor([0.5, 1.5, 1.0]).repeat_interleave(5).to(GRID.weights)  # by the trapezoidal rule
+    torch.testing.assert_close(uneven.grid.weights, durations * GRID.weights.repeat(3))
     for wrong in ([], [2, 1], [1, 9]):
         with pytest.raises(ArgumentError):
             forecast.joint(wrong)
@@ -182,5 +184,7 @@ def test_scattered_states() -> None:
     forecast = propagate(predictor, start_of(predictor), steps=2)
     joint = forecast.joint()
     assert joint.grid.points.shape == (10, 3)
+    torch.testing.assert_close(joint.grid.weights, 0.5 * grid.weights.repeat(2))
+    torch.testing.assert_close(forecast.joint([2]).grid.weights, grid.weights)
     assert isinstance(joint, GaussianField)
     assert gap(joint.mean[..., 5:], forecast.at(2).mean) == 0.0

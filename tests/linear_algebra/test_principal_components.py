@@ -20,6 +20,24 @@ def test_singular_values(shape: tuple[int, ...]) -> None:
     assert torch.allclose(values, torch.linalg.svdvals(matrix), rtol=1e-13)
 
 
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (3, 4, 2)])
+def test_singular_values_where_divide_and_conquer_fails(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """LAPACK's gesdd gave NaN for the second matrix of a batch, or for the only one; the others stay as they are."""
+    matrix, decompose = normal("matrix", *shape), torch.linalg.svd
+
+    def failing(*arguments: object, **settings: object) -> tuple[torch.Tensor, ...]:
+        left, values, right = decompose(*arguments, **settings)
+        (left if left.ndim == 2 else left[1])[:, 1] = torch.nan
+        return left, values, right
+
+    expected = singular_values(matrix)
+    monkeypatch.setattr(torch.linalg, "svd", failing)
+    for found, one in zip(singular_values(matrix), expected, strict=True):
+        torch.testing.assert_close(found, one, rtol=0, atol=1e-13)
+        if len(shape) == 3:
+            assert torch.equal(found[0], one[0])
+
+
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3), (2, 3, 70), (1, 1), (2, 0, 4)])
 def test_eigenpairs(shape: tuple[int, ...]) -> None:
     rows = normal("rows", *shape)

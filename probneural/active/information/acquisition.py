@@ -153,8 +153,11 @@ class FieldAcquisition(AcquisitionFunction, ABC):
             parts = [
                 self._observed(inputs[start : start + step], Directions(), pins=True) for start in range(0, len(inputs), step)
             ]
-            values = torch.cat([part.values for part in parts])
-            pending = LatentObservation(values, parts[0].are_moments).grouped(len(inputs))
+            if parts[0].are_moments:
+                pending = LatentObservation(torch.cat([part.values for part in parts]), True).grouped(len(inputs))
+            else:  # rows of all designs together: those of one run may be more than those of another
+                rows = torch.cat([part.values.flatten(0, 1) for part in parts])
+                pending = LatentObservation(rows[None], False)
             return pending, self._value(pending)[0]
 
     def _at_once(self, inputs: Field, count: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +65,25 @@ def test_values_and_gradients_are_those_of_all_rows(kind: str, pending: bool, mo
         assert bool((values > 1e-3 * (kind == "gain")).all())
     torch.testing.assert_close(results[1][0], results[0][0], rtol=1e-8, atol=0.0)
     torch.testing.assert_close(results[1][1], results[0][1], rtol=0.0, atol=1e-4 * float(results[0][1].abs().max()))
+
+
+def test_pending_designs_may_need_different_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a run of its own, with so many rows of zeros added: they say nothing."""
+    pending, find, added = torch.cat([*designs()]), acquisition.leading_rows, itertools.count()
+
+    def padded(*arguments: Any, **settings: Any) -> Tensor:
+        return torch.nn.functional.pad(find(*arguments, **settings), (0, 0, 0, next(added)))
+
+    monkeypatch.setattr(acquisition, "_FORMED", 0)
+    scores = [FieldInformationGain(model()) for _ in range(2)]
+    scores[0].set_X_pending(pending)
+    monkeypatch.setattr(acquisition, "_ENTRIES", 1)
+    monkeypatch.setattr(acquisition, "leading_rows", padded)
+    scores[1].set_X_pending(pending)
+    assert next(added) == len(pending)
+    monkeypatch.setattr(acquisition, "leading_rows", find)
+    values = [score(designs()[:, :1] + 0.01).detach() for score in scores]
+    torch.testing.assert_close(values[1], values[0], rtol=1e-8, atol=1e-10)
 
 
 def test_few_rows_have_the_moments_of_all() -> None:
