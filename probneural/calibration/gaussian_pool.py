@@ -24,8 +24,8 @@ def selected_weights(mixture: MixturePredictor, calibration: Dataset) -> Float64
     """The mixture's weights, without predictors that its Gaussian field is more likely without.
 
     Predictors are left out one after another: the one whose absence makes the joint density of the calibration functions
-    largest, as long as that grows. A single predictor that is more likely than what is left then gets all weight. So the
-    field is at least as likely as those of the whole mixture and of each of its predictors.
+    largest, as long as that grows. A single predictor that is more likely than what is left then gets all weight, even one
+    without any in the mixture. So the field is at least as likely as those of the whole mixture and of each predictor.
 
     Args:
         mixture: Of m predictors.
@@ -33,38 +33,36 @@ def selected_weights(mixture: MixturePredictor, calibration: Dataset) -> Float64
     """
     values = calibration.outputs.channels * calibration.outputs.grid.size
     some = calibration.subset(evenly_spread_rows(len(calibration), max(1, _VALUES // values)))
-    chunks = list(_components(mixture, some))
-    active = mixture.weights.nonzero().flatten().tolist()
+    everyone = MixturePredictor(mixture.predictors)
+    chunks = list(_components(everyone, some))
 
     @functools.cache
     def density(kept: tuple[int, ...]) -> float:
-        """Mean joint log density under the Gaussian field of the active predictors of these numbers, in nats."""
-        weights = mixture.weights[[active[number] for number in kept]]
+        """Mean joint log density under the Gaussian field of the predictors of these numbers, in nats."""
+        weights = mixture.weights[list(kept)] if len(kept) > 1 else mixture.weights.new_ones(1)
         total = 0.0
         for components, truth in chunks:
             parts = [components[number] for number in kept]
             shares = (weights / weights.sum()).to(parts[0].mean.device)
             field = pooled(parts, shares, name="pool", is_shared_across_calls=False)
-            total += float(field.log_prob(truth, noise=mixture.noise, joint=True).sum())
+            total += float(field.log_prob(truth, noise=everyone.noise, joint=True).sum())
         return total / len(some)
 
-    kept = tuple(range(len(active)))
+    kept = tuple(mixture.weights.nonzero().flatten().tolist())
     while len(kept) > 1:
         fewer = max((tuple(one for one in kept if one != number) for number in kept), key=density)
         if density(fewer) <= density(kept):
             break
         kept = fewer
-    kept = max(kept, *((number,) for number in range(len(active))), key=density)
+    kept = max(kept, *((number,) for number in range(len(mixture.predictors))), key=density)
     weights = torch.zeros_like(mixture.weights)
-    chosen = [active[number] for number in kept]
-    weights[chosen] = mixture.weights[chosen]
+    weights[list(kept)] = mixture.weights[list(kept)] if len(kept) > 1 else 1.0
     return weights / weights.sum()
 
 
 def _components(
     mixture: MixturePredictor, pairs: Dataset
 ) -> Iterator[tuple[list[GaussianField], Float64[Tensor, "n c *grid"]]]:
-    """What the predictors with any weight predict, each as a Gaussian field, and the truth, some functions at a time."""
-    active = [one for one, weight in zip(mixture.predictors, mixture.weights.tolist(), strict=True) if weight > 0.0]
-    for predicted in zip(*(distributions(one, pairs) for one in active), strict=True):
+    """What the predictors, all with some weight, predict, each as a Gaussian field, and the truth, some functions at a time."""
+    for predicted in zip(*(distributions(one, pairs) for one in mixture.predictors), strict=True):
         yield [gaussian_of(one) for one in mixture._components([u for u, _ in predicted])], predicted[0][1]
