@@ -267,7 +267,7 @@ def stacked(shop: Workshop, *, heads: Sequence[str]) -> tuple[Predictor, float]:
     found = [shop.head(name) for name in (*heads, KERNEL, REGRESSION)]
     seconds = found[len(heads) - 1].trainings
     scaled = [shop.data.scale().fit(one.predictor, shop.data.weighing) for one in found]
-    return pn.calibration.Stacking().fit(scaled, shop.data.scaling), seconds
+    return pn.calibration.Stacking("gaussian").fit(scaled, shop.data.scaling), seconds
 
 
 def _modulated(operator: torch.nn.Module) -> list[str]:

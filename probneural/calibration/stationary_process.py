@@ -14,7 +14,7 @@ from torch import Tensor
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid
 
-_LARGEST_RANK = 128
+_LARGEST_RANK = 384
 """Modes kept per channel, at most; divided by the number of channels."""
 _KEPT_POWER = 0.99999
 """Fraction of the power that the kept modes have, where they are allowed to be that many."""
