@@ -6,6 +6,7 @@ generators take it.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Callable, Collection, Iterable
@@ -130,11 +131,19 @@ def check_module(value: object, name: str) -> nn.Module:
     """Return a module.
 
     Raises:
-        ArgumentError: If it is none: a class, or a plain function.
+        ArgumentError: If it is none: a class, or a plain function. Or if it is what `torch.compile` returns for a module whose
+            `forward` takes a grid: that shows neither the grid nor the normalisers inside.
     """
     if not isinstance(value, nn.Module):
         raise ArgumentError(
             expected=f"an nn.Module as {name}", got=described(value), remedy="build it, or wrap the function in a module"
+        )
+    compiled = getattr(value, "_orig_mod", None)
+    if isinstance(compiled, nn.Module) and "grid" in inspect.signature(compiled.forward).parameters:
+        raise ArgumentError(
+            expected=f"{type(compiled).__name__} itself as {name}",
+            got="what torch.compile made of it, which hides that it takes a grid, and its normalisers",
+            remedy="compile it in place: operator.compile()",
         )
     return value
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import probneural as pn
 from probneural.distributions import Predictor
-from probneural.errors import DataError, OperatorError, ProbneuralError, ShapeError
+from probneural.errors import ArgumentError, DataError, OperatorError, ProbneuralError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -230,3 +230,25 @@ def test_modules_that_work_in_place_change_no_data(name: str) -> None:
     assert torch.equal(predictor(probe).mean, predictor(probe).mean)
     assert torch.equal(pairs.inputs.values, before[0])
     assert torch.equal(probe.values, before[1])
+
+
+def test_operators_that_were_compiled_by_a_wrapper_are_refused(tmp_path: Path) -> None:
+    """The wrapper hides grid and normalisers: it was trained as a foreign module, and as another operator than was meant."""
+    pairs = BURGERS.sample(4, resolution=16, seed=0)
+    operator = pn.operators.FNO(1, 1, modes=(4,), width=4, depth=1)
+    wrapped = torch.compile(operator)
+    roads = [
+        lambda: TRAIN(wrapped, pairs),
+        lambda: evaluate(wrapped, pairs.inputs),
+        lambda: pn.heads.LastLayerLaplace().fit(wrapped, pairs),
+        lambda: pn.save(wrapped, tmp_path / "wrapped.safetensors"),
+        lambda: pn.operators.Rollout(wrapped, 2),
+    ]
+    for road in roads:
+        with pytest.raises(ArgumentError, match=r"FNO itself as .* compile it in place: operator.compile\(\)"):
+            road()
+    expected = evaluate(operator, pairs.inputs)
+    operator.compile(backend="eager")
+    torch.testing.assert_close(evaluate(operator, pairs.inputs), expected)
+    foreign = torch.compile(ForeignFNO(), backend="eager")  # takes no grid: nothing is hidden
+    assert evaluate(foreign, pairs.inputs).shape == (4, 1, 16)

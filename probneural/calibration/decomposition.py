@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float64, Int64
@@ -36,6 +37,8 @@ _VALUES = 4096
 """Values whose joint likelihood decides, of functions evenly spread over the calibration set: 64 of 64 points, ..."""
 _FUNCTIONS = 8
 """... and at least so many functions."""
+_RANKS = (384, 128, 32)
+"""Candidates of the number of waves of rho; fewer are tried as long as they are more likely."""
 _START = (2, 5)
 """Which candidates of w and f the search begins with."""
 _JITTER = 1e-9
@@ -88,7 +91,8 @@ def decompose(
     Residuals are divided by the root of the local scale h, and what is left of their covariance is divided.
 
     The spectrum of each half of the fields meets the other half, in turn, in the likelihood that chooses w and f. Whole groups
-    of fields, such as the windows of a trajectory, are in one half. Fewer than four groups meet themselves.
+    of fields, such as the windows of a trajectory, are in one half. Fewer than four groups meet themselves. So is the number of
+    waves chosen.
 
     Args:
         predictor: What is calibrated.
@@ -107,7 +111,7 @@ def decompose(
     powers = torch.zeros(3, len(scale), len(waves), dtype=torch.float64)  # of all fields, and of every other one
     mean_explained, mean_factor = torch.zeros_like(scale), torch.zeros_like(scale)
     factor = None if local is None else local.on(grid)
-    examples: list[tuple[Tensor, Tensor, Tensor]] = []  # points, residual and explained variance there
+    examples: list[_Example] = []
     start = 0
     for stated, truth in predicted:
         residual = (truth - stated.mean).flatten(2).cpu()
@@ -123,25 +127,25 @@ def decompose(
         mean_factor += domain_average(ratio.unflatten(-1, grid.shape), grid).sum(0) / count
         for row in rows[(rows >= start) & (rows < start + len(residual))] - start:
             points = likelihood_points(grid, len(examples))
-            examples.append((points, residual[row][:, points], explained[row][:, points]))
+            gram = scale[:, None, None] * shared[len(examples)]
+            parts = (residual[row][:, points], gram, explained[row][:, points])
+            examples.append(_Example(int(here[row]), points, *parts))
         start += len(residual)
     ones = int(side.sum())
     halves = [powers[1] / (count - ones), powers[2] / ones] if number_of(groups) >= 4 else [powers[0] / count] * 2
-    roots = [waves.process(half).evaluate(grid) for half in halves]
-    fractions = torch.ones(2, len(scale), dtype=torch.float64)
-    for channel in range(len(scale)):
-        cases = []
-        known: dict[tuple[int, bytes], Tensor] = {}
-        for row, gram, (points, residual, explained) in zip(rows.tolist(), shared, examples, strict=True):
-            other = 1 - int(side[row])
-            place = other, points.numpy().tobytes()
-            if place not in known:
-                known[place] = roots[other][channel, points] @ roots[other][channel, points].mT
-            cases.append((residual[channel], scale[channel] * gram[channel], explained[channel], known[place]))
-        log_density = functools.partial(_log_density, cases, noise[channel])
-        fractions[:, channel] = torch.tensor(_most_likely(log_density), dtype=torch.float64)
+    most, starts = _RANKS[0], [_START] * len(scale)
+    highest, ranks = -math.inf, None
+    for candidate in _RANKS:
+        processes = [waves.process(half, most=candidate) for half in halves]
+        if ranks == (ranks := [process.modes.shape[1] for process in processes]):
+            continue  # there are no more waves than that
+        found, height = _search(examples, [process.evaluate(grid) for process in processes], noise=noise, starts=starts)
+        if height <= highest:
+            break
+        most, starts, highest = candidate, found, height
+    fractions = torch.tensor([[_ROOT_FRACTIONS[w], _WHITE_FRACTIONS[f]] for w, f in starts], dtype=torch.float64).mT
     return Decomposition(
-        process=waves.process(powers[0] / count),
+        process=waves.process(powers[0] / count, most=most),
         root_fraction=fractions[0],
         white_fraction=fractions[1],
         variance=((1.0 - fractions[0]) * mean_explained + mean_factor * noise - measured).clamp_min(0.0),
@@ -157,7 +161,7 @@ def likelihood_rows(pairs: Dataset) -> Int64[Tensor, " k"]:
 def likelihood_points(grid: Grid, number: int) -> Int64[Tensor, " p"]:
     """Points of one of `likelihood_rows`: all, or in turn the nearest neighbours of the domain's middle and of its corners.
 
-    Walls are among them: errors there may be rough where all others are smooth.
+    Boundaries are among them: errors there may be rough where all others are smooth.
     """
     if grid.size <= _POINTS:
         return torch.arange(grid.size)
@@ -210,19 +214,57 @@ def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"], *, numbe
     return covariances
 
 
-def _most_likely(log_density: Callable[[float, float], float]) -> tuple[float, float]:
-    """The candidates (w, f) that no neighbour surpasses: the search climbs along f and w in turn.
+class _Example(NamedTuple):
+    """One function at some points.
+
+    Attributes:
+        side: Which half of the fields it belongs to.
+        points: Which points, `(p,)`.
+        residual: Over the root of the local scale, `(c, p)`.
+        gram: The head's covariance times a, `(c, p, p)`.
+        explained: The head's variance times a, `(c, p)`.
+    """
+
+    side: int
+    points: Tensor
+    residual: Tensor
+    gram: Tensor
+    explained: Tensor
+
+
+def _search(
+    examples: Sequence[_Example], roots: Sequence[Tensor], *, noise: Tensor, starts: Sequence[tuple[int, int]]
+) -> tuple[list[tuple[int, int]], float]:
+    """Which candidates of w and f are most likely in each channel, under the process of the other half; and how likely."""
+    found, total = [], 0.0
+    for channel, start in enumerate(starts):
+        cases: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        known: dict[tuple[int, bytes], Tensor] = {}
+        for one in examples:
+            place = one.side, one.points.numpy().tobytes()
+            if place not in known:
+                root = roots[1 - one.side][channel, one.points]
+                known[place] = root @ root.mT
+            cases.append((one.residual[channel], one.gram[channel], one.explained[channel], known[place]))
+        best, height = _most_likely(functools.partial(_log_density, cases, noise[channel]), start)
+        found.append(best)
+        total += height
+    return found, total
+
+
+def _most_likely(log_density: Callable[[float, float], float], start: tuple[int, int]) -> tuple[tuple[int, int], float]:
+    """Numbers of the candidates (w, f) that no neighbour surpasses, and how likely; the search climbs along f and w in turn.
 
     Of 20 heads in one dimension it found the best of all 72 pairs for each.
     """
     at = functools.cache(lambda row, column: log_density(_ROOT_FRACTIONS[row], _WHITE_FRACTIONS[column]))
-    row, column = _START
+    row, column = start
     while True:
         before = row, column
         column = _climb(lambda index, row=row: at(row, index), column, len(_WHITE_FRACTIONS))  # type: ignore[misc]
         row = _climb(lambda index, column=column: at(index, column), row, len(_ROOT_FRACTIONS))  # type: ignore[misc]
         if (row, column) == before:
-            return _ROOT_FRACTIONS[row], _WHITE_FRACTIONS[column]
+            return before, at(row, column)
 
 
 def _climb(height: Callable[[int], float], start: int, count: int) -> int:

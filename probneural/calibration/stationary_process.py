@@ -117,16 +117,20 @@ class Waves:
         """Squared coefficients of samples."""
         return self.coefficients(values).square()
 
-    def process(self, power: Float64[Tensor, "c K"]) -> StationaryProcess:
-        """The process with these mean powers, averaged over cosine and sine: its waves of most power are kept."""
+    def process(self, power: Float64[Tensor, "c K"], *, most: int = _LARGEST_RANK) -> StationaryProcess:
+        """The process with these mean powers, averaged over cosine and sine: its waves of most power are kept.
+
+        Args:
+            power: Mean squared coefficients.
+            most: How many waves, at most; divided by the number of channels.
+        """
         _, group = torch.unique(self.frequencies, dim=0, return_inverse=True)
         count = torch.bincount(group).to(power)
         pooled = (torch.zeros(len(power), len(count), dtype=power.dtype).index_add(1, group, power) / count)[:, group]
         order = pooled.argsort(dim=1, descending=True, stable=True)
         ordered = pooled.gather(1, order)
         captured = ordered.cumsum(1) / ordered.sum(1, keepdim=True).clamp_min(torch.finfo(power.dtype).tiny)
-        most = max(1, _LARGEST_RANK // len(power))
-        rank = min(most, int((captured < _KEPT_POWER).sum(1).amax()) + 1, order.shape[1])
+        rank = min(max(1, most // len(power)), int((captured < _KEPT_POWER).sum(1).amax()) + 1, order.shape[1])
         return StationaryProcess(
             modes=self.candidates[order[:, :rank]],
             amplitudes=ordered[:, :rank].sqrt(),

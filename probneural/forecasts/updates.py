@@ -63,7 +63,7 @@ def _stochastic(
 ) -> tuple[Tensor, Tensor]:
     """Every member is moved as if it were the mean, towards observations with errors of its own.
 
-    The errors have mean zero and are as large as the noise, so that the mean moves as Kalman's does.
+    The errors have mean zero, so that the mean moves as Kalman's does, and their sample covariance is on average the noise's.
     """
     count, (channels, numbers) = len(members), values.shape
     deviations = members - members.mean(0)
@@ -73,7 +73,7 @@ def _stochastic(
     total = 0.5 * (total + total.mT) + noise.flatten().diag()
     factor = torch.linalg.cholesky(total)
     errors = torch.randn(count, channels, numbers, generator=generator, dtype=torch.float64).to(members.device)
-    errors = (errors - errors.mean(0)) * (count / (count - 1.0)) ** 0.5 * noise.sqrt()
+    errors = (errors - errors.mean(0)) * noise.sqrt()
     lacking = values + errors - members[:, -channels:] @ observed.rows.mT
     pulls = torch.cholesky_solve(lacking.flatten(1).mT, factor)
     moved = (covariance.flatten(2).flatten(0, 1) @ pulls).mT

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from probneural.checks import check_path
+from probneural.checks import check_module, check_path
 from probneural.distributions.predictor import Predictor
 from probneural.errors import FileError, UnsupportedError
 from probneural.operators import Operator
@@ -85,6 +85,7 @@ def _described(thing: object, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(thing, tuple | list):
         return [_described(value, f"{prefix}{number}", tensors) for number, value in enumerate(thing)]
     if isinstance(thing, nn.Module):
+        check_module(thing, "operator")
         tensors |= {f"{prefix}{key}": tensor for key, tensor in _state(thing).items()}
         return {**_architecture(thing, prefix, tensors), "prefix": prefix, "parameters": trained_parameters(thing)}
     raise _unknown(thing)

@@ -123,7 +123,7 @@ def _plain(tensor: Tensor) -> Tensor:
     """A real contiguous copy on the CPU: safetensors refuses tensors that share memory, and those of complex128."""
     whole = tensor.detach().resolve_conj().resolve_neg()
     real = torch.view_as_real(whole) if whole.is_complex() else whole
-    return real.to("cpu", copy=True).contiguous()
+    return real.to("cpu").clone(memory_format=torch.contiguous_format)
 
 
 def _memory_order(tensor: Tensor) -> list[int]:

@@ -19,6 +19,7 @@ from probneural.forecasts import (
     Observation,
     propagate,
 )
+from probneural.forecasts.updates import ObservedNumbers, update
 from probneural.functionals import MatrixFunctional, sensors
 from probneural.grids import Grid
 from tests.forecasts.cases import GRID, AffinePredictor, affine
@@ -239,6 +240,24 @@ def test_a_smoother_localises_earlier_leads_too() -> None:
     """Of states that do not change, the analysis of all leads is the same."""
     found = localised("square_root", 0.25, repetitions=3, method=EnsembleKalmanSmoother)
     assert gap(found, localised("square_root", 0.25, repetitions=3, method=EnsembleKalmanFilter)) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", ["square_root", "stochastic"])
+def test_few_members_have_the_variance_that_kalman_gives_them_on_average(kind: str) -> None:
+    """Four members, the same for 4,000 functions: perturbed observations scatter about Kalman's P R / (P + R)."""
+    count, noise = 4000, 0.5
+    members = normal(4, 1, 1, 1, seed="few members").expand(4, count, 1, 1)
+    prior = float(members[:, 0, 0, 0].var())
+    observed = ObservedNumbers(
+        rows=torch.ones(1, 1, dtype=torch.float64),
+        values=torch.zeros(count, 1, 1, dtype=torch.float64),
+        noise=torch.full((count, 1, 1), noise, dtype=torch.float64),
+        taper=None,
+    )
+    found, _ = update(members, observed, kind=kind, generator=torch.Generator().manual_seed(0))
+    variances = found[:, :, 0, 0].var(0)
+    chance = float(variances.std()) / math.sqrt(count)
+    assert abs(float(variances.mean()) - prior * noise / (prior + noise)) <= 3.0 * chance + 1e-12
 
 
 def test_the_lag_ends_what_an_observation_moves() -> None:

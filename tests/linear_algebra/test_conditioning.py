@@ -227,37 +227,40 @@ class TestLogDensity:
 
 
 class TestLogDensityOfManyColumns:
-    """Where a Gram matrix takes the place of singular values."""
+    """Where a Gram matrix, or the covariance, takes the place of singular values."""
 
     @pytest.mark.parametrize("share", [1e-8, 1e-3, 0.999])
     @pytest.mark.parametrize("decay", [0.0, 4.0])
-    def test_is_that_of_singular_values(self, share: float, decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("values", [200, 80, 70])
+    def test_is_that_of_singular_values(self, share: float, decay: float, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """Up to the largest trace that is let through, along directions of much and of little variance."""
-        root = normal("root", 2, 200, 80) * torch.logspace(0.0, -decay, 80, dtype=torch.float64)
+        root = normal("root", 2, values, 80) * torch.logspace(0.0, -decay, 80, dtype=torch.float64)
         root = root * (share * _GRAM_TRACE / root.square().sum((-2, -1)).max()).sqrt()
-        noise = 0.1 + normal("noise", 2, 200).square()
+        noise = 0.1 + normal("noise", 2, values).square()
         root = root * noise.sqrt()[..., None]
-        for residual in (normal("residual", 2, 200), 3.0 * root[..., 0], 3.0 * root[..., -1] + noise.sqrt()):
+        for residual in (normal("residual", 2, values), 3.0 * root[..., 0], 3.0 * root[..., -1] + noise.sqrt()):
             found = log_density(root, residual, noise)
             with monkeypatch.context() as patch:
                 patch.setattr(conditioning, "_GRAM_COLUMNS", 10**6)
                 expected = log_density(root, residual, noise)
             assert torch.allclose(found, expected, rtol=0.0, atol=80 * 2e-9)  # 1e-9 per eigenvalue, in twice its logarithm
 
-    def test_larger_traces_take_singular_values(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(conditioning, "_by_gram", None)
-        root, residual = normal("root", 2, 90, 80), normal("residual", 2, 90)
+    @pytest.mark.parametrize(("way", "values"), [("_by_gram", 90), ("_by_covariance", 70)])
+    def test_larger_traces_take_singular_values(self, way: str, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(conditioning, way, None)
+        root, residual = normal("root", 2, values, 80), normal("residual", 2, values)
         root = root * (1.001 * _GRAM_TRACE / root[1].square().sum()).sqrt()
-        log_density(root, residual, torch.ones(2, 90, dtype=torch.float64))
+        log_density(root, residual, torch.ones(2, values, dtype=torch.float64))
         with pytest.raises(TypeError, match="NoneType"):
-            log_density(0.9 * root[1:], residual[1:], torch.ones(1, 90, dtype=torch.float64))
+            log_density(0.9 * root[1:], residual[1:], torch.ones(1, values, dtype=torch.float64))
 
     def test_no_functions_have_no_densities(self) -> None:
         none = torch.zeros(0, 90, 80, dtype=torch.float64)
         assert log_density(none, none[..., 0], 1.0 + none[..., 0]).shape == (0,)
 
-    def test_its_gradient(self) -> None:
-        root, residual = 0.3 * normal("root", 1, 90, 70), normal("residual", 1, 90)
+    @pytest.mark.parametrize("columns", [70, 100])
+    def test_its_gradient(self, columns: int) -> None:
+        root, residual = 0.3 * normal("root", 1, 90, columns), normal("residual", 1, 90)
         noise = 0.5 + normal("noise", 1, 90).square()
         inputs = [tensor.clone().requires_grad_() for tensor in (root, residual, noise)]
         found = torch.autograd.grad(log_density(*inputs).sum(), inputs)

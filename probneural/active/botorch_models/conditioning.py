@@ -119,15 +119,20 @@ def _triangular(stacked: Tensor) -> tuple[Tensor, Tensor]:
 
 def _whitened(root: Tensor, residual: Tensor, noise: Tensor, discrepancy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Root and residual in units of each design's own covariance, discrepancy discrepancy^T + diag(noise); and noise of 1."""
+    triangle = _own_factor(noise, discrepancy)
+    rows = root.to(torch.float64).expand(*triangle.shape[:-1], root.shape[-1])
+    whitened = torch.linalg.solve_triangular(triangle, rows, upper=False)
+    left = torch.linalg.solve_triangular(triangle, residual.to(torch.float64)[..., None], upper=False)[..., 0]
+    return whitened, left, rows.new_ones(triangle.shape[:-1])
+
+
+def _own_factor(noise: Tensor, discrepancy: Tensor) -> Tensor:
+    """Triangular factor of each design's own covariance, discrepancy discrepancy^T + diag(noise), `b x q x m x m`."""
     columns = discrepancy.to(torch.float64)
     noise_std = noise.to(torch.float64).sqrt()
     noise_std = noise_std.expand(torch.broadcast_shapes(noise_std.shape, columns.shape[:-1]))
     columns = columns.expand(*noise_std.shape, columns.shape[-1])
-    _, triangle = _triangular(torch.cat([columns.mT, torch.diag_embed(noise_std)], dim=-2))
-    rows = root.to(torch.float64).expand(*noise_std.shape, root.shape[-1])
-    whitened = torch.linalg.solve_triangular(triangle, rows, upper=False)
-    left = torch.linalg.solve_triangular(triangle, residual.to(torch.float64)[..., None], upper=False)[..., 0]
-    return whitened, left, torch.ones_like(noise_std)
+    return _triangular(torch.cat([columns.mT, torch.diag_embed(noise_std)], dim=-2))[1]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -227,13 +232,26 @@ class Measurements(TensorPosterior):
         mean: `b x q x m`.
         root: `b x q x m x k`.
         noise: `b x q x m`, positive.
+        discrepancy: Root of what each design has of its own, `b x q x m x r`, or None. Conditioning takes it so, too.
     """
 
-    def __init__(self, mean: Float[Tensor, "..."], root: Float[Tensor, "..."], noise: Float[Tensor, "..."]) -> None:
+    def __init__(
+        self,
+        mean: Float[Tensor, "..."],
+        root: Float[Tensor, "..."],
+        noise: Float[Tensor, "..."],
+        *,
+        discrepancy: Float[Tensor, "..."] | None = None,
+    ) -> None:
         super().__init__(mean)
         rows = root.to(torch.float64).flatten(-3, -2)
-        noise_std = noise.to(torch.float64).sqrt().expand(mean.shape).flatten(-2)
-        _, self.triangle = _triangular(torch.cat([rows.mT, torch.diag_embed(noise_std)], dim=-2))
+        if discrepancy is None:
+            own = torch.diag_embed(noise.to(torch.float64).sqrt().expand(mean.shape).flatten(-2))
+        else:
+            factor = _own_factor(noise.expand(mean.shape), discrepancy)  # b q m m, for the blocks on the diagonal
+            blocks = torch.diag_embed(factor.movedim(-3, -1)).movedim((-2, -4, -1, -3), (-4, -3, -2, -1))  # b q m q m
+            own = blocks.flatten(-4, -3).flatten(-2).mT
+        _, self.triangle = _triangular(torch.cat([rows.mT, own], dim=-2))
 
     @property
     def mean(self) -> Float[Tensor, "*b q m"]:
@@ -319,12 +337,17 @@ class OutputMoments:
     latent: str | None
     discrepancy: Tensor | None = None
 
-    def joined(self, batch: torch.Size = torch.Size()) -> tuple[Tensor, Tensor]:  # noqa: B008
-        """Mean and whole root, `b x q x m x (k + r)`, expanded to one batch shape."""
+    def expanded(self, batch: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, root and discrepancy (of rank 0 where there is none), expanded to one batch shape."""
         discrepancy = self.root.new_zeros(*self.root.shape[:-1], 0) if self.discrepancy is None else self.discrepancy
         shape = broadcast_batches(self.mean.shape[:-2], self.root.shape[:-3], discrepancy.shape[:-3], batch)
-        roots = [part.to(self.root).expand(*shape, *part.shape[-3:]) for part in (self.root, discrepancy)]
-        return self.mean.expand(*shape, *self.mean.shape[-2:]), torch.cat(roots, dim=-1)
+        root, own = (part.to(self.root).expand(*shape, *part.shape[-3:]) for part in (self.root, discrepancy))
+        return self.mean.expand(*shape, *self.mean.shape[-2:]), root, own
+
+    def joined(self, batch: torch.Size) -> tuple[Tensor, Tensor]:
+        """Mean and whole root, `b x q x m x (k + r)`, expanded to one batch shape."""
+        mean, root, own = self.expanded(batch)
+        return mean, torch.cat([root, own], dim=-1)
 
 
 def broadcast_batches(*shapes: torch.Size) -> torch.Size:

@@ -29,7 +29,8 @@ class OperatorDraws(DeterministicModel):
         model: Where they are drawn from; what it has observed they agree with.
         count: How many, as a batch axis in front of the model's; one without such an axis by default.
         seed: Random seed; from torch's global generator by default, because BoTorch's users seed that. A single draw of a model
-            that has observed nothing is `predictor.draw(seed)`.
+            that has observed nothing is `predictor.draw(seed)`, where the predictor's fields have no discrepancy. Those of
+            calibrated predictors have one: a model draws what has no correlation, too, and has other numbers.
 
     Raises:
         ArgumentError: If the count is not positive, or the seed is no non-negative integer.
