@@ -63,7 +63,7 @@ class VarianceEstimation:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for name, least in (("exact_passes", 0), ("sketch", 0), ("probes", 1), ("chunk", 1)):
+        for name, least in (("exact_passes", 0), ("sketch", 1), ("probes", 1), ("chunk", 1)):
             assign(self, **{name: check_integer(getattr(self, name), name, least=least)})
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.errors import ConstraintError, ShapeError
+from probneural.errors import ArgumentError, ConstraintError, ShapeError
 from probneural.linear_algebra.first_order import Decomposition
 from probneural.linear_algebra.principal_components import resolved_eigenpairs
 
@@ -192,12 +192,27 @@ def posterior_root(
 
 
 def precision_factor(gram: Float64[Tensor, "*b k k"]) -> Float64[Tensor, "*b k k"]:
-    """The lower triangular L of I + M = L L^T, for a Gram matrix M of whitened rows; dimensionless, differentiable."""
-    return torch.linalg.cholesky(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
+    """The lower triangular L of I + M = L L^T, for a Gram matrix M of whitened rows; dimensionless, differentiable.
+
+    Raises:
+        ArgumentError: If the rounding of M hides the identity, as it does where the noise is some 1e-15 of the variance.
+    """
+    try:
+        return torch.linalg.cholesky(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        largest = float(gram.detach().diagonal(dim1=-2, dim2=-1).amax())
+        raise ArgumentError(
+            expected="a noise that double precision can tell from nothing beside the variance of what is observed",
+            got=f"variances of up to {largest:.1e} times the noise",
+            remedy="give a noise of at least 1e-12 of the variance",
+        ) from error
 
 
 def information(gram: Float64[Tensor, "*b k k"]) -> Float64[Tensor, "*b"]:
     """Log det(I + M) / 2 in nats: the information gain of observations with the Gram matrix M of whitened rows.
+
+    Raises:
+        ArgumentError: See `precision_factor`.
 
     Examples:
         >>> round(information(torch.full((1, 1), 3.0, dtype=torch.float64)).item(), 6)

@@ -339,20 +339,14 @@ class RecurrentOperator(Operator):
         if self.encoder is None:
             self.input_normalizer.fit(*inputs)
         else:
-            stacked = ChannelNormalizer(self.in_channels).double()
-            stacked.fit(*inputs)
-            self._pool(stacked, self.encoder)
+            self.input_normalizer.fit(*inputs, alike=self._states(self.encoder))
         self.output_normalizer.fit(*(data.outputs for data in train))
 
-    @torch.no_grad()
-    def _pool(self, stacked: ChannelNormalizer, encoder: SpectralEncoder) -> None:
-        """Take the units of a state from those of all states of a history."""
-        number = encoder.history * self._state_channels
-        means, scales = (part[:number].unflatten(0, (encoder.history, -1)) for part in (stacked.mean, stacked.scale))
-        mean = means.mean(0)
-        scale = (scales.square().mean(0) + (means - mean).square().mean(0)).sqrt()
-        self.input_normalizer.mean.copy_(torch.cat([mean, stacked.mean[number:]]))
-        self.input_normalizer.scale.copy_(torch.cat([scale, stacked.scale[number:]]))
+    def _states(self, encoder: SpectralEncoder) -> list[list[int]]:
+        """Channels of each state of a history, and those of the parameters after them."""
+        each, number = self._state_channels, encoder.history * self._state_channels
+        parameters = range(number, self.in_channels)
+        return [[*range(first, first + each), *parameters] for first in range(0, number, each)]
 
 
 def _checked_encoder(encoder: object, in_channels: int, *, is_bidirectional: bool) -> SpectralEncoder:

@@ -340,6 +340,13 @@ HEADS = [
     *refused(
         "exact_passes", lambda v: pn.curvature.VarianceEstimation(exact_passes=v), (-1, 1.5, "3"), ArgumentError, "exact_passes"
     ),
+    *[
+        case
+        for name in ("sketch", "probes", "chunk")
+        for case in refused(
+            name, lambda v, name=name: pn.curvature.VarianceEstimation(**{name: v}), (0, 1.5, "3"), ArgumentError, name
+        )
+    ],
     *refused("kernel", pn.heads.KernelOperator, ("fast", None, 3, ["rbf"]), ArgumentError, "rbf"),
     *[
         case

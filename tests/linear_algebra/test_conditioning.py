@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from probneural.errors import ConstraintError, ShapeError
+from probneural.errors import ArgumentError, ConstraintError, ShapeError
 from probneural.linear_algebra import conditioning
 from probneural.linear_algebra.conditioning import (
     _GRAM_TRACE,
@@ -89,6 +91,18 @@ class TestPosteriorRoot:
         factor = precision_factor(gram)
         assert torch.equal(factor, factor.tril())
         assert torch.allclose(factor @ factor.mT, gram + torch.eye(observations, dtype=torch.float64), rtol=1e-13)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("noise", [1e-16, 1e-20])
+@pytest.mark.parametrize("function", [precision_factor, information])
+def test_noise_that_rounding_hides(function: Callable[[Tensor], Tensor], noise: float) -> None:
+    rows = normal("rows", 2, 40, 10)
+    assert bool(function(rows @ rows.mT / 1e-12).isfinite().all())
+    with pytest.raises(
+        ArgumentError, match=r"a noise that double precision can tell.*times the noise; give a noise of at least"
+    ):
+        function(rows @ rows.mT / noise)
 
 
 def test_rounding_makes_no_negative_variance() -> None:

@@ -15,7 +15,7 @@ from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
-from probneural.operators import DeepONet, HiddenLayers, LinearRegression
+from probneural.operators import DeepONet, HiddenLayers, LinearRegression, PODDeepONet
 from probneural.operators.layers.branch import SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import MLP
@@ -231,6 +231,22 @@ def test_scattered_sensors_read_the_function(domain: Grid) -> None:
     assert torch.equal(operator(at_sensors, query=domain), expected)
     assert operator(at_sensors).shape == (1, 1, 11)  # by default at the inputs' points, which are the sensors
     assert not torch.allclose(operator(at_sensors + 0.1, query=domain), expected)
+
+
+@pytest.mark.parametrize("kind", ["DeepONet", "PODDeepONet"])
+def test_quadrature_weights_of_sensors_do_not_matter(kind: str) -> None:
+    sensors = scattered_sensors(SENSORS)
+    layers = HiddenLayers(width=6)
+    operator = (
+        DeepONet(1, 1, sensors=sensors, domain=SENSORS, basis=4, layers=layers)
+        if kind == "DeepONet"
+        else PODDeepONet(1, 1, sensors=sensors, out_grid=SENSORS, basis=4, layers=layers)
+    ).double()
+    values = torch.linspace(-1.0, 1.0, sensors.size, dtype=torch.float64)[None, None]
+    others = Grid.scattered(sensors.points, torch.ones(sensors.size))
+    assert torch.equal(operator(values, grid=others, query=SENSORS), operator(values, grid=sensors, query=SENSORS))
+    with pytest.raises(GridError, match="a uniform grid to interpolate from"):
+        operator(values, grid=Grid.scattered(sensors.points + 1e-3, sensors.weights), query=SENSORS)
 
 
 def test_periodic_axes_close_up_and_others_do_not() -> None:

@@ -140,6 +140,35 @@ def test_units_of_a_history_are_pooled() -> None:
     torch.testing.assert_close(operator.input_normalizer.mean[2], inputs[:, 4].mean(), atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("rest", [0.0, 0.25])
+@pytest.mark.parametrize("history", [2, 3])
+def test_a_constant_state_of_a_history_has_no_spread(history: int, rest: float) -> None:
+    """As where trajectories begin at rest: a scale of 1 stands for no unit there, and is none to average with."""
+    operator, grid = fields(history=history, parameters=1), Grid.uniform(8)
+    moving = normal(50, 2 * (history - 1), 8) * 1e-3
+    inputs = torch.cat([torch.full((50, 2, 8), rest, dtype=torch.float64), moving, torch.ones(50, 1, 8).double()], dim=1)
+    operator.fit_normalizers(pn.FieldPairs(pn.Field(inputs, grid), pn.Field(normal(50, 2, 8), grid)))
+    for channel in range(2):
+        seen = inputs[:, channel:-1:2]
+        torch.testing.assert_close(operator.input_normalizer.mean[channel], seen.mean(), atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(operator.input_normalizer.scale[channel], seen.std(correction=0), atol=0, rtol=1e-12)
+    assert (operator.input_normalizer.mean[2], operator.input_normalizer.scale[2]) == (1.0, 1.0)
+
+
+@pytest.mark.bad_input
+def test_units_are_of_as_many_channels_as_inputs_have() -> None:
+    operator, grid = fields(history=2, parameters=1), Grid.uniform(8)
+    with pytest.raises(DataError, match="expected fields of 5 channels; got 4"):
+        operator.fit_normalizers(pn.FieldPairs(pn.Field(normal(5, 4, 8), grid), pn.Field(normal(5, 2, 8), grid)))
+
+
+def test_a_history_that_never_varies_keeps_its_units() -> None:
+    operator, grid = fields(history=2, parameters=1), Grid.uniform(8)
+    inputs = torch.cat([torch.full((50, 4, 8), 0.3, dtype=torch.float64), normal(50, 1, 8)], dim=1)
+    operator.fit_normalizers(pn.FieldPairs(pn.Field(inputs, grid), pn.Field(normal(50, 2, 8), grid)))
+    assert operator.input_normalizer.scale[:2].tolist() == [1.0, 1.0]
+
+
 def test_learns_to_average_what_it_has_seen() -> None:
     """A constant in noise: the mean so far is a filter of unit gain, whose error falls as one over the steps."""
     level = normal(400, 1, 1, name="level").float()

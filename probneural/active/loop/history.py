@@ -13,9 +13,9 @@ class SimulationCounts:
     """What became of a round's simulations.
 
     Attributes:
-        simulated: Simulations run, calibration functions included.
-        reused: Results that the store had already.
-        failed: Simulations without a usable result.
+        simulated: Simulations run that gave a usable result, calibration functions included.
+        reused: Usable results that the store had already.
+        failed: Those without a usable result, be it new or the store's.
     """
 
     simulated: int

@@ -392,6 +392,8 @@ class ActiveLearner:
         result = self._pipeline.learn(number)
         self._result = result
         batches = self._log.round_of(number)
+        reused = sum(outcome.reused(batch) for batch, outcome in batches)
+        failed = sum(len(outcome.failed) for _, outcome in batches)
         watched = self.plan.test
         if watched is None and self._unseen:
             watched = self.conformal_pairs
@@ -401,9 +403,9 @@ class ActiveLearner:
                 labels=len(self._log.labelled),
                 chosen=tuple(position for batch, _ in batches for position in batch.training),
                 simulations=SimulationCounts(
-                    simulated=sum(len(batch.positions) - batch.known - len(outcome.failed) for batch, outcome in batches),
-                    reused=sum(batch.known for batch, _ in batches),
-                    failed=sum(len(outcome.failed) for _, outcome in batches),
+                    simulated=sum(len(batch.positions) for batch, _ in batches) - reused - failed,
+                    reused=reused,
+                    failed=failed,
                 ),
                 loss=result.loss,
                 errors=measured(result.predictor, watched),

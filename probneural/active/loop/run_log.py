@@ -31,6 +31,7 @@ class SimulationBatch:
         training: Positions of functions to learn from, in the order of choice.
         known: How many of all these the store had a result of already.
         seconds: Time of the choice.
+        found: Positions of those results; empty in the memory of loops from before they were written down.
     """
 
     round: int
@@ -39,6 +40,7 @@ class SimulationBatch:
     training: tuple[int, ...]
     known: int
     seconds: float
+    found: tuple[int, ...] = ()
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -57,6 +59,10 @@ class BatchOutcome:
 
     failed: tuple[int, ...]
     seconds: float
+
+    def reused(self, batch: SimulationBatch) -> int:
+        """How many results the batch took from the store: those that were there, without those of no use."""
+        return batch.known - len({*batch.found} & {*self.failed})
 
 
 class RunLog:
@@ -197,7 +203,8 @@ class RunLog:
 
     def ask(self, batch: SimulationBatch) -> SimulationBatch:
         """Open a batch, for good."""
-        batch = replace(batch, known=sum(self.keys[position] in self.store for position in batch.positions))
+        found = tuple(position for position in batch.positions if self.keys[position] in self.store)
+        batch = replace(batch, known=len(found), found=found)
         self._remember(f"batch-{len(self.batches):04d}", asdict(batch))
         self.batches.append(batch)
         return batch

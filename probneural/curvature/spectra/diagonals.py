@@ -112,12 +112,13 @@ def row_squares_estimate(
     images = gaussian(block, rows, generator=generator, like=like)
     for start in range(0, count, block):
         pulled = _batched(transposed_product, images.detach()[: count - start], size=latent).detach()
-        # In float64 whatever the dtype: directions may carry very different fractions.
-        fresh = orthonormal(pulled.to(torch.float64), against=basis).to(pulled)
+        # In float64 whatever the dtype: directions may carry very different fractions, and one that comes again has to vanish.
+        fresh = orthonormal(pulled.to(torch.float64), against=basis)
         spent += len(pulled) + len(fresh)
         if len(fresh) == 0:  # the rows of F are spanned, to rounding
             break
-        images = _batched(product, fresh, size=rows)
+        like = like.to(pulled)
+        images = _batched(product, fresh.to(like), size=rows)
         squares = images.to(torch.float64).square().sum(0)
         exact = squares if exact is None else exact + squares
         basis = fresh if basis is None else torch.cat([basis, fresh])
@@ -127,9 +128,9 @@ def row_squares_estimate(
     if len(basis) == latent:
         return Estimate(values=exact, errors=torch.zeros_like(exact), lower=exact, captured=1.0, products=spent)
     draws = gaussian(probes, latent, generator=generator, like=basis)
-    draws = draws - inner(draws, basis).to(draws) @ basis
+    draws = draws - inner(draws, basis) @ basis
     rest = torch.zeros_like(exact)
-    for piece in draws.split(_BATCH):
+    for piece in draws.to(like).split(_BATCH):
         rest = rest + apply(product, piece, size=rows).to(torch.float64).square().sum(0) / probes
     values = exact + rest
     total = float(values.detach().sum())

@@ -23,8 +23,8 @@ _ROOM = 2**26
 """Entries of the basis up to which it simply grows (256 MiB in float32, and as much for its image)."""
 _INDEFINITE = 1e-3
 """Fraction of the largest eigenvalue that a Ritz value may lie below zero, and a product may be asymmetric by."""
-
-
+_CHANCE = 1e-9
+"""Probability with which a random start may hide an eigenvalue that `smallest` asks for."""
 _UNRESOLVED = 0.3
 """Residual, relative to its value, up to which a pair that was not asked for serves a quadrature."""
 
@@ -93,6 +93,15 @@ def top_eigenpairs(
     eigenvalue of multiplicity beyond `block` can be found too few times. Memory is that of the
     basis and its image: 2^26 numbers each, or three times `rank` vectors if that is more.
 
+    A residual says that some eigenvalue is near, not that no other one is larger. With `smallest`, the search ends once the
+    random start is unlikely to have hidden another such eigenvalue from m blocks:
+
+        (1.648 sqrt(P) exp(-(2 m - 1) sqrt(1 - theta / smallest)))^block <= 1e-9
+
+    for the first Ritz value theta below `smallest`: some 5 blocks of 8 where theta is far below, and more the closer it is. The
+    bound is that of one vector, of which a block has `block` independent ones. It holds for what the pairs found leave of A, up
+    to their residuals, and not strictly after a restart. With k columns of `start` it takes (k + block) / block times as many.
+
     Args:
         product: A on rows, `(s, P)` to `(s, P)`; its result is not differentiated.
         size: P.
@@ -118,9 +127,10 @@ def top_eigenpairs(
 
     Reference:
         Golub & Van Loan (2013), Matrix Computations, section 10.3.6; Wu & Simon (2000), Thick-restart Lanczos method for large
-        symmetric eigenvalue problems. Deviation: the image of the basis is kept, so residuals are true ones, any start can
-        be used, and the block that follows is spanned by residuals of the first pairs that have not converged (in exact
-        arithmetic and from a random start, this is Lanczos' own block).
+        symmetric eigenvalue problems; Kuczyński & Woźniakowski (1992), Estimating the largest eigenvalue by the power and
+        Lanczos algorithms with a random start, for the bound. Deviation: the image of the basis is kept, so residuals are true
+        ones, any start can be used, and the block that follows is spanned by residuals of the first pairs that have not
+        converged (in exact arithmetic and from a random start, this is Lanczos' own block).
 
     Examples:
         >>> weights = torch.tensor([3.0, 0.0, 5.0], dtype=torch.float64)
@@ -160,6 +170,7 @@ class _Search:
         self.mixing = torch.empty(0, 0, dtype=torch.float64)
         self.products = 0
         self.settled = 0  # how many pairs, from the first, had converged when last looked at
+        self.depth = 1.0  # blocks of the random start's Krylov space
 
     def run(self, start: Tensor | None, *, limit: int | None, generator: torch.Generator, bar: tqdm[None]) -> Eigenpairs:
         """Extend the basis until the pairs wanted and the one after them are resolved."""
@@ -167,6 +178,7 @@ class _Search:
         if start is not None:
             first = torch.cat([orthonormal(start.detach().to(self.like).mT), first])
         self.extend(orthonormal(first))
+        deeper = self.block / len(first)
         trusted: Tensor | None = None  # what was found when it might not have been all
         while True:
             window = self.settle()
@@ -175,7 +187,8 @@ class _Search:
             if self.count == self.size:
                 return self.result(window is None)
             is_closed = window is None and self.is_invariant()
-            if window is None and self.count > self.wanted:
+            is_hidden = window is None and not is_closed and self.may_hide_more()
+            if window is None and self.count > self.wanted and not is_hidden:
                 largest = self.values[: self.wanted]
                 # Pairs of a good start have converged before random vectors, which know of larger ones, were multiplied twice.
                 is_sure = start is None and not is_closed
@@ -184,14 +197,19 @@ class _Search:
                 trusted = largest
             if self.products + self.block > (limit or max(400, 20 * self.wanted)):
                 return self.result(False)
-            if is_closed or (window is None and start is None):
+            if is_closed or (window is None and start is None and not is_hidden):
                 window = gaussian(self.block, self.size, generator=generator, like=self.like)
                 if self.extend(orthonormal(window, against=self.basis)[: self.size - self.count]) <= self.floor:
                     return self.result(True, exhausted=True)
             else:
-                window = self.open_residuals() if window is None else window
+                window = self.open_residuals(self.wanted if is_hidden else 0) if window is None else window
                 self.restart()
-                self.extend(orthonormal(window, against=self.basis)[: self.block])
+                fresh = orthonormal(window, against=self.basis)[: self.block]
+                if len(fresh) or not is_hidden:
+                    self.extend(fresh)
+                    self.depth += deeper
+                else:  # residuals of rounding inside the span: all that the random start has a part of is found
+                    self.depth = math.inf
 
     @property
     def basis(self) -> Tensor:
@@ -301,11 +319,20 @@ class _Search:
             return False
         return value + norm < self.smallest if self.smallest is not None and self.rank is None else norm <= _NEXT * value
 
-    def open_residuals(self) -> Tensor:
-        """Residuals of the first pairs, wanted or not, that A does not map into the basis, `(s, P)`."""
+    def may_hide_more(self) -> bool:
+        """Whether the random start could well have so little of another eigenvalue of `smallest` that it does not show yet."""
+        if self.smallest is None or self.wanted in (self.rank, self.count):
+            return False
+        gap = 1.0 - float(self.values[self.wanted].clamp_min(0.0)) / self.smallest
+        of_one = math.log(1.648 * math.sqrt(self.size)) - math.sqrt(gap) * (2.0 * self.depth - 1.0)
+        return self.block * of_one > math.log(_CHANCE)
+
+    def open_residuals(self, start: int) -> Tensor:
+        """Residuals of the first pairs from one on, and then of those before, that A does not map into the basis, `(s, P)`."""
         parts: list[Tensor] = []
-        for first in range(0, self.count, 2 * self.block):
-            rows, norms = self.residual(first, min(first + 2 * self.block, self.count))
+        step = 2 * self.block
+        for first in (*range(start, self.count, step), *range(0, start, step)):
+            rows, norms = self.residual(first, min(first + step, self.count))
             parts.append(rows[norms > self.floor])
             if sum(map(len, parts)) >= self.block:
                 break

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_choice, check_integer
+from probneural.contexts import outside_of_export
 from probneural.grids import Grid, check_grid, resample
 from probneural.operators.checks import check_input
 from probneural.operators.layers.mlp import MLP, HiddenLayers, joined
@@ -106,9 +108,10 @@ class SensorBranch(nn.Module):
 
         Raises:
             ShapeError: If the values do not fit the grid.
-            GridError: If sensors lie outside the grid's domain, or the grid is scattered and not the sensors.
+            GridError: If sensors lie outside the grid's domain, or the grid is scattered and its points are not the sensors.
         """
-        seen = self.normalizer(resample(values, grid, self.sensors)).flatten(2)
+        where = self.sensors if self._are_sensors(grid) else grid
+        seen = self.normalizer(resample(values, where, self.sensors)).flatten(2)
         parts = [seen.flatten(1)] if self.branching == "joint" else list(seen.unbind(1))
         product: Tensor | None = None
         all_networks = list(self.networks)
@@ -118,3 +121,10 @@ class SensorBranch(nn.Module):
             product = factor if product is None else product * factor
         assert product is not None  # there is at least one channel
         return product.unflatten(1, (self.groups, self.basis))
+
+    def _are_sensors(self, grid: Grid) -> bool:
+        """Whether scattered points are the sensors, whatever their quadrature weights."""
+        if grid is self.sensors or grid.is_uniform or self.sensors.is_uniform:
+            return grid is self.sensors
+        with outside_of_export():
+            return torch.equal(grid.points, self.sensors.points)

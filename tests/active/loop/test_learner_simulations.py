@@ -14,6 +14,7 @@ import probneural as pn
 from probneural.active import (
     ActiveLearner,
     RandomSelection,
+    ResultStore,
     SimulationOptions,
 )
 from probneural.active.loop.learner import WINDOW
@@ -197,6 +198,24 @@ def test_results_of_another_kind_are_failures(tmp_path: Path, kind: str) -> None
     assert float(loop.pairs.inputs.values.mean((1, 2)).abs().max()) < 1.2
     assert loop.store.failures()
     assert learner(tmp_path, odd, batch=10).history == history
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_result_that_was_there_and_is_of_another_kind_counts_once(tmp_path: Path, first: bool) -> None:
+    """Of the first batch, where the others' results decide, and of later ones."""
+    store = ResultStore(tmp_path / "store")
+    used = learner(tmp_path / "before")
+    used.run(rounds=3)
+    asked = used.history.rounds[0 if first else 2].chosen
+    store.add(POOL[asked[0]], square(POOL[asked[0]]), seconds=0.0)
+    store.add(POOL[asked[1]], square(POOL[asked[1]]).to(torch.float32), seconds=0.0)
+    calls = Counted(tmp_path / "calls")
+    loop = learner(store, calls)
+    loop.run(rounds=3)
+    counts = loop.history.rounds[0 if first else 2].simulations
+    assert (counts.reused, counts.failed) == (1, 1)
+    assert sum(entry.simulations.simulated for entry in loop.history.rounds) == len(calls.calls)
+    assert learner(store, calls).history == loop.history
 
 
 def test_own_workers_live_for_all_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

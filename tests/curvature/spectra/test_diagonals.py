@@ -121,6 +121,18 @@ def test_rows_in_float32(sketch: int) -> None:
     assert bool((estimate.lower <= truth * (1 + 1e-5)).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("sketch", [10, 24, 30])
+def test_equal_singular_values_count_once(sketch: int, depth: int, dtype: torch.dtype) -> None:
+    """A direction that comes back unchanged from F^T F is no new one; what single precision adds to it may be."""
+    unit = torch.eye(30, dtype=F64)
+    for root in (unit, unit.flip(0), torch.cat([unit, unit]), unit[:15]):
+        estimate = rows_of(root, sketch=sketch, probes=4, depth=depth, dtype=dtype)  # type: ignore[arg-type]
+        truth = root.square().sum(1)
+        assert bool((estimate.lower <= truth * (1 + 1e-6)).all())
+
+
 def test_products_may_choose_the_dtype() -> None:
     """As maps do that convert what they are given to the dtype of their own tensors."""
     root = decaying().to(torch.float32)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -72,6 +75,42 @@ def test_smallest_with_a_largest_rank() -> None:
     pairs = top_eigenpairs(Counted(matrix), 120, smallest=0.1, rank=7)
     check(pairs, matrix)
     assert len(pairs.values) == 7
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", [{}, {"block": 2}, {"dtype": torch.float32}, {"rank": 5}], ids=str)
+@pytest.mark.parametrize("size", [1000, 30_000])
+def test_spikes_over_a_flat_bulk(size: int, kind: dict[str, Any], seed: int) -> None:
+    """In a few random vectors, of which a spike has a share of 1/P, all Ritz values are near 1 and have small residuals."""
+    for spikes, bulk in (([40.0, 20.0], torch.ones(size)), ([11.0, 10.5], torch.ones(size)), ([20.0], torch.rand(size))):
+        diagonal = torch.cat([torch.tensor(spikes), bulk[len(spikes) :]]).to(F64)
+        pairs = top_eigenpairs(lambda rows, d=diagonal: rows * d.to(rows), size, smallest=10.0, seed=seed, **kind)
+        assert pairs.is_converged
+        torch.testing.assert_close(pairs.values, torch.tensor(spikes, dtype=F64), rtol=1e-6, atol=0)
+        assert pairs.next_value < 10.0
+
+
+@pytest.mark.parametrize("start", [False, True])
+@pytest.mark.parametrize("smallest", [1.5, 2.0, 10.0])
+def test_nothing_above_the_smallest_is_soon_seen(smallest: float, start: bool) -> None:
+    """By the bound of Kuczyński and Woźniakowski, written here for the largest eigenvalue, which is 1."""
+    size, known = 5000, 8
+    diagonal = torch.linspace(0.0, 1.0, size, dtype=F64)
+    directions = torch.eye(size, dtype=F64)[:, 100 : 100 + known] if start else None
+    pairs = top_eigenpairs(lambda rows: rows * diagonal, size, smallest=smallest, start=directions)
+    assert pairs.is_converged
+    assert len(pairs.values) == 0
+    assert pairs.next_value < smallest
+    blocks = ((math.log(1.648 * size**0.5) + math.log(1e9) / 8) / (1 - 1 / smallest) ** 0.5 + 1) / 2
+    width = 8 + known if start else 8
+    assert 0.8 * width * blocks <= pairs.products <= width * (blocks + 2)
+
+
+def test_a_flat_map_below_the_smallest() -> None:
+    pairs = top_eigenpairs(torch.clone, 5000, smallest=2.0)
+    assert pairs.is_converged
+    assert len(pairs.values) == 0
+    assert pairs.products <= 16
 
 
 @pytest.mark.parametrize("kind", [{"rank": 3}, {"smallest": 1.0}])
