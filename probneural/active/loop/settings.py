@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,15 +72,44 @@ def digest_of_operator(operator: nn.Module | None) -> str | None:
     if operator is None:
         return None
     state: Mapping[str, Tensor] = weights_of(operator)
-    total = hashlib.sha256()
-    for name, tensor in state.items():
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        real = torch.view_as_real(plain) if plain.is_complex() else plain
-        total.update(f"{name}{plain.dtype}{tuple(plain.shape)}".encode())
-        total.update(real.reshape(-1).view(torch.uint8).numpy().tobytes() if real.numel() else b"")
-    return f"{type(operator).__name__} {total.hexdigest()[:16]}"
+    return f"{type(operator).__name__} {_digest_of_tensors(state)}"
 
 
 def described(thing: Any) -> str:
-    """What tells things apart: their representation, without the addresses that change from process to process."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))
+    """What tells things apart: their representation, without the addresses that change from process to process.
+
+    Representations leave numbers out: those of tensors and fields within follow as one short text.
+    """
+    text, tensors = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing)), dict(_tensors_within(thing, ""))
+    return f"{text} {_digest_of_tensors(tensors)}" if tensors else text
+
+
+def _digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    total = hashlib.sha256()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        real = torch.view_as_real(plain) if plain.is_complex() else plain
+        total.update(f"{name}{plain.dtype}{tuple(plain.shape)}".encode())
+        total.update(real.reshape(-1).view(torch.uint8).numpy().tobytes() if real.numel() else b"")
+    return total.hexdigest()[:16]
+
+
+def _tensors_within(thing: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Tensors among the parts of settings, with the way to each."""
+    parts: Mapping[str, Any] = {}
+    if isinstance(thing, Tensor):
+        yield name, thing
+    elif isinstance(thing, Field):
+        parts = {"values": thing.values, "points": thing.grid.points, "weights": thing.grid.weights}
+    elif isinstance(thing, nn.Module):
+        parts = thing.state_dict()
+    elif isinstance(thing, functools.partial):
+        parts = {"arguments": thing.args, "keywords": thing.keywords}
+    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        parts = {one.name: getattr(thing, one.name) for one in dataclasses.fields(thing)}
+    elif isinstance(thing, Mapping):
+        parts = {str(key): value for key, value in thing.items()}
+    elif isinstance(thing, list | tuple):
+        parts = {str(number): value for number, value in enumerate(thing)}
+    for key, part in parts.items():
+        yield from _tensors_within(part, f"{name}.{key}")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 import probneural as pn
 from probneural.active import (
     Growth,
+    IntegratedVarianceSelection,
     Request,
     StochasticSelection,
 )
@@ -69,6 +71,22 @@ def test_settings_do_not_depend_on_addresses_or_on_how_simulations_run(tmp_path:
             tmp_path, train=functools.partial(loops.kneaded), batch=lambda labels: 4, executor=pool, timeout=9.0, attempts=3
         )
         assert again.run(rounds=2).labels == (6, 10)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        lambda seed: {"acquisition": IntegratedVarianceSelection(targets=functions(5, seed=seed))},
+        lambda seed: {"calibrate": pn.calibration.VarianceScale(noise=torch.tensor([1e-3 + 1e-9 * seed]))},
+        lambda seed: {"train": functools.partial(loops.kneaded, weights=[functions(5, seed=seed)])},
+    ],
+)
+def test_values_of_settings_count(settings: Callable[[int], dict[str, Any]], tmp_path: Path) -> None:
+    """Targets and noises of equal shape, whose representations are equal."""
+    learner(tmp_path, **settings(1))
+    learner(tmp_path, **settings(1))
+    with pytest.raises(FileError, match="acquisition|calibrate|train"):
+        learner(tmp_path, **settings(2))
 
 
 class Greedy(Spy):
