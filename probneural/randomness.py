@@ -58,6 +58,7 @@ PURPOSES: Final = MappingProxyType(
         "roll-out starts": "seeds of the states that members of a roll-out start from, per member",
         "filter starts": "seeds of the states that members of a filter start from, where the step is a function, per member",
         "perturbed observations": "errors of the observations that members of an ensemble filter take in, per lead and number",
+        "likelihood points": "points at which the correlation of residuals is judged",
         "scale mixture draws": "seeds of the draws that scales are compared with, per first function of a few",
         "local scale points": "points whose residuals say how large variances are along a function",
         "trimmed points": "points whose residuals a robust scale is taken from",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch import Tensor
 from probneural.calibration.chunks import CalibrationPredictions, domain_average
 from probneural.calibration.held_out import group_numbers, number_of
 from probneural.calibration.local_scale import LocalScale
-from probneural.calibration.stationary_process import StationaryProcess, Waves, box_of
+from probneural.calibration.stationary_process import StationaryProcess, Waves
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
@@ -26,13 +25,17 @@ from probneural.errors import ArgumentError, UnsupportedError
 from probneural.functionals import MatrixFunctional
 from probneural.grids import Grid
 from probneural.pairs import Dataset, evenly_spread_rows
+from probneural.randomness import stream
 
 _ROOT_FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Candidates of w. Zero is none: data on some functions would then say nothing about others."""
 _WHITE_FRACTIONS = (1e-4, 5e-4, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Candidates of f. Zero is none: a field of finite rank has no density on a fine grid."""
 _POINTS = 1089
-"""Points of one function at which the joint likelihood is taken, at most: all, or neighbours, which tell what is rough."""
+"""Points of one function at which the joint likelihood is taken, at most: all, or some at random.
+
+They are far more than rho has waves, which explain whatever happens at fewer points, or at neighbours alone.
+"""
 _VALUES = 4096
 """Values whose joint likelihood decides, of functions evenly spread over the calibration set: 64 of 64 points, ..."""
 _FUNCTIONS = 8
@@ -104,7 +107,7 @@ def decompose(
         local: h, or None where it is 1.
     """
     grid, count = predicted.pairs.outputs.grid, len(predicted.pairs)
-    waves = Waves(grid)
+    points, waves = _points(grid), Waves(grid)
     groups, rows = group_numbers(predicted.pairs), likelihood_rows(predicted.pairs)
     side = groups % 2
     head_noise = predictor.noise.detach().to("cpu", torch.float64)[:, None]
@@ -126,10 +129,8 @@ def decompose(
         mean_explained += domain_average((ratio * explained).unflatten(-1, grid.shape), grid).sum(0) / count
         mean_factor += domain_average(ratio.unflatten(-1, grid.shape), grid).sum(0) / count
         for row in rows[(rows >= start) & (rows < start + len(residual))] - start:
-            points = likelihood_points(grid, len(examples))
             gram = scale[:, None, None] * shared[len(examples)]
-            parts = (residual[row][:, points], gram, explained[row][:, points])
-            examples.append(_Example(int(here[row]), points, *parts))
+            examples.append(_Example(int(here[row]), residual[row][:, points], gram, explained[row][:, points]))
         start += len(residual)
     ones = int(side.sum())
     halves = [powers[1] / (count - ones), powers[2] / ones] if number_of(groups) >= 4 else [powers[0] / count] * 2
@@ -139,7 +140,8 @@ def decompose(
         processes = [waves.process(half, most=candidate) for half in halves]
         if ranks == (ranks := [process.modes.shape[1] for process in processes]):
             continue  # there are no more waves than that
-        found, height = _search(examples, [process.evaluate(grid) for process in processes], noise=noise, starts=starts)
+        correlations = [root @ root.mT for root in (process.evaluate(grid)[:, points] for process in processes)]
+        found, height = _search(examples, correlations, noise=noise, starts=starts)
         if height <= highest:
             break
         most, starts, highest = candidate, found, height
@@ -158,17 +160,11 @@ def likelihood_rows(pairs: Dataset) -> Int64[Tensor, " k"]:
     return torch.arange(len(pairs), device="cpu")[evenly_spread_rows(len(pairs), most)]
 
 
-def likelihood_points(grid: Grid, number: int) -> Int64[Tensor, " p"]:
-    """Points of one of `likelihood_rows`: all, or in turn the nearest neighbours of the domain's middle and of its corners.
-
-    Boundaries are among them: errors there may be rough where all others are smooth.
-    """
+def _points(grid: Grid) -> Tensor:
+    """Some points of a grid, in their order."""
     if grid.size <= _POINTS:
         return torch.arange(grid.size)
-    centres = [(0.5,) * grid.dimension, *itertools.product((0.0, 1.0), repeat=grid.dimension)]
-    lower, lengths = box_of(grid)
-    distances = ((grid.points - lower) / lengths - torch.tensor(centres[number % len(centres)])).abs().amax(1)
-    return distances.argsort(stable=True)[:_POINTS].sort().values
+    return torch.randperm(grid.size, generator=stream(0, "likelihood points"))[:_POINTS].sort().values
 
 
 def gaussian_of(u: FieldDistribution) -> GaussianField:
@@ -188,26 +184,24 @@ def gaussian_of(u: FieldDistribution) -> GaussianField:
 
 
 @torch.no_grad()
-def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"], *, number: int) -> list[Float64[Tensor, "c p p"]]:
+def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[Float64[Tensor, "c p p"]]:
     """Covariance that a head itself states for some functions, at the points where `decompose` takes likelihoods.
 
     Args:
         u: A prediction of calibration fields.
         rows: Which of them, those among `likelihood_rows`.
-        number: Of these, how many came before.
 
     Raises:
         UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
     """
+    points = _points(u.grid)
+    chosen = torch.zeros(len(points), u.grid.size, dtype=torch.float64)
+    chosen[torch.arange(len(points)), points] = 1.0
     covariances = []
-    for offset, index in enumerate(rows.tolist()):
-        points = likelihood_points(u.grid, number + offset)
+    for index in rows.tolist():
         single = gaussian_of(u[index : index + 1])
-        if len(points) < u.grid.size:
-            chosen = torch.zeros(len(points), u.grid.size, dtype=torch.float64)
-            chosen[torch.arange(len(points)), points] = 1.0
-            single = single.apply(MatrixFunctional(u.grid, chosen))
-        alone = single.marginal(0)
+        at_points = single if len(points) == u.grid.size else single.apply(MatrixFunctional(u.grid, chosen))
+        alone = at_points.marginal(0)
         roots = [alone.root] if alone.discrepancy is None else [alone.root, alone.discrepancy]
         dense = torch.cat([root.dense()[0].to("cpu", torch.float64) for root in roots], dim=-1)
         covariances.append(dense @ dense.mT)
@@ -219,33 +213,27 @@ class _Example(NamedTuple):
 
     Attributes:
         side: Which half of the fields it belongs to.
-        points: Which points, `(p,)`.
         residual: Over the root of the local scale, `(c, p)`.
         gram: The head's covariance times a, `(c, p, p)`.
         explained: The head's variance times a, `(c, p)`.
     """
 
     side: int
-    points: Tensor
     residual: Tensor
     gram: Tensor
     explained: Tensor
 
 
 def _search(
-    examples: Sequence[_Example], roots: Sequence[Tensor], *, noise: Tensor, starts: Sequence[tuple[int, int]]
+    examples: Sequence[_Example], correlations: Sequence[Tensor], *, noise: Tensor, starts: Sequence[tuple[int, int]]
 ) -> tuple[list[tuple[int, int]], float]:
     """Which candidates of w and f are most likely in each channel, under the process of the other half; and how likely."""
     found, total = [], 0.0
     for channel, start in enumerate(starts):
-        cases: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-        known: dict[tuple[int, bytes], Tensor] = {}
-        for one in examples:
-            place = one.side, one.points.numpy().tobytes()
-            if place not in known:
-                root = roots[1 - one.side][channel, one.points]
-                known[place] = root @ root.mT
-            cases.append((one.residual[channel], one.gram[channel], one.explained[channel], known[place]))
+        cases = [
+            (one.residual[channel], one.gram[channel], one.explained[channel], correlations[1 - one.side][channel])
+            for one in examples
+        ]
         best, height = _most_likely(functools.partial(_log_density, cases, noise[channel]), start)
         found.append(best)
         total += height

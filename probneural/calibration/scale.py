@@ -249,7 +249,7 @@ def _read(
     for u, (stated, _) in predicted.distributions():
         of_field = stated.variance - noise.to(stated.variance).reshape(-1, *(1,) * len(u.grid.shape))
         field_variance += domain_average(of_field, u.grid).sum(0).cpu() / len(calibration)
-        shared += shared_covariances(u, rows[(rows >= start) & (rows < start + len(u))] - start, number=len(shared))
+        shared += shared_covariances(u, rows[(rows >= start) & (rows < start + len(u))] - start)
         start += len(u)
     return field_variance, shared
 

@@ -1,0 +1,79 @@
+"""How residuals are divided: how many waves the misfit has, and how much has no correlation at all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from probneural.calibration import VarianceScale
+from probneural.calibration.decomposition import _ROOT_FRACTIONS, _WHITE_FRACTIONS, _most_likely
+from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
+from probneural.fields import Field
+from probneural.grids import Grid
+from probneural.pairs import FieldPairs
+from tests.helpers import normal
+
+
+class Noisy(Predictor):
+    """Predicts its input, and states little of its own and a noise of 1."""
+
+    def __init__(self, grid: Grid) -> None:
+        one = torch.ones(1, dtype=torch.float64)
+        super().__init__(PredictorTraits(in_channels=1, noise=one, domain=grid, like=one))
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        assert query is None or query == inputs.grid
+        root = torch.full((*inputs.values.flatten(2).shape, 1), 1e-3, dtype=torch.float64)
+        return GaussianField(inputs.values, DenseRoot(root), latent="noisy", grid=inputs.grid)
+
+
+def waves(grid: Grid, count: int) -> Tensor:
+    """Products of cosines, orthonormal in the mean: `(count², p)`."""
+    one, other = grid.points.mT
+    found = [
+        torch.cos(math.pi * i * one) * torch.cos(math.pi * j * other) * 2.0 ** (0.5 * ((i > 0) + (j > 0)))
+        for i, j in itertools.product(range(count), repeat=2)
+    ]
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("points", [24, 40])
+@pytest.mark.parametrize("fraction", [0.1, 0.01])
+def test_what_is_rough_is_told_from_many_waves(points: int, fraction: float) -> None:
+    """Errors of 144 waves and of none, on a grid whose points are all looked at, and on a larger one."""
+    grid = Grid.uniform((points, points), periodic=False)
+    base = normal(60, 1, grid.size, seed="base")
+    smooth = normal(60, 1, 144, seed="smooth") @ waves(grid, 12) / 12.0
+    errors = math.sqrt(1.0 - fraction) * smooth + math.sqrt(fraction) * normal(60, 1, grid.size, seed="rough")
+    inputs = Field(base.unflatten(-1, grid.shape), grid)
+    pairs = FieldPairs(inputs, Field((base + errors).unflatten(-1, grid.shape), grid))
+    found = VarianceScale(separate=False, local=False).fit(Noisy(grid), pairs).decomposition
+    assert 0.4 * fraction <= float(found.white_fraction) <= 2.0 * fraction
+
+
+def test_fewer_waves_where_they_are_more_likely() -> None:
+    """Nine waves and much noise: more waves would only be those of the noise in the calibration fields."""
+    grid = Grid.uniform((32, 32), periodic=False)
+    base = normal(8, 1, grid.size, seed="base")
+    errors = normal(8, 1, 9, seed="smooth") @ waves(grid, 3) / 3.0 + normal(8, 1, grid.size, seed="rough")
+    inputs = Field(base.unflatten(-1, grid.shape), grid)
+    pairs = FieldPairs(inputs, Field((base + errors).unflatten(-1, grid.shape), grid))
+    found = VarianceScale(separate=False, local=False).fit(Noisy(grid), pairs).decomposition
+    assert found.process is not None
+    assert found.process.modes.shape[1] == 32
+
+
+@pytest.mark.parametrize("top", [(0, 0), (5, 11), (2, 7), (4, 1)])
+@pytest.mark.parametrize("start", [(2, 5), (0, 11), (5, 0)])
+def test_the_search_climbs_along_both(top: tuple[int, int], start: tuple[int, int]) -> None:
+    """Of a ridge that lies across both directions it finds the highest place."""
+
+    def height(weight: float, fraction: float) -> float:
+        row, column = _ROOT_FRACTIONS.index(weight) - top[0], _WHITE_FRACTIONS.index(fraction) - top[1]
+        return -(row**2 + column**2 + 0.5 * row * column)
+
+    assert _most_likely(height, start) == (top, 0.0)
