@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
 from types import MappingProxyType
 from typing import Final
@@ -246,10 +246,13 @@ def stream(seed: int | None, purpose: str, *indices: int, device: torch.device |
 
 
 @contextlib.contextmanager
-def seeded(seed: int, purpose: str, *indices: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
+def seeded(
+    seed: int, purpose: str, *indices: int, devices: Iterable[torch.device] = ()
+) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
     """Start torch's global generators at a stream, and give them back as they were.
 
-    It is for code that draws from them: constructors of layers, dropout, recipes, Pyro. One thread at a time.
+    It is for code that draws from them: constructors of layers, dropout, recipes, Pyro. One thread at a time. What it yields
+    gives them back for a while, `with given_back():`, to code of the caller's in between; what that draws is drawn.
 
     Args:
         seed: Names the experiment; a non-negative integer.
@@ -263,10 +266,25 @@ def seeded(seed: int, purpose: str, *indices: int, devices: Iterable[torch.devic
     with GLOBAL_GENERATORS:
         generators = _global_generators(devices)
         states = [generator.get_state() for generator in generators]
+
+        def exchange() -> None:
+            for number, generator in enumerate(generators):
+                state = generator.get_state()
+                generator.set_state(states[number])
+                states[number] = state
+
+        @contextlib.contextmanager
+        def given_back() -> Iterator[None]:
+            exchange()
+            try:
+                yield
+            finally:
+                exchange()
+
         try:
             for generator in generators:
                 _start(generator, seed, purpose, indices)
-            yield
+            yield given_back
         finally:
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)

@@ -116,6 +116,27 @@ def test_global_generators_start_at_the_stream_and_are_given_back() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def fail_after(expected: Tensor) -> None:
+    assert torch.equal(torch.rand(3), expected)
+    raise ZeroDivisionError
+
+
+def test_generators_are_given_back_for_a_while() -> None:
+    """What is drawn in between comes from the caller's state and moves it on, also if it ends in an error."""
+    torch.manual_seed(4)
+    state = torch.get_rng_state()
+    expected = torch.rand(9)
+    torch.set_rng_state(state)
+    with seeded(1, "weights", 2) as given_back:
+        first = torch.rand(2)
+        with given_back():
+            assert torch.equal(torch.rand(3), expected[:3])
+        with pytest.raises(ZeroDivisionError), given_back():
+            fail_after(expected[3:6])
+        assert torch.equal(torch.cat([first, torch.rand(3)]), torch.rand(5, generator=stream(1, "weights", 2)))
+    assert torch.equal(torch.rand(3), expected[6:])
+
+
 def test_what_was_drawn_before_leaves_no_trace() -> None:
     """A normal that was left over would be the first one drawn."""
     found = []

@@ -56,7 +56,7 @@ class Operator(nn.Module, ABC):
         """Take the units from training data, one set or several side by side; called by `pn.fit` before the first step."""
 
 
-def initial_weights(seed: int | None) -> AbstractContextManager[None]:
+def initial_weights(seed: int | None) -> AbstractContextManager[object]:
     """Draw the weights of the layers made in this context from a seed, or from torch's global generator if it is None.
 
     Raises:

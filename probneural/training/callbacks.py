@@ -17,14 +17,15 @@ class Progress:
     """How far a training is.
 
     Attributes:
-        operator: Which is trained; after an epoch it holds the weights that were watched, their average where there is one.
+        operator: Which is trained. After an epoch it is as it was watched: in evaluation mode, with averaged weights where
+            there are such. After a step it is in training mode, with the weights themselves.
         settings: Of the run, in types that JSON knows.
         epoch: Epochs done.
         epochs: Epochs in all.
         step: Steps of the optimiser done, over all epochs.
         losses: By name: `"step"` after a step; `"train"` and `"validation"`, if there is a split, after an epoch. In several
             processes, that of a step is the first process's share.
-        learning_rate: That of the last step; of the first step to come, before any.
+        learning_rate: That of the last step; of the first step to come, before any and when a training is resumed.
         seconds: Wall time of the epoch so far; within an epoch, too.
     """
 
@@ -43,6 +44,7 @@ class Callback(Protocol):
     """What is told of a training; derive from it and say what you need, the rest does nothing.
 
     Of several processes, the first one tells. What a callback draws comes from the caller's random state, not the training's.
+    It may call `operator.eval()` to predict: modes are put back when it returns.
     """
 
     def on_start(self, progress: Progress) -> None:

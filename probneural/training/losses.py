@@ -132,7 +132,9 @@ class SpectralBands:
     """The relative error of each band of wavenumbers, so that small scales count though they hold little energy.
 
     The bands are |k| < edges[0], edges[0] <= |k| < edges[1], ..., edges[-1] <= |k|, with |k| in cycles per domain. The loss of
-    a band B is (||P_B e||^2 / (||P_B u||^2 + floor ||u||^2))^1/2; the floor keeps bands that are empty from counting.
+    a band B is (||P_B e||^2 / (||P_B u||^2 + floor ||u||^2))^1/2; the floor keeps bands that are empty from counting. A target
+    that is zero everywhere is measured against the mean of those roots over that channel's targets, or in absolute terms if
+    all are zero. Targets may be of any scale that their dtype holds.
 
     Args:
         edges: Increasing and positive.
@@ -174,19 +176,24 @@ class SpectralBands:
         if not (check_grid(grid).is_uniform and all(grid.periodic)):
             raise GridError(expected="a periodic uniform grid", got=repr(grid), remedy="use RelativeH1 on others")
         axes = tuple(range(-grid.dimension, 0))
-        numbers = [torch.fft.fftfreq(size, 1.0 / size, device=target.device) for size in grid.shape]
+        numbers = [torch.fft.fftfreq(size, 1.0 / size, device=target.device).round() for size in grid.shape]
         size = torch.stack(torch.meshgrid(*numbers, indexing="ij")).square().sum(0).sqrt()
         band = torch.bucketize(size, torch.tensor(self.edges, device=target.device), right=True).flatten()
+        unit = _units(target.flatten(2))
         error, energy = (
-            torch.fft.fftn(values, dim=axes, norm="forward").abs().square().flatten(2)
+            torch.fft.fftn(values / unit.reshape(*unit.shape, *(1,) * grid.dimension), dim=axes, norm="forward")
+            .abs()
+            .square()
+            .flatten(2)
             for values in (predicted - target, target)
         )
         tiny = torch.finfo(target.dtype).tiny
         total = torch.zeros_like(error[..., 0])
         for number, weight in enumerate(self.weights or ()):
             inside = (band == number).to(target)
-            ratio = (error @ inside) / (energy @ inside + self.floor * energy.sum(2)).clamp_min(tiny)
-            total = total + weight / sum(self.weights or ()) * ratio.clamp_min(tiny).sqrt()
+            norm = (energy @ inside + self.floor * energy.sum(2)).sqrt()
+            ratio = (error @ inside).clamp_min(tiny).sqrt() / _norms_to_divide_by(norm, unit)
+            total = total + weight / sum(self.weights or ()) * ratio
         return total.mean()
 
 
@@ -252,9 +259,9 @@ class CRPS(_SampleScore):
 
     def _scored(self, drawn: Tensor, target: Tensor, grid: Grid) -> Tensor:
         error = (drawn - target[:, None]).abs().mean(1)
-        ranks = 2.0 * torch.arange(self.samples, device=drawn.device, dtype=drawn.dtype) - (self.samples - 1)
-        ordered = drawn.sort(1).values.movedim(1, -1)
-        spread = (ordered @ ranks) / (self.samples * (self.samples - 1))
+        below = torch.arange(1, self.samples, device=drawn.device, dtype=drawn.dtype)
+        gaps = drawn.sort(1).values.diff(dim=1).movedim(1, -1)  # not the samples, whose mean would take their digits
+        spread = (gaps @ (below * (self.samples - below))) / (self.samples * (self.samples - 1))
         return grid.mean((error - self._spread_weight * spread).flatten(2)).mean()
 
 
@@ -324,6 +331,7 @@ class PDEResidual:
         return grid.mean(left.square().flatten(2)).mean()
 
 
+@dataclass(frozen=True)
 class WeightedSum:
     """A sum of losses, each times its weight.
 
@@ -337,14 +345,19 @@ class WeightedSum:
         >>> loss = WeightedSum([(1.0, RelativeL2()), (0.1, RelativeH1())])
     """
 
-    def __init__(self, terms: Sequence[tuple[float, Loss]]) -> None:
+    terms: Sequence[tuple[float, Loss]]
+
+    def __post_init__(self) -> None:
+        """Check the terms."""
         remedy = "give pairs: [(1.0, RelativeL2()), (0.1, RelativeH1())]"
-        pairs = [check_sequence(term, "each term", remedy=remedy) for term in check_sequence(terms, "terms", remedy=remedy)]
+        terms = check_sequence(self.terms, "terms", remedy=remedy)
+        pairs = [check_sequence(term, "each term", remedy=remedy) for term in terms]
         if not pairs or any(len(pair) != 2 for pair in pairs):
-            raise ArgumentError(expected="terms of a weight and a loss each", got=repr(terms), remedy=remedy)
-        self.terms: list[tuple[float, Loss]] = [
+            raise ArgumentError(expected="terms of a weight and a loss each", got=repr(self.terms), remedy=remedy)
+        checked = tuple(
             (check_real(weight, "a weight", least=0.0), check_callable(loss, "a loss", remedy=remedy)) for weight, loss in pairs
-        ]
+        )
+        assign(self, terms=checked)
 
     def __call__(
         self,
@@ -375,13 +388,23 @@ def _relative(
     predicted: Float[Tensor, "n c m"], target: Float[Tensor, "n c m"], weights: Float[Tensor, " m"]
 ) -> Float[Tensor, "n c"]:
     """Norm of the error over that of the target, as `relative_l2` says it."""
+    unit = _units(target)
+    error = (((predicted - target) / unit[..., None]).square() @ weights).clamp_min(torch.finfo(target.dtype).tiny).sqrt()
+    norm = ((target / unit[..., None]).square() @ weights).sqrt()
+    return error / _norms_to_divide_by(norm, unit)
+
+
+def _units(target: Float[Tensor, "n c m"]) -> Float[Tensor, "n c"]:
+    """Powers of two in which squares of targets neither overflow nor vanish; of a target that is zero, that of the largest."""
     largest = target.detach().abs().amax(2)
-    unit = power_of_two(torch.where(largest > 0, largest, largest.amax(0, keepdim=True)))[..., None]
-    error = (((predicted - target) / unit).square() @ weights).clamp_min(torch.finfo(target.dtype).tiny).sqrt()
-    norm = ((target / unit).square() @ weights).sqrt()
-    fallback = (norm * unit[..., 0]).mean(0, keepdim=True) / unit[..., 0]
+    return power_of_two(torch.where(largest > 0, largest, largest.amax(0, keepdim=True)))
+
+
+def _norms_to_divide_by(norm: Float[Tensor, "n c"], unit: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+    """Norms in their units; in place of one that is zero the mean of its channel, or 1 if all are zero."""
+    fallback = (norm * unit).mean(0, keepdim=True) / unit
     fallback = torch.where(fallback > 0, fallback, torch.ones_like(fallback))
-    return error / torch.where(norm > 0, norm, fallback)
+    return torch.where(norm > 0, norm, fallback)
 
 
 def _samples(predicted: Tensor, target: Tensor, count: int) -> Tensor:

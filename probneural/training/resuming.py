@@ -13,7 +13,7 @@ import torch
 from probneural.errors import FileError
 from probneural.processes import gathered, rank, world_size
 from probneural.training import atomic, checkpoints, files, optimizers, parallel, weights
-from probneural.training.options import WITH_DECAY, Checkpoint
+from probneural.training.options import WITH_DECAY, Checkpoint, named
 from probneural.training.run import Run
 
 
@@ -155,7 +155,7 @@ class Keeper:
         """Raise a FileError unless the file was written by a run of the same data, settings and weights' shapes."""
         if metadata.get("kind") != "checkpoint" or metadata.get("fingerprint") != self.fingerprint:
             raise FileError(
-                expected="a checkpoint of this run: same data, epochs, batch size, seed, rates and options",
+                expected="a checkpoint of this run: same data, loss, epochs, batch size, seed, rates and options",
                 got=f"another one in {self.path}",
                 remedy="remove the file to start anew, or name another",
             )
@@ -168,8 +168,9 @@ class Keeper:
 
 
 def _fingerprint(run: Run) -> str:
-    """What must agree for a checkpoint to be resumed: data and settings."""
-    settings = json.dumps([run.data_fingerprint, run.plan.settings()], sort_keys=True)
+    """What must agree for a checkpoint to be resumed: data, settings and the loss."""
+    loss = [] if run.plan.loss is None else [named(run.plan.loss)]
+    settings = json.dumps([run.data_fingerprint, run.plan.settings(), *loss], sort_keys=True)
     return hashlib.sha256(settings.encode()).hexdigest()
 
 

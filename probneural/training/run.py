@@ -92,6 +92,8 @@ class Run:
         self.step, self.elapsed = 0, 0.0
         self.total = torch.zeros((), dtype=torch.float64, device="cpu")
         self.last_loss, self.started = math.nan, time.perf_counter()
+        self.last_rate: float | None = None
+        self._given_back: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.restored_random: dict[str, Tensor] = {}
         self.order, self.train = _reader(train, plan.batch_size, plan.seed, loading, self.device)
         self.validation_order, self.validation = _reader(validation, plan.batch_size, None, loading, self.device)
@@ -123,10 +125,12 @@ class Run:
         self._judge.set_precision(self.plan.optimization.precision_in(number, self.plan.epochs))
         before = copy.deepcopy(self.operator.state_dict())
         process = (rank(),) if rank() else ()
-        with seeded(seed, "training", number, *process, devices=[self.device]):
+        with seeded(seed, "training", number, *process, devices=[self.device]) as given_back:
             weights.set_random_states(self.restored_random, self.device)
             self.restored_random = {}
+            self._given_back = given_back
             self._pass(after_step)
+            self._given_back = contextlib.nullcontext
             count = sum(self.order.lengths)
             mean = float(parallel.summed(self.total)) / count
             parallel.take_from_first(self.operator.buffers())
@@ -156,6 +160,7 @@ class Run:
 
     def _step(self, batches: Iterator[FieldPairs | None], sizes: list[int]) -> None:
         """Move the weights once, by the gradient of the mean loss over the pairs of some batches."""
+        self.last_rate = self._rate()
         if isinstance(self.optimizer, torch.optim.LBFGS):
             kept = list(batches)
             values: list[Tensor] = []
@@ -221,14 +226,31 @@ class Run:
     @torch.no_grad()
     def _watch(self) -> float:
         """The mean loss on the validation split, of the averaged weights where there are such."""
-        self.operator.eval()
         total = torch.zeros((), dtype=torch.float64, device="cpu")
         objective = self._judge
-        with self.average.in_place() if self.average is not None else contextlib.nullcontext():
+        with self._as_watched():
             for batch in self.validation:
                 if batch is not None:
                     total += float(objective(batch)) * len(batch)
         return float(parallel.summed(total)) / sum(self.validation_order.lengths)
+
+    @contextlib.contextmanager
+    def _as_watched(self) -> Iterator[None]:
+        """The operator in evaluation mode, and for a while with the averaged weights where there are such."""
+        self.operator.eval()
+        with self.average.in_place() if self.average is not None else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def interrupted(self, *, after_epoch: bool) -> Iterator[None]:
+        """Let a callback act, with the caller's random state, and put the modes of all modules back afterwards.
+
+        Args:
+            after_epoch: Whether the operator is shown as it was watched.
+        """
+        shown = self._as_watched() if after_epoch else contextlib.nullcontext()
+        with self._given_back(), weights.modes_kept(self.operator), shown:
+            yield
 
     @property
     def _judge(self) -> Objective:
@@ -241,7 +263,7 @@ class Run:
         """Copy the weights that were watched, if no epoch was better and they may be wanted back."""
         stop = self.plan.optimization.early_stopping
         if stop is not None and stop.restore_best and stop.best(self.watched) == len(self.watched) - 1:
-            with self.average.in_place() if self.average is not None else contextlib.nullcontext():
+            with self._as_watched():
                 self.best = weights.copied(self.operator)
 
     def finish(self) -> History:
@@ -280,9 +302,13 @@ class Run:
             epochs=self.plan.epochs,
             step=len(self.losses) * self.steps + self.step,
             losses=self.latest() if after_epoch else {"step": self.last_loss},
-            learning_rate=float(self.schedule.get_last_lr()[0]),
+            learning_rate=self._rate() if self.last_rate is None else self.last_rate,
             seconds=self.seconds[-1] if after_epoch and self.seconds else time.perf_counter() - self.started,
         )
+
+    def _rate(self) -> float:
+        """The learning rate of the step to come."""
+        return float(self.optimizer.param_groups[0]["lr"])
 
     def latest(self) -> dict[str, float]:
         """The last losses by name."""

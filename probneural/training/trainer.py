@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from probneural.checks import (
@@ -95,8 +95,8 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
             at a time.
         checkpoint: File to write after every epoch, and within it every minute, and to resume from, at the same bits, if it
             exists; `Checkpoint(path, seconds=..., steps=...)` says how often. It knows the run by its data
-            (of stored ones, by 64 pairs), its settings and the shapes of the weights; that functions among the settings are the
-            same ones is the caller's to see to.
+            (of stored ones, by 64 pairs), its settings, its loss and the shapes of the weights. It knows functions by their
+            names, so that those of one name do the same is the caller's to see to.
         callbacks: What is told of the run: loggers, for example.
         show_progress: Whether to show a progress bar.
 
@@ -104,8 +104,8 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         The losses by epoch.
 
     Raises:
-        ArgumentError: If a setting is out of range, the operator is no module, or the loss takes other arguments or gives no
-            number.
+        ArgumentError: If a setting is out of range, the operator is no module, the loss takes other arguments or gives no
+            number, or there are too few trajectories to watch whole ones.
         DataError: If the data are fewer than two pairs or not finite, their scale is beyond the operator's dtype, or they lack
             the states that `unroll` asks for.
         TrainingError: If a loss or a weight becomes NaN or infinite; the operator has the weights from before that epoch, or
@@ -154,17 +154,13 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         )
     names = hashlib.sha256("".join(data.fingerprint for data in sets).encode()).hexdigest() if kept is not None else ""
     run = Run(operator, train=first, validation=second, data_fingerprint=names, plan=plan, loading=read)
-    modes = {module: module.training for module in operator.modules()}
     keeper = None if kept is None else Keeper(run, kept)
-    try:
+    with weights.modes_kept(operator):
         if not (keeper is not None and keeper.resume()) and isinstance(operator, Operator) and not operator.has_units:
             steps = 1 if plan.unroll is None else plan.unroll.steps
             with together():  # all come here or none: DistributedDataParallel has made their buffers equal
                 operator.fit_normalizers(*(first if steps == 1 else [FirstStep(data, steps) for data in first]))
         _train(run, keeper, told, show_progress=show_progress)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     if rank() == 0:
         run.warn_if_worse()
     return run.finish()
@@ -175,17 +171,17 @@ def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, sh
     told = () if rank() else callbacks
 
     def after_step() -> None:
-        if told:
-            with weights.random_states_kept(run.device):
-                for callback in told:
-                    callback.on_step(run.progress(after_epoch=False))
+        for callback in told:
+            with run.interrupted(after_epoch=False):
+                callback.on_step(run.progress(after_epoch=False))
         if keeper is not None:
             keeper.after_step()
 
     silent = not show_progress or rank() > 0
     try:
         for callback in told:
-            callback.on_start(run.progress(after_epoch=True))
+            with run.interrupted(after_epoch=False):
+                callback.on_start(run.progress(after_epoch=True))
         with tqdm(total=run.plan.epochs, initial=len(run.losses), desc="training", unit="epoch", disable=silent) as bar:
             while not run.has_ended:
                 run.epoch(after_step)
@@ -194,7 +190,8 @@ def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, sh
                 if keeper is not None:
                     keeper.write()
                 for callback in told:
-                    callback.on_epoch(run.progress(after_epoch=True))
+                    with run.interrupted(after_epoch=True):
+                        callback.on_epoch(run.progress(after_epoch=True))
     finally:
         for callback in told:
             callback.on_end(run.history())
@@ -270,7 +267,18 @@ def _split(sets: Sequence[Dataset], fraction: float, seed: int) -> tuple[list[Da
         if count == 0:
             first.append(data)
             continue
-        watched, trained = data.split(count, seed=stream_seed(seed, "validation"))
+        try:
+            watched, trained = data.split(count, seed=stream_seed(seed, "validation"))
+        except ArgumentError as error:
+            groups: Tensor | None = getattr(data, "groups", None)
+            if groups is None:
+                raise
+            number = len(groups.unique())
+            raise ArgumentError(
+                expected="trajectories to train on beside those that are watched, whose windows stay together",
+                got=f"validation={fraction} of {len(data)} pairs of {number} trajector{'y' if number == 1 else 'ies'}",
+                remedy="give validation=0 to train on all, a smaller share, or more trajectories",
+            ) from error
         first.append(trained)
         second.append(watched)
     return first, second

@@ -1,4 +1,4 @@
-"""Copies of weights: their moving average, and random states that go with them into a checkpoint."""
+"""Copies of weights: their moving average, and random states that go with them into a checkpoint; modes of modules."""
 
 from __future__ import annotations
 
@@ -95,10 +95,11 @@ def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> Non
 
 
 @contextlib.contextmanager
-def random_states_kept(device: torch.device) -> Iterator[None]:
-    """Put the states back after others have drawn."""
-    states = random_states(device)
+def modes_kept(module: nn.Module) -> Iterator[None]:
+    """Put the mode (train or eval) of every submodule back afterwards."""
+    modes = {part: part.training for part in module.modules()}
     try:
         yield
     finally:
-        set_random_states(states, device)
+        for part, mode in modes.items():
+            part.training = mode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import csv
 import re
 import warnings
@@ -12,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from probneural.training import Callback, EachEpoch, Progress, fit, loggers
+from probneural.training import Callback, EachEpoch, Optimization, Progress, files, fit, loggers
 from probneural.training.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog
-from tests.training.cases import built, data
+from tests.training.cases import built, data, same
 
 QUICK: dict[str, Any] = {"epochs": 4, "batch_size": 6, "show_progress": False}
 
@@ -77,7 +78,89 @@ def test_what_callbacks_are_told() -> None:
     for epoch in range(4):
         mean = sum(progress.losses["step"] for progress in steps[3 * epoch : 3 * epoch + 3]) / 3
         assert mean == pytest.approx(history.train[epoch])
-    assert steps[5].learning_rate > steps[-2].learning_rate > steps[-1].learning_rate >= 0.0
+    assert steps[5].learning_rate > steps[-2].learning_rate > steps[-1].learning_rate > 0.0
+    assert [progress.learning_rate for name, progress in told if name == "epoch"] == [one.learning_rate for one in steps[2::3]]
+    assert told[0][1].learning_rate == steps[0].learning_rate == 3e-3
+
+
+def test_a_resumed_training_tells_the_learning_rate_of_its_next_step(tmp_path: Path) -> None:
+    rates: list[float] = []
+
+    class Rates(Callback):
+        def on_start(self, progress: Progress) -> None:
+            rates.append(progress.learning_rate)
+
+        def on_step(self, progress: Progress) -> None:
+            rates.append(progress.learning_rate)
+            if len(rates) == 6:
+                raise Killed
+
+    with pytest.raises(Killed):
+        fit(built("FNO"), data(), checkpoint=tmp_path / "run", callbacks=[Rates()], **QUICK)
+    fit(built("FNO"), data(), checkpoint=tmp_path / "run", callbacks=[Rates()], **QUICK)
+    assert rates[6] == rates[7] == rates[4] == pytest.approx(3e-3 * (1 + 0.5**0.5) / 2)  # after three steps of twelve
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.3])
+def test_an_operator_is_shown_as_it_was_watched(validation: float, tmp_path: Path) -> None:
+    """After each epoch with averaged weights, in evaluation mode; the training itself goes on as if nobody had looked."""
+    seen: list[dict[str, torch.Tensor]] = []
+    modes: list[bool] = []
+    pairs, settings = data(), QUICK | {"optimization": Optimization(averaging=0.9), "validation": validation}
+
+    class Look(Callback):
+        def on_epoch(self, progress: Progress) -> None:
+            modes.extend(part.training for part in progress.operator.modules())
+            progress.operator(pairs.inputs.values)  # batch norm would take it in in training mode
+            seen.append(copy.deepcopy(progress.operator.state_dict()))
+
+    alone, shown = built("Convolutional"), built("Convolutional")
+    fit(alone, pairs, checkpoint=tmp_path / "alone", **settings)
+    fit(shown, pairs, checkpoint=tmp_path / "shown", callbacks=[Look()], **settings)
+    assert not any(modes)
+    assert same(seen[-1], alone.state_dict())
+    assert same(shown.state_dict(), alone.state_dict())
+    assert same(files.read(tmp_path / "shown")[0], files.read(tmp_path / "alone")[0])
+    assert not same(seen[-2], seen[-1])
+
+
+def test_callbacks_may_change_modes() -> None:
+    """One predicts, which switches dropout off; the next one, and the training, find it on."""
+    found: list[bool] = []
+
+    class Predict(Callback):
+        def on_step(self, progress: Progress) -> None:
+            found.extend(part.training for part in progress.operator.modules())
+            progress.operator.eval()
+
+    alone, watched = built("Convolutional"), built("Convolutional")
+    fit(alone, data(), **QUICK)
+    fit(watched, data(), callbacks=[Predict(), Predict()], **QUICK)
+    assert all(found)
+    assert same(watched.state_dict(), alone.state_dict())
+
+
+def test_callbacks_draw_from_the_random_state_of_the_caller() -> None:
+    """Each goes on where the last one ended, whatever the training draws."""
+    drawn: list[float] = []
+
+    class Draw(Callback):
+        def on_start(self, progress: Progress) -> None:
+            drawn.append(float(torch.rand(())))
+
+        on_step = on_epoch = on_start
+
+    for name in ("Convolutional", "FNO"):  # with dropout, and without
+        alone, watched = built(name), built(name)
+        torch.manual_seed(7)
+        fit(alone, data(), **QUICK)
+        expected = [float(torch.rand(())) for _ in range(18)]
+        torch.manual_seed(7)
+        fit(watched, data(), callbacks=[Draw()], **QUICK)
+        assert drawn == expected[:17]  # the start, 4 epochs of 3 steps, and their ends
+        assert float(torch.rand(())) == expected[17]
+        assert same(watched.state_dict(), alone.state_dict())
+        drawn.clear()
 
 
 def test_the_end_is_told_when_training_fails() -> None:

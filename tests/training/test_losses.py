@@ -124,6 +124,57 @@ def test_bands_of_waves(shape: tuple[int, ...]) -> None:
         ).item() == pytest.approx(1.0)
 
 
+def test_bands_of_targets_that_are_zero() -> None:
+    """Their unit is the mean norm of the band over the channel, or one if all targets are zero."""
+    grid = Grid.uniform(16)
+    loss = SpectralBands(edges=(3.0,), floor=1e-12)
+    target = torch.cat([wave(grid, 1, size=2.0) + wave(grid, 5, size=4.0), torch.zeros(1, 1, 16)]).float()
+    error = (wave(grid, 1, size=0.1) + wave(grid, 5, size=0.1)).float()
+    predicted = (target + error).requires_grad_()
+    expected = ((0.1 / 2 + 0.1 / 4) / 2 + (0.1 / 1 + 0.1 / 2) / 2) / 2
+    found = loss(predicted, target, grid)
+    assert found.item() == pytest.approx(expected, rel=1e-4)
+    (slope,) = torch.autograd.grad(found, predicted)
+    assert float(slope.abs().max()) < 1.0
+    assert loss(error, torch.zeros(1, 1, 16), grid).item() == pytest.approx(0.1 / math.sqrt(2), rel=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e22, 1e30])
+def test_bands_do_not_depend_on_units(scale: float) -> None:
+    """Neither loss nor slope, though squares leave the range of float32."""
+    grid, loss = Grid.uniform(16), SpectralBands(edges=(3.0,))
+    target = torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(0))
+    slopes, values = [], []
+    for size in (1.0, scale):
+        predicted = ((target + 0.1 * target.roll(1, -1)) * size).requires_grad_()
+        found = loss(predicted, target * size, grid)
+        slopes.append(torch.autograd.grad(found, predicted)[0] * size)
+        values.append(found.item())
+    assert values[1] == pytest.approx(values[0], rel=1e-5)
+    torch.testing.assert_close(slopes[1], slopes[0], rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_bands_of_whole_numbers_of_cycles(dtype: torch.dtype) -> None:
+    """A wave of seven cycles lies below an edge that rounding has put above 7, whatever the default dtype."""
+    before, grid = torch.get_default_dtype(), Grid.uniform(49)
+    edge = float(torch.nextafter(torch.tensor(7.0, dtype=dtype), torch.tensor(8.0, dtype=dtype)))
+    loss, target = SpectralBands(edges=(edge,), weights=(1.0, 0.0), floor=1e-9), wave(grid, 7)
+    try:
+        torch.set_default_dtype(dtype)
+        assert loss(2 * target, target, grid).item() == pytest.approx(1.0)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_ranked_probability_of_samples_with_an_offset() -> None:
+    """Pressures in pascal: float32 holds the samples, so the score must not lose more digits than they have."""
+    grid, generator = Grid.uniform(16), torch.Generator().manual_seed(1)
+    drawn, target = (torch.randn(50, count, 16, generator=generator) + 1e6 for count in (8, 1))
+    exact = CRPS(8)(drawn.double(), target.double(), grid).item()
+    assert CRPS(8)(drawn, target, grid).item() == pytest.approx(exact, rel=1e-6)
+
+
 def test_ranked_probability_of_normal_samples() -> None:
     """Of N(m, s^2) at y: s (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)), z = (y - m) / s; fair, so few samples do."""
     generator = torch.Generator().manual_seed(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from typing import Any
 
 import pytest
@@ -80,10 +81,11 @@ def test_schedules_reach_what_they_promise() -> None:
         found[str(schedule)] = rates.rates
     assert max(found["one-cycle"]) == pytest.approx(0.01, rel=0.02)
     assert found["one-cycle"][0] < 0.005
-    assert found["cosine"][5] == pytest.approx(0.005)  # halfway of 12 steps
-    assert found["cosine"][-1] == pytest.approx(0.0, abs=1e-12)
+    assert found["cosine"][6] == pytest.approx(0.005)  # halfway of 12 steps
+    assert found["cosine"][-1] == pytest.approx(0.005 * (1 + math.cos(math.pi * 11 / 12)))  # that of the step, not the next one
+    assert found["cosine"][0] == pytest.approx(0.01)
     assert found["None"] == [0.01] * 12
-    assert found[str(linear)] == pytest.approx([0.01 * (1 - step / 12) for step in range(1, 13)])
+    assert found[str(linear)] == pytest.approx([0.01 * (1 - step / 12) for step in range(12)])
 
 
 def test_the_average_is_that_of_the_steps() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +23,22 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression
 from probneural.pairs import FieldPairs
-from probneural.training import EachEpoch, History, Optimization, Progress, files, fit, trainer
+from probneural.training import (
+    EachEpoch,
+    History,
+    Optimization,
+    PDEResidual,
+    Progress,
+    RelativeH1,
+    RelativeL2,
+    WeightedSum,
+    files,
+    fit,
+    trainer,
+)
 from probneural.training.losses import relative_l2
 from probneural.training.resuming import Keeper
+from probneural.training.unrolling import FirstStep
 from tests import file_mutations
 from tests.training.cases import BUILDERS, Convolutional, built, data, same
 
@@ -328,7 +344,7 @@ def test_a_checkpoint_of_other_data_is_refused(what: str, tmp_path: Path) -> Non
     for share in (0.0, 0.9):
         fit(built("FNO"), data(), checkpoint=path, validation=share, **QUICK)  # type: ignore[arg-type]
         with pytest.raises(
-            FileError, match="same data, epochs, batch size, seed, rates and options; got another one in .*checkpoint"
+            FileError, match="same data, loss, epochs, batch size, seed, rates and options; got another one in .*checkpoint"
         ):
             fit(built("FNO"), change(data(), what), checkpoint=path, validation=share, **QUICK)  # type: ignore[arg-type]
         path.unlink()
@@ -348,6 +364,65 @@ def test_a_checkpoint_of_other_settings_is_refused(name: str, value: object, tmp
         fit(module, data(), checkpoint=path, **{**QUICK, name: value})  # type: ignore[arg-type]
     assert same(module.state_dict(), weights)
     assert path.read_bytes() == before
+
+
+def mean_square(predicted: Tensor, target: Tensor, grid: Grid) -> Tensor:
+    return (predicted - target).square().mean()
+
+
+def mean_error(predicted: Tensor, target: Tensor, grid: Grid) -> Tensor:
+    return (predicted - target).abs().mean()
+
+
+class Power(nn.Module):
+    """A loss of a user's, with a number and a buffer."""
+
+    def __init__(self, power: float, *, factor: float = 1.0) -> None:
+        super().__init__()
+        self.power = power
+        self.register_buffer("factor", torch.tensor(factor))
+
+    def forward(self, predicted: Tensor, target: Tensor, grid: Grid) -> Tensor:
+        return self.factor * (predicted - target).abs().pow(self.power).mean()
+
+
+def squared() -> PDEResidual:
+    """A residual that is another object whenever it is asked for, as in another process."""
+
+    def error(predicted: Tensor, inputs: Field, grid: Grid) -> Tensor:
+        return predicted - inputs.values.square()
+
+    return PDEResidual(error)
+
+
+LOSSES: list[Callable[[], Any]] = [
+    lambda: None,
+    RelativeH1,
+    lambda: RelativeH1(length=0.1),
+    lambda: WeightedSum([(1.0, RelativeL2()), (0.1, RelativeH1())]),
+    lambda: WeightedSum([(1.0, RelativeL2()), (0.2, RelativeH1())]),
+    lambda: WeightedSum([(1.0, squared())]),
+    squared,
+    lambda: mean_square,
+    lambda: mean_error,
+    lambda: Power(3.0),
+    lambda: Power(4.0),
+    lambda: Power(3.0, factor=2.0),
+    lambda: functools.partial(mean_square),
+]
+
+
+def test_a_checkpoint_of_another_loss_is_refused(tmp_path: Path) -> None:
+    """It gave back the operator that the other loss had trained, without a word."""
+    path = tmp_path / "checkpoint"
+    settings: dict[str, Any] = {**QUICK, "epochs": 1}
+    for number, loss in enumerate(LOSSES):
+        path.unlink(missing_ok=True)
+        expected = fit(built("FNO"), data(), checkpoint=path, loss=loss(), **settings)
+        assert losses(fit(built("FNO"), data(), checkpoint=path, loss=loss(), **settings)) == losses(expected)
+        for other in LOSSES[:number]:
+            with pytest.raises(FileError, match="a checkpoint of this run: same data, loss, epochs"):
+                fit(built("FNO"), data(), checkpoint=path, loss=other(), **settings)
 
 
 def test_a_checkpoint_of_another_operator_is_refused_and_changes_nothing(tmp_path: Path) -> None:
@@ -463,6 +538,17 @@ def test_unusable_arguments_are_refused() -> None:
         fit(module, data(1))
     with pytest.raises(ArgumentError, match="leaves pairs to train on; got validation=0.9 of 4 pairs"):
         fit(module, data(4), validation=0.9)
+    windows = FieldPairs(data().inputs, data().outputs, groups=torch.zeros(20, dtype=torch.int64))
+    with pytest.raises(
+        ArgumentError, match=r"got validation=0.1 of 20 pairs of 1 trajectory; give validation=0 to train on all"
+    ):
+        fit(module, windows)
+    with pytest.raises(ArgumentError, match="a count that leaves a trajectory of 1"):  # a data set that hides its groups
+        fit(module, FirstStep(windows, 1))
+    windows = FieldPairs(data().inputs, data().outputs, groups=torch.arange(20) // 10)
+    with pytest.raises(ArgumentError, match=r"got validation=0.8 of 20 pairs of 2 trajectories; .* a smaller share"):
+        fit(module, windows, validation=0.8)
+    assert fit(module, windows, validation=0.0, epochs=1, show_progress=False).epochs == 1
     with pytest.raises(ArgumentError, match="a device of this machine; got 'toaster'"):
         fit(module, data(), device="toaster")
     for side in ("inputs", "outputs"):
