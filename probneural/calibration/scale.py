@@ -67,7 +67,7 @@ class VarianceScale:
     with C the head's covariance (of what it states as each function's own, too), h its local scale and rho the correlation of
     the standardised residuals, a stationary process whose spectrum the calibration fields give. The weights w and f maximise
     the likelihood of calibration fields, taken jointly
-    over their points, given the spectrum of the others. Of the part without correlation, f b n, only the measurement noise that
+    over their points, given the spectrum of the others; so does the number of waves. Of the part without correlation, f b n, only the measurement noise that
     you state stays outside as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole
     functions and densities do.
 
