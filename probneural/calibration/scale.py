@@ -65,11 +65,10 @@ class VarianceScale:
         covariance = h^½ (w a C + D rho D + f b n I) h^½,        D² = (1 - w) a v + (1 - f) b n,
 
     with C the head's covariance (of what it states as each function's own, too), h its local scale and rho the correlation of
-    the standardised residuals, a stationary process whose spectrum the calibration fields give. The weights w and f maximise
-    the likelihood of calibration fields, taken jointly
-    over their points, given the spectrum of the others; so does the number of waves. Of the part without correlation, f b n, only the measurement noise that
-    you state stays outside as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole
-    functions and densities do.
+    the standardised residuals, a stationary process whose spectrum the calibration fields give. The weights w and f, and the
+    number of waves, maximise the likelihood of calibration fields, taken jointly over their points, given the spectrum of the
+    others. Of the part without correlation, f b n, only the measurement noise that you state stays outside as `noise`.
+    Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole functions and densities do.
 
     The mean stays as it is. An ensemble becomes the Gaussian field of its mean and covariance. So does a mixture, after each of
     its predictors is calibrated by itself: what members state and what they disagree about have other scales. A calibrated
