@@ -416,7 +416,7 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("last-layer", "readout.parts.channel_axis", 0, "channel_axis"),
     ("updated", "structure", "triangular", "low_rank"),
     ("updated", "variance_estimation.parts.probes", 0, "at least 1 as probes"),
-    ("updated", "variance_estimation.parts.sketch", -1, "at least 0 as sketch"),
+    ("updated", "variance_estimation.parts.sketch", -1, "at least 1 as sketch"),
     ("updated", "layout.parts.names.0", "lift.bias", "layout"),
     ("updated", "layout.parts.is_complex", [], "one shape and one flag per name"),
     ("updated", "domain.parts.shape.0", 12, "axes of a uniform grid"),
