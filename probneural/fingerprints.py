@@ -32,6 +32,19 @@ def row_fingerprints(*tensors: Tensor) -> Int64[Tensor, " n"]:
     return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
 
+def content_of(tensor: Tensor) -> bytes:
+    """The bits of a tensor's values, row by row, of any dtype and layout.
+
+    Examples:
+        >>> content_of(torch.tensor([[97, 98], [99, 100]], dtype=torch.uint8).mT)
+        b'acbd'
+    """
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if plain.is_floating_point() and plain.dtype not in (torch.float16, torch.float32, torch.float64):
+        plain = plain.view(torch.int16 if plain.itemsize == 2 else torch.uint8)  # NumPy does not know them
+    return plain.numpy().tobytes()
+
+
 def fingerprint_of(*tensors: Tensor) -> str:
     """A content hash of tensors, shapes and dtypes included, 64 hexadecimal digits.
 
@@ -54,5 +67,5 @@ def fingerprint_of_parts(tensors: Iterable[tuple[tuple[int, ...], torch.dtype, I
     for shape, dtype, parts in tensors:
         total.update(repr((shape, dtype)).encode())
         for part in parts:
-            total.update(part.detach().cpu().contiguous().numpy().tobytes())
+            total.update(content_of(part))
     return total.hexdigest()

@@ -15,14 +15,14 @@ from torch import Tensor
 from probneural.calibration.chunks import CalibrationPredictions, domain_average
 from probneural.calibration.held_out import group_numbers, number_of
 from probneural.calibration.local_scale import LocalScale
-from probneural.calibration.stationary_process import StationaryProcess, Waves
+from probneural.calibration.stationary_process import LARGEST_RANK, StationaryProcess, Waves
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.functionals import MatrixFunctional
+from probneural.functionals.base import Functional
 from probneural.grids import Grid
 from probneural.pairs import Dataset, evenly_spread_rows
 from probneural.randomness import stream
@@ -40,7 +40,7 @@ _VALUES = 4096
 """Values whose joint likelihood decides, of functions evenly spread over the calibration set: 64 of 64 points, ..."""
 _FUNCTIONS = 8
 """... and at least so many functions."""
-_RANKS = (384, 128, 32)
+_RANKS = (LARGEST_RANK, 128, 32)
 """Candidates of the number of waves of rho; fewer are tried as long as they are more likely."""
 _START = (2, 5)
 """Which candidates of w and f the search begins with."""
@@ -195,17 +195,35 @@ def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[
         UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
     """
     points = _points(u.grid)
-    chosen = torch.zeros(len(points), u.grid.size, dtype=torch.float64)
-    chosen[torch.arange(len(points)), points] = 1.0
     covariances = []
     for index in rows.tolist():
         single = gaussian_of(u[index : index + 1])
-        at_points = single if len(points) == u.grid.size else single.apply(MatrixFunctional(u.grid, chosen))
+        at_points = single if len(points) == u.grid.size else single.apply(_ValuesAt(u.grid, points))
         alone = at_points.marginal(0)
         roots = [alone.root] if alone.discrepancy is None else [alone.root, alone.discrepancy]
         dense = torch.cat([root.dense()[0].to("cpu", torch.float64) for root in roots], dim=-1)
         covariances.append(dense @ dense.mT)
     return covariances
+
+
+@dataclass(frozen=True, eq=False)
+class _ValuesAt(Functional):
+    """Values at some of the grid's points, `(m,)`, which their matrix of ones and zeros would take much memory for."""
+
+    grid: Grid
+    points: Int64[Tensor, " m"]
+
+    @property
+    def size(self) -> int:
+        """Number of points."""
+        return len(self.points)
+
+    def _forward(self, values: Tensor) -> Tensor:
+        return values.flatten(values.ndim - len(self.grid.shape))[..., self.points.to(values.device)]
+
+    def _adjoint(self, numbers: Tensor) -> Tensor:
+        spread = numbers.new_zeros(*numbers.shape[:-1], self.grid.size)
+        return spread.index_copy(-1, self.points.to(numbers.device), numbers).unflatten(-1, self.grid.shape)
 
 
 class _Example(NamedTuple):

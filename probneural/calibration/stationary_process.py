@@ -14,7 +14,7 @@ from torch import Tensor
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid
 
-_LARGEST_RANK = 384
+LARGEST_RANK = 384
 """Modes kept per channel, at most; divided by the number of channels."""
 _KEPT_POWER = 0.99999
 """Fraction of the power that the kept modes have, where they are allowed to be that many."""
@@ -117,7 +117,7 @@ class Waves:
         """Squared coefficients of samples."""
         return self.coefficients(values).square()
 
-    def process(self, power: Float64[Tensor, "c K"], *, most: int = _LARGEST_RANK) -> StationaryProcess:
+    def process(self, power: Float64[Tensor, "c K"], *, most: int = LARGEST_RANK) -> StationaryProcess:
         """The process with these mean powers, averaged over cosine and sine: its waves of most power are kept.
 
         Args:

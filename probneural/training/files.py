@@ -15,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from probneural.errors import FileError
+from probneural.fingerprints import content_of
 from probneural.training import atomic, schema
 
 FORMAT = "probneural-2"
@@ -123,7 +124,7 @@ def _plain(tensor: Tensor) -> Tensor:
     """A real contiguous copy on the CPU: safetensors refuses tensors that share memory, and those of complex128."""
     whole = tensor.detach().resolve_conj().resolve_neg()
     real = torch.view_as_real(whole) if whole.is_complex() else whole
-    return real.to("cpu").clone(memory_format=torch.contiguous_format)
+    return real.to("cpu", copy=True).contiguous()
 
 
 def _memory_order(tensor: Tensor) -> list[int]:
@@ -148,5 +149,5 @@ def _digest(tensors: Mapping[str, Tensor], content: object) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         total.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        total.update(content_of(tensor))
     return total.hexdigest()

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from probneural.calibration import VarianceScale
-from probneural.calibration.decomposition import _ROOT_FRACTIONS, _WHITE_FRACTIONS, _most_likely
+from probneural.calibration.decomposition import _ROOT_FRACTIONS, _WHITE_FRACTIONS, _most_likely, _ValuesAt
 from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
 from probneural.fields import Field
+from probneural.functionals import MatrixFunctional
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from tests.helpers import normal
@@ -77,3 +78,11 @@ def test_the_search_climbs_along_both(top: tuple[int, int], start: tuple[int, in
         return -(row**2 + column**2 + 0.5 * row * column)
 
     assert _most_likely(height, start) == (top, 0.0)
+
+
+def test_values_at_points_are_those_of_their_matrix() -> None:
+    grid, points = Grid.uniform((4, 5), periodic=False), torch.tensor([3, 7, 19])
+    found, expected = _ValuesAt(grid, points), MatrixFunctional(grid, torch.eye(20, dtype=torch.float64)[points])
+    values, numbers = normal(2, 3, 4, 5, seed="values"), normal(2, 3, 3, seed="numbers")
+    assert torch.equal(found(values), expected(values))
+    assert torch.equal(found.adjoint(numbers), expected.adjoint(numbers))

@@ -245,12 +245,10 @@ class Measurements(TensorPosterior):
     ) -> None:
         super().__init__(mean)
         rows = root.to(torch.float64).flatten(-3, -2)
-        if discrepancy is None:
-            own = torch.diag_embed(noise.to(torch.float64).sqrt().expand(mean.shape).flatten(-2))
-        else:
-            factor = _own_factor(noise.expand(mean.shape), discrepancy)  # b q m m, for the blocks on the diagonal
-            blocks = torch.diag_embed(factor.movedim(-3, -1)).movedim((-2, -4, -1, -3), (-4, -3, -2, -1))  # b q m q m
-            own = blocks.flatten(-4, -3).flatten(-2).mT
+        own = mean.new_zeros(*mean.shape, 0) if discrepancy is None else discrepancy
+        factor = _own_factor(noise.expand(mean.shape), own)  # b q m m, for the blocks on the diagonal
+        blocks = torch.diag_embed(factor.movedim(-3, -1)).movedim((-2, -4, -1, -3), (-4, -3, -2, -1))  # b q m q m
+        own = blocks.flatten(-4, -3).flatten(-2).mT
         _, self.triangle = _triangular(torch.cat([rows.mT, own], dim=-2))
 
     @property

@@ -288,8 +288,7 @@ class OperatorModel(Model, FantasizeMixin):
             return self._copied(sampler.sample_shape + broadcast_batches(variance.shape[:-2], X.shape[:-2], self._batch_shape))
         moments = self._gaussian(X, "fantasy")
         mean, root, own = (part.to(torch.float64) for part in moments.expanded(variance.shape[:-2]))
-        discrepancy = None if moments.discrepancy is None else own
-        drawn = sampler(Measurements(mean, root, variance, discrepancy=discrepancy))
+        drawn = sampler(Measurements(mean, root, variance, discrepancy=own))
         return self._having_observed(X, drawn, variance, moments)
 
     def _set_transformed_inputs(self) -> None:

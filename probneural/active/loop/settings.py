@@ -16,6 +16,7 @@ from probneural.active.simulation.result_files import function_key
 from probneural.active.simulation.store import ResultStore
 from probneural.errors import ArgumentError
 from probneural.fields import Field
+from probneural.fingerprints import content_of
 from probneural.pairs import FieldPairs
 
 
@@ -87,10 +88,8 @@ def described(thing: Any) -> str:
 def _digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
     total = hashlib.sha256()
     for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-        real = torch.view_as_real(plain) if plain.is_complex() else plain
-        total.update(f"{name}{plain.dtype}{tuple(plain.shape)}".encode())
-        total.update(real.reshape(-1).view(torch.uint8).numpy().tobytes() if real.numel() else b"")
+        total.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        total.update(content_of(tensor))
     return total.hexdigest()[:16]
 
 
