@@ -21,8 +21,8 @@ _ATTAINED_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 _LIKELY = 100.0
 """Standard deviations up to which an observation is believed of a row that the size of the mean's rounding would hide."""
 _GRAM_COLUMNS = 64
-"""From how many columns, and rows, on a factor of the products is faster than singular values: 4 times at 3,072 x 500, 20 times
-at 1,089 x 2,000, one thread."""
+"""From how many columns, and rows, on a factor of the products is faster than singular values: five times at 3,072 x 500 and at
+1,089 x 2,000, one thread."""
 _GRAM_TRACE = 1e7
 """The largest trace of the Gram matrix of a whitened root whose Cholesky factor is right to 1e-9 of each eigenvalue of 1."""
 LOG_TWO_PI = math.log(2.0 * math.pi)
