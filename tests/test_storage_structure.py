@@ -319,6 +319,15 @@ def test_operators_larger_than_their_file_are_refused_before_they_are_built(
     assert changed >= 3
 
 
+def test_nothing_is_refused_where_several_types_are_possible(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
+    opened = corpus["fno"]
+    content = copy.deepcopy(opened.content)
+    content["metadata"]["configuration"]["embeds_position"] = None
+    change.write(tmp_path / "file", opened, content)
+    with pytest.raises(FileError, match="embeds_position"):
+        load(tmp_path / "file")
+
+
 @pytest.mark.parametrize("level", [200, 5_000, 200_000])
 def test_deep_nesting_is_refused(level: int, corpus: dict[str, change.Opened], tmp_path: Path) -> None:
     opened = corpus["fno"]

@@ -114,7 +114,8 @@ class Reader:
 
     def _one_of(self, described: Any, wanted: tuple[Any, ...], name: str) -> Plan:
         unused, claims = dict(self._unused), list(self._claims)
-        for one in [type(None)] if described is None else [one for one in wanted if one is not type(None)]:
+        nothing = type(None)
+        for one in [nothing] if described is None and nothing in wanted else [one for one in wanted if one is not nothing]:
             try:
                 return self._value(described, one, name)
             except FileError as error:
