@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import MethodType
 
 import torch
 from jaxtyping import Int64
-from torch import Tensor
+from torch import Tensor, nn
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device)
+"""Types whose values name themselves."""
 
 
 def row_fingerprints(*tensors: Tensor) -> Int64[Tensor, " n"]:
@@ -69,3 +76,47 @@ def fingerprint_of_parts(tensors: Iterable[tuple[tuple[int, ...], torch.dtype, I
         for part in parts:
             total.update(content_of(part))
     return total.hexdigest()
+
+
+def identity_of(setting: object) -> str:
+    """What tells a setting from others, as text that is the same in every process.
+
+    Functions and classes are known by their names, partials by their arguments too, tensors by their contents, dataclasses by
+    all fields, modules by their parts and state, and other objects by their class and attributes that are numbers, text or
+    tensors.
+
+    Examples:
+        >>> identity_of(functools.partial(torch.optim.SGD, momentum=0.9))
+        'SGD(momentum=0.9)'
+    """
+    if isinstance(setting, functools.partial):
+        return _called(identity_of(setting.func), setting.args, setting.keywords)
+    if isinstance(setting, MethodType):
+        return f"{identity_of(setting.__self__)}.{setting.__name__}"
+    if isinstance(setting, Tensor):
+        return f"Tensor({fingerprint_of(setting)[:16]})"
+    if isinstance(setting, set | frozenset):
+        return f"{{{', '.join(sorted(map(identity_of, setting)))}}}"
+    if isinstance(setting, list | tuple):
+        return _called("", setting, {})
+    if isinstance(setting, Mapping):
+        return _called("", (), setting)
+    if isinstance(setting, _PLAIN):
+        return repr(setting)
+    if hasattr(setting, "__qualname__"):
+        return str(setting.__qualname__)
+    if is_dataclass(setting):
+        parts = {one.name: getattr(setting, one.name) for one in fields(setting)}
+    else:
+        shown = {name: one for name, one in getattr(setting, "__dict__", {}).items() if not name.startswith("_")}
+        parts = {name: one for name, one in shown.items() if isinstance(one, (*_PLAIN, Tensor)) and name != "training"}
+    if isinstance(setting, nn.Module):
+        parts |= {name: one for name, one in setting.state_dict().items() if "." not in name}
+        parts |= dict(setting.named_children())
+    return _called(type(setting).__qualname__, (), parts)
+
+
+def _called(name: str, args: Sequence[object], settings: Mapping[str, object]) -> str:
+    """A call as it is written."""
+    named = [f"{key}={identity_of(one)}" for key, one in sorted(settings.items())]
+    return f"{name}({', '.join([*map(identity_of, args), *named])})"

@@ -1,9 +1,47 @@
 from __future__ import annotations
 
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
 import pytest
 import torch
+from torch import Tensor, nn
 
-from probneural.fingerprints import content_of, fingerprint_of, row_fingerprints
+import probneural as pn
+from probneural.fingerprints import content_of, fingerprint_of, identity_of, row_fingerprints
+
+
+class Norm(Enum):
+    MEAN = "mean"
+    MAXIMUM = "maximum"
+
+
+class Weighted:
+    """A loss that is no dataclass and no module."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights
+
+    def of(self, values: Tensor) -> Tensor:
+        return (self.weights * values).sum()
+
+
+@dataclass(frozen=True)
+class Target:
+    field: pn.Field
+    norm: Norm = Norm.MEAN
+
+
+def field(values: Tensor, **options: bool) -> pn.Field:
+    return pn.Field(values, pn.Grid.uniform((4,), **options))
+
+
+def network(activation: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 2), activation)
 
 
 def test_equal_rows_have_equal_names_and_no_others() -> None:
@@ -34,3 +72,35 @@ def test_contents_do_not_depend_on_layout(dtype: torch.dtype) -> None:
 def test_contents_of_conjugates_are_their_values() -> None:
     numbers = torch.tensor([1.0 + 2.0j, -3.0j])
     assert content_of(numbers.conj()) == content_of(numbers.conj().resolve_conj()) != content_of(numbers)
+
+
+SETTINGS: list[Callable[[], object]] = [
+    lambda: functools.partial(torch.optim.SGD, momentum=0.9),
+    lambda: functools.partial(torch.optim.SGD, momentum=0.8),
+    lambda: torch.optim.SGD,
+    lambda: Weighted(torch.ones(2)),
+    lambda: Weighted(torch.ones(3)),
+    lambda: Weighted(torch.ones(3)).of,
+    lambda: Target(field(torch.zeros(1, 1, 4))),
+    lambda: Target(field(torch.ones(1, 1, 4))),
+    lambda: Target(field(torch.ones(1, 1, 4), periodic=False)),
+    lambda: Target(field(torch.ones(1, 1, 4)), norm=Norm.MAXIMUM),
+    lambda: [Target(field(torch.ones(1, 1, 4)))],
+    lambda: {"target": Target(field(torch.ones(1, 1, 4)))},
+    lambda: {"one", "two"},
+    lambda: network(nn.ReLU()),
+    lambda: network(nn.LeakyReLU(0.1)),
+    lambda: network(nn.LeakyReLU(0.2)),
+    lambda: network(nn.LeakyReLU(0.2)).double(),
+]
+
+
+@pytest.mark.parametrize("make", SETTINGS)
+def test_the_same_settings_are_one(make: Callable[[], object]) -> None:
+    assert identity_of(make()) == identity_of(make()) == identity_of(copy.deepcopy(make()))
+
+
+def test_settings_are_told_from_others() -> None:
+    names = [identity_of(make()) for make in SETTINGS]
+    assert len({*names}) == len(names)
+    assert not any(" at 0x" in name for name in names)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
-from types import MethodType
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
 
 from probneural.checks import (
     assign,
@@ -24,7 +21,7 @@ from probneural.checks import (
     check_real,
 )
 from probneural.errors import ArgumentError
-from probneural.fingerprints import fingerprint_of
+from probneural.fingerprints import identity_of
 
 MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
 """Called as `make(parameters, lr=learning_rate)`: any class of `torch.optim`, or a `functools.partial` of one."""
@@ -37,8 +34,6 @@ WITH_DECAY = ("muon", "adamw")
 SCHEDULES = ("cosine", "one-cycle")
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Names of the dtypes that autocast may take."""
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-"""Types whose values name themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +177,7 @@ class Optimization:
         """The options in types that JSON knows; callables by their names."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "early_stopping"}
         stop = self.early_stopping
-        plain = {name: named(value) if callable(value) else value for name, value in found.items()}
+        plain = {name: identity_of(value) if callable(value) else value for name, value in found.items()}
         return plain | {"early_stopping": None if stop is None else [stop.patience, stop.restore_best]}
 
 
@@ -215,41 +210,3 @@ class Checkpoint:
             seconds=None if self.seconds is None else check_real(self.seconds, "seconds", least=0.0),
             steps=None if self.steps is None else check_integer(self.steps, "steps"),
         )
-
-
-def named(value: object) -> str:
-    """What identifies a setting, the same in every process.
-
-    Functions and classes are known by their names, partials by their arguments too, tensors by their contents, dataclasses by
-    all fields, and other objects by their class, their state if they are modules, and attributes that are numbers or text.
-
-    Examples:
-        >>> named(functools.partial(torch.optim.SGD, momentum=0.9))
-        'SGD(momentum=0.9)'
-    """
-    if isinstance(value, functools.partial):
-        return _called(named(value.func), value.args, value.keywords)
-    if isinstance(value, MethodType):
-        return f"{named(value.__self__)}.{value.__name__}"
-    if isinstance(value, Tensor):
-        return f"Tensor({fingerprint_of(value)})"
-    if isinstance(value, list | tuple):
-        return _called("", value, {})
-    if isinstance(value, Mapping):
-        return _called("", (), value)
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if hasattr(value, "__qualname__"):
-        return str(value.__qualname__)
-    if is_dataclass(value):
-        settings = {one.name: getattr(value, one.name) for one in fields(value)}
-    else:
-        shown = {name: one for name, one in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
-        settings = {name: one for name, one in shown.items() if isinstance(one, (*_PLAIN, Tensor)) and name != "training"}
-        settings |= value.state_dict() if isinstance(value, nn.Module) else {}
-    return _called(type(value).__qualname__, (), settings)
-
-
-def _called(name: str, args: Sequence[object], settings: Mapping[str, object]) -> str:
-    """A call as it is written."""
-    return f"{name}({', '.join([*map(named, args), *(f'{key}={named(one)}' for key, one in sorted(settings.items()))])})"

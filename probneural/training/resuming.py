@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from probneural.errors import FileError
+from probneural.fingerprints import identity_of
 from probneural.processes import gathered, rank, world_size
 from probneural.training import atomic, checkpoints, files, optimizers, parallel, weights
-from probneural.training.options import WITH_DECAY, Checkpoint, named
+from probneural.training.options import WITH_DECAY, Checkpoint
 from probneural.training.run import Run
 
 
@@ -169,7 +170,7 @@ class Keeper:
 
 def _fingerprint(run: Run) -> str:
     """What must agree for a checkpoint to be resumed: data, settings and the loss."""
-    loss = [] if run.plan.loss is None else [named(run.plan.loss)]
+    loss = [] if run.plan.loss is None else [identity_of(run.plan.loss)]
     settings = json.dumps([run.data_fingerprint, run.plan.settings(), *loss], sort_keys=True)
     return hashlib.sha256(settings.encode()).hexdigest()
 

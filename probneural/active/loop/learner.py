@@ -15,7 +15,7 @@ from probneural.active.loop.history import LearningHistory, Round, RoundSeconds,
 from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining
 from probneural.active.loop.run_log import BatchOutcome, RunLog, SimulationBatch
 from probneural.active.loop.schedule import next_target
-from probneural.active.loop.settings import check, described, digest_of_operator, digest_of_pairs, keys_of, shared
+from probneural.active.loop.settings import check, digest_of_operator, digest_of_pairs, keys_of, shared
 from probneural.active.selection.selectors import Selector
 from probneural.active.simulation.options import SimulationOptions
 from probneural.active.simulation.running import simulate_in
@@ -26,6 +26,7 @@ from probneural.checks import check_integer, check_path
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, SimulationError
 from probneural.fields import Field
+from probneural.fingerprints import identity_of
 from probneural.notices import warn
 from probneural.pairs import FieldPairs
 from probneural.problems import Problem
@@ -312,9 +313,8 @@ class ActiveLearner:
                 got=str(len(drawn)),
                 remedy="give a larger pool, or find out why simulations fail: store.failures()",
             )
-        return SimulationBatch(
-            0, self.plan.initial, tuple(drawn[:calibration]), tuple(drawn[calibration : calibration + training]), 0, 0.0
-        )
+        wanted = tuple(drawn[calibration : calibration + training])
+        return SimulationBatch(0, self.plan.initial, tuple(drawn[:calibration]), wanted, seconds=0.0)
 
     def _lacking(self) -> tuple[int, int]:
         """Calibration functions and labels that the random start is short of."""
@@ -341,7 +341,7 @@ class ActiveLearner:
                 got=str(ranks),
                 remedy=f"mend {type(self.acquisition).__name__}.select",
             )
-        return SimulationBatch(number, target, (), tuple(free[rank] for rank in ranks), 0, time.perf_counter() - started)
+        return SimulationBatch(number, target, (), tuple(free[rank] for rank in ranks), time.perf_counter() - started)
 
     def _simulated(self, batch: SimulationBatch, pool: WorkerPool) -> BatchOutcome:
         """Run the open batch's simulations; every result is stored as it comes."""
@@ -436,16 +436,16 @@ class ActiveLearner:
     def _settings(self) -> dict[str, Any]:
         """Everything that decides what the loop does, as JSON can hold it."""
         return {
-            "simulator": described(self.simulator) if isinstance(self.simulator, Problem) else None,
-            "acquisition": described(self.acquisition),
-            "head": described(self.head),
-            "train": described(self.training.train),
+            "simulator": identity_of(self.simulator) if isinstance(self.simulator, Problem) else None,
+            "acquisition": identity_of(self.acquisition),
+            "head": identity_of(self.head),
+            "train": identity_of(self.training.train),
             "operator": digest_of_operator(self.training.operator),
             "warm_start": self.training.warm_start,
             "initial": self.plan.initial,
-            "batch": described(self.plan.batch),
+            "batch": identity_of(self.plan.batch),
             "calibration": self.plan.calibration,
-            "calibrate": described(self.plan.calibrate),
+            "calibrate": identity_of(self.plan.calibrate),
             "test": digest_of_pairs(self.store, self.plan.test),
             "seed": self.plan.seed,
         }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from probneural.active.simulation.workers import kind_of
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
+from probneural.training import schema
 
 _RESTORE = "restore what is missing or ends in .broken in {}, or begin another store with a copy of its results"
 
@@ -29,16 +30,14 @@ class SimulationBatch:
         target: Labels planned for the end of that round.
         calibration: Positions in the pool of calibration functions, which only the random start has.
         training: Positions of functions to learn from, in the order of choice.
-        known: How many of all these the store had a result of already.
         seconds: Time of the choice.
-        found: Positions of those results; empty in the memory of loops from before they were written down.
+        found: Positions of those of which the store has had a result when they are asked for.
     """
 
     round: int
     target: int
     calibration: tuple[int, ...]
     training: tuple[int, ...]
-    known: int
     seconds: float
     found: tuple[int, ...] = ()
 
@@ -62,7 +61,10 @@ class BatchOutcome:
 
     def reused(self, batch: SimulationBatch) -> int:
         """How many results the batch took from the store: those that were there, without those of no use."""
-        return batch.known - len({*batch.found} & {*self.failed})
+        return len({*batch.found} - {*self.failed})
+
+
+_Entry = TypeVar("_Entry", SimulationBatch, BatchOutcome)
 
 
 class RunLog:
@@ -83,8 +85,8 @@ class RunLog:
         self.distinct = tuple(first.values())
         """Positions of the candidates, the first of equal ones."""
         self._held: dict[str, tuple[list[int], FieldPairs]] = {}
-        self.batches = [SimulationBatch(**_with_tuples(entry)) for entry in self._recalled("batch")]
-        self.outcomes = [BatchOutcome(**_with_tuples(entry)) for entry in self._recalled("outcome")]
+        self.batches = [_built(SimulationBatch, entry) for entry in self._recalled("batch")]
+        self.outcomes = [_built(BatchOutcome, entry) for entry in self._recalled("outcome")]
         self.rounds = [Round.from_row(entry) for entry in self._recalled("round")]
         is_whole = len(self.outcomes) <= len(self.batches) <= len(self.outcomes) + 1
         if not is_whole or not {entry.number for entry in self.rounds} <= {batch.round for batch in self.batches}:
@@ -204,7 +206,7 @@ class RunLog:
     def ask(self, batch: SimulationBatch) -> SimulationBatch:
         """Open a batch, for good."""
         found = tuple(position for position in batch.positions if self.keys[position] in self.store)
-        batch = replace(batch, known=len(found), found=found)
+        batch = replace(batch, found=found)
         self._remember(f"batch-{len(self.batches):04d}", asdict(batch))
         self.batches.append(batch)
         return batch
@@ -267,6 +269,12 @@ def _left(positions: Sequence[int], failed: frozenset[int]) -> list[int]:
     return [position for position in positions if position not in failed]
 
 
-def _with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has lists for tuples."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+def _built(kind: type[_Entry], entry: Mapping[str, Any]) -> _Entry:
+    """An entry of the memory from what JSON holds, which has lists for tuples.
+
+    Raises:
+        FileError: If another version wrote it.
+    """
+    schema.check_names(entry, [one.name for one in fields(kind)], where=f"a {kind.__name__} of the loop's memory")
+    parts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    return kind(**parts)

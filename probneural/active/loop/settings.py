@@ -1,13 +1,9 @@
-"""What an active learner is given: checked, and described so that a store can tell one loop from another."""
+"""What an active learner is given: checked, and named so that a store can tell one loop from another."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import hashlib
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +12,7 @@ from probneural.active.simulation.result_files import function_key
 from probneural.active.simulation.store import ResultStore
 from probneural.errors import ArgumentError
 from probneural.fields import Field
-from probneural.fingerprints import content_of
+from probneural.fingerprints import identity_of
 from probneural.pairs import FieldPairs
 
 
@@ -72,43 +68,4 @@ def digest_of_operator(operator: nn.Module | None) -> str | None:
     """
     if operator is None:
         return None
-    state: Mapping[str, Tensor] = weights_of(operator)
-    return f"{type(operator).__name__} {_digest_of_tensors(state)}"
-
-
-def described(thing: Any) -> str:
-    """What tells things apart: their representation, without the addresses that change from process to process.
-
-    Representations leave numbers out: those of tensors and fields within follow as one short text.
-    """
-    text, tensors = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing)), dict(_tensors_within(thing, ""))
-    return f"{text} {_digest_of_tensors(tensors)}" if tensors else text
-
-
-def _digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
-    total = hashlib.sha256()
-    for name, tensor in tensors.items():
-        total.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        total.update(content_of(tensor))
-    return total.hexdigest()[:16]
-
-
-def _tensors_within(thing: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Tensors among the parts of settings, with the way to each."""
-    parts: Mapping[str, Any] = {}
-    if isinstance(thing, Tensor):
-        yield name, thing
-    elif isinstance(thing, Field):
-        parts = {"values": thing.values, "points": thing.grid.points, "weights": thing.grid.weights}
-    elif isinstance(thing, nn.Module):
-        parts = thing.state_dict()
-    elif isinstance(thing, functools.partial):
-        parts = {"arguments": thing.args, "keywords": thing.keywords}
-    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        parts = {one.name: getattr(thing, one.name) for one in dataclasses.fields(thing)}
-    elif isinstance(thing, Mapping):
-        parts = {str(key): value for key, value in thing.items()}
-    elif isinstance(thing, list | tuple):
-        parts = {str(number): value for number, value in enumerate(thing)}
-    for key, part in parts.items():
-        yield from _tensors_within(part, f"{name}.{key}")
+    return f"{type(operator).__name__} {digest([identity_of(weights_of(operator))])}"

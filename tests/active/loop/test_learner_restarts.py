@@ -137,6 +137,12 @@ def test_a_gap_in_the_memory_is_found(tmp_path: Path) -> None:
         learner(tmp_path)
 
 
+def test_memory_of_another_version_is_refused(tmp_path: Path) -> None:
+    ResultStore(tmp_path).remember("batch-0000", {"round": 0, "target": 2, "known": 1})
+    with pytest.raises(FileError, match="a SimulationBatch of the loop's memory; got no calibration, .* and known beside it"):
+        learner(tmp_path)
+
+
 def test_two_learners_on_one_store_are_noticed(tmp_path: Path) -> None:
     one, two = learner(tmp_path), learner(tmp_path)
     one.run(rounds=2)
