@@ -248,10 +248,13 @@ def _search(
     """Which candidates of w and f are most likely in each channel, under the process of the other half; and how likely."""
     found, total = [], 0.0
     for channel, start in enumerate(starts):
-        cases = [
-            (one.residual[channel], one.gram[channel], one.explained[channel], correlations[1 - one.side][channel])
-            for one in examples
-        ]
+        cases = []
+        for one in examples:
+            seen = ((one.explained[channel] + noise[channel]) > 0).nonzero()[:, 0]  # what is certain says nothing of w and f
+            gram, correlation = one.gram[channel], correlations[1 - one.side][channel]
+            if len(seen) < len(gram):
+                gram, correlation = gram[seen][:, seen], correlation[seen][:, seen]
+            cases.append((one.residual[channel, seen], gram, one.explained[channel, seen], correlation))
         best, height = _most_likely(functools.partial(_log_density, cases, noise[channel]), start)
         found.append(best)
         total += height

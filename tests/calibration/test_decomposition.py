@@ -20,16 +20,32 @@ from tests.helpers import normal
 
 
 class Noisy(Predictor):
-    """Predicts its input, and states little of its own and a noise of 1."""
+    """Predicts its input, and states little of its own and a noise of 1, or another."""
 
-    def __init__(self, grid: Grid) -> None:
-        one = torch.ones(1, dtype=torch.float64)
-        super().__init__(PredictorTraits(in_channels=1, noise=one, domain=grid, like=one))
+    def __init__(self, grid: Grid, noise: float = 1.0) -> None:
+        level = torch.tensor([noise], dtype=torch.float64)
+        super().__init__(PredictorTraits(in_channels=1, noise=level, domain=grid, like=level))
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         assert query is None or query == inputs.grid
         root = torch.full((*inputs.values.flatten(2).shape, 1), 1e-3, dtype=torch.float64)
         return GaussianField(inputs.values, DenseRoot(root), latent="noisy", grid=inputs.grid)
+
+
+class Noiseless(Noisy):
+    """Predicts its input, and states a multiple of half a wave along a line, which is zero at both ends."""
+
+    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        assert query is None or query == inputs.grid
+        root = bump(inputs.grid)[None, None, :, None].expand(len(inputs), -1, -1, -1)
+        return GaussianField(inputs.values, DenseRoot(root.clone()), latent="noiseless", grid=inputs.grid)
+
+
+def bump(grid: Grid) -> Tensor:
+    """Half a wave along a line, zero at its ends: `(p,)`."""
+    values = torch.sin(math.pi * grid.points[:, 0])
+    values[[0, -1]] = 0.0
+    return values
 
 
 def waves(grid: Grid, count: int) -> Tensor:
@@ -54,6 +70,16 @@ def test_what_is_rough_is_told_from_many_waves(points: int, fraction: float) -> 
     pairs = FieldPairs(inputs, Field((base + errors).unflatten(-1, grid.shape), grid))
     found = VarianceScale(separate=False, local=False).fit(Noisy(grid), pairs).decomposition
     assert 0.4 * fraction <= float(found.white_fraction) <= 2.0 * fraction
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_certain_does_not_decide(shared: bool) -> None:
+    """Errors are the head's own wave, or any of its size; where the domain ends, nothing is uncertain."""
+    grid = Grid.uniform((24,), periodic=False)
+    base, numbers = normal(40, 1, grid.size, seed="base"), normal(40, 1, 1 if shared else grid.size, seed="errors")
+    pairs = FieldPairs(Field(base, grid), Field(base + numbers * bump(grid), grid))
+    found = VarianceScale(separate=False, local=False).fit(Noiseless(grid, noise=0.0), pairs).decomposition
+    assert float(found.root_fraction) == (1.0 if shared else 0.1)
 
 
 def test_fewer_waves_where_they_are_more_likely() -> None:
