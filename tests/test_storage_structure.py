@@ -435,7 +435,7 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("kernel", "in_channels", 1, "made of"),
     ("kernel", "operator", None, "no tensors but those"),
     ("kernel of predictions", "inputs.parts.in_channels", 7, "input channels"),
-    ("kernel", "inputs", None, "no tensors but those"),
+    ("kernel", "inputs", None, "as inputs; got None"),
     ("last-layer", "domain", 5, "a Grid as domain; got 5"),
     ("last-layer", "shift", 5, "a tensor named shift as shift; got 5"),
     ("last-layer", "readout", {"kind": "Grid", "parts": {}}, "a Readout as readout; got 'Grid'"),
