@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import MethodType
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
@@ -82,8 +84,8 @@ def identity_of(setting: object) -> str:
     """What tells a setting from others, as text that is the same in every process.
 
     Functions and classes are known by their names, partials by their arguments too, tensors by their contents, dataclasses by
-    all fields, modules by their parts and state, and other objects by their class and attributes that are numbers, text or
-    tensors.
+    all fields, modules by their parts and state, and other objects by their class, or representation where they have one of
+    their own, and attributes that are numbers, text or tensors.
 
     Examples:
         >>> identity_of(functools.partial(torch.optim.SGD, momentum=0.9))
@@ -95,12 +97,14 @@ def identity_of(setting: object) -> str:
         return f"{identity_of(setting.__self__)}.{setting.__name__}"
     if isinstance(setting, Tensor):
         return f"Tensor({fingerprint_of(setting)[:16]})"
+    if isinstance(setting, np.ndarray) and not setting.dtype.hasobject:
+        return f"array({hashlib.sha256(repr((setting.shape, setting.dtype)).encode() + setting.tobytes()).hexdigest()[:16]})"
     if isinstance(setting, set | frozenset):
         return f"{{{', '.join(sorted(map(identity_of, setting)))}}}"
     if isinstance(setting, list | tuple):
         return _called("", setting, {})
     if isinstance(setting, Mapping):
-        return _called("", (), setting)
+        return f"{{{', '.join(sorted(f'{identity_of(key)}: {identity_of(one)}' for key, one in setting.items()))}}}"
     if isinstance(setting, _PLAIN):
         return repr(setting)
     if hasattr(setting, "__qualname__"):
@@ -113,6 +117,8 @@ def identity_of(setting: object) -> str:
     if isinstance(setting, nn.Module):
         parts |= {name: one for name, one in setting.state_dict().items() if "." not in name}
         parts |= dict(setting.named_children())
+    elif not is_dataclass(setting) and type(setting).__repr__ is not object.__repr__:
+        return _called(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(setting)), (), parts)  # paths, ranges, numbers of other libraries
     return _called(type(setting).__qualname__, (), parts)
 
 

@@ -5,7 +5,9 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -88,6 +90,15 @@ SETTINGS: list[Callable[[], object]] = [
     lambda: [Target(field(torch.ones(1, 1, 4)))],
     lambda: {"target": Target(field(torch.ones(1, 1, 4)))},
     lambda: {"one", "two"},
+    lambda: {1: "one", "two": 2, Norm.MEAN: None},
+    lambda: {"1": "one", "two": 2, Norm.MEAN: None},
+    lambda: np.arange(2000.0),
+    lambda: np.arange(2000.0) + (np.arange(2000) == 1000),
+    lambda: np.float32(0.5),
+    lambda: np.float32(0.25),
+    lambda: Path("one"),
+    lambda: Path("two"),
+    lambda: range(3),
     lambda: network(nn.ReLU()),
     lambda: network(nn.LeakyReLU(0.1)),
     lambda: network(nn.LeakyReLU(0.2)),
