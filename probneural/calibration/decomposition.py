@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.chunks import CalibrationPredictions, domain_average
+from probneural.calibration.decomposition_search import (
+    ROOT_FRACTIONS,
+    START,
+    WHITE_FRACTIONS,
+    Example,
+    SharedCovariance,
+    search,
+)
 from probneural.calibration.held_out import group_numbers, number_of
 from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.stationary_process import LARGEST_RANK, StationaryProcess, Waves
@@ -27,10 +33,6 @@ from probneural.grids import Grid
 from probneural.pairs import Dataset, evenly_spread_rows
 from probneural.randomness import stream
 
-_ROOT_FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-"""Candidates of w. Zero is none: data on some functions would then say nothing about others."""
-_WHITE_FRACTIONS = (1e-4, 5e-4, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
-"""Candidates of f. Zero is none: a field of finite rank has no density on a fine grid."""
 _POINTS = 1089
 """Points of one function at which the joint likelihood is taken, at most: all, or some at random.
 
@@ -42,10 +44,6 @@ _FUNCTIONS = 8
 """... and at least so many functions."""
 _RANKS = (LARGEST_RANK, 128, 32)
 """Candidates of the number of waves of rho; fewer are tried as long as they are more likely."""
-_START = (2, 5)
-"""Which candidates of w and f the search begins with."""
-_JITTER = 1e-9
-"""Fraction of a variance added to it in the likelihood alone, where a correlation matrix may be singular up to rounding."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -83,7 +81,7 @@ def decompose(
     predictor: Predictor,
     predicted: CalibrationPredictions,
     *,
-    shared: Sequence[Float64[Tensor, "c p p"]],
+    shared: Sequence[SharedCovariance],
     scale: Float64[Tensor, " c"],
     noise: Float64[Tensor, " c"],
     measured: Float64[Tensor, " c"],
@@ -114,7 +112,7 @@ def decompose(
     powers = torch.zeros(3, len(scale), len(waves), dtype=torch.float64)  # of all fields, and of every other one
     mean_explained, mean_factor = torch.zeros_like(scale), torch.zeros_like(scale)
     factor = None if local is None else local.on(grid)
-    examples: list[_Example] = []
+    examples: list[Example] = []
     start = 0
     for stated, truth in predicted:
         residual = (truth - stated.mean).flatten(2).cpu()
@@ -129,23 +127,29 @@ def decompose(
         mean_explained += domain_average((ratio * explained).unflatten(-1, grid.shape), grid).sum(0) / count
         mean_factor += domain_average(ratio.unflatten(-1, grid.shape), grid).sum(0) / count
         for row in rows[(rows >= start) & (rows < start + len(residual))] - start:
-            gram = scale[:, None, None] * shared[len(examples)]
-            examples.append(_Example(int(here[row]), residual[row][:, points], gram, explained[row][:, points]))
+            examples.append(
+                Example(
+                    side=int(here[row]),
+                    residual=residual[row][:, points],
+                    shared=shared[len(examples)],
+                    explained=explained[row][:, points],
+                )
+            )
         start += len(residual)
     ones = int(side.sum())
     halves = [powers[1] / (count - ones), powers[2] / ones] if number_of(groups) >= 4 else [powers[0] / count] * 2
-    most, starts = _RANKS[0], [_START] * len(scale)
+    most, starts = _RANKS[0], [START] * len(scale)
     highest, ranks = -math.inf, None
     for candidate in _RANKS:
         processes = [waves.process(half, most=candidate) for half in halves]
         if ranks == (ranks := [process.modes.shape[1] for process in processes]):
             continue  # there are no more waves than that
-        correlations = [root @ root.mT for root in (process.evaluate(grid)[:, points] for process in processes)]
-        found, height = _search(examples, correlations, noise=noise, starts=starts)
+        roots = [process.evaluate(grid)[:, points] for process in processes]
+        found, height = search(examples, roots, scale=scale, noise=noise, starts=starts)
         if height <= highest:
             break
         most, starts, highest = candidate, found, height
-    fractions = torch.tensor([[_ROOT_FRACTIONS[w], _WHITE_FRACTIONS[f]] for w, f in starts], dtype=torch.float64).mT
+    fractions = torch.tensor([[ROOT_FRACTIONS[w], WHITE_FRACTIONS[f]] for w, f in starts], dtype=torch.float64).mT
     return Decomposition(
         process=waves.process(powers[0] / count, most=most),
         root_fraction=fractions[0],
@@ -184,7 +188,7 @@ def gaussian_of(u: FieldDistribution) -> GaussianField:
 
 
 @torch.no_grad()
-def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[Float64[Tensor, "c p p"]]:
+def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[SharedCovariance]:
     """Covariance that a head itself states for some functions, at the points where `decompose` takes likelihoods.
 
     Args:
@@ -202,7 +206,7 @@ def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[
         alone = at_points.marginal(0)
         roots = [alone.root] if alone.discrepancy is None else [alone.root, alone.discrepancy]
         dense = torch.cat([root.dense()[0].to("cpu", torch.float64) for root in roots], dim=-1)
-        covariances.append(dense @ dense.mT)
+        covariances.append(SharedCovariance.of(dense))
     return covariances
 
 
@@ -224,81 +228,3 @@ class _ValuesAt(Functional):
     def _adjoint(self, numbers: Tensor) -> Tensor:
         spread = numbers.new_zeros(*numbers.shape[:-1], self.grid.size)
         return spread.index_copy(-1, self.points.to(numbers.device), numbers).unflatten(-1, self.grid.shape)
-
-
-class _Example(NamedTuple):
-    """One function at some points.
-
-    Attributes:
-        side: Which half of the fields it belongs to.
-        residual: Over the root of the local scale, `(c, p)`.
-        gram: The head's covariance times a, `(c, p, p)`.
-        explained: The head's variance times a, `(c, p)`.
-    """
-
-    side: int
-    residual: Tensor
-    gram: Tensor
-    explained: Tensor
-
-
-def _search(
-    examples: Sequence[_Example], correlations: Sequence[Tensor], *, noise: Tensor, starts: Sequence[tuple[int, int]]
-) -> tuple[list[tuple[int, int]], float]:
-    """Which candidates of w and f are most likely in each channel, under the process of the other half; and how likely."""
-    found, total = [], 0.0
-    for channel, start in enumerate(starts):
-        cases = []
-        for one in examples:
-            seen = ((one.explained[channel] + noise[channel]) > 0).nonzero()[:, 0]  # what is certain says nothing of w and f
-            gram, correlation = one.gram[channel], correlations[1 - one.side][channel]
-            if len(seen) < len(gram):
-                gram, correlation = gram[seen][:, seen], correlation[seen][:, seen]
-            cases.append((one.residual[channel, seen], gram, one.explained[channel, seen], correlation))
-        best, height = _most_likely(functools.partial(_log_density, cases, noise[channel]), start)
-        found.append(best)
-        total += height
-    return found, total
-
-
-def _most_likely(log_density: Callable[[float, float], float], start: tuple[int, int]) -> tuple[tuple[int, int], float]:
-    """Numbers of the candidates (w, f) that no neighbour surpasses, and how likely; the search climbs along f and w in turn.
-
-    Of 20 heads in one dimension it found the best of all 72 pairs for each.
-    """
-    at = functools.cache(lambda row, column: log_density(_ROOT_FRACTIONS[row], _WHITE_FRACTIONS[column]))
-    row, column = start
-    while True:
-        before = row, column
-        column = _climb(lambda index, row=row: at(row, index), column, len(_WHITE_FRACTIONS))  # type: ignore[misc]
-        row = _climb(lambda index, column=column: at(index, column), row, len(_ROOT_FRACTIONS))  # type: ignore[misc]
-        if (row, column) == before:
-            return before, at(row, column)
-
-
-def _climb(height: Callable[[int], float], start: int, count: int) -> int:
-    """The first place, uphill from a start, that is higher than both of its neighbours."""
-    here = start
-    while True:
-        there = max((place for place in (here, here - 1, here + 1) if 0 <= place < count), key=height)
-        if there == here:
-            return here
-        here = there
-
-
-def _log_density(
-    cases: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], noise: Tensor, weight: float, fraction: float
-) -> float:
-    """Log density of some functions' residuals, up to a constant, for one pair (w, f); -inf where there is none."""
-    total = 0.0
-    for residual, gram, explained, correlation in cases:
-        std = ((1.0 - weight) * explained + (1.0 - fraction) * noise).sqrt()
-        covariance = (std[:, None] * correlation).mul_(std).add_(gram, alpha=weight)
-        covariance.diagonal().add_(fraction * noise + _JITTER * (explained + noise))
-        triangle, failed = torch.linalg.cholesky_ex(covariance)
-        whitened = torch.linalg.solve_triangular(triangle, residual[:, None], upper=False)
-        density = float(-0.5 * whitened.square().sum() - triangle.diagonal().log().sum())
-        if int(failed) != 0 or not math.isfinite(density):
-            return -math.inf
-        total += density
-    return total

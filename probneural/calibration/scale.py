@@ -18,6 +18,7 @@ from probneural.calibration.chunks import (
     fingerprints,
 )
 from probneural.calibration.decomposition import decompose, likelihood_rows, shared_covariances
+from probneural.calibration.decomposition_search import SharedCovariance
 from probneural.calibration.held_out import group_numbers
 from probneural.calibration.local_fit import Part, fit_local_scale
 from probneural.calibration.local_scale import LocalScale
@@ -240,10 +241,10 @@ class VarianceScale:
 
 def _read(
     predicted: CalibrationPredictions, calibration: Dataset, *, noise: Float64[Tensor, " c"]
-) -> tuple[Float64[Tensor, " c"], list[Tensor]]:
+) -> tuple[Float64[Tensor, " c"], list[SharedCovariance]]:
     """The mean variance of the fields, and covariances for the joint likelihood, which are formed for the same predictions."""
     field_variance = torch.zeros_like(noise)
-    shared: list[Tensor] = []
+    shared: list[SharedCovariance] = []
     rows, start = likelihood_rows(calibration), 0
     for u, (stated, _) in predicted.distributions():
         of_field = stated.variance - noise.to(stated.variance).reshape(-1, *(1,) * len(u.grid.shape))

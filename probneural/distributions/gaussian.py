@@ -501,13 +501,12 @@ class GaussianField(FieldDistribution):
         index = row_number(index, len(self))
         root = self.root.marginal(index)
         rank = root.shape[3]
-        number = int(self._functions.rows[index])  # where it stands in the prediction, whatever was selected since
-        name = f"{self.latent.id}|marginal-{number}-{digest(self._mean[index], root.row_norms())}"
-        latent = (
-            self.latent
-            if rank == self.latent.rank
-            else Latent(id=name, rank=rank, is_shared_across_calls=self.latent.is_shared_across_calls)
-        )
+        latent = self.latent
+        if rank != latent.rank:
+            number = int(self._functions.rows[index])  # where it stands in the prediction, whatever was selected since
+            content = digest(self._mean[index], root.product(self._mean.new_ones(1, rank)))  # variances may cost much more
+            name = f"{latent.id}|marginal-{number}-{content}"
+            latent = Latent(id=name, rank=rank, is_shared_across_calls=latent.is_shared_across_calls)
         discrepancy = None if self.discrepancy is None else self.discrepancy.marginal(index)
         mean = self._mean[index : index + 1]
         alone = GaussianField(mean, root, latent=latent, grid=self.grid, discrepancy=discrepancy)._with_labels(self.labels)
@@ -564,7 +563,7 @@ class GaussianField(FieldDistribution):
             return density
         matrix = root.dense().to(torch.float64).flatten(0, 2)
         if bool((noise > 0).all()):
-            return log_density(matrix, residual, noise)
+            return log_density(matrix, residual, noise, groups=root.shape[1])
         matrix = torch.cat([matrix, square_root(noise).diag()[:, noise > 0]], dim=1)
         density = log_density_without_noise(matrix, residual, dtype=self._precision)
         _check_density(~density.isnan())

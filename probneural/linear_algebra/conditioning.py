@@ -25,6 +25,8 @@ _GRAM_COLUMNS = 64
 1,089 x 2,000, one thread."""
 _GRAM_TRACE = 1e7
 """The largest trace of the Gram matrix of a whitened root whose Cholesky factor is right to 1e-9 of each eigenvalue of 1."""
+_GRAM_BLOCK = 256
+"""Columns of a Gram matrix that are formed together."""
 LOG_TWO_PI = math.log(2.0 * math.pi)
 
 
@@ -330,29 +332,68 @@ def discrepancy_gain(
 
 
 def log_density(
-    root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"], noise: Float64[Tensor, "... m"]
+    root: Float64[Tensor, "... m k"],
+    residual: Float64[Tensor, "... m"],
+    noise: Float64[Tensor, "... m"],
+    *,
+    groups: int = 1,
 ) -> Float64[Tensor, "..."]:
     """Log density of residual under N(0, root root^T + diag(noise)) with noise > 0, natural units.
 
     With A the root over the noise's deviations, w the residual over them and I + A^T A = L L^T, the distance is the least of
     |w - A z|² + |z|², to second order in the error of z, and the determinant that of L. Where A is wide, I + A A^T = L L^T, and
-    the distance is the largest of 2 w·x - |A^T x|² - |x|². Such products hold eigenvalues to 1e-16 of the largest: where that
-    is too little, and for a few columns or rows, the singular values of A serve.
+    the distance is the largest of 2 w·x - |A^T x|² - |x|². Such products hold eigenvalues to 1e-16 of the largest. Where that
+    is too little, L^T comes from a QR decomposition of A or A^T over I, as right as singular values in a third of their time;
+    these serve where a derivative is asked for, and for a few columns or rows.
+
+    Args:
+        root: Its rows in any units.
+        residual: In the units of each row.
+        noise: In those units squared.
+        groups: In how many groups of as many rows, such as channels, there may be columns of zeros, which then cost nothing.
     """
     inverse = noise.rsqrt()
     rows, whitened = root * inverse[..., None], residual * inverse
     trace = rows.detach().square().sum((-2, -1))
-    if min(rows.shape[-2:]) >= _GRAM_COLUMNS and bool((trace <= _GRAM_TRACE).all()):
-        factored = _by_gram if rows.shape[-1] <= rows.shape[-2] else _by_covariance
-        quadratic, log_determinant = factored(rows, whitened)
-    else:
+    is_recorded = torch.is_grad_enabled() and (rows.requires_grad or whitened.requires_grad)
+    if min(rows.shape[-2:]) < _GRAM_COLUMNS:
         quadratic, log_determinant = _by_singular_values(rows, whitened)
+    elif bool((trace <= _GRAM_TRACE).all()):
+        if rows.shape[-1] <= rows.shape[-2]:
+            gram = lower_gram(rows, groups=1 if is_recorded else groups)
+            quadratic, log_determinant = _by_gram(rows, whitened, gram)
+        else:
+            quadratic, log_determinant = _by_covariance(rows, whitened, lower_gram(rows.mT))
+    else:
+        quadratic, log_determinant = (_by_singular_values if is_recorded else _by_triangle)(rows, whitened)
     return _normal(quadratic, log_determinant + noise.log().sum(-1), residual)
 
 
-def _by_gram(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
-    """The squared distance of `whitened` under N(0, A A^T + I), and the covariance's log determinant."""
-    gram = rows.mT @ rows
+def lower_gram(columns: Float64[Tensor, "... m k"], *, groups: int = 1) -> Float64[Tensor, "... k k"]:
+    """A^T A for a Cholesky factor, which reads the lower triangle: the rest is left out where no derivative is asked for.
+
+    That takes 0.6 of the time at 3,072 x 1,800, and 0.75 at 3,072 x 900. Each group of rows adds the products of those columns
+    that are not zero in it.
+    """
+    size = columns.shape[-1]
+    if columns.requires_grad and torch.is_grad_enabled():
+        return columns.mT @ columns
+    gram = columns.new_zeros(*columns.shape[:-2], size, size)
+    if columns.ndim == 2 and groups > 1:
+        for rows in columns.unflatten(0, (groups, -1)):
+            used = (rows != 0).any(0).nonzero()[:, 0]
+            gram[used[:, None], used] += lower_gram(rows[:, used])
+        return gram
+    for start in range(0, size, _GRAM_BLOCK):
+        block = slice(start, start + _GRAM_BLOCK)
+        gram[..., start:, block] = columns[..., start:].mT @ columns[..., block]
+    return gram
+
+
+def _by_gram(
+    rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"], gram: Float64[Tensor, "... k k"]
+) -> tuple[Tensor, Tensor]:
+    """The squared distance of `whitened` under N(0, A A^T + I), and the covariance's log determinant, from A^T A."""
     triangle = torch.linalg.cholesky(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
     latent = torch.cholesky_solve(rows.mT @ whitened[..., None], triangle)
     rest = whitened[..., None] - rows @ latent
@@ -360,15 +401,32 @@ def _by_gram(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"
     return quadratic, 2.0 * triangle.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-def _by_covariance(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
-    """What `_by_gram` gives, from the covariance itself, which is the smaller one."""
-    covariance = rows @ rows.mT
+def _by_covariance(
+    rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"], covariance: Float64[Tensor, "... m m"]
+) -> tuple[Tensor, Tensor]:
+    """What `_by_gram` gives, from A A^T, which is the smaller one."""
     triangle = torch.linalg.cholesky(covariance + torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device))
     solved = torch.cholesky_solve(whitened[..., None], triangle)
     quadratic = (
         2.0 * (whitened * solved[..., 0]).sum(-1) - (rows.mT @ solved).square().sum((-2, -1)) - solved.square().sum((-2, -1))
     )
     return quadratic, 2.0 * triangle.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _by_triangle(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
+    """What `_by_gram` gives, without any product of A; no derivatives."""
+    is_wide = rows.shape[-1] > rows.shape[-2]
+    narrow = rows.mT if is_wide else rows
+    identity = torch.eye(narrow.shape[-1], dtype=rows.dtype, device=rows.device).expand(*rows.shape[:-2], -1, -1)
+    stacked = torch.cat([narrow, identity], dim=-2)
+    if is_wide:
+        triangle = torch.linalg.qr(stacked, mode="r").R
+        quadratic = torch.linalg.solve_triangular(triangle.mT, whitened[..., None], upper=False).square().sum((-2, -1))
+    else:  # the last column's distance from the others is that of least squares
+        wanted = torch.cat([whitened, whitened.new_zeros(*whitened.shape[:-1], narrow.shape[-1])], dim=-1)
+        both = torch.linalg.qr(torch.cat([stacked, wanted[..., None]], dim=-1), mode="r").R
+        quadratic, triangle = both[..., -1, -1].square(), both[..., :-1, :-1]
+    return quadratic, 2.0 * triangle.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
 
 
 def _by_singular_values(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from probneural.calibration import VarianceScale
-from probneural.calibration.decomposition import _ROOT_FRACTIONS, _WHITE_FRACTIONS, _most_likely, _ValuesAt
+from probneural.calibration.decomposition import _ValuesAt
+from probneural.calibration.decomposition_search import (
+    ROOT_FRACTIONS,
+    START,
+    WHITE_FRACTIONS,
+    Example,
+    SharedCovariance,
+    most_likely,
+    search,
+)
 from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
 from probneural.fields import Field
 from probneural.functionals import MatrixFunctional
@@ -100,10 +109,38 @@ def test_the_search_climbs_along_both(top: tuple[int, int], start: tuple[int, in
     """Of a ridge that lies across both directions it finds the highest place."""
 
     def height(weight: float, fraction: float) -> float:
-        row, column = _ROOT_FRACTIONS.index(weight) - top[0], _WHITE_FRACTIONS.index(fraction) - top[1]
+        row, column = ROOT_FRACTIONS.index(weight) - top[0], WHITE_FRACTIONS.index(fraction) - top[1]
         return -(row**2 + column**2 + 0.5 * row * column)
 
-    assert _most_likely(height, start) == (top, 0.0)
+    assert most_likely(height, start) == (top, 0.0)
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.0])
+@pytest.mark.parametrize("rank", [3, 30])
+def test_densities_are_those_of_the_covariance(rank: int, noise: float) -> None:
+    """From few latent dimensions and from a matrix alike; one value is certain."""
+    points, scale = 80, torch.tensor([1.0, 2.0], dtype=torch.float64)
+    stated = normal(1, 2, points, rank, seed="root")[0] / math.sqrt(rank)
+    process = torch.nn.functional.normalize(normal(1, 2, points, 20, seed="process")[0], dim=-1)
+    stated[1, 7] = 0.0
+    explained = scale[:, None] * stated.square().sum(-1)
+    variances = torch.full((2,), noise, dtype=torch.float64)
+    residual = normal(1, 2, points, seed="residual")[0] * (explained > 0)
+    example = Example(side=0, residual=residual, shared=SharedCovariance.of(stated), explained=explained)
+    waves = [torch.full_like(process, math.nan), process]
+    found, height = search([example], waves, scale=scale, noise=variances, starts=[START, START])
+    total = 0.0
+    for channel, (row, column) in enumerate(found):
+        weight, fraction = ROOT_FRACTIONS[row], WHITE_FRACTIONS[column]
+        std = ((1.0 - weight) * explained[channel] + (1.0 - fraction) * noise).sqrt()
+        covariance = weight * scale[channel] * stated[channel] @ stated[channel].mT
+        covariance = covariance + std[:, None] * (process[channel] @ process[channel].mT) * std
+        covariance = covariance + (fraction * noise + 1e-9 * (explained[channel] + noise)).diag()
+        seen = explained[channel] + noise > 0
+        assert int(seen.sum()) == points - (channel == 1 and noise == 0.0)
+        normal_law = torch.distributions.MultivariateNormal(torch.zeros(int(seen.sum())).double(), covariance[seen][:, seen])
+        total += float(normal_law.log_prob(residual[channel, seen])) + 0.5 * int(seen.sum()) * math.log(2.0 * math.pi)
+    assert height == pytest.approx(total, rel=1e-5)
 
 
 def test_values_at_points_are_those_of_their_matrix() -> None:

@@ -241,13 +241,13 @@ class TestLogDensity:
 
 
 class TestLogDensityOfManyColumns:
-    """Where a Gram matrix, or the covariance, takes the place of singular values."""
+    """Where a Gram matrix, the covariance, or a triangle takes the place of singular values."""
 
-    @pytest.mark.parametrize("share", [1e-8, 1e-3, 0.999])
-    @pytest.mark.parametrize("decay", [0.0, 4.0])
+    @pytest.mark.parametrize("share", [1e-8, 1e-3, 0.999, 1.001, 1e3, 1e7])
+    @pytest.mark.parametrize("decay", [0.0, 4.0, 12.0])
     @pytest.mark.parametrize("values", [200, 80, 70])
     def test_is_that_of_singular_values(self, share: float, decay: float, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Up to the largest trace that is let through, along directions of much and of little variance."""
+        """Below and above the largest trace of a Gram matrix, along directions of much and of little variance."""
         root = normal("root", 2, values, 80) * torch.logspace(0.0, -decay, 80, dtype=torch.float64)
         root = root * (share * _GRAM_TRACE / root.square().sum((-2, -1)).max()).sqrt()
         noise = 0.1 + normal("noise", 2, values).square()
@@ -260,13 +260,40 @@ class TestLogDensityOfManyColumns:
             assert torch.allclose(found, expected, rtol=0.0, atol=80 * 2e-9)  # 1e-9 per eigenvalue, in twice its logarithm
 
     @pytest.mark.parametrize(("way", "values"), [("_by_gram", 90), ("_by_covariance", 70)])
-    def test_larger_traces_take_singular_values(self, way: str, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_larger_traces_take_triangles(self, way: str, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(conditioning, way, None)
+        monkeypatch.setattr(conditioning, "_by_singular_values", None)
         root, residual = normal("root", 2, values, 80), normal("residual", 2, values)
         root = root * (1.001 * _GRAM_TRACE / root[1].square().sum()).sqrt()
         log_density(root, residual, torch.ones(2, values, dtype=torch.float64))
         with pytest.raises(TypeError, match="NoneType"):
             log_density(0.9 * root[1:], residual[1:], torch.ones(1, values, dtype=torch.float64))
+
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_a_derivative_takes_singular_values(self, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A triangle alone has none."""
+        monkeypatch.setattr(conditioning, "_by_triangle", None)
+        inputs = [1e4 * normal("root", 1, 90, 80), normal("residual", 1, 90)]
+        inputs[place].requires_grad_()
+        log_density(*inputs, torch.ones(1, 90, dtype=torch.float64)).sum().backward()
+        assert bool(inputs[place].grad.abs().sum() > 0)
+
+    def test_groups_of_rows_leave_columns_out(self) -> None:
+        """Those that are zero in a group cost nothing there; others are as they were."""
+        root, residual = 0.3 * normal("root", 300, 200), normal("residual", 300)
+        root[:100, 50:150], root[100:200, :60], root[200:, 3::2] = 0.0, 0.0, 0.0
+        noise = 0.5 + normal("noise", 300).square()
+        expected = torch.distributions.MultivariateNormal(torch.zeros(300).double(), root @ root.mT + noise.diag())
+        for groups in (1, 3):
+            found = log_density(root, residual, noise, groups=groups)
+            assert torch.allclose(found, expected.log_prob(residual), rtol=1e-12)
+
+    @pytest.mark.parametrize(("values", "columns"), [(700, 600), (600, 700)])
+    def test_blocks_of_a_gram_matrix(self, values: int, columns: int) -> None:
+        root, residual = 0.1 * normal("root", 2, values, columns), normal("residual", 2, values)
+        noise = 0.5 + normal("noise", 2, values).square()
+        dense = torch.distributions.MultivariateNormal(torch.zeros_like(residual), root @ root.mT + torch.diag_embed(noise))
+        assert torch.allclose(log_density(root, residual, noise), dense.log_prob(residual), rtol=1e-11)
 
     def test_no_functions_have_no_densities(self) -> None:
         none = torch.zeros(0, 90, 80, dtype=torch.float64)
