@@ -129,7 +129,7 @@ class Unit:
                 rows += [row | {"seed": self.seed} | one for one in found]
                 if head in RANDOM:
                     mixed = pn.calibration.ScaleMixture(seed=self.seed).fit(predictor, scaling)
-                    random = self._scores(mixed(tests[0].inputs), tests[0], noise=mixed.noise)
+                    random = self._few_scores(mixed(tests[0].inputs), tests[0], noise=mixed.noise)
                     both = {"scale": (predictor, found[0]), "random": (mixed, random)}
                     each: dict[str, float] = {}
                     for scale, (one, known) in both.items():
@@ -167,9 +167,25 @@ class Unit:
 
     def _scores(self, u: pn.distributions.FieldDistribution, pairs: pn.FieldPairs, *, noise: torch.Tensor) -> dict[str, float]:
         """Scores of all functions, those of whole ones of some."""
-        whole = self.sizes.whole[min(pairs.outputs.grid.dimension, 2) - 1]
-        scores = pn.metrics.score(u, pairs.outputs, noise=noise, level=LEVEL, whole=whole).to_dict()
+        scores = pn.metrics.score(u, pairs.outputs, noise=noise, level=LEVEL, whole=self._whole(pairs)).to_dict()
         return {name: scores[name] for name in SCORES}
+
+    def _few_scores(
+        self, u: pn.distributions.FieldDistribution, pairs: pn.FieldPairs, *, noise: torch.Tensor
+    ) -> dict[str, float]:
+        """Those of `SCALED` that take no draws."""
+        some = slice(self._whole(pairs))
+        comparison = pn.metrics.compare(u, pairs.outputs, noise=noise)
+        together = pn.metrics.compare(u[some], pairs.outputs[some], noise=noise)
+        return {
+            "coverage": float(pn.metrics.coverage(comparison, level=LEVEL).mean()),
+            "crps": float(pn.metrics.crps(comparison).mean()),
+            "joint_nll": float(pn.metrics.joint_nll(together).mean()),
+        }
+
+    def _whole(self, pairs: pn.FieldPairs) -> int:
+        """How many functions scores of whole functions are taken from."""
+        return self.sizes.whole[min(pairs.outputs.grid.dimension, 2) - 1]
 
 
 @lru_cache

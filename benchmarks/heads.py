@@ -102,6 +102,8 @@ def main(
         found = kept_units.spread(todo, output / "heads", workers=workers, notes=notes)
         every = {part: [row for unit in todo for row in found[unit][part]] for part in ("rows", "random scale")}
         notes.extend(failures(every["rows"]))
+        seconds = [sum(found[unit]["processor_seconds"] for unit in todo if unit.seed == seed) for seed in range(repetitions)]
+        notes.append(f"a seed takes {statistics.median(seconds):.0f} s of one processor")
         return every
 
     parts: dict[str, Callable[[Sequence[Row]], list[Row]]] = {
