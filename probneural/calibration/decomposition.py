@@ -144,7 +144,7 @@ def decompose(
         processes = [waves.process(half, most=candidate) for half in halves]
         if ranks == (ranks := [process.modes.shape[1] for process in processes]):
             continue  # there are no more waves than that
-        roots = [process.evaluate(grid)[:, points] for process in processes]
+        roots = [process.at(grid.points[points]) for process in processes]
         found, height = search(examples, roots, scale=scale, noise=noise, starts=starts)
         if height <= highest:
             break

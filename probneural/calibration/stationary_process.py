@@ -81,11 +81,13 @@ class StationaryProcess:
             raise GridError(
                 expected=f"a grid in {len(self.periodic)} dimensions", got=repr(grid), remedy="evaluate on the outputs' domain"
             )
+        return self.at(grid.points)
+
+    def at(self, points: Float64[Tensor, "p d"]) -> Float64[Tensor, "c p r"]:
+        """The process's root at some points."""
         roots = []
         for modes, amplitudes in zip(self.modes, self.amplitudes, strict=True):
-            waves = (
-                evaluate_waves(modes, grid.points, lower=self.lower, lengths=self.lengths, periodic=self.periodic) * amplitudes
-            )
+            waves = evaluate_waves(modes, points, lower=self.lower, lengths=self.lengths, periodic=self.periodic) * amplitudes
             size = waves.square().sum(1, keepdim=True).sqrt()
             roots.append(torch.where(size > 0, waves / size, waves.new_ones(()) / math.sqrt(waves.shape[1])))
         return torch.stack(roots)
@@ -102,20 +104,39 @@ class Waves:
         self.grid = grid
         self.lower, self.lengths = box_of(grid)
         self.candidates, self.frequencies = waves_of(grid)
-        waves = evaluate_waves(self.candidates, grid.points, lower=self.lower, lengths=self.lengths, periodic=grid.periodic)
-        self._weighted = grid.mean_weights[:, None] * waves
+        self._weighted = [self._along(axis) for axis in range(grid.dimension)] if grid.is_uniform else [self._scattered()]
 
     def __len__(self) -> int:
         """Number K of waves."""
         return len(self.candidates)
 
     def coefficients(self, values: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c K"]:
-        """Coefficients of samples, by quadrature."""
-        return values @ self._weighted
+        """Coefficients of samples, by quadrature: axis by axis, so that no matrix of points and waves is formed."""
+        if not self.grid.is_uniform:
+            return values @ self._weighted[0]
+        found = values.unflatten(-1, self.grid.shape)
+        for along in reversed(self._weighted):
+            found = (found @ along).movedim(-1, 2)
+        place = torch.zeros(len(self), dtype=torch.long)
+        for number, along in zip(self.candidates.mT, self._weighted, strict=True):
+            place = place * along.shape[1] + number
+        return found.flatten(2)[..., place]
 
     def powers(self, values: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c K"]:
         """Squared coefficients of samples."""
         return self.coefficients(values).square()
+
+    def _along(self, axis: int) -> Float64[Tensor, "m k"]:
+        """Waves along one axis times its share of the weights."""
+        one = self.grid.axes[axis]
+        position = (one.coordinates - self.lower[axis]) / self.lengths[axis]
+        count = int(self.candidates[:, axis].max()) + 1
+        return (one.weights / one.weights.sum())[:, None] * _waves_along(position, count, is_periodic=one.periodic)
+
+    def _scattered(self) -> Float64[Tensor, "p K"]:
+        grid = self.grid
+        waves = evaluate_waves(self.candidates, grid.points, lower=self.lower, lengths=self.lengths, periodic=grid.periodic)
+        return grid.mean_weights[:, None] * waves
 
     def process(self, power: Float64[Tensor, "c K"], *, most: int = LARGEST_RANK) -> StationaryProcess:
         """The process with these mean powers, averaged over cosine and sine: its waves of most power are kept.
@@ -171,10 +192,16 @@ def evaluate_waves(waves: Tensor, points: Tensor, *, lower: Tensor, lengths: Ten
     """Values of waves at points, `(p, K)`; orthonormal in the mean over the domain."""
     products = torch.ones(len(points), len(waves), dtype=torch.float64)
     position = (points - lower) / lengths
-    frequencies = _frequencies(waves, periodic)
     for axis, flag in enumerate(periodic):
-        argument = math.pi * frequencies[:, axis] * position[:, axis, None]
-        is_sine = flag & (waves[:, axis] % 2 == 0)
-        values = math.sqrt(2.0) * torch.where(is_sine, argument.sin(), argument.cos())
-        products = products * torch.where(waves[:, axis] == 0, torch.ones_like(values), values)
+        count = int(waves[:, axis].max()) + 1 if len(waves) else 1
+        products *= _waves_along(position[:, axis], count, is_periodic=flag)[:, waves[:, axis]]
     return products
+
+
+def _waves_along(position: Tensor, count: int, *, is_periodic: bool) -> Tensor:
+    """The first waves along an axis, `(p, count)`, at positions from 0 to 1."""
+    number = torch.arange(count)
+    frequencies = _frequencies(number[:, None], [is_periodic])[:, 0]
+    argument = math.pi * frequencies.to(torch.float64) * position[:, None]
+    values = math.sqrt(2.0) * torch.where((number % 2 == 0) & is_periodic, argument.sin(), argument.cos())
+    return torch.where(number == 0, torch.ones_like(values), values)
