@@ -71,7 +71,7 @@ class Example:
 
 def search(
     examples: Sequence[Example],
-    waves: Sequence[Float64[Tensor, "c p r"]],
+    waves: Sequence[Float64[Tensor, "c p _"]],
     *,
     scale: Float64[Tensor, " c"],
     noise: Float64[Tensor, " c"],
