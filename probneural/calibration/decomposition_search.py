@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.linear_algebra.conditioning import lower_gram
+from probneural.linear_algebra.densities import lower_gram
 
 ROOT_FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Candidates of w. Zero is none: data on some functions would then say nothing about others."""

@@ -24,7 +24,7 @@ from probneural.distributions.mixture_predictor import MixturePredictor, checked
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, CalibrationError
 from probneural.grids import Grid
-from probneural.linear_algebra.conditioning import LOG_TWO_PI
+from probneural.linear_algebra.densities import LOG_TWO_PI
 from probneural.pairs import Dataset
 from probneural.randomness import stream
 

@@ -130,8 +130,8 @@ class Waves:
         """Waves along one axis times its share of the weights."""
         one = self.grid.axes[axis]
         position = (one.coordinates - self.lower[axis]) / self.lengths[axis]
-        count = int(self.candidates[:, axis].max()) + 1
-        return (one.weights / one.weights.sum())[:, None] * _waves_along(position, count, is_periodic=one.periodic)
+        numbers = torch.arange(int(self.candidates[:, axis].max()) + 1)
+        return (one.weights / one.weights.sum())[:, None] * _waves_along(position, numbers, is_periodic=one.periodic)
 
     def _scattered(self) -> Float64[Tensor, "p K"]:
         grid = self.grid
@@ -193,14 +193,13 @@ def evaluate_waves(waves: Tensor, points: Tensor, *, lower: Tensor, lengths: Ten
     products = torch.ones(len(points), len(waves), dtype=torch.float64)
     position = (points - lower) / lengths
     for axis, flag in enumerate(periodic):
-        count = int(waves[:, axis].max()) + 1 if len(waves) else 1
-        products *= _waves_along(position[:, axis], count, is_periodic=flag)[:, waves[:, axis]]
+        numbers, place = waves[:, axis].unique(return_inverse=True)
+        products *= _waves_along(position[:, axis], numbers, is_periodic=flag)[:, place]
     return products
 
 
-def _waves_along(position: Tensor, count: int, *, is_periodic: bool) -> Tensor:
-    """The first waves along an axis, `(p, count)`, at positions from 0 to 1."""
-    number = torch.arange(count)
+def _waves_along(position: Tensor, number: Tensor, *, is_periodic: bool) -> Tensor:
+    """Waves of these numbers along an axis, `(p, k)`, at positions from 0 to 1."""
     frequencies = _frequencies(number[:, None], [is_periodic])[:, 0]
     argument = math.pi * frequencies.to(torch.float64) * position[:, None]
     values = math.sqrt(2.0) * torch.where((number % 2 == 0) & is_periodic, argument.sin(), argument.cos())

@@ -42,17 +42,14 @@ from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional, check_functional
 from probneural.grids import Grid, check_grid
 from probneural.linear_algebra.conditioning import (
-    LOG_TWO_PI,
     LatentUpdate,
     LowRankUpdate,
     Rounding,
     condition_exactly,
     condition_noisily,
     discrepancy_gain,
-    log_density,
-    log_density_of_gram,
-    log_density_without_noise,
 )
+from probneural.linear_algebra.densities import LOG_TWO_PI, log_density, log_density_of_gram, log_density_without_noise
 
 if TYPE_CHECKING:
     from linear_operator import LinearOperator

@@ -1,4 +1,4 @@
-"""Linear algebra that several layers share: Gaussian conditioning, conjugate gradients, principal components.
+"""Linear algebra that several layers share: Gaussian conditioning and densities, conjugate gradients, principal components.
 
 It knows tensors only, no fields, weights or operators.
 """

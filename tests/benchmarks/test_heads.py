@@ -84,9 +84,14 @@ def test_trainings_are_shared_and_their_seconds_counted_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:(SGHMC|mean_field) has not converged")  # at the price of one training
+@pytest.mark.filterwarnings(
+    "ignore:the stated noise .* is more than errors leave"
+)  # a regression through few functions has none
 def test_a_small_run(tmp_path: Path) -> None:
     found = heads.main(mode="small", output=tmp_path, workers=1)
     assert not [note for note in found["notes"] if note.startswith("failed")]
+    (seconds,) = [note for note in found["notes"] if note.startswith("a seed takes")]
+    assert float(seconds.split()[3]) > 0.0
     assert {row["head"] for row in found["sections"]["scores"]} == set(HEADS)
     assert {row["regime"] for row in found["sections"]["scores"]} == {"all functions", f"{head_units.FEW} functions"}
 

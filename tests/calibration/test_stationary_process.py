@@ -47,3 +47,13 @@ def test_coefficients_are_averages_over_the_domain(grid: Grid) -> None:
             expected = expected * (shape * math.sqrt(2.0) if along else 1.0)
         assert torch.allclose(column, expected, atol=1e-13)
         assert torch.allclose(waves.coefficients(values)[..., number], grid.mean(values * expected), atol=1e-13)
+
+
+def test_waves_of_large_numbers_take_no_memory_for_those_between() -> None:
+    """A file may name any wave."""
+    grid = Grid.uniform(8, periodic=False)
+    lower, lengths = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    numbers = torch.tensor([[3], [10**15]])
+    found = evaluate_waves(numbers, grid.points, lower=lower, lengths=lengths, periodic=(False,))
+    assert found.shape == (8, 2)
+    assert torch.allclose(found[:, 0], math.sqrt(2.0) * (3.0 * math.pi * grid.points[:, 0]).cos())

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.linear_algebra.conditioning import LOG_TWO_PI
+from probneural.linear_algebra.densities import LOG_TWO_PI
 
 
 def log_density_per_value(

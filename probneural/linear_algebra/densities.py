@@ -1,0 +1,168 @@
+"""Densities of Gaussian vectors, in float64, from the root of a covariance, from much noise to none."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.linear_algebra.conditioning import RANK_TOLERANCE, row_norms
+from probneural.linear_algebra.first_order import Decomposition
+
+_GRAM_COLUMNS = 64
+"""From how many columns, and rows, on a factor of the products is faster than singular values: five times at 3,072 x 500 and at
+1,089 x 2,000, one thread."""
+_GRAM_TRACE = 1e7
+"""The largest trace of the Gram matrix of a whitened root whose Cholesky factor is right to 1e-9 of each eigenvalue of 1."""
+_GRAM_BLOCK = 256
+"""Columns of a Gram matrix that are formed together."""
+LOG_TWO_PI = math.log(2.0 * math.pi)
+
+
+def log_density(
+    root: Float64[Tensor, "... m k"],
+    residual: Float64[Tensor, "... m"],
+    noise: Float64[Tensor, "... m"],
+    *,
+    groups: int = 1,
+) -> Float64[Tensor, "..."]:
+    """Log density of residual under N(0, root root^T + diag(noise)) with noise > 0, natural units.
+
+    With A the root over the noise's deviations, w the residual over them and I + A^T A = L L^T, the distance is the least of
+    |w - A z|² + |z|², to second order in the error of z, and the determinant that of L. Where A is wide, I + A A^T = L L^T, and
+    the distance is the largest of 2 w·x - |A^T x|² - |x|². Such products hold eigenvalues to 1e-16 of the largest. Where that
+    is too little, L^T comes from a QR decomposition of A or A^T over I, as right as singular values in a third of their time;
+    these serve where a derivative is asked for, and for a few columns or rows.
+
+    Args:
+        root: Its rows in any units.
+        residual: In the units of each row.
+        noise: In those units squared.
+        groups: In how many groups of as many rows, such as channels, there may be columns of zeros, which then cost nothing.
+    """
+    inverse = noise.rsqrt()
+    rows, whitened = root * inverse[..., None], residual * inverse
+    trace = rows.detach().square().sum((-2, -1))
+    is_recorded = torch.is_grad_enabled() and (rows.requires_grad or whitened.requires_grad)
+    if min(rows.shape[-2:]) < _GRAM_COLUMNS:
+        quadratic, log_determinant = _by_singular_values(rows, whitened)
+    elif bool((trace <= _GRAM_TRACE).all()):
+        is_tall = rows.shape[-1] <= rows.shape[-2]
+        quadratic, log_determinant = _by_gram(rows, whitened, groups=groups) if is_tall else _by_covariance(rows, whitened)
+    else:
+        quadratic, log_determinant = (_by_singular_values if is_recorded else _by_triangle)(rows, whitened)
+    return _normal(quadratic, log_determinant + noise.log().sum(-1), residual)
+
+
+def lower_gram(columns: Float64[Tensor, "... m k"], *, groups: int = 1) -> Float64[Tensor, "... k k"]:
+    """A^T A for a Cholesky factor, which reads the lower triangle: the rest is left out where no derivative is asked for.
+
+    That takes 0.6 of the time at 3,072 x 1,800, and 0.75 at 3,072 x 900. Each group of rows adds the products of those columns
+    that are not zero in it.
+    """
+    size = columns.shape[-1]
+    if columns.requires_grad and torch.is_grad_enabled():
+        return columns.mT @ columns
+    gram = columns.new_zeros(*columns.shape[:-2], size, size)
+    if columns.ndim == 2 and groups > 1:
+        for rows in columns.unflatten(0, (groups, -1)):
+            used = (rows != 0).any(0).nonzero()[:, 0]
+            gram[used[:, None], used] += lower_gram(rows[:, used])
+        return gram
+    for start in range(0, size, _GRAM_BLOCK):
+        block = slice(start, start + _GRAM_BLOCK)
+        gram[..., start:, block] = columns[..., start:].mT @ columns[..., block]
+    return gram
+
+
+def _by_gram(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"], *, groups: int) -> tuple[Tensor, Tensor]:
+    """The squared distance of `whitened` under N(0, A A^T + I), and the covariance's log determinant, from A^T A."""
+    gram = lower_gram(rows, groups=groups)
+    triangle = torch.linalg.cholesky(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
+    latent = torch.cholesky_solve(rows.mT @ whitened[..., None], triangle)
+    rest = whitened[..., None] - rows @ latent
+    quadratic = rest.square().sum((-2, -1)) + latent.square().sum((-2, -1))
+    return quadratic, 2.0 * triangle.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _by_covariance(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
+    """What `_by_gram` gives, from A A^T, which is the smaller one."""
+    covariance = lower_gram(rows.mT)
+    triangle = torch.linalg.cholesky(covariance + torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device))
+    solved = torch.cholesky_solve(whitened[..., None], triangle)
+    quadratic = (
+        2.0 * (whitened * solved[..., 0]).sum(-1) - (rows.mT @ solved).square().sum((-2, -1)) - solved.square().sum((-2, -1))
+    )
+    return quadratic, 2.0 * triangle.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _by_triangle(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
+    """What `_by_gram` gives, without any product of A; no derivatives."""
+    is_wide = rows.shape[-1] > rows.shape[-2]
+    narrow = rows.mT if is_wide else rows
+    identity = torch.eye(narrow.shape[-1], dtype=rows.dtype, device=rows.device).expand(*rows.shape[:-2], -1, -1)
+    stacked = torch.cat([narrow, identity], dim=-2)
+    if is_wide:
+        triangle = torch.linalg.qr(stacked, mode="r").R
+        quadratic = torch.linalg.solve_triangular(triangle.mT, whitened[..., None], upper=False).square().sum((-2, -1))
+    else:  # the last column's distance from the others is that of least squares
+        wanted = torch.cat([whitened, whitened.new_zeros(*whitened.shape[:-1], narrow.shape[-1])], dim=-1)
+        both = torch.linalg.qr(torch.cat([stacked, wanted[..., None]], dim=-1), mode="r").R
+        quadratic, triangle = both[..., -1, -1].square(), both[..., :-1, :-1]
+    return quadratic, 2.0 * triangle.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+
+
+def _by_singular_values(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
+    one = Decomposition.of(rows)
+    along = one.along(whitened.detach())
+    rest = whitened.detach() - one.combined(along)
+    gain = torch.hypot(one.values, torch.ones_like(one.values))
+    along = along / gain
+    pull, latent = rest + one.combined(along / gain), one.to_latent(one.values / gain * along)
+    quadratic = along.square().sum(-1) + rest.square().sum(-1) + one.distance(whitened, pull, latent)
+    return quadratic, 2.0 * gain.log().sum(-1) + one.inner(2.0 * one.values / gain.square())
+
+
+def log_density_without_noise(
+    root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"], *, dtype: torch.dtype
+) -> Float64[Tensor, "..."]:
+    """Log density of residual under N(0, root root^T), natural units; NaN unless the numerical rank of root is m."""
+    if root.shape[-1] < root.shape[-2]:
+        return torch.full_like(residual.sum(-1), math.nan)
+    size = row_norms(root)
+    size = torch.where(size > 0, size, torch.ones_like(size))  # unit-free, as correlations are
+    one, wanted = Decomposition.of(root / size[..., None]), residual / size
+    standardised = one.along(wanted.detach()) / one.values
+    pull, latent = one.combined(standardised / one.values), one.to_latent(standardised)
+    quadratic = standardised.square().sum(-1) + one.distance(wanted, pull, latent)
+    log_determinant = 2.0 * (one.values.log().sum(-1) + size.log().sum(-1)) + one.inner(2.0 / one.values)
+    density = _normal(quadratic, log_determinant, residual)
+    return torch.where(one.values[..., -1] > RANK_TOLERANCE[dtype] * one.values[..., 0], density, math.nan)
+
+
+def log_density_of_gram(
+    gram: Float64[Tensor, "... m m"], residual: Float64[Tensor, "... m"], noise: Float64[Tensor, "... m"], *, dtype: torch.dtype
+) -> Float64[Tensor, "..."]:
+    """Log density of residual under N(0, gram + diag(noise)), natural units, where the root behind the Gram matrix is wide.
+
+    A Gram matrix holds variances to some 1e-16 of the largest only, its root to the square of that. Hence NaN where the
+    smallest variance of the correlations, noise included, cannot be told from zero.
+    """
+    total = gram + torch.diag_embed(noise)
+    size = total.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(total.dtype).tiny).sqrt()  # unit-free, as correlations are
+    correlations = total / (size[..., :, None] * size[..., None, :])
+    spectrum = torch.linalg.eigvalsh(correlations.detach())
+    resolved = residual.shape[-1] * torch.finfo(total.dtype).eps
+    least = torch.where((noise > 0).all(-1), resolved, max(resolved, RANK_TOLERANCE[dtype] ** 2))
+    triangle, _ = torch.linalg.cholesky_ex(correlations)  # its derivative, unlike that of eigenvectors, takes equal eigenvalues
+    whitened = torch.linalg.solve_triangular(triangle, (residual / size)[..., None], upper=False)[..., 0]
+    log_determinant = 2.0 * (triangle.diagonal(dim1=-2, dim2=-1).log() + size.log()).sum(-1)
+    density = _normal(whitened.square().sum(-1), log_determinant, residual)
+    return torch.where(spectrum[..., 0] > least * spectrum[..., -1], density, math.nan)
+
+
+def _normal(quadratic: Tensor, log_determinant: Tensor, residual: Tensor) -> Tensor:
+    """Log density of a normal vector from its Mahalanobis distance squared and its covariance's log determinant."""
+    return -0.5 * (quadratic + log_determinant + residual.shape[-1] * LOG_TWO_PI)
