@@ -144,7 +144,11 @@ class MixtureField(FieldDistribution):
         """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
         mean = self.mean
         sizes = [
-            torch.where(mass > 0, root_sum_of_squares(field.standard_deviation, field.mean - mean), torch.zeros_like(mean))
+            torch.where(
+                mass.to(mean.device) > 0,
+                root_sum_of_squares(field.standard_deviation, field.mean - mean),
+                torch.zeros_like(mean),
+            )
             for mass, field in zip(self.pointwise_weights, self.components, strict=True)
         ]
         unit = functools.reduce(torch.maximum, sizes).detach()
@@ -358,7 +362,9 @@ def checked_weights(weights: Tensor | None, count: int, functions: int | None = 
         raise DataError(expected="finite weights >= 0 that are not all zero", got=str(mass.tolist()), remedy="check them")
     total = mass.sum(0)
     rounding = 4.0 * torch.finfo(torch.float64).eps
-    return torch.where((total - 1.0).abs() <= rounding, mass, mass / total)  # what is normalised keeps its bits
+    normalised = mass / total
+    kept = normalised + (mass - normalised).detach()  # what is normalised keeps its bits, and has the derivatives of a quotient
+    return torch.where((total - 1.0).abs() <= rounding, kept, normalised)
 
 
 def choose(weights: Float64[Tensor, "m *n"], uniform: Float64[Tensor, " s"], functions: int) -> Tensor:

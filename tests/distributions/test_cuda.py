@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, GaussianField, Root
+from probneural.distributions import (
+    DenseRoot,
+    EmpiricalField,
+    FeatureRoot,
+    GaussianField,
+    MixtureField,
+    Root,
+    ScaleMixtureField,
+)
 from probneural.distributions.roots.sums import CorrectedRoot
 from probneural.distributions.roots.weighted import WeightedRoot
 from probneural.fields import Field
@@ -74,6 +82,23 @@ def test_gaussian_fields(case: GaussianCase) -> None:
         check(there.log_prob(draw, **options), here.log_prob(draw, **options), tolerance)
     check(there.apply(functional).log_prob(values), here.apply(functional).log_prob(values), tolerance)
     check(there.cross_covariance(there), here.cross_covariance(here), tolerance)
+
+
+@on_every_gaussian
+def test_mixtures_with_weights_on_the_cpu(case: GaussianCase) -> None:
+    field, tolerance = case.field, 100 * case.tolerance
+    draw = field.rsample(seed=5)
+    weights, scales = torch.tensor([0.3, 0.7], dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    pairs = [(MixtureField([u, u.scale(torch.full((draw.shape[1],), 2.0))], weights) for u in (field, on_cuda(field)))]
+    pairs.append(ScaleMixtureField(u, scales, weights=weights) for u in (field, on_cuda(field)))
+    for here, there in pairs:
+        for name in ("mean", "variance", "standard_deviation"):
+            check(getattr(there, name), getattr(here, name), tolerance)
+        check(there.quantile([0.1, 0.6], noise=0.1), here.quantile([0.1, 0.6], noise=0.1), tolerance)
+        check(there.cdf(draw, noise=0.1), here.cdf(draw, noise=0.1), tolerance)
+        check(there.log_prob(draw, noise=0.3), here.log_prob(draw, noise=0.3), tolerance)
+        check(there.rsample((3,), seed=0), here.rsample((3,), seed=0), tolerance)
+        check(there.moment_matched().variance, here.moment_matched().variance, tolerance)
 
 
 @on_every_empirical

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, MixtureField, ScaleMixtureField
 from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, ShapeError
@@ -284,3 +285,29 @@ def test_marginals_count_from_either_end() -> None:
         for index in (3, -4):
             with pytest.raises(IndexError):
                 u.marginal(index)
+
+
+@pytest.mark.parametrize("size", [1.0, 3.0])
+def test_weights_have_the_derivatives_of_their_shares(size: float) -> None:
+    """Where they sum to 1, too: a common factor of all changes nothing."""
+    weights = (size * WEIGHTS).requires_grad_()
+    density = MixtureField([FIRST, SECOND], weights).log_prob(TRUTH, noise=NOISE).sum()
+    (slope,) = torch.autograd.grad(density, weights)
+    assert abs(float(slope @ weights.detach())) < 1e-12 * float(slope.abs().sum())
+    assert torch.equal(MixtureField([FIRST, SECOND], WEIGHTS).weights, WEIGHTS)
+
+
+class Elsewhere(GaussianField):
+    """A field of stated deviations, on a device that need not be there."""
+
+    @property
+    def standard_deviation(self) -> Tensor:
+        return torch.ones_like(self.mean)
+
+
+def test_deviations_on_a_device_take_weights_from_the_cpu() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        mean, root = torch.zeros(2, 1, 6, device="cuda"), DenseRoot(torch.ones(2, 1, 6, 3, device="cuda"))
+        field = MixtureField([Elsewhere(mean, root, latent=name, grid=GRID) for name in ("first", "second")])
+        assert field.weights.device.type == "cpu"
+        assert field.standard_deviation.device.type == "cuda"
