@@ -381,7 +381,7 @@ class GaussianField(FieldDistribution):
         """
         if self.discrepancy is not None and isinstance(observed, SideBySideRoot):
             shared = observed.left.dense().to(torch.float64).flatten(1, 2)
-            _, whitened = self._gain(observed, residual, noise)
+            _, whitened = self._gain(observed, noise)
             rows = whitened @ torch.cat([shared, residual[..., None]], dim=-1)
             update = condition_noisily(
                 rows[..., :-1].flatten(0, 1), rows[..., -1].flatten(), torch.ones_like(residual).flatten()
@@ -402,11 +402,9 @@ class GaussianField(FieldDistribution):
         _check_update(update)
         return update
 
-    @staticmethod
-    def _gain(observed: SideBySideRoot, residual: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _gain(self, observed: SideBySideRoot, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """G_i = B_i^T N_i^-1, and what whitens N_i."""
-        rows = observed.right.dense().to(torch.float64).flatten(1, 2)
-        return discrepancy_gain(rows, torch.zeros_like(residual) if noise is None else noise)
+        return discrepancy_gain(observed.right.dense().to(torch.float64).flatten(1, 2), noise, dtype=self._precision)
 
     def _with_discrepancy(
         self, observed: SideBySideRoot, update: LatentUpdate, residual: Tensor, noise: Tensor | None, rounding: Rounding
@@ -418,7 +416,7 @@ class GaussianField(FieldDistribution):
         """
         shared = observed.left.dense().to(torch.float64).flatten(1, 2)
         rows = observed.right.dense().to(torch.float64).flatten(1, 2)
-        gain, _ = self._gain(observed, residual, noise)
+        gain, _ = self._gain(observed, noise)
         left = residual - shared @ update.shift
         each = (
             condition_exactly(rows, left, rounding=rounding, dtype=self._precision)

@@ -292,32 +292,47 @@ def condition_exactly(
 
 def row_norms(root: Float64[Tensor, "... m k"]) -> Float64[Tensor, "... m"]:
     """Euclidean norms of rows, whose squares neither overflow nor vanish."""
+    if root.shape[-1] == 0:
+        return root.new_zeros(root.shape[:-1])
     largest = root.detach().abs().amax(-1)
     unit = torch.where(largest > 0, largest, torch.ones_like(largest))
     return (root / unit[..., None]).norm(dim=-1) * unit
 
 
 def discrepancy_gain(
-    rows: Float64[Tensor, "n m r"], noise: Float64[Tensor, "n m"]
+    rows: Float64[Tensor, "n m r"], noise: Float64[Tensor, "n m"] | None, *, dtype: torch.dtype
 ) -> tuple[Float64[Tensor, "n r m"], Float64[Tensor, "n m m"]]:
     """What numbers y = R zeta + N(0, diag(noise)), with rows R, say about zeta ~ N(0, I).
 
-    The gain G = R^T N^-1, and L^-1, with N = R R^T + diag(noise) = L L^T.
+    The gain G = R^T N^-1, and L^-1, with N = R R^T + diag(noise) = L L^T. L comes from a QR decomposition of R beside the
+    noise's deviations: of what dependent rows leave, N holds only the square, below its rounding.
+
+    Args:
+        rows: R, in the units of each number.
+        noise: Variances > 0, in those units squared; None where the numbers are exact.
+        dtype: Dtype that exact numbers were computed in, whose rounding may hide that one follows from others.
 
     Raises:
         ConstraintError: If some combination of one function's numbers has no variance of its own in N.
     """
-    covariance = rows @ rows.mT + torch.diag_embed(noise)
-    size = covariance.diagonal(dim1=-2, dim2=-1)
-    scale = torch.where(size > 0, size, torch.ones_like(size)).rsqrt()
-    triangle, failed = torch.linalg.cholesky_ex(scale[..., :, None] * covariance * scale[..., None, :])
-    smallest = triangle.diagonal(dim1=-2, dim2=-1).amin(-1) if rows.shape[1] else torch.ones_like(noise.sum(-1))
-    if bool((failed > 0).any()) or not bool((smallest > RANK_TOLERANCE[torch.float64]).all()):
-        raise ConstraintError(
-            expected="exact observations that leave every function's discrepancy free to meet them",
-            got=f"{rows.shape[1]} observations of a function with a discrepancy of rank {rows.shape[2]}",
-            remedy="give noise > 0, or drop repeated observations",
-        )
-    identity = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device).expand_as(triangle)
-    whitened = torch.linalg.solve_triangular(triangle, identity, upper=False) * scale[..., None, :]
-    return rows.mT @ (whitened.mT @ whitened), whitened
+    parts = rows if noise is None else torch.cat([rows, torch.diag_embed(noise.sqrt())], dim=-1)
+    if parts.shape[1] > parts.shape[2]:
+        raise _dependent(rows)
+    size = row_norms(parts)
+    scale = torch.where(size > 0, size, torch.ones_like(size)).reciprocal()
+    orthonormal, upper = torch.linalg.qr((parts * scale[..., None]).mT)
+    identity = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device).expand_as(upper)
+    inverse = torch.linalg.solve_triangular(upper.mT, identity, upper=False)
+    smallest = inverse.detach().norm(dim=(-2, -1)).reciprocal()  # singular value of rows of length 1, up to a factor sqrt(m)
+    if not bool((smallest > RANK_TOLERANCE[dtype if noise is None else torch.float64]).all()):
+        raise _dependent(rows)
+    whitening = inverse * scale[..., None, :]
+    return orthonormal[..., : rows.shape[2], :] @ whitening, whitening
+
+
+def _dependent(rows: Tensor) -> ConstraintError:
+    return ConstraintError(
+        expected="observations of which, beside their noise, none follows from the others for a function's discrepancy",
+        got=f"{rows.shape[1]} observations of a function with a discrepancy of rank {rows.shape[2]}",
+        remedy="give more noise, or drop repeated observations",
+    )

@@ -9,7 +9,7 @@ from torch import Tensor
 from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, ModulatedRoot, Root
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
 from probneural.errors import ConstraintError, ShapeError
-from probneural.functionals import integral, sensors, stack
+from probneural.functionals import MatrixFunctional, integral, sensors, stack
 from probneural.grids import Grid
 from tests.distributions.cases import assert_close, normal, transform
 
@@ -122,7 +122,7 @@ def test_constraints() -> None:
 def test_too_many_exact_observations_of_a_function() -> None:
     u = field()
     flat = GaussianField(u.mean, u.root, latent="shared", grid=GRID, discrepancy=DenseRoot(normal("thin", 3, 2, 6, 1)))
-    with pytest.raises(ConstraintError, match="every function's discrepancy"):
+    with pytest.raises(ConstraintError, match="a function's discrepancy"):
         flat.condition(PROBE, DATA)
 
 
@@ -201,3 +201,18 @@ def test_discrepancies_of_two_predictions_are_independent() -> None:
     u = field()
     shared = u.root.dense().flatten(0, 2)
     assert_close(u.cross_covariance(field()), shared @ shared.mT, TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_exact_numbers_that_follow_from_others_are_refused_of_functions_with_a_discrepancy(dtype: torch.dtype) -> None:
+    """The third is a mean of the other two: it would tell a posterior nothing but their rounding."""
+    points = torch.tensor([[0.0, 1.0, 0, 0, 0, 0], [0, 0, 0, 0, 1.0, 0], [0, 0.3, 0, 0, 0.7, 0]], dtype=torch.float64)
+    three, two = MatrixFunctional(GRID, points), MatrixFunctional(GRID, points[:2])
+    for seed in range(10):
+        root, own = normal(f"{seed} root", 1, 1, 6, 4, dtype=dtype), normal(f"{seed} own", 1, 1, 6, 6, dtype=dtype)
+        mean = torch.full((1, 1, 6), 30.0, dtype=dtype)
+        field = GaussianField(mean, DenseRoot(root), latent="xi", grid=GRID, discrepancy=DenseRoot(own))
+        values = three(field.rsample(seed=seed))
+        with pytest.raises(ConstraintError, match="none follows from the others"):
+            field.condition(three, values)
+        assert two(field.condition(two, values[..., :2]).mean).allclose(values[..., :2], rtol=1e-5)

@@ -14,9 +14,11 @@ from probneural.linear_algebra.conditioning import (
     Rounding,
     condition_exactly,
     condition_noisily,
+    discrepancy_gain,
     information,
     posterior_root,
     precision_factor,
+    row_norms,
 )
 from tests.distributions.cases import normal, transform
 
@@ -189,3 +191,36 @@ class TestConditionExactly:
         exactly(root[0], attainable)
         with pytest.raises(ConstraintError, match="drop repeated or contradicting observations"):
             exactly(root[0], attainable + 1e-4)
+
+
+@pytest.mark.parametrize("rank", [1, 4, 19])
+def test_numbers_that_follow_from_others_are_refused(rank: int) -> None:
+    """Whichever way the rounding of their covariance falls: without noise there are only as many as the rank."""
+    for seed in range(30):
+        rows = normal(f"{seed} rows", 1, rank, rank)
+        mix = normal(f"{seed} mix", 1, 1, rank)
+        more = torch.cat([rows, torch.zeros_like(rows)], dim=-1)
+        for dependent in (torch.cat([rows, mix @ rows], dim=1), torch.cat([more, mix @ more], dim=1)):
+            with pytest.raises(ConstraintError, match="none follows from the others"):
+                discrepancy_gain(dependent, None, dtype=torch.float64)
+        single = torch.cat([more, mix @ more], dim=1).to(torch.float32).to(torch.float64)
+        with pytest.raises(ConstraintError, match="none follows from the others"):
+            discrepancy_gain(single, None, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("noise", [1.0, 1e-8, 1e-12, 1e-16])
+def test_gains_are_right_where_noise_is_small(noise: float) -> None:
+    """Six numbers of three causes, against the singular values: R^T (R R^T + noise)^-1 = V S / (S^2 + noise) U^T."""
+    rows = normal("gain", 2, 6, 3)
+    left, values, right = torch.linalg.svd(rows, full_matrices=False)
+    exact = right.mT @ ((values / (values.square() + noise))[..., None] * left.mT)
+    gain, whitening = discrepancy_gain(rows, torch.full((2, 6), noise, dtype=torch.float64), dtype=torch.float64)
+    torch.testing.assert_close(gain, exact, rtol=0, atol=1e-13 * float(exact.abs().max()))
+    torch.testing.assert_close(whitening, whitening.tril())
+    covariance = rows @ rows.mT + noise * torch.eye(6, dtype=torch.float64)
+    if noise == 1.0:
+        torch.testing.assert_close(whitening @ covariance @ whitening.mT, torch.eye(6, dtype=torch.float64).expand(2, -1, -1))
+
+
+def test_rows_without_columns_have_no_norm() -> None:
+    assert row_norms(torch.zeros(2, 3, 0, dtype=torch.float64)).tolist() == [[0.0] * 3] * 2
