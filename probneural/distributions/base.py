@@ -377,7 +377,7 @@ def check_held(variance: Float[Tensor, "n c *grid"], deviation: Float[Tensor, "n
     """Raise a DataError if the standard deviations are not zero, to rounding of the mean, where variances are lost."""
 
     def largest(values: Tensor) -> Tensor:
-        return values.detach().abs().movedim(1, 0).flatten(1).amax(1)
+        return values.detach().abs().flatten(2).amax(2)
 
     lost = square_units(variance) != 1.0
     real = largest(deviation) > torch.finfo(mean.dtype).eps * largest(mean)

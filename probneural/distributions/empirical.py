@@ -103,7 +103,8 @@ class EmpiricalField(FieldDistribution):
         """The weighted standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
         deviation = self.samples - self.mean
         variance = self._variance(deviation)
-        units = square_units(variance).reshape(-1, *(1,) * len(self.grid.shape))
+        units = square_units(variance)
+        units = units.reshape(*units.shape, *(1,) * len(self.grid.shape))
         if bool((units == 1.0).all()):
             return square_root(variance)
         return square_root(self._variance(deviation / units)) * units

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import (
@@ -33,10 +33,12 @@ from probneural.distributions.base import (
     sample_size,
 )
 from probneural.distributions.constraints import ROW_ROUNDING, Constraint, Residual, checked, find_mode
+from probneural.distributions.densities import log_density_of_function, log_density_of_values
 from probneural.distributions.latent import Latent, digest
-from probneural.distributions.roots.base import DenseRoot, Root, square_root, square_units
+from probneural.distributions.roots.base import Root, square_units
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
 from probneural.distributions.roots.weighted import weigh
+from probneural.distributions.selected import SelectedFunctions
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
 from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional, check_functional
@@ -49,15 +51,12 @@ from probneural.linear_algebra.conditioning import (
     condition_noisily,
     discrepancy_gain,
 )
-from probneural.linear_algebra.densities import LOG_TWO_PI, log_density, log_density_of_gram, log_density_without_noise
 
 if TYPE_CHECKING:
     from linear_operator import LinearOperator
 
 _ROUNDING = 8.0
 """Rounding errors of a functional's values, in units of the dtype's precision times their scale."""
-_LARGEST_DENSE = 2**24
-"""Entries of one function's root up to which densities are computed from the root itself (128 MiB in float64)."""
 
 
 class GaussianField(FieldDistribution):
@@ -114,7 +113,7 @@ class GaussianField(FieldDistribution):
         self.grid = grid
         self.discrepancy = discrepancy
         self._each: Root = root if discrepancy is None else SideBySideRoot(root, discrepancy)
-        self._functions = _Functions(object(), torch.arange(inputs))
+        self._functions = SelectedFunctions(object(), torch.arange(inputs))
 
     @property
     def mean(self) -> Float[Tensor, "n c *grid"]:
@@ -142,8 +141,8 @@ class GaussianField(FieldDistribution):
 
     @property
     def base_shape(self) -> torch.Size:
-        """`(k + n r,)`: the latent vector that drives all n functions, then each function's own."""
-        discrepancy_rank = 0 if self.discrepancy is None else len(self) * self.discrepancy.shape[3]
+        """`(k + n r,)`: the latent vector that drives all n functions, then each function's own, once if selected twice."""
+        discrepancy_rank = 0 if self.discrepancy is None else self._functions.number * self.discrepancy.shape[3]
         return torch.Size([self.latent.rank + discrepancy_rank])
 
     @property
@@ -197,7 +196,9 @@ class GaussianField(FieldDistribution):
         latents = numbers.to(self.root.device).reshape(count, *self.base_shape)
         deviations = self.root.product(latents[:, : self.latent.rank])
         if self.discrepancy is not None and len(self):
-            discrepancy_latents = latents[:, self.latent.rank :].unflatten(1, (len(self), -1))
+            own_rank = self.discrepancy.shape[3]
+            discrepancy_latents = latents[:, self.latent.rank :].unflatten(1, (self._functions.number, own_rank))
+            discrepancy_latents = discrepancy_latents[:, self._functions.places.to(latents.device)]
             if 0 < count <= len(self):
                 own = torch.stack([self.discrepancy.product_each(each) for each in discrepancy_latents])
             else:
@@ -232,7 +233,7 @@ class GaussianField(FieldDistribution):
             latent=self.latent.renamed(f"scaled:{name}"),
             grid=self.grid,
             discrepancy=None if self.discrepancy is None else scaled(self.discrepancy),
-        )._with_labels(self.labels)
+        )._of(self._functions.anew(), self.labels)
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> GaussianField:
         """Give every function its own exact linear constraint: u -> u + K (values - A u), with K of each function's own prior.
@@ -336,7 +337,8 @@ class GaussianField(FieldDistribution):
             noise: Their variance, in the values' units squared: a number, one per channel, or one per value; 0 is exact.
 
         Raises:
-            ConstraintError: If there are more exact observations than the rank of the latent, or they contradict.
+            ConstraintError: If there are more exact observations than the rank of the latent, or they contradict; if a function
+                with a discrepancy was selected twice.
             ArgumentError: If noise is negative, or zero for some values only.
             DataError: If a value is not finite.
         """
@@ -380,6 +382,7 @@ class GaussianField(FieldDistribution):
             rounding: What rounding may make of residuals and rows, each `(n, c * m)`.
         """
         if self.discrepancy is not None and isinstance(observed, SideBySideRoot):
+            self._functions.check_distinct()
             shared = observed.left.dense().to(torch.float64).flatten(1, 2)
             _, whitened = self._gain(observed, noise)
             rows = whitened @ torch.cat([shared, residual[..., None]], dim=-1)
@@ -449,7 +452,7 @@ class GaussianField(FieldDistribution):
         root = functools.reduce(lambda root, transform: root.compose(transform), transforms, self.root)
         return GaussianField(
             self._mean + moved.to(self._mean), root, latent=latent, grid=self.grid, discrepancy=self.discrepancy
-        )._with_labels(self.labels)
+        )._of(self._functions.anew(), self.labels)
 
     def log_prob(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Tensor = 0.0, joint: bool = True
@@ -473,14 +476,12 @@ class GaussianField(FieldDistribution):
         residual = values.to(self._mean.device, torch.float64) - self._mean.to(torch.float64)
         variance = noise_variance(noise, tuple(residual.shape), residual)
         if not joint:
-            total = self.variance.to(torch.float64) + variance
-            _check_density(total)
-            return -0.5 * (residual.square() / total + total.log() + LOG_TWO_PI)
+            return log_density_of_values(residual, std=self.standard_deviation.to(residual), noise=variance)
         density = residual.new_empty(len(self))
         for index in range(len(self)):  # one function at a time: c * p * k entries in float64, or a Gram matrix
             root, white = self._each.marginal(index).without_white()
             noisy = variance[index].flatten() + white.flatten().to(variance)
-            density[index] = self._joint_density(root, residual[index].flatten(), noisy)
+            density[index] = log_density_of_function(root, residual[index].flatten(), noise=noisy, dtype=self._precision)
         return density
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> GaussianField:
@@ -509,7 +510,7 @@ class GaussianField(FieldDistribution):
             return alone
         return alone._of(self._functions.select(slice(index, index + 1)), self.labels)
 
-    def _of(self, functions: _Functions, labels: tuple[str, ...] | None) -> GaussianField:
+    def _of(self, functions: SelectedFunctions, labels: tuple[str, ...] | None) -> GaussianField:
         """This very field, just made, of functions that another field has."""
         self._functions = functions
         return self._with_labels(labels)
@@ -542,28 +543,6 @@ class GaussianField(FieldDistribution):
         residuals = unit * (largest[..., None] * norms + values.to(spread).abs()) + summed
         return Rounding(residuals, ROW_ROUNDING * unit * spread[..., None] * norms)
 
-    def _joint_density(self, root: Root | None, residual: Tensor, noise: Tensor) -> Tensor:
-        """Log density of one function's values, `(c * p,)`, from its root, or from its Gram matrix if that is much smaller."""
-        if root is None:
-            root = DenseRoot(residual.new_zeros(1, 1, residual.shape[0], 0))
-        size, rank = residual.shape[0], root.shape[3]
-        if rank > size and size * rank > _LARGEST_DENSE:
-            density = log_density_of_gram(root.gram()[0], residual, noise, dtype=self._precision)
-            if bool(density.isnan()):
-                raise ArgumentError(
-                    expected="a variance in every direction that can be told from zero beside the largest one",
-                    got=f"less, in a covariance of {size} values with {rank} latent dimensions",
-                    remedy="pass a larger observation variance as noise, or take the density of a functional's values",
-                )
-            return density
-        matrix = root.dense().to(torch.float64).flatten(0, 2)
-        if bool((noise > 0).all()):
-            return log_density(matrix, residual, noise, groups=root.shape[1])
-        matrix = torch.cat([matrix, square_root(noise).diag()[:, noise > 0]], dim=1)
-        density = log_density_without_noise(matrix, residual, dtype=self._precision)
-        _check_density(~density.isnan())
-        return density
-
     def _composed(self, mean: Tensor, transform: LowRankUpdate) -> GaussianField:
         """The field of another mean, after a map of every function's latent vectors that keeps the latent's name."""
         root = self._each.compose(transform)
@@ -572,29 +551,12 @@ class GaussianField(FieldDistribution):
         else:  # a root may have two parts of its own
             shared, discrepancy = root, None
         field = GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=discrepancy)
-        return field._with_labels(self.labels)
+        return field._of(self._functions.anew(), self.labels)
 
-
-class _Functions(NamedTuple):
-    """Which functions a field is of, so that a discrepancy is known again in what is selected from one prediction.
-
-    Attributes:
-        prediction: Whose functions they are; compared by identity.
-        rows: Their numbers there, `(n,)`, on the CPU.
-    """
-
-    prediction: object
-    rows: Int64[Tensor, " n"]
-
-    def select(self, rows: slice | Tensor) -> _Functions:
-        """Some of them."""
-        return _Functions(self.prediction, self.rows[rows if isinstance(rows, slice) else rows.cpu()])
-
-    def shared_with(self, other: _Functions) -> Int64[Tensor, "m 2"]:
-        """Places here and there of the functions that both have."""
-        if self.prediction is not other.prediction:
-            return torch.zeros(0, 2, dtype=torch.int64)
-        return (self.rows[:, None] == other.rows).nonzero()
+    def _around(self, mean: Float[Tensor, "n c *grid"]) -> GaussianField:
+        """The same deviations around another mean."""
+        field = GaussianField(mean, self.root, latent=self.latent, grid=self.grid, discrepancy=self.discrepancy)
+        return field._of(self._functions.anew(), self.labels)
 
 
 def _check_update(update: LatentUpdate) -> None:
@@ -610,11 +572,3 @@ def _check_update(update: LatentUpdate) -> None:
 def _check_latent(latent: object) -> Latent:
     """Return a latent, or raise a LatentError."""
     return check_instance(latent, Latent, "latent", remedy="take that of a conditioned field: field.latent", error=LatentError)
-
-
-def _check_density(variance: Tensor) -> None:
-    """Raise an ArgumentError unless all variances are positive (or all flags true)."""
-    if not bool((variance > 0).all()):
-        raise ArgumentError(
-            expected="a positive variance in every direction", got="zero", remedy="pass the observation variance as noise > 0"
-        )

@@ -17,8 +17,10 @@ from probneural.linear_algebra.first_order import increment
 
 ENOUGH_MEMBERS = 100
 """Effective members from which an empirical field has quantiles of its own; below, they are those of a Gaussian."""
-_HALVINGS = 60
-"""Steps of the bisection: the bracket then is as narrow as float64 can tell."""
+_HALVINGS = 200
+"""Steps of the bisection at most: components may be far apart, or a quantile at zero."""
+_RESOLVED = torch.finfo(torch.float64).eps
+"""Width of the bracket, relative to the quantile and the least deviation, at which the bisection ends."""
 _ROUNDING = 1e-12
 """Distance of a quantile from a certain component, relative to both, within which it is that component."""
 _CHUNK_ELEMENTS = 2**20
@@ -185,8 +187,12 @@ def _change(
 def _bisected(means: Tensor, std: Tensor, weights: Tensor, probabilities: Tensor) -> Tensor:
     """The values."""
     z = torch.special.ndtri(probabilities).to(means)
-    low = torch.stack([(means + one * std).amin(0) for one in z])
-    high = torch.stack([(means + one * std).amax(0) for one in z])  # the quantile lies between those of the components
+    held = (weights.to(means) > 0).expand_as(means)
+    ends = [means + one * std for one in z]  # the quantile lies between those of the components
+    low = torch.stack([torch.where(held, one, math.inf).amin(0) for one in ends])
+    high = torch.stack([torch.where(held, one, -math.inf).amax(0) for one in ends])
+    unit = torch.where(held & (std > 0), std, math.inf).amin(0)
+    unit = torch.where(unit.isfinite(), unit, 0.0)
     wanted = probabilities.to(means).reshape(-1, *(1,) * (means.ndim - 1))
     rows = max(1, _CHUNK_ELEMENTS // max(low.numel(), 1))
     parts = list(zip(means.split(rows), std.split(rows), weights.to(means).split(rows), strict=True))
@@ -198,4 +204,6 @@ def _bisected(means: Tensor, std: Tensor, weights: Tensor, probabilities: Tensor
             standardised = torch.where(gap == 0, torch.zeros_like(gap), gap / width[:, None])
             reached += (mass[:, None] * torch.special.ndtr(standardised)).sum(0)
         low, high = torch.where(reached < wanted, middle, low), torch.where(reached < wanted, high, middle)
+        if bool((high - low <= _RESOLVED * (middle.abs() + unit)).all()):
+            break
     return 0.5 * (low + high)

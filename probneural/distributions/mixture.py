@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -29,6 +30,9 @@ from probneural.distributions.roots.base import root_sum_of_squares, square_root
 from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, ShapeError
 from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional, check_functional
+
+_LARGEST_EXPONENT = 700.0
+"""Up to where float64 holds exponentials; only components without weight get there."""
 
 
 class MixtureField(FieldDistribution):
@@ -101,17 +105,26 @@ class MixtureField(FieldDistribution):
         return mass.reshape(*mass.shape, *(1,) * (1 + len(self.grid.shape)))
 
     def _mixed(self, parts: Sequence[Tensor]) -> Tensor:
-        """The weighted sum of one tensor `(n, c, *grid)` per component."""
-        pairs = zip(self.pointwise_weights, parts, strict=True)
-        return functools.reduce(torch.add, (mass.to(part) * part for mass, part in pairs))
+        """The weighted sum of one tensor `(n, c, *grid)` per component, infinite ones of no weight left out."""
+        terms = []
+        for mass, part in zip(self.pointwise_weights, parts, strict=True):
+            weight = mass.to(part)
+            terms.append(weight * torch.where((weight > 0) | part.isfinite(), part, torch.zeros_like(part)))
+        return functools.reduce(torch.add, terms)
+
+    def _held(self) -> list[bool]:
+        """Which components have any weight: of the others, nothing need exist."""
+        held = (self.weights.reshape(len(self.weights), -1) > 0).any(1)
+        return held.tolist() if len(self) else [True] * len(held)
 
     def _component_means(self) -> list[Float[Tensor, "n c *grid"]]:
         """Means of all components; override where they need not be made for it."""
         return [field.mean for field in self.components]
 
     def _component_variances(self) -> list[Float[Tensor, "n c *grid"]]:
-        """Variances of all components; override where they have their work in common."""
-        return [field.variance for field in self.components]
+        """Variances of all components, zeros for those without weight; override where they have their work in common."""
+        pairs = zip(self._held(), self.components, strict=True)
+        return [field.variance if held else torch.zeros_like(field.mean) for held, field in pairs]
 
     def _component_deviations(self, noise: float | Tensor) -> list[Float64[Tensor, "n c *grid"]]:
         """Standard deviations of measurements of all components; override likewise."""
@@ -253,14 +266,12 @@ class MixtureField(FieldDistribution):
             ArgumentError: If a component has no density because some direction has no variance at all.
         """
         joint = check_flag(joint, "joint")
-        held = (self.weights.reshape(len(self.weights), -1) > 0).any(1)  # the others may have no density
-        held = held if len(self) else torch.ones_like(held)
-        parts = [
-            field.log_prob(values, noise=noise, joint=joint) for field in itertools.compress(self.components, held.tolist())
-        ]
+        held = self._held()  # the others may have no density
+        parts = [field.log_prob(values, noise=noise, joint=joint) for field in itertools.compress(self.components, held)]
         densities = torch.stack(parts)
         mass = self.pointwise_weights[held].to(densities)
-        return torch.logsumexp(densities + (mass.flatten(1) if joint else mass).log(), dim=0)
+        terms, largest = weighted_exponentials(mass.flatten(1) if joint else mass, densities)
+        return terms.sum(0).log() + largest
 
     def apply(self, functional: Functional) -> MixtureField:
         """Push every component forward, exactly."""
@@ -299,15 +310,15 @@ class MixtureField(FieldDistribution):
                 got=error.got,
                 remedy="state each once: components are weighed by the density of all",
             ) from error
-        mass = self.pointwise_weights.flatten(1).to(evidence)
-        return (mass.log() + evidence).softmax(0)
+        terms, _ = weighted_exponentials(self.pointwise_weights.flatten(1).to(evidence), evidence)
+        return terms / terms.sum(0)
 
     def scale(self, factors: Float[Tensor, "..."]) -> MixtureField:
         """Multiply the deviation from the mixture's mean by factors: components widen, and move apart."""
         mean = self.mean
         checked = check_deviation_factors(factors, tuple(mean.shape))
         spread = spread_over(checked, mean)
-        moved = [_moved(field.scale(checked), mean + spread * (field.mean - mean)) for field in self.components]
+        moved = [field.scale(checked)._around(mean + spread * (field.mean - mean)) for field in self.components]
         return MixtureField(moved, self.weights)._with_labels(self.labels)
 
     def moment_matched(self) -> GaussianField:
@@ -360,11 +371,26 @@ def checked_weights(weights: Tensor | None, count: int, functions: int | None = 
         )
     if not bool((torch.isfinite(mass) & (mass >= 0)).all() and (mass.sum(0) > 0).all()):
         raise DataError(expected="finite weights >= 0 that are not all zero", got=str(mass.tolist()), remedy="check them")
+    if not bool(mass.sum(0).isfinite().all()):
+        mass = mass / mass.detach().amax(0)
     total = mass.sum(0)
     rounding = 4.0 * torch.finfo(torch.float64).eps
     normalised = mass / total
     kept = normalised + (mass - normalised).detach()  # what is normalised keeps its bits, and has the derivatives of a quotient
     return torch.where((total - 1.0).abs() <= rounding, kept, normalised)
+
+
+def weighted_exponentials(
+    mass: Float64[Tensor, "m *values"], logs: Float64[Tensor, "m *values"]
+) -> tuple[Float64[Tensor, "m *values"], Float64[Tensor, "*values"]]:
+    """w_k exp(log p_k - c), and c, the largest log p_k with any weight.
+
+    A logarithm of weights would have no derivative where one is 0.
+    """
+    held = mass > 0
+    largest = torch.where(held, logs.detach(), -math.inf).amax(0)
+    largest = torch.where(largest.isfinite(), largest, 0.0)
+    return mass * (logs - largest).clamp_max(_LARGEST_EXPONENT).exp(), largest
 
 
 def choose(weights: Float64[Tensor, "m *n"], uniform: Float64[Tensor, " s"], functions: int) -> Tensor:
@@ -373,11 +399,6 @@ def choose(weights: Float64[Tensor, "m *n"], uniform: Float64[Tensor, " s"], fun
     chosen = (uniform[:, None, None] >= cumulative.mT[None]).sum(-1)
     held = torch.nonzero(weights.reshape(len(weights), -1).amax(1) > 0).flatten()
     return chosen.clamp_max(int(held[-1]) if len(held) else 0).expand(-1, functions)
-
-
-def _moved(field: GaussianField, mean: Float[Tensor, "n c *grid"]) -> GaussianField:
-    """The same deviation around another mean."""
-    return GaussianField(mean, field.root, latent=field.latent, grid=field.grid, discrepancy=field.discrepancy)
 
 
 def _flattened(

@@ -23,6 +23,8 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.randomness import stream
 
+_SAME_NOISE = 1e-6
+"""Part of a noise variance by which two are the same: rounding of float32, and half of it in nats per value."""
 _NUMBERS = itertools.count()
 _NAMES: WeakKeyDictionary[Predictor, int] = WeakKeyDictionary()
 """Numbers of predictors whose members were made a Gaussian field's latent: those of two predictors are not the same."""
@@ -73,7 +75,8 @@ class MixturePredictor(Predictor):
         )
         own = [] if calibrated_on is None else [calibrated_on]
         self.calibrated_on = torch.cat([*own, *(one.calibrated_on.to("cpu") for one in self.predictors)]).unique()
-        self._excess = noises - noise
+        excess = noises - noise
+        self._excess = torch.where(excess > _SAME_NOISE * noises, excess, torch.zeros_like(excess))
         active = [self.predictors[index] for index in self._active]
         counts = [one.effective_observations.detach().cpu() for one in active if one.effective_observations is not None]
         if len(counts) == len(active):

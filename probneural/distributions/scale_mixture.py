@@ -120,14 +120,7 @@ class ScaleMixtureField(MixtureField):
         numbers = numbers.reshape(count, *self.base_shape)
         uniform = torch.special.ndtr(numbers[:, 0].detach().to("cpu", torch.float64))
         chosen = choose(self.weights.detach().cpu(), uniform, len(self))
-        around = GaussianField(
-            torch.zeros_like(field.mean),
-            field.root,
-            latent=field.latent,
-            grid=self.grid,
-            discrepancy=field.discrepancy,
-        )
-        deviation = around.rsample((count,), base_samples=numbers[:, 1:])
+        deviation = field._around(torch.zeros_like(field.mean)).rsample((count,), base_samples=numbers[:, 1:])
         scale = self.scales[chosen].reshape(count, len(self), *(1,) * (field.mean.ndim - 1)).to(deviation)
         return (field.mean + scale * deviation).reshape(*sample_shape, *field.mean.shape)
 

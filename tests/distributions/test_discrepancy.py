@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, ModulatedRoot, Root
+from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, MixtureField, ModulatedRoot, Root, ScaleMixtureField
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
 from probneural.errors import ConstraintError, ShapeError
 from probneural.functionals import MatrixFunctional, integral, sensors, stack
@@ -195,6 +195,26 @@ def test_what_is_selected_from_one_prediction_shares_discrepancies() -> None:
     pushed = u[[0, 2]].apply(PROBE).cross_covariance(u[1:])
     assert_close(pushed, v[[0, 2]].apply(PROBE).cross_covariance(v[1:]), TOLERANCE)
     assert_close(u.marginal(-1).cross_covariance(u), v.marginal(2).cross_covariance(v), TOLERANCE)
+
+
+def test_a_function_that_is_selected_twice_is_one() -> None:
+    """Its draws are, and stay so whatever is done to both; what is observed of it is to be said once."""
+    twice = field()[[2, 0, 2]]
+    factors = torch.full((twice.mean.shape[1],), 2.0, dtype=torch.float64)
+    scaled = twice.scale(factors)
+    constrained = twice.constrain(PROBE, PROBE(twice.mean) + 0.1)
+    mixed = ScaleMixtureField(twice, torch.tensor([0.5, 2.0]))
+    for u in (twice, scaled, constrained, twice.apply(PROBE), mixed, MixtureField([twice, twice]).scale(factors)):
+        drawn = u.rsample((2,), seed=0)
+        assert torch.equal(drawn[:, 0], drawn[:, 2])
+        many = u.rsample((7,), seed=0)  # as many as functions, or fewer, are drawn in another way
+        assert torch.equal(many[:, 0], many[:, 2])
+        assert not torch.allclose(drawn[:, 0], drawn[:, 1])
+    assert twice.base_shape == field()[[2, 0]].base_shape
+    torch.testing.assert_close(twice.rsample((2,), seed=0)[:, :2], field()[[2, 0]].rsample((2,), seed=0))
+    assert_close(twice.cross_covariance(twice), dense()[[2, 0, 2]].cross_covariance(dense()[[2, 0, 2]]), TOLERANCE)
+    with pytest.raises(ConstraintError, match="3 of 2 functions"):
+        twice.condition(PROBE, PROBE(twice.mean), noise=0.1)
 
 
 def test_discrepancies_of_two_predictions_are_independent() -> None:

@@ -297,6 +297,56 @@ def test_weights_have_the_derivatives_of_their_shares(size: float) -> None:
     assert torch.equal(MixtureField([FIRST, SECOND], WEIGHTS).weights, WEIGHTS)
 
 
+def alone(value: float, std: float, *, functions: int = 1) -> GaussianField:
+    """Functions of one point, which have one distribution."""
+    mean = torch.full((functions, 1, 1), value, dtype=torch.float64)
+    return GaussianField(mean, DenseRoot(torch.full_like(mean, std)[..., None]), latent="xi", grid=Grid.uniform(1))
+
+
+class TestNoWeight:
+    """Components that have none, for some functions or for all, count for nothing."""
+
+    FAR = MixtureField(
+        [alone(0.0, 1.0, functions=2), alone(1e16, 1.0, functions=2), alone(1e200, 1e200, functions=2)],
+        torch.tensor([[0.4, 1.0], [0.6, 0.0], [0.0, 0.0]], dtype=torch.float64),
+    )
+
+    def test_moments(self) -> None:
+        certain = MixtureField([alone(0.0, 1.0), alone(0.0, 1e200)], torch.tensor([1.0, 0.0]))
+        assert certain.variance.item() == 1.0
+        assert MixtureField([alone(0.0, 1.0), alone(1e200, 1.0)], torch.tensor([1.0, 0.0])).variance.item() == 1.0
+        assert self.FAR.variance[1].item() == pytest.approx(1.0)
+        assert self.FAR.variance[0].item() == pytest.approx(0.24e32)
+
+    @pytest.mark.parametrize("level", [0.1, 0.3, 0.5, 0.9])
+    def test_quantiles(self, level: float) -> None:
+        found = self.FAR.quantile(level)
+        assert found[1].item() == pytest.approx(stats.norm.ppf(level), abs=1e-14)
+        expected = stats.norm.ppf(level / 0.4) if level < 0.4 else 1e16
+        assert found[0].item() == pytest.approx(expected, rel=1e-13)
+
+    def test_densities_have_derivatives_by_weights(self) -> None:
+        """A weight of zero that grows adds its component's share."""
+        weights = torch.tensor([[1.0, 0.4], [0.0, 0.6]], dtype=torch.float64, requires_grad=True)
+        for value, expected in ((0.5, 0.0), (1.0, math.exp(0.5) - 1.0)):
+            u = MixtureField([alone(0.0, 1.0, functions=2), alone(1.0, 1.0, functions=2)], weights)
+            values = torch.full((2, 1, 1), value, dtype=torch.float64)
+            for joint in (True, False):
+                (slope,) = torch.autograd.grad(u.log_prob(values, joint=joint).sum(), weights, retain_graph=True)
+                assert slope[:, 0].tolist() == pytest.approx([0.0, expected], abs=1e-12)
+
+    def test_what_no_component_with_weight_has_a_density_for_is_as_unlikely_as_it_is(self) -> None:
+        u = MixtureField([alone(0.0, 1.0), alone(100.0, 1.0)], torch.tensor([[1.0], [0.0]], dtype=torch.float64))
+        far = torch.full((1, 1, 1), 100.0, dtype=torch.float64)
+        assert u.log_prob(far).item() == pytest.approx(-5000.0 - 0.5 * math.log(2.0 * math.pi))
+
+
+def test_weights_of_any_size_are_shares() -> None:
+    for size in (1e308, 1e-308, 5e-324):
+        u = MixtureField([alone(0.0, 1.0), alone(1.0, 1.0)], torch.tensor([size, size], dtype=torch.float64))
+        assert u.weights.tolist() == [0.5, 0.5]
+
+
 class Elsewhere(GaussianField):
     """A field of stated deviations, on a device that need not be there."""
 

@@ -102,6 +102,15 @@ def test_a_predictor_without_weight_is_kept_and_not_evaluated() -> None:
     torch.testing.assert_close(scaled.scale, VarianceScale().fit(alone, DATA).scale)
 
 
+def test_noises_that_differ_by_rounding_are_one() -> None:
+    """A discrepancy has a latent number for every channel and point."""
+    one, two = Synthetic(sd=0.1, noise=0.1), Synthetic(sd=0.1, noise=float(torch.tensor(0.1, dtype=torch.float32)))
+    for found, rank in ((MixturePredictor([one, two]), 0), (MixturePredictor([one, Synthetic(sd=0.1, noise=0.11)]), 1)):
+        parts = found(DATA.inputs).components
+        own = [0 if part.discrepancy is None else part.discrepancy.shape[3] for part in parts]
+        assert own == [0, rank * math.prod(DATA.outputs.values.shape[1:])]
+
+
 def test_ensembles_take_part_with_their_moments() -> None:
     members = Members(sd=2.0)
     field = MixturePredictor([Synthetic(), members], WEIGHTS)(DATA.inputs)

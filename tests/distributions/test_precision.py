@@ -11,8 +11,11 @@ from torch import Tensor
 import probneural as pn
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, MixtureField, MixturePredictor, PredictorTraits
 from probneural.distributions.predictor import Predictor
+from probneural.distributions.roots.base import FeatureRoot
 from probneural.distributions.roots.modulated import DiagonalRoot
-from probneural.errors import ConstraintError, LatentError
+from probneural.distributions.roots.sums import SideBySideRoot
+from probneural.distributions.roots.weighted import WeightedRoot
+from probneural.errors import ConstraintError, DataError, LatentError
 from probneural.fields import Field
 from probneural.functionals import average, derivative, sensors, stack
 from probneural.grids import Grid
@@ -114,6 +117,25 @@ class TestDensities:
         expected = -3.0 * (0.5 * math.log(2 * math.pi) + math.log(root.std[0, 0, 0].item()))
         assert field.log_prob(torch.zeros(1, 1, 3)).item() == pytest.approx(expected, rel=1e-6)
 
+    @pytest.mark.parametrize(
+        ("dtype", "size"), [(torch.float32, 1e-25), (torch.float32, 1e25), (torch.float64, 1e-200), (torch.float64, 1e200)]
+    )
+    def test_single_values_have_densities_whatever_their_size(self, dtype: torch.dtype, size: float) -> None:
+        columns = size * torch.tensor([1.0, 2.0, 0.5], dtype=dtype).diag().reshape(1, 1, 3, 3)
+        field = GaussianField(torch.zeros(1, 1, 3, dtype=dtype), DenseRoot(columns), latent="xi", grid=Grid.uniform((3,)))
+        values = size * torch.tensor([[[0.3, -1.0, 2.0]]], dtype=dtype)
+        expected = torch.distributions.Normal(0.0, torch.tensor([1.0, 2.0, 0.5]).double())
+        unit = columns[0, 0, 0, 0].double()
+        densities = expected.log_prob((values.double() / unit)[0, 0]) - unit.log()
+        torch.testing.assert_close(field.log_prob(values, joint=False)[0, 0], densities, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(field.log_prob(values)[0], densities.sum(), rtol=1e-6, atol=1e-6)
+
+    def test_the_derivative_by_noise_is_right_where_there_is_none(self) -> None:
+        root, noise = DenseRoot(torch.full((1, 1, 1, 1), 2.0).double()), torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        field = GaussianField(torch.zeros(1, 1, 1).double(), root, latent="xi", grid=Grid.uniform((1,)))
+        (slope,) = torch.autograd.grad(field.log_prob(torch.full((1, 1, 1), 3.0), noise=noise, joint=False).sum(), noise)
+        assert slope.item() == pytest.approx(0.5 * (9.0 / 16.0 - 1.0 / 4.0), rel=1e-12)
+
     def test_components_without_weight_count_for_nothing(self) -> None:
         grid = Grid.uniform((3,))
         one, huge, flat = (
@@ -123,6 +145,37 @@ class TestDensities:
         mixture = MixtureField([one, huge, flat], torch.tensor([1.0, 0.0, 0.0]))
         torch.testing.assert_close(mixture.standard_deviation, one.standard_deviation)
         torch.testing.assert_close(mixture.log_prob(torch.ones(1, 1, 3)), one.log_prob(torch.ones(1, 1, 3)))
+
+
+class TestDeviations:
+    """A function's deviations are had whatever those of the functions beside it."""
+
+    @pytest.mark.parametrize("kind", ["dense", "features", "weighted", "beside"])
+    def test_of_roots(self, kind: str) -> None:
+        sizes = torch.tensor([[1e-25, 1.0], [1.0, 1e-25], [1e25, 1e-25], [0.0, 1.0]])
+        matrix = normal(4, 2, 5, 3, seed=3).float()
+        expected = matrix.double().norm(dim=-1) * sizes.double()[..., None]
+        features = FeatureRoot(torch.eye(5).expand(4, -1, -1), matrix.double() * sizes.double()[..., None, None])
+        roots = {
+            "dense": DenseRoot(matrix * sizes[..., None, None]),
+            "features": features,
+            "weighted": WeightedRoot(DenseRoot(matrix), sizes[..., None].expand(-1, -1, 5)),
+            "beside": SideBySideRoot(features, DiagonalRoot(torch.zeros(4, 2, 5))),
+        }
+        torch.testing.assert_close(roots[kind].row_norms().double(), expected, rtol=1e-5, atol=0.0)
+
+    def test_of_members(self) -> None:
+        members = normal(8, 2, 1, 4, seed=6).float()
+        field = EmpiricalField(members * torch.tensor([1e-25, 1.0])[:, None, None], grid=Grid.uniform((4,)))
+        expected = EmpiricalField(members, grid=field.grid).standard_deviation
+        torch.testing.assert_close(field.standard_deviation[0] * 1e25, expected[0], rtol=1e-4, atol=0.0)
+        torch.testing.assert_close(field.standard_deviation[1], expected[1], rtol=1e-4, atol=0.0)
+
+    def test_variances_that_the_dtype_loses_for_one_function_are_refused(self) -> None:
+        root = DenseRoot(torch.tensor([1e-25, 1.0]).reshape(2, 1, 1, 1))
+        field = GaussianField(torch.zeros(2, 1, 1), root, latent="xi", grid=Grid.uniform((1,)))
+        with pytest.raises(DataError, match="square of 1.0e-25"):
+            _ = field.variance
 
 
 class TestLatents:

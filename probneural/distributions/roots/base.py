@@ -118,7 +118,12 @@ class Root(ABC):
         units = square_units(squares)
         if bool((units == 1.0).all()):
             return square_root(squares)
-        return square_root(self.scale(units.reciprocal()).row_squares()) * units[:, None]
+        norms = torch.zeros_like(squares)
+        for unit in units.unique(dim=0):
+            rows = (units == unit).all(1).nonzero()[:, 0]
+            scaled = self.select(rows).scale(unit.reciprocal()).row_squares()
+            norms = norms.index_copy(0, rows, square_root(scaled) * unit[:, None])
+        return norms
 
     def gram(self) -> Float64[Tensor, "n cp cp"]:
         """The covariance of each function's values, channels first, summed in float64 a few latent dimensions at a time."""
@@ -322,17 +327,17 @@ class FeatureRoot(Root):
         return self.features[:, None] @ self.factor.to(self.features)
 
 
-def square_units(squares: Float[Tensor, "n c *points"]) -> Float[Tensor, " c"]:
-    """Return units in which squares of each channel are to be formed, so that their roots can be had whatever their size.
+def square_units(squares: Float[Tensor, "n c *points"]) -> Float[Tensor, "n c"]:
+    """Return units in which squares of each function's channels are to be formed, so that roots can be had whatever their size.
 
     They are 1 where the dtype holds the squares to its full precision; elsewhere the root of the dtype's smallest number, or
     the inverse.
     """
     limits = torch.finfo(squares.dtype)
-    units = squares.new_ones(squares.shape[1])
+    units = squares.new_ones(squares.shape[:2])
     if not squares.numel():
         return units
-    largest = squares.detach().movedim(1, 0).flatten(1).amax(1)
+    largest = squares.detach().flatten(2).amax(2)
     units = torch.where(largest < limits.tiny / limits.eps, limits.tiny**0.5, units)
     return torch.where(torch.isinf(largest), limits.tiny**-0.5, units)
 

@@ -81,7 +81,7 @@ class WeightedRoot(Root):
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
         """Row sums of squares."""
-        return self.base.row_squares() * self.weights.square()
+        return (self.base.row_norms() * self.weights).square()  # squares of either may not be held where that of the product is
 
     def push(self, functional: Functional) -> DenseRoot:
         """Pull the functional's weights, times g, back to the latent side, channel by channel."""
