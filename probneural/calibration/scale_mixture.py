@@ -178,16 +178,23 @@ class ScaleMixture:
         logs = _LOGS + (middle if bool(middle.isfinite()) else 0.0)  # most errors may be zero
         width = _BANDWIDTH * drawn.std(0)
         found = largest.clamp_min(torch.finfo(torch.float64).tiny).log().maximum(drawn.amin(0) + logs.min())
-        scaled = drawn[:, :, None] + logs
-        if bool((predictor.noise > 0).any()):
-            parts = [
-                self._suprema(one, logs.exp().tolist(), seed=seed)[:, :, _uncertain(one)]
-                for one, seed in self._comparisons(predictor, calibration)
-            ]
-            scaled = torch.cat(parts, 2).movedim(0, -1)
-        squares = ((found[None, :, None] - scaled) / width[:, None]).square()
-        constant = math.log(self.draws) + 0.5 * math.log(2.0 * math.pi)
-        return logs, torch.logsumexp(-0.5 * squares, 0) - width.log()[:, None] - constant, fraction
+        parts, start = [], 0
+        for scaled in self._scaled(predictor, calibration, drawn, logs=logs):
+            some = slice(start, start + scaled.shape[1])
+            squares = ((found[some, None] - scaled) / width[some, None]).square()
+            parts.append(torch.logsumexp(-0.5 * squares, 0) - width[some, None].log())
+            start = some.stop
+        return logs, torch.cat(parts) - math.log(self.draws) - 0.5 * math.log(2.0 * math.pi), fraction
+
+    def _scaled(
+        self, predictor: Predictor, calibration: Dataset, drawn: Float64[Tensor, "draws n"], *, logs: Float64[Tensor, " k"]
+    ) -> Iterator[Float64[Tensor, "draws some k"]]:
+        """Logarithms of suprema of draws at all scales, a few functions at a time: a third of a MiB for each."""
+        if not bool((predictor.noise > 0).any()):
+            yield from (some[:, :, None] + logs for some in drawn.split(_TOGETHER, 1))
+            return
+        for one, seed in self._comparisons(predictor, calibration):
+            yield self._suprema(one, logs.exp().tolist(), seed=seed)[:, :, _uncertain(one)].movedim(0, -1)
 
     def _suprema(self, comparison: Comparison, scales: Sequence[float], *, seed: int) -> Float64[Tensor, "k draws n"]:
         """Logarithms of suprema of draws whose field is scaled, and noise not, standardised by the deviations before."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -141,24 +140,39 @@ class Waves:
     def process(self, power: Float64[Tensor, "c K"], *, most: int = LARGEST_RANK) -> StationaryProcess:
         """The process with these mean powers, averaged over cosine and sine: its waves of most power are kept.
 
+        A cosine is kept with its sine, wherever they are allowed to be two: one without the other is not stationary.
+
         Args:
             power: Mean squared coefficients.
             most: How many waves, at most; divided by the number of channels.
         """
         _, group = torch.unique(self.frequencies, dim=0, return_inverse=True)
-        count = torch.bincount(group).to(power)
+        count = torch.bincount(group)
         pooled = (torch.zeros(len(power), len(count), dtype=power.dtype).index_add(1, group, power) / count)[:, group]
-        order = pooled.argsort(dim=1, descending=True, stable=True)
-        ordered = pooled.gather(1, order)
-        captured = ordered.cumsum(1) / ordered.sum(1, keepdim=True).clamp_min(torch.finfo(power.dtype).tiny)
-        rank = min(max(1, most // len(power)), int((captured < _KEPT_POWER).sum(1).amax()) + 1, order.shape[1])
+        first = torch.full_like(count, len(group)).scatter_reduce(0, group, torch.arange(len(group)), "amin")
+        together = first[group].argsort(stable=True)  # so that waves of one frequency stay side by side, whatever their power
+        order = together[pooled[:, together].argsort(dim=1, descending=True, stable=True)]
+        ordered, total = pooled.gather(1, order), pooled.sum(1, keepdim=True)
+        captured = torch.where(total > 0, ordered.cumsum(1) / torch.where(total > 0, total, 1.0), 1.0)
+        enough = (captured < _KEPT_POWER).sum(1, keepdim=True) + 1
+        kept = _whole_groups(group[order], enough, most=max(1, most // len(power)))
+        rank = int(kept.amax())
         return StationaryProcess(
             modes=self.candidates[order[:, :rank]],
-            amplitudes=ordered[:, :rank].sqrt(),
+            amplitudes=torch.where(torch.arange(rank) < kept, ordered[:, :rank].sqrt(), 0.0),
             lower=self.lower,
             lengths=self.lengths,
             periodic=self.grid.periodic,
         )
+
+
+def _whole_groups(groups: Int64[Tensor, "c K"], enough: Int64[Tensor, "c 1"], *, most: int) -> Int64[Tensor, "c 1"]:
+    """How many of the first waves of each channel to keep: enough for one channel and at most so many, in whole groups."""
+    number = torch.arange(1, groups.shape[1] + 1)
+    ends = groups != torch.nn.functional.pad(groups[:, 1:], (0, 1), value=-1)
+    rank = min(most, int(torch.where(ends & (number >= enough), number, groups.shape[1]).amin(1).amax()))
+    kept = torch.where(ends & (number <= rank), number, 0).amax(1, keepdim=True)
+    return torch.where(kept > 0, kept, rank)
 
 
 def box_of(grid: Grid) -> tuple[Tensor, Tensor]:
@@ -176,11 +190,23 @@ def waves_of(grid: Grid) -> tuple[Tensor, Tensor]:
         counts = [2 * ((axis.size - 1) // 2) + 1 if axis.periodic else max(1, axis.size - 1) for axis in grid.axes]
     else:
         counts = [max(1, int((grid.size / 2) ** (1.0 / grid.dimension)))] * grid.dimension
-    capped = [min(count, _CANDIDATES) for count in counts]
-    waves = torch.tensor(list(itertools.product(*(range(count) for count in capped))), dtype=torch.long)
+    waves = torch.zeros(1, 0, dtype=torch.long)
+    for axis, count in enumerate(counts):  # what is not among the lowest along some axes is not among the lowest along more
+        along = torch.arange(min(count, _CANDIDATES))
+        waves = torch.cat([waves.repeat_interleave(len(along), 0), along.repeat(len(waves))[:, None]], 1)
+        waves = waves[_lowest(_frequencies(waves, grid.periodic[: axis + 1])).sort().values]
     frequencies = _frequencies(waves, grid.periodic)
-    order = frequencies.square().sum(1).argsort(stable=True)[:_CANDIDATES]
+    _, group, present = torch.unique(frequencies, dim=0, return_inverse=True, return_counts=True)
+    turned = (frequencies > 0) & torch.tensor(grid.periodic)
+    is_whole = present[group] == 2 ** turned.sum(1)  # else a cosine has lost its sine to the last candidate
+    order = _lowest(frequencies)
+    order = order[is_whole[order]]
     return waves[order], frequencies[order]
+
+
+def _lowest(frequencies: Tensor) -> Tensor:
+    """Numbers of the candidates of lowest frequency, in that order."""
+    return frequencies.square().sum(1).argsort(stable=True)[:_CANDIDATES]
 
 
 def _frequencies(waves: Tensor, periodic: Sequence[bool]) -> Tensor:

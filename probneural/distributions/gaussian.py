@@ -346,7 +346,7 @@ class GaussianField(FieldDistribution):
         variance = self._observation_noise(noise, residual)
         rounding = self._rounding(functional, values).flatten(1)
         update = self._latent_update(observed, residual.flatten(1), variance, rounding)
-        if self.discrepancy is not None and isinstance(observed, SideBySideRoot):
+        if self.discrepancy is not None and len(self) and isinstance(observed, SideBySideRoot):
             return self._with_discrepancy(observed, update, residual.flatten(1), variance, rounding)
         return self.under(self.latent.conditioned(update.shift, update.transform, chi2=float(update.chi2.detach())))
 
@@ -381,7 +381,9 @@ class GaussianField(FieldDistribution):
             noise: `(n, c * m)`, or None.
             rounding: What rounding may make of residuals and rows, each `(n, c * m)`.
         """
-        if self.discrepancy is not None and isinstance(observed, SideBySideRoot):
+        if self.discrepancy is not None and isinstance(observed, SideBySideRoot) and not len(residual):
+            observed = observed.left
+        elif self.discrepancy is not None and isinstance(observed, SideBySideRoot):
             self._functions.check_distinct()
             shared = observed.left.dense().to(torch.float64).flatten(1, 2)
             _, whitened = self._gain(observed, noise)

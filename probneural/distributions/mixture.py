@@ -397,7 +397,7 @@ def choose(weights: Float64[Tensor, "m *n"], uniform: Float64[Tensor, " s"], fun
     """The component of each draw and function, `(s, n)`: where its uniform number falls among the cumulative weights."""
     cumulative = (weights if weights.ndim == 2 else weights[:, None]).cumsum(0)[:-1]
     chosen = (uniform[:, None, None] >= cumulative.mT[None]).sum(-1)
-    held = torch.nonzero(weights.reshape(len(weights), -1).amax(1) > 0).flatten()
+    held = torch.nonzero((weights.reshape(len(weights), -1) > 0).any(1)).flatten()
     return chosen.clamp_max(int(held[-1]) if len(held) else 0).expand(-1, functions)
 
 

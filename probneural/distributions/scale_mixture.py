@@ -154,10 +154,11 @@ class ScaleMixtureField(MixtureField):
 
     def moment_matched(self) -> GaussianField:
         """Return the Gaussian field of the same mean and covariance: the field, with larger or smaller deviations."""
-        factor = self.variance_factor.sqrt()
         shape = self.mean.shape
-        per_channel = self.weights.ndim == 1
-        factors = factor.reshape(-1)[:1].expand(shape[1]) if per_channel else factor.expand(shape)
+        if self.weights.ndim == 1:
+            factors = (self.weights @ self.scales.square().to(self.weights)).sqrt().expand(shape[1])
+        else:
+            factors = self.variance_factor.sqrt().expand(shape)
         return self.field.scale(factors)._with_labels(self.labels)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> ScaleMixtureField:

@@ -11,13 +11,15 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.errors import ArgumentError, ConstraintError, ShapeError
-from probneural.linear_algebra.first_order import Decomposition
+from probneural.linear_algebra.first_order import Decomposition, row_norms
 from probneural.linear_algebra.principal_components import resolved_eigenpairs
 
 RANK_TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-6}
 """Singular values of row-normalised matrices below this fraction of the largest count as zero, by the field's dtype."""
 _ATTAINED_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """An exact observation is met if it is missed by less than this fraction of the standardised residuals."""
+_HIDDEN = 0.01
+"""Rounding of a pivot, relative to it, at which a Gram matrix is too coarse for the identity that is added to it."""
 _LIKELY = 100.0
 """Standard deviations up to which an observation is believed of a row that the size of the mean's rounding would hide."""
 
@@ -189,17 +191,21 @@ def precision_factor(gram: Float64[Tensor, "*b k k"]) -> Float64[Tensor, "*b k k
     """The lower triangular L of I + M = L L^T, for a Gram matrix M of whitened rows; dimensionless, differentiable.
 
     Raises:
-        ArgumentError: If the rounding of M hides the identity, as it does where the noise is some 1e-15 of the variance.
+        ArgumentError: If the rounding of M hides the identity, as it does where observations of some 1e14 times the noise are
+            more than the directions that they see.
     """
-    try:
-        return torch.linalg.cholesky(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        largest = float(gram.detach().diagonal(dim1=-2, dim2=-1).amax())
+    triangle, failed = torch.linalg.cholesky_ex(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
+    if not triangle.numel():
+        return triangle
+    largest = gram.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
+    pivots = triangle.detach().diagonal(dim1=-2, dim2=-1).square()  # what is left of 1 or more, to rounding of the largest
+    if bool(failed.any()) or not bool((torch.finfo(gram.dtype).eps * largest[..., None] <= _HIDDEN * pivots).all()):
         raise ArgumentError(
             expected="a noise that double precision can tell from nothing beside the variance of what is observed",
-            got=f"variances of up to {largest:.1e} times the noise",
+            got=f"variances of up to {float(largest.amax()):.1e} times the noise",
             remedy="give a noise of at least 1e-12 of the variance",
-        ) from error
+        )
+    return triangle
 
 
 def information(gram: Float64[Tensor, "*b k k"]) -> Float64[Tensor, "*b"]:
@@ -236,7 +242,7 @@ def condition_noisily(
     slopes = -1.0 / (gain[..., :, None] * gain[..., None, :] * (gain[..., :, None] + gain[..., None, :]))
     factors = gain.reciprocal()
     transform = LowRankUpdate(one.directions(factors, slopes), factors)
-    return LatentUpdate(shift, transform, chi2 / residual.shape[-1], inverse * pull)
+    return LatentUpdate(shift, transform, chi2 / max(1, residual.shape[-1]), inverse * pull)
 
 
 def condition_exactly(
@@ -288,15 +294,6 @@ def condition_exactly(
     factors = (~keep).to(root)
     directions = one.directions(factors, torch.zeros_like(inverse[..., :, None] * inverse[..., None, :]))
     return LatentUpdate(shift, LowRankUpdate(directions, factors), chi2, torch.where(free, pull / scale, 0.0))
-
-
-def row_norms(root: Float64[Tensor, "... m k"]) -> Float64[Tensor, "... m"]:
-    """Euclidean norms of rows, whose squares neither overflow nor vanish."""
-    if root.shape[-1] == 0:
-        return root.new_zeros(root.shape[:-1])
-    largest = root.detach().abs().amax(-1)
-    unit = torch.where(largest > 0, largest, torch.ones_like(largest))
-    return (root / unit[..., None]).norm(dim=-1) * unit
 
 
 def discrepancy_gain(

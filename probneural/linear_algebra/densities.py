@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.linear_algebra.conditioning import RANK_TOLERANCE, row_norms
-from probneural.linear_algebra.first_order import Decomposition
+from probneural.linear_algebra.conditioning import RANK_TOLERANCE
+from probneural.linear_algebra.first_order import Decomposition, by_size, increment, row_norms
 
 _GRAM_COLUMNS = 64
 """From how many columns, and rows, on a factor of the products is faster than singular values: five times at 3,072 x 500 and at
@@ -33,8 +33,8 @@ def log_density(
     With A the root over the noise's deviations, w the residual over them and I + A^T A = L L^T, the distance is the least of
     |w - A z|² + |z|², to second order in the error of z, and the determinant that of L. Where A is wide, I + A A^T = L L^T, and
     the distance is the largest of 2 w·x - |A^T x|² - |x|². Such products hold eigenvalues to 1e-16 of the largest. Where that
-    is too little, L^T comes from a QR decomposition of A or A^T over I, as right as singular values in a third of their time;
-    these serve where a derivative is asked for, and for a few columns or rows.
+    is too little, and for a few columns or rows, L^T comes from a QR decomposition of A or A^T over I, in a third of the time
+    of singular values. These serve derivatives only: rows 1e15 times as large as others hide from them what the others say.
 
     Args:
         root: Its rows in any units.
@@ -46,13 +46,14 @@ def log_density(
     rows, whitened = root * inverse[..., None], residual * inverse
     trace = rows.detach().square().sum((-2, -1))
     is_recorded = torch.is_grad_enabled() and (rows.requires_grad or whitened.requires_grad)
-    if min(rows.shape[-2:]) < _GRAM_COLUMNS:
-        quadratic, log_determinant = _by_singular_values(rows, whitened)
-    elif bool((trace <= _GRAM_TRACE).all()):
+    if min(rows.shape[-2:]) >= _GRAM_COLUMNS and bool((trace <= _GRAM_TRACE).all()):
         is_tall = rows.shape[-1] <= rows.shape[-2]
         quadratic, log_determinant = _by_gram(rows, whitened, groups=groups) if is_tall else _by_covariance(rows, whitened)
     else:
-        quadratic, log_determinant = (_by_singular_values if is_recorded else _by_triangle)(rows, whitened)
+        quadratic, log_determinant = _by_triangle(rows.detach(), whitened.detach())
+        if is_recorded:
+            slopes = _by_singular_values(rows, whitened)
+            quadratic, log_determinant = quadratic + increment(slopes[0]), log_determinant + increment(slopes[1])
     return _normal(quadratic, log_determinant + noise.log().sum(-1), residual)
 
 
@@ -100,6 +101,8 @@ def _by_covariance(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "
 
 def _by_triangle(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
     """What `_by_gram` gives, without any product of A; no derivatives."""
+    order = by_size(rows)
+    rows, whitened = rows.take_along_dim(order[..., None], -2), whitened.take_along_dim(order, -1)
     is_wide = rows.shape[-1] > rows.shape[-2]
     narrow = rows.mT if is_wide else rows
     identity = torch.eye(narrow.shape[-1], dtype=rows.dtype, device=rows.device).expand(*rows.shape[:-2], -1, -1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
@@ -38,6 +38,24 @@ def increment(values: Tensor) -> Tensor:
     return found
 
 
+def row_norms(root: Float64[Tensor, "... m k"]) -> Float64[Tensor, "... m"]:
+    """Euclidean norms of rows, whose squares neither overflow nor vanish."""
+    if root.shape[-1] == 0:
+        return root.new_zeros(root.shape[:-1])
+    largest = root.detach().abs().amax(-1)
+    unit = torch.where(largest > 0, largest, torch.ones_like(largest))
+    return (root / unit[..., None]).norm(dim=-1) * unit
+
+
+def by_size(rows: Float64[Tensor, "... m k"]) -> Int64[Tensor, "... m"]:
+    """The order of rows by their norms, largest first: in it, Householder reflections keep the digits of each row.
+
+    Reference:
+        Higham (2002), Accuracy and stability of numerical algorithms, section 19.4 (row-wise stability, row sorting).
+    """
+    return row_norms(rows.detach()).argsort(dim=-1, descending=True, stable=True)
+
+
 class Decomposition(NamedTuple):
     """U, S and V^T of rows A, without gradients, and the rows' increment, or None where no derivative is asked for.
 
@@ -55,8 +73,10 @@ class Decomposition(NamedTuple):
 
     @classmethod
     def of(cls, rows: Float64[Tensor, "... m k"]) -> Decomposition:
-        """Decompose."""
-        left, values, right = singular_values(rows.detach())
+        """Decompose, with large rows first: they would hide small ones that come before them, as of 1e20 times the noise."""
+        order = by_size(rows)
+        left, values, right = singular_values(rows.detach().take_along_dim(order[..., None], -2))
+        left = left.take_along_dim(order.argsort(-1)[..., None], -2)
         recorded = rows.requires_grad and torch.is_grad_enabled()
         return cls(left, values, right, increment(rows) if recorded else None)
 

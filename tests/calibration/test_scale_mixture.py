@@ -241,6 +241,21 @@ def test_errors_that_are_all_zero_are_small() -> None:
 
 
 @pytest.mark.bad_input
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_densities_take_a_few_functions_at_a_time(noise: float) -> None:
+    """All at once, 400 draws at 29 scales of a thousand functions take 400 MiB."""
+    calibration = ScaleMixture(draws=50)
+    predictor, data = Synthetic(noise=noise), scaled_pairs(21, seed=0)
+    drawn, logs = normal(50, 21, seed="drawn"), torch.tensor([-0.5, 0.0, 0.5]).double()
+    parts = list(calibration._scaled(predictor, data, drawn, logs=logs))
+    assert [part.shape for part in parts] == [(50, 8, 3), (50, 8, 3), (50, 5, 3)]
+    if not noise:
+        assert torch.equal(torch.cat(parts, 1), drawn[:, :, None] + logs)
+    _, densities, _ = calibration._log_densities(predictor, data)
+    assert densities.shape == (21, 29)
+    assert bool(densities.isfinite().all())
+
+
 def test_errors() -> None:
     data = scaled_pairs(20, seed=7)
     with pytest.raises(ArgumentError, match="draws"):

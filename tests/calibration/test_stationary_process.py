@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import pytest
 import torch
 
-from probneural.calibration.stationary_process import StationaryProcess, Waves, evaluate_waves
+from probneural.calibration.stationary_process import StationaryProcess, Waves, evaluate_waves, waves_of
 from probneural.grids import Grid
 from tests.helpers import normal
 
@@ -57,3 +58,65 @@ def test_waves_of_large_numbers_take_no_memory_for_those_between() -> None:
     found = evaluate_waves(numbers, grid.points, lower=lower, lengths=lengths, periodic=(False,))
     assert found.shape == (8, 2)
     assert torch.allclose(found[:, 0], math.sqrt(2.0) * (3.0 * math.pi * grid.points[:, 0]).cos())
+
+
+@pytest.mark.parametrize("most", [31, 32, 128])
+def test_what_is_kept_is_stationary(most: int) -> None:
+    """A cosine without its sine has a correlation that varies along the axis."""
+    grid = Grid.uniform(256)
+    waves = Waves(grid)
+    process = waves.process(torch.exp(-0.002 * waves.frequencies.double().square().sum(1))[None], most=most)
+    root = process.evaluate(grid)[0]
+    assert root.shape[1] <= most
+    for lag in (1, 7, 100):
+        correlation = (root * root.roll(lag, 0)).sum(1)
+        torch.testing.assert_close(correlation, correlation[:1].expand(256), rtol=0.0, atol=1e-13)
+
+
+def test_waves_that_are_enough_are_kept_whole() -> None:
+    """In the plane, a frequency has up to four waves."""
+    grid = Grid.uniform((8, 8))
+    waves = Waves(grid)
+    power = torch.zeros(1, len(waves), dtype=torch.float64)
+    power[0, (waves.frequencies == 2).all(1)] = 0.9999 / 4.0
+    power[0, (waves.frequencies == 4).all(1)] = 1e-4 / 4.0
+    process = waves.process(power)
+    assert process.modes.shape == (1, 8, 2)
+    assert int((process.amplitudes > 0).sum()) == 8
+    assert waves.process(power, most=7).modes.shape == (1, 4, 2)
+    alone = waves.process(power, most=3)  # more cannot be had
+    assert alone.modes.shape == (1, 3, 2)
+    assert bool((alone.amplitudes > 0).all())
+
+
+def test_a_channel_without_power_costs_no_waves() -> None:
+    waves = Waves(Grid.uniform(64))
+    power = torch.stack([torch.exp(-waves.frequencies[:, 0].double()), torch.zeros(len(waves), dtype=torch.float64)])
+    process = waves.process(power)
+    assert process.modes.shape == (2, waves.process(power[:1]).modes.shape[1], 1)
+    torch.testing.assert_close(process.evaluate(waves.grid).square().sum(-1), torch.ones(2, 64, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "periodic"),
+    [((40,), (True,)), ((3000,), (False,)), ((40, 50), (True, False)), ((16, 13, 20), (True, True, False))],
+)
+def test_candidates_are_the_lowest_of_all_products(shape: tuple[int, ...], periodic: tuple[bool, ...]) -> None:
+    waves, frequencies = waves_of(Grid.uniform(shape, periodic=periodic))
+    counts = [2 * ((size - 1) // 2) + 1 if flag else size - 1 for size, flag in zip(shape, periodic, strict=True)]
+    every = torch.cartesian_prod(*(torch.arange(count) for count in counts)).reshape(-1, len(shape))
+    half_periods = torch.where(torch.tensor(periodic), 2 * ((every + 1) // 2), every)
+    lowest = half_periods.square().sum(1).argsort(stable=True)[: len(waves)]
+    assert torch.equal(waves, every[lowest])
+    assert torch.equal(frequencies, half_periods[lowest])
+    assert len(waves) > min(len(every), 1024) - 8  # a group in part, at the end, is left out
+
+
+def test_candidates_of_a_large_box_take_little_memory() -> None:
+    """There are 16 million products of waves."""
+    tracemalloc.start()
+    waves, _ = waves_of(Grid.uniform((256, 256, 256)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert int(waves.max()) < 40
+    assert peak < 10**6  # of Python's objects

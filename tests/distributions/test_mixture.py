@@ -278,6 +278,27 @@ def test_nothing_asked_is_nothing_answered() -> None:
         assert u.quantile([]).shape == (0, 3, 1, 6)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_no_functions_are_a_field(own: bool) -> None:
+    """Nothing is known from observations of none."""
+    u = gaussian("some", own=own)
+    probe = sensors(GRID, [[0.2], [0.7]])
+    scales = torch.tensor([0.5, 2.0])
+    fields = (u, MixtureField([u, FIRST]), ScaleMixtureField(u, scales), ScaleMixtureField(u, scales, weights=torch.ones(2, 3)))
+    for none in (field[:0] for field in fields):
+        assert none.rsample((2,), seed=0).shape == (2, 0, 1, 6)
+        assert none.log_prob(none.mean, noise=NOISE).shape == (0,)
+        assert none.constrain(probe, torch.zeros(0, 1, 2)).mean.shape == (0, 1, 6)
+        assert none.scale(torch.ones(1)).variance.shape == (0, 1, 6)
+        if isinstance(none, MixtureField):
+            assert none.moment_matched().variance.shape == (0, 1, 6)
+    for noise in (0.0, NOISE):
+        told = u[:0].condition(probe, torch.zeros(0, 1, 2), noise=noise).latent
+        after = u.under(told)
+        torch.testing.assert_close(after.mean, u.mean)
+        torch.testing.assert_close(after.variance, u.variance)
+
+
 def test_marginals_count_from_either_end() -> None:
     for u in (FIRST, SECOND, MIXED, EACH, ScaleMixtureField(FIRST, torch.tensor([0.5, 2.0]), weights=torch.tensor([0.5, 0.5]))):
         assert torch.equal(u.marginal(-1).mean, u.mean[2:])

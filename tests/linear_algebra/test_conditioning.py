@@ -18,7 +18,6 @@ from probneural.linear_algebra.conditioning import (
     information,
     posterior_root,
     precision_factor,
-    row_norms,
 )
 from tests.distributions.cases import normal, transform
 
@@ -91,7 +90,7 @@ class TestPosteriorRoot:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("noise", [1e-16, 1e-20])
+@pytest.mark.parametrize("noise", [1e-14, 1e-16, 1e-20])
 @pytest.mark.parametrize("function", [precision_factor, information])
 def test_noise_that_rounding_hides(function: Callable[[Tensor], Tensor], noise: float) -> None:
     rows = normal("rows", 2, 40, 10)
@@ -100,6 +99,9 @@ def test_noise_that_rounding_hides(function: Callable[[Tensor], Tensor], noise: 
         ArgumentError, match=r"a noise that double precision can tell.*times the noise; give a noise of at least"
     ):
         function(rows @ rows.mT / noise)
+    apart = normal("rows", 10, 40)  # of which none follows from the others: nothing is hidden
+    expected = 0.5 * torch.linalg.svdvals(apart / noise**0.5).square().log1p().sum()
+    assert information(apart @ apart.mT / noise).item() == pytest.approx(expected.item(), rel=1e-12)
 
 
 def test_rounding_makes_no_negative_variance() -> None:
@@ -136,6 +138,26 @@ class TestConditionNoisily:
             )
             assert update.transform.dense()[0, 0].square().item() == pytest.approx(noise / (noise + 4.0), rel=1e-3)
             assert update.shift[0].item() == pytest.approx(2.0 / (noise + 4.0), rel=1e-9)
+
+
+@pytest.mark.parametrize(("observations", "rank"), [(12, 20), (20, 12), (30, 6)])
+@pytest.mark.parametrize("noise", [1e-20, 1e-30])
+def test_precise_rows_hide_no_others(observations: int, rank: int, noise: float) -> None:
+    """What rows of little noise say and then those of much is what all of them say together, wherever they stand."""
+    root, latent, rest = normal("root", observations, rank), normal("latent", rank), normal("rest", observations)
+    variance = torch.ones(observations, dtype=torch.float64)
+    precise = torch.arange(observations) % 5 == 4
+    variance[precise] = noise
+    residual = root @ latent + variance.sqrt() * rest
+    found = condition_noisily(root, residual, variance)
+    first = condition_noisily(root[precise], residual[precise], variance[precise])
+    left = root[~precise] @ first.transform.dense()
+    then = condition_noisily(left, residual[~precise] - root[~precise] @ first.shift, variance[~precise])
+    shift = first.shift + first.transform.product(then.shift)
+    torch.testing.assert_close(found.shift, shift, rtol=0.0, atol=1e-12)
+    both = first.transform.dense() @ then.transform.dense()
+    covariance = found.transform.dense() @ found.transform.dense().mT
+    torch.testing.assert_close(covariance, both @ both.mT, rtol=0.0, atol=1e-13)
 
 
 def exactly(root: Tensor, residual: Tensor, rounding: float = 1e-13) -> tuple[Tensor, Tensor, Tensor]:
@@ -220,7 +242,3 @@ def test_gains_are_right_where_noise_is_small(noise: float) -> None:
     covariance = rows @ rows.mT + noise * torch.eye(6, dtype=torch.float64)
     if noise == 1.0:
         torch.testing.assert_close(whitening @ covariance @ whitening.mT, torch.eye(6, dtype=torch.float64).expand(2, -1, -1))
-
-
-def test_rows_without_columns_have_no_norm() -> None:
-    assert row_norms(torch.zeros(2, 3, 0, dtype=torch.float64)).tolist() == [[0.0] * 3] * 2

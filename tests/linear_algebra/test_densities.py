@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from probneural.linear_algebra import densities
+from probneural.linear_algebra.conditioning import condition_noisily
 from probneural.linear_algebra.densities import (
     _GRAM_TRACE,
+    _by_singular_values,
+    _normal,
     log_density,
     log_density_of_gram,
     log_density_without_noise,
@@ -67,7 +70,7 @@ class TestLogDensityOfManyColumns:
     @pytest.mark.parametrize("share", [1e-8, 1e-3, 0.999, 1.001, 1e3, 1e7])
     @pytest.mark.parametrize("decay", [0.0, 4.0, 12.0])
     @pytest.mark.parametrize("values", [200, 80, 70])
-    def test_is_that_of_singular_values(self, share: float, decay: float, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_that_of_singular_values(self, share: float, decay: float, values: int) -> None:
         """Below and above the largest trace of a Gram matrix, along directions of much and of little variance."""
         root = normal("root", 2, values, 80) * torch.logspace(0.0, -decay, 80, dtype=torch.float64)
         root = root * (share * _GRAM_TRACE / root.square().sum((-2, -1)).max()).sqrt()
@@ -75,9 +78,9 @@ class TestLogDensityOfManyColumns:
         root = root * noise.sqrt()[..., None]
         for residual in (normal("residual", 2, values), 3.0 * root[..., 0], 3.0 * root[..., -1] + noise.sqrt()):
             found = log_density(root, residual, noise)
-            with monkeypatch.context() as patch:
-                patch.setattr(densities, "_GRAM_COLUMNS", 10**6)
-                expected = log_density(root, residual, noise)
+            inverse = noise.rsqrt()
+            quadratic, log_determinant = _by_singular_values(root * inverse[..., None], residual * inverse)
+            expected = _normal(quadratic, log_determinant + noise.log().sum(-1), residual)
             assert torch.allclose(found, expected, rtol=0.0, atol=80 * 2e-9)  # 1e-9 per eigenvalue, in twice its logarithm
 
     @pytest.mark.parametrize(("way", "values"), [("_by_gram", 90), ("_by_covariance", 70)])
@@ -91,13 +94,32 @@ class TestLogDensityOfManyColumns:
             log_density(0.9 * root[1:], residual[1:], torch.ones(1, values, dtype=torch.float64))
 
     @pytest.mark.parametrize("place", [0, 1])
-    def test_a_derivative_takes_singular_values(self, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A triangle alone has none."""
-        monkeypatch.setattr(densities, "_by_triangle", None)
+    def test_a_derivative_takes_singular_values(self, place: int) -> None:
+        """A triangle alone has none; the value is that without a derivative."""
         inputs = [1e4 * normal("root", 1, 90, 80), normal("residual", 1, 90)]
+        noise = torch.ones(1, 90, dtype=torch.float64)
+        alone = log_density(*inputs, noise)
         inputs[place].requires_grad_()
-        log_density(*inputs, torch.ones(1, 90, dtype=torch.float64)).sum().backward()
+        found = log_density(*inputs, noise)
+        assert torch.equal(found, alone)
+        found.sum().backward()
         assert bool(inputs[place].grad.abs().sum() > 0)
+
+    @pytest.mark.parametrize(("observations", "rank"), [(12, 20), (20, 12), (30, 6)])
+    @pytest.mark.parametrize("size", [1e-20, 1e-25])
+    def test_precise_rows_hide_no_others(self, observations: int, rank: int, size: float) -> None:
+        """The density of all is that of rows of little noise times that of the others, given these."""
+        root, latent, rest = normal("root", observations, rank), normal("latent", rank), normal("rest", observations)
+        noise = torch.ones(observations, dtype=torch.float64)
+        precise = torch.arange(observations) % 5 == 4
+        noise[precise] = size
+        residual = root @ latent + noise.sqrt() * rest
+        first = condition_noisily(root[precise], residual[precise], noise[precise])
+        left = log_density(
+            first.transform.product(root[~precise]), residual[~precise] - root[~precise] @ first.shift, noise[~precise]
+        )
+        expected = log_density(root[precise], residual[precise], noise[precise]) + left
+        torch.testing.assert_close(log_density(root, residual, noise), expected, rtol=0.0, atol=1e-9)
 
     def test_groups_of_rows_leave_columns_of_zeros_out(self) -> None:
         root, residual = 0.3 * normal("root", 300, 200), normal("residual", 300)

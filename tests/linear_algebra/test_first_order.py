@@ -14,6 +14,7 @@ from probneural.linear_algebra.conditioning import (
     condition_noisily,
 )
 from probneural.linear_algebra.densities import log_density, log_density_without_noise
+from probneural.linear_algebra.first_order import row_norms
 from tests.helpers import normal
 
 NOISE = torch.tensor([0.3, 0.5, 0.2, 0.4], dtype=torch.float64)
@@ -138,3 +139,7 @@ def test_second_derivatives_are_refused() -> None:
     (gradient,) = torch.autograd.grad(log_density(rows, RESIDUAL, NOISE).square(), rows, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+def test_rows_without_columns_have_no_norm() -> None:
+    assert row_norms(torch.zeros(2, 3, 0, dtype=torch.float64)).tolist() == [[0.0] * 3] * 2

@@ -20,7 +20,6 @@ from probneural.heads.evidence import Evidence
 from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.weight_posterior import WeightPosterior
 from probneural.heads.weight_problem import Given, WeightProblem
-from probneural.linear_algebra.conditioning import information
 from probneural.linear_algebra.symmetric_maps import Map, gaussian, orthonormal
 from probneural.notices import warn
 from probneural.randomness import stream
@@ -329,7 +328,8 @@ def _layered(problem: WeightProblem, truncated: Truncation) -> tuple[Float64[Ten
 
     def log_determinant(log_noise: Tensor, log_priors: Tensor) -> Tensor:
         matrix = torch.einsum("l,lij->ij", torch.exp(-log_priors - log_noise), grams)
-        return 2.0 * information(matrix) + (sizes * log_priors).sum()
+        values = torch.linalg.eigvalsh(matrix).clamp_min(0.0)  # in a search, large ones may hide the identity
+        return values.log1p().sum() + (sizes * log_priors).sum()
 
     layered = problem.layered(log_determinant)
     noise_scale, priors = layered.maximise(start=(truncated.noise_scale, truncated.scale), noise=problem.noise)
