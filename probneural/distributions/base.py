@@ -374,12 +374,15 @@ def sample_size(sample_shape: torch.Size | Sequence[int]) -> int:
 
 
 def check_held(variance: Float[Tensor, "n c *grid"], deviation: Float[Tensor, "n c *grid"], mean: Tensor) -> None:
-    """Raise a DataError if the standard deviations are not zero, to rounding of the mean, where variances are lost."""
+    """Raise a DataError if a channel's standard deviations are not zero, to rounding of the mean, where its variances are lost.
+
+    Those of one function may be lost beside those of another: they are zero to rounding of what the channel has.
+    """
 
     def largest(values: Tensor) -> Tensor:
-        return values.detach().abs().flatten(2).amax(2)
+        return values.detach().abs().movedim(1, 0).flatten(1).amax(1)
 
-    lost = square_units(variance) != 1.0
+    lost = square_units(largest(variance)[None, :, None])[0] != 1.0
     real = largest(deviation) > torch.finfo(mean.dtype).eps * largest(mean)
     if bool((lost & real).any()):
         limits = torch.finfo(variance.dtype)

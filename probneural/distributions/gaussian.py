@@ -113,7 +113,7 @@ class GaussianField(FieldDistribution):
         self.grid = grid
         self.discrepancy = discrepancy
         self._each: Root = root if discrepancy is None else SideBySideRoot(root, discrepancy)
-        self._functions = SelectedFunctions(object(), torch.arange(inputs))
+        self._functions = SelectedFunctions(object(), torch.arange(inputs, device="cpu"))
 
     @property
     def mean(self) -> Float[Tensor, "n c *grid"]:

@@ -113,9 +113,10 @@ class MixtureField(FieldDistribution):
         return functools.reduce(torch.add, terms)
 
     def _held(self) -> list[bool]:
-        """Which components have any weight: of the others, nothing need exist."""
-        held = (self.weights.reshape(len(self.weights), -1) > 0).any(1)
-        return held.tolist() if len(self) else [True] * len(held)
+        """Which components have any weight, or a derivative by it: of the others, nothing need exist."""
+        if not len(self) or (self.weights.requires_grad and torch.is_grad_enabled()):
+            return [True] * len(self.weights)
+        return (self.weights.reshape(len(self.weights), -1) > 0).any(1).tolist()
 
     def _component_means(self) -> list[Float[Tensor, "n c *grid"]]:
         """Means of all components; override where they need not be made for it."""
@@ -156,15 +157,12 @@ class MixtureField(FieldDistribution):
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
         """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
         mean = self.mean
-        sizes = [
-            torch.where(
-                mass.to(mean.device) > 0,
-                root_sum_of_squares(field.standard_deviation, field.mean - mean),
-                torch.zeros_like(mean),
-            )
-            for mass, field in zip(self.pointwise_weights, self.components, strict=True)
+        sizes = [root_sum_of_squares(field.standard_deviation, field.mean - mean) for field in self.components]
+        weighty = [
+            torch.where(mass.to(mean.device) > 0, size.detach(), torch.zeros_like(mean))
+            for mass, size in zip(self.pointwise_weights, sizes, strict=True)
         ]
-        unit = functools.reduce(torch.maximum, sizes).detach()
+        unit = functools.reduce(torch.maximum, weighty)
         unit = torch.where(unit > 0, unit, torch.ones_like(unit))
         return square_root(self._mixed([(size / unit).square() for size in sizes])) * unit
 

@@ -42,13 +42,16 @@ def pooled(
         _times(field.discrepancy, root) for field, root in zip(components, roots, strict=True) if field.discrepancy is not None
     ]
     joined = functools.reduce(SideBySideRoot, parts)
-    return GaussianField(
+    field = GaussianField(
         mean.unflatten(-1, shape),
         joined,
         latent=Latent(id=name, rank=joined.shape[3], is_shared_across_calls=is_shared_across_calls),
         grid=components[0].grid,
         discrepancy=functools.reduce(SideBySideRoot, own) if own else None,
     )
+    selected = components[0]._functions
+    is_one_selection = all(torch.equal(selected.rows, other._functions.rows) for other in components)
+    return field._of(selected.anew(), None) if is_one_selection else field
 
 
 def _times(root: Root, factors: Float[Tensor, "n c p"]) -> Root:

@@ -74,8 +74,14 @@ class ScaleMixtureField(MixtureField):
     @property
     def variance_factor(self) -> Float64[Tensor, "n *ones"]:
         """Σ w_k s_k², by which variances are those of the field; `(n, 1, ...)` or `(1, ...)`, dimensionless."""
-        squares = self.scales.square().to(self.weights).reshape(-1, *(1,) * (self.pointwise_weights.ndim - 1))
-        return (self.pointwise_weights * squares).sum(0)
+        return self._factor.expand(len(self)).reshape(len(self), *(1,) * (1 + len(self.grid.shape)))
+
+    @property
+    def _factor(self) -> Float64[Tensor, "*n"]:
+        """The same, `()`, or `(n,)` where weights depend on the function; scales without weight may be of any size."""
+        squares = self.scales.square().to(self.weights).reshape(-1, *(1,) * (self.weights.ndim - 1))
+        squares = torch.where((self.weights > 0) | squares.isfinite(), squares, torch.zeros_like(squares))
+        return (self.weights * squares).sum(0)
 
     @property
     def mean(self) -> Float[Tensor, "n c *grid"]:
@@ -128,8 +134,9 @@ class ScaleMixtureField(MixtureField):
         return [self.field.mean] * len(self.scales)
 
     def _component_variances(self) -> list[Float[Tensor, "n c *grid"]]:
-        variance = self.field.variance
-        return [scale**2 * variance for scale in self.scales.tolist()]
+        variance, nothing = self.field.variance, torch.zeros_like(self.field.mean)
+        pairs = zip(self._held(), self.scales.tolist(), strict=True)
+        return [scale**2 * variance if held else nothing for held, scale in pairs]
 
     def _component_deviations(self, noise: float | Tensor) -> list[Float64[Tensor, "n c *grid"]]:
         std = self.field.standard_deviation.to(torch.float64)
@@ -155,10 +162,8 @@ class ScaleMixtureField(MixtureField):
     def moment_matched(self) -> GaussianField:
         """Return the Gaussian field of the same mean and covariance: the field, with larger or smaller deviations."""
         shape = self.mean.shape
-        if self.weights.ndim == 1:
-            factors = (self.weights @ self.scales.square().to(self.weights)).sqrt().expand(shape[1])
-        else:
-            factors = self.variance_factor.sqrt().expand(shape)
+        per_channel = self.weights.ndim == 1
+        factors = self._factor.sqrt().expand(shape[1]) if per_channel else self.variance_factor.sqrt().expand(shape)
         return self.field.scale(factors)._with_labels(self.labels)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> ScaleMixtureField:

@@ -39,7 +39,8 @@ class SelectedFunctions(NamedTuple):
     def places(self) -> Int64[Tensor, " n"]:
         """Where each of them stands among the different ones, `(n,)`, in the order in which they first come."""
         _, place = self.rows.unique(return_inverse=True)
-        first = torch.full((self.number,), len(self.rows)).scatter_reduce(0, place, torch.arange(len(place)), "amin")
+        number = torch.arange(len(place), device=place.device)
+        first = torch.full_like(number[: self.number], len(number)).scatter_reduce(0, place, number, "amin")
         return first.argsort().argsort()[place]
 
     def check_distinct(self) -> None:
@@ -54,5 +55,5 @@ class SelectedFunctions(NamedTuple):
     def shared_with(self, other: SelectedFunctions) -> Int64[Tensor, "m 2"]:
         """Places here and there of the functions that both have."""
         if self.prediction is not other.prediction:
-            return torch.zeros(0, 2, dtype=torch.int64)
+            return torch.zeros(0, 2, dtype=torch.int64, device="cpu")
         return (self.rows[:, None] == other.rows).nonzero()

@@ -191,18 +191,18 @@ def precision_factor(gram: Float64[Tensor, "*b k k"]) -> Float64[Tensor, "*b k k
     """The lower triangular L of I + M = L L^T, for a Gram matrix M of whitened rows; dimensionless, differentiable.
 
     Raises:
-        ArgumentError: If the rounding of M hides the identity, as it does where observations of some 1e14 times the noise are
-            more than the directions that they see.
+        ArgumentError: If the rounding of M hides the identity, as it does where the variance of what is observed is some 1e14
+            times the noise, and some of it follows from the rest.
     """
     triangle, failed = torch.linalg.cholesky_ex(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
     if not triangle.numel():
         return triangle
-    largest = gram.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
-    pivots = triangle.detach().diagonal(dim1=-2, dim2=-1).square()  # what is left of 1 or more, to rounding of the largest
-    if bool(failed.any()) or not bool((torch.finfo(gram.dtype).eps * largest[..., None] <= _HIDDEN * pivots).all()):
+    each = gram.detach().diagonal(dim1=-2, dim2=-1)
+    pivots = triangle.detach().diagonal(dim1=-2, dim2=-1).square()  # what is left of each, to rounding of it: 1 or more
+    if bool(failed.any()) or not bool((torch.finfo(gram.dtype).eps * each <= _HIDDEN * pivots).all()):
         raise ArgumentError(
             expected="a noise that double precision can tell from nothing beside the variance of what is observed",
-            got=f"variances of up to {float(largest.amax()):.1e} times the noise",
+            got=f"variances of up to {float(each.amax()):.1e} times the noise",
             remedy="give a noise of at least 1e-12 of the variance",
         )
     return triangle

@@ -34,7 +34,8 @@ def log_density(
     |w - A z|² + |z|², to second order in the error of z, and the determinant that of L. Where A is wide, I + A A^T = L L^T, and
     the distance is the largest of 2 w·x - |A^T x|² - |x|². Such products hold eigenvalues to 1e-16 of the largest. Where that
     is too little, and for a few columns or rows, L^T comes from a QR decomposition of A or A^T over I, in a third of the time
-    of singular values. These serve derivatives only: rows 1e15 times as large as others hide from them what the others say.
+    of singular values. These serve derivatives only: rows 1e15 times as large as others hide from them what the others say, and
+    derivatives by the large ones lose the digits of that ratio.
 
     Args:
         root: Its rows in any units.
@@ -102,7 +103,8 @@ def _by_covariance(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "
 def _by_triangle(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
     """What `_by_gram` gives, without any product of A; no derivatives."""
     order = by_size(rows)
-    rows, whitened = rows.take_along_dim(order[..., None], -2), whitened.take_along_dim(order, -1)
+    whitened = whitened.take_along_dim(order, -1)
+    rows = torch.linalg.qr(rows.take_along_dim(order[..., None], -2).mT, mode="r").R.mT  # see Decomposition.of
     is_wide = rows.shape[-1] > rows.shape[-2]
     narrow = rows.mT if is_wide else rows
     identity = torch.eye(narrow.shape[-1], dtype=rows.dtype, device=rows.device).expand(*rows.shape[:-2], -1, -1)

@@ -48,10 +48,12 @@ def row_norms(root: Float64[Tensor, "... m k"]) -> Float64[Tensor, "... m"]:
 
 
 def by_size(rows: Float64[Tensor, "... m k"]) -> Int64[Tensor, "... m"]:
-    """The order of rows by their norms, largest first: in it, Householder reflections keep the digits of each row.
+    """The order of rows by their norms, largest first.
+
+    In it, Householder reflections of a triangle keep the digits of each row; of rows as they are they would need pivots, too.
 
     Reference:
-        Higham (2002), Accuracy and stability of numerical algorithms, section 19.4 (row-wise stability, row sorting).
+        Higham (2002), Accuracy and stability of numerical algorithms, section 19.4 (row-wise stability).
     """
     return row_norms(rows.detach()).argsort(dim=-1, descending=True, stable=True)
 
@@ -73,10 +75,15 @@ class Decomposition(NamedTuple):
 
     @classmethod
     def of(cls, rows: Float64[Tensor, "... m k"]) -> Decomposition:
-        """Decompose, with large rows first: they would hide small ones that come before them, as of 1e20 times the noise."""
+        """Decompose what is left of the rows, large ones first, once reflections have made them a lower triangle.
+
+        Rows of 1e15 times the size of others would hide them otherwise: of those, the triangle keeps what is no multiple apart.
+        """
         order = by_size(rows)
-        left, values, right = singular_values(rows.detach().take_along_dim(order[..., None], -2))
+        orthonormal, triangle = torch.linalg.qr(rows.detach().take_along_dim(order[..., None], -2).mT)
+        left, values, right = singular_values(triangle.mT)
         left = left.take_along_dim(order.argsort(-1)[..., None], -2)
+        right = right @ orthonormal.mT
         recorded = rows.requires_grad and torch.is_grad_enabled()
         return cls(left, values, right, increment(rows) if recorded else None)
 

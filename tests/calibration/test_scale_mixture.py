@@ -240,7 +240,6 @@ def test_errors_that_are_all_zero_are_small() -> None:
     assert float(ScaleMixture().fit(Synthetic(noise=0.0), exact).scales.max()) < 0.4
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_densities_take_a_few_functions_at_a_time(noise: float) -> None:
     """All at once, 400 draws at 29 scales of a thousand functions take 400 MiB."""
@@ -256,6 +255,7 @@ def test_densities_take_a_few_functions_at_a_time(noise: float) -> None:
     assert bool(densities.isfinite().all())
 
 
+@pytest.mark.bad_input
 def test_errors() -> None:
     data = scaled_pairs(20, seed=7)
     with pytest.raises(ArgumentError, match="draws"):

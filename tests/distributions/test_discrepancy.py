@@ -204,7 +204,9 @@ def test_a_function_that_is_selected_twice_is_one() -> None:
     scaled = twice.scale(factors)
     constrained = twice.constrain(PROBE, PROBE(twice.mean) + 0.1)
     mixed = ScaleMixtureField(twice, torch.tensor([0.5, 2.0]))
-    for u in (twice, scaled, constrained, twice.apply(PROBE), mixed, MixtureField([twice, twice]).scale(factors)):
+    mixture = MixtureField([twice, field()[[2, 0, 2]]])
+    matched = mixture.moment_matched()
+    for u in (twice, scaled, constrained, twice.apply(PROBE), mixed, mixture.scale(factors), matched):
         drawn = u.rsample((2,), seed=0)
         assert torch.equal(drawn[:, 0], drawn[:, 2])
         many = u.rsample((7,), seed=0)  # as many as functions, or fewer, are drawn in another way
@@ -215,6 +217,18 @@ def test_a_function_that_is_selected_twice_is_one() -> None:
     assert_close(twice.cross_covariance(twice), dense()[[2, 0, 2]].cross_covariance(dense()[[2, 0, 2]]), TOLERANCE)
     with pytest.raises(ConstraintError, match="3 of 2 functions"):
         twice.condition(PROBE, PROBE(twice.mean), noise=0.1)
+
+
+def test_fields_are_made_under_any_default_device() -> None:
+    """Which functions they are of is known on the CPU."""
+    given = field()
+    with torch.device("meta"):
+        u = GaussianField(given.mean, given.root, latent="a", grid=GRID, discrepancy=given.discrepancy)
+        v = u[[0, 0, 1]]
+        assert u.base_shape == given.base_shape
+        assert v.base_shape == given[:2].base_shape
+        assert v.rsample((2,), base_samples=torch.zeros(2, *v.base_shape, device="cpu")).device.type == "cpu"
+    assert u.rsample((2,), seed=0).shape == (2, *u.mean.shape)
 
 
 def test_discrepancies_of_two_predictions_are_independent() -> None:

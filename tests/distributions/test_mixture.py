@@ -356,6 +356,30 @@ class TestNoWeight:
                 (slope,) = torch.autograd.grad(u.log_prob(values, joint=joint).sum(), weights, retain_graph=True)
                 assert slope[:, 0].tolist() == pytest.approx([0.0, expected], abs=1e-12)
 
+    def test_derivatives_by_the_weight_of_a_component_that_no_function_has(self) -> None:
+        """Of N(0, 1) with a little of N(3, 4): the variance is w 4 + (1 - w) + 9 w (1 - w)."""
+        weights = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+        for read, slope in (("variance", 12.0), ("standard_deviation", 6.0), ("mean", 3.0)):
+            u = MixtureField([alone(0.0, 1.0), alone(3.0, 2.0)], weights)
+            (found,) = torch.autograd.grad(getattr(u, read).sum(), weights)
+            assert found.tolist() == pytest.approx([0.0, slope])
+        u = MixtureField([alone(0.0, 1.0), alone(1.0, 1.0)], weights)
+        (found,) = torch.autograd.grad(u.log_prob(torch.ones(1, 1, 1, dtype=torch.float64)).sum(), weights)
+        assert found.tolist() == pytest.approx([0.0, math.exp(0.5) - 1.0])
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_scales(self, dtype: torch.dtype) -> None:
+        one = GaussianField(
+            torch.zeros(2, 1, 1, dtype=dtype), DenseRoot(torch.ones(2, 1, 1, 1, dtype=dtype)), latent="xi", grid=Grid.uniform(1)
+        )
+        scales = torch.tensor([1.0, 1e30 if dtype == torch.float32 else 1e200], dtype=torch.float64)
+        for weights in (torch.tensor([1.0, 0.0]), torch.tensor([[1.0, 1.0], [0.0, 0.0]])):
+            u = ScaleMixtureField(one, scales, weights=weights)
+            assert u.variance.flatten().tolist() == [1.0, 1.0]
+            assert u.standard_deviation.flatten().tolist() == [1.0, 1.0]
+            assert u.moment_matched().variance.flatten().tolist() == [1.0, 1.0]
+            assert crps(compare(u, Field(torch.zeros(2, 1, 1, dtype=dtype), u.grid))).isfinite().all()
+
     def test_what_no_component_with_weight_has_a_density_for_is_as_unlikely_as_it_is(self) -> None:
         u = MixtureField([alone(0.0, 1.0), alone(100.0, 1.0)], torch.tensor([[1.0], [0.0]], dtype=torch.float64))
         far = torch.full((1, 1, 1), 100.0, dtype=torch.float64)

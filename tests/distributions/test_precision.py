@@ -171,11 +171,14 @@ class TestDeviations:
         torch.testing.assert_close(field.standard_deviation[0] * 1e25, expected[0], rtol=1e-4, atol=0.0)
         torch.testing.assert_close(field.standard_deviation[1], expected[1], rtol=1e-4, atol=0.0)
 
-    def test_variances_that_the_dtype_loses_for_one_function_are_refused(self) -> None:
+    def test_variances_are_those_of_the_dtype_beside_larger_ones(self) -> None:
+        """They are refused where all of a channel are lost."""
         root = DenseRoot(torch.tensor([1e-25, 1.0]).reshape(2, 1, 1, 1))
         field = GaussianField(torch.zeros(2, 1, 1), root, latent="xi", grid=Grid.uniform((1,)))
-        with pytest.raises(DataError, match="square of 1.0e-25"):
-            _ = field.variance
+        assert field.variance.flatten().tolist() == [0.0, 1.0]
+        assert field.standard_deviation.flatten().tolist() == pytest.approx([1e-25, 1.0])
+        with pytest.raises(DataError, match=r"square of 1.0e-25"):
+            _ = field[:1].variance
 
 
 class TestLatents:

@@ -99,6 +99,9 @@ def test_noise_that_rounding_hides(function: Callable[[Tensor], Tensor], noise: 
         ArgumentError, match=r"a noise that double precision can tell.*times the noise; give a noise of at least"
     ):
         function(rows @ rows.mT / noise)
+    unequal = torch.tensor([[1e8, 0.0, 0.0], [0.3, 0.7, 0.1]], dtype=torch.float64)
+    gain = 0.5 * torch.linalg.svdvals(unequal).square().log1p().sum()
+    assert information(unequal @ unequal.mT).item() == pytest.approx(gain.item(), rel=1e-12)
     apart = normal("rows", 10, 40)  # of which none follows from the others: nothing is hidden
     expected = 0.5 * torch.linalg.svdvals(apart / noise**0.5).square().log1p().sum()
     assert information(apart @ apart.mT / noise).item() == pytest.approx(expected.item(), rel=1e-12)
@@ -143,11 +146,15 @@ class TestConditionNoisily:
 @pytest.mark.parametrize(("observations", "rank"), [(12, 20), (20, 12), (30, 6)])
 @pytest.mark.parametrize("noise", [1e-20, 1e-30])
 def test_precise_rows_hide_no_others(observations: int, rank: int, noise: float) -> None:
-    """What rows of little noise say and then those of much is what all of them say together, wherever they stand."""
+    """What rows of little noise say and then those of much is what all of them say together, wherever they stand.
+
+    Leading columns of the first are zero: reflections of columns in turn would begin with other rows.
+    """
     root, latent, rest = normal("root", observations, rank), normal("latent", rank), normal("rest", observations)
     variance = torch.ones(observations, dtype=torch.float64)
-    precise = torch.arange(observations) % 5 == 4
+    precise = torch.arange(observations) % 7 == 4
     variance[precise] = noise
+    root[precise, :2] = 0.0
     residual = root @ latent + variance.sqrt() * rest
     found = condition_noisily(root, residual, variance)
     first = condition_noisily(root[precise], residual[precise], variance[precise])
