@@ -379,7 +379,7 @@ def checked_weights(weights: Tensor | None, count: int, functions: int | None = 
 
 
 def weighted_exponentials(
-    mass: Float64[Tensor, "m *values"], logs: Float64[Tensor, "m *values"]
+    mass: Float64[Tensor, "m *ones"], logs: Float64[Tensor, "m *values"]
 ) -> tuple[Float64[Tensor, "m *values"], Float64[Tensor, "*values"]]:
     """w_k exp(log p_k - c), and c, the largest log p_k with any weight.
 
