@@ -50,7 +50,10 @@ def whole(predictor: pn.distributions.Predictor, data: FieldPairs, level: float)
 
 
 def test_scales_of_functions_are_found_and_whole_functions_covered() -> None:
-    """Each level's standard error over 1,000 functions is below .016; the Gaussian field is off by several of these."""
+    """Each level's standard error over 1,000 functions is below .016; the Gaussian field is off by several of these.
+
+    Over six other seeds the moments of scales have standard deviations of .05 and .1 of themselves, coverage of values .01.
+    """
     inner = Synthetic(noise=0.0)
     calibration, test = scaled_pairs(1000, seed=0), scaled_pairs(1000, seed=1)
     mixed = ScaleMixture().fit(inner, calibration)

@@ -99,7 +99,7 @@ def test_a_channel_without_power_costs_no_waves() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "periodic"),
-    [((40,), (True,)), ((3000,), (False,)), ((40, 50), (True, False)), ((16, 13, 20), (True, True, False))],
+    [((40,), (True,)), ((3000,), (True,)), ((3000,), (False,)), ((40, 50), (True, False)), ((16, 13, 20), (True, True, False))],
 )
 def test_candidates_are_the_lowest_of_all_products(shape: tuple[int, ...], periodic: tuple[bool, ...]) -> None:
     waves, frequencies = waves_of(Grid.uniform(shape, periodic=periodic))
@@ -110,6 +110,8 @@ def test_candidates_are_the_lowest_of_all_products(shape: tuple[int, ...], perio
     assert torch.equal(waves, every[lowest])
     assert torch.equal(frequencies, half_periods[lowest])
     assert len(waves) > min(len(every), 1024) - 8  # a group in part, at the end, is left out
+    different, present = frequencies.unique(dim=0, return_counts=True)
+    assert torch.equal(present, 2 ** ((different > 0) & torch.tensor(periodic)).sum(1))
 
 
 def test_candidates_of_a_large_box_take_little_memory() -> None:

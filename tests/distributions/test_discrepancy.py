@@ -200,6 +200,7 @@ def test_what_is_selected_from_one_prediction_shares_discrepancies() -> None:
 def test_a_function_that_is_selected_twice_is_one() -> None:
     """Its draws are, and stay so whatever is done to both; what is observed of it is to be said once."""
     twice = field()[[2, 0, 2]]
+    own_rank = roots()[1].shape[3]
     factors = torch.full((twice.mean.shape[1],), 2.0, dtype=torch.float64)
     scaled = twice.scale(factors)
     constrained = twice.constrain(PROBE, PROBE(twice.mean) + 0.1)
@@ -214,6 +215,10 @@ def test_a_function_that_is_selected_twice_is_one() -> None:
         assert not torch.allclose(drawn[:, 0], drawn[:, 1])
     assert twice.base_shape == field()[[2, 0]].base_shape
     torch.testing.assert_close(twice.rsample((2,), seed=0)[:, :2], field()[[2, 0]].rsample((2,), seed=0))
+    numbers = torch.zeros(1, *twice.base_shape, dtype=torch.float64)
+    numbers[:, twice.latent.rank : twice.latent.rank + own_rank] = 1.0  # those of the first that was selected, number 2
+    moved = (twice.rsample((1,), base_samples=numbers)[0] - twice.mean).flatten(1).abs().amax(1)
+    assert (moved > 0).tolist() == [True, False, True]
     assert_close(twice.cross_covariance(twice), dense()[[2, 0, 2]].cross_covariance(dense()[[2, 0, 2]]), TOLERANCE)
     with pytest.raises(ConstraintError, match="3 of 2 functions"):
         twice.condition(PROBE, PROBE(twice.mean), noise=0.1)

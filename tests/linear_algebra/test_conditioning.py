@@ -143,19 +143,23 @@ class TestConditionNoisily:
             assert update.shift[0].item() == pytest.approx(2.0 / (noise + 4.0), rel=1e-9)
 
 
+def unequal_problem(observations: int, rank: int, *, noise: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows, residuals, variances of 1 and of `noise`, and which rows have the latter.
+
+    Leading columns of these are zero: reflections of columns in turn would begin with other rows.
+    """
+    root, latent, rest = normal("root", observations, rank), normal("latent", rank), normal("rest", observations)
+    precise = torch.arange(observations) % 7 == 4
+    variance = torch.where(precise, noise, torch.ones(observations, dtype=torch.float64))
+    root[precise, :2] = 0.0
+    return root, root @ latent + variance.sqrt() * rest, variance, precise
+
+
 @pytest.mark.parametrize(("observations", "rank"), [(12, 20), (20, 12), (30, 6)])
 @pytest.mark.parametrize("noise", [1e-20, 1e-30])
 def test_precise_rows_hide_no_others(observations: int, rank: int, noise: float) -> None:
-    """What rows of little noise say and then those of much is what all of them say together, wherever they stand.
-
-    Leading columns of the first are zero: reflections of columns in turn would begin with other rows.
-    """
-    root, latent, rest = normal("root", observations, rank), normal("latent", rank), normal("rest", observations)
-    variance = torch.ones(observations, dtype=torch.float64)
-    precise = torch.arange(observations) % 7 == 4
-    variance[precise] = noise
-    root[precise, :2] = 0.0
-    residual = root @ latent + variance.sqrt() * rest
+    """What rows of little noise say and then those of much is what all of them say together, wherever they stand."""
+    root, residual, variance, precise = unequal_problem(observations, rank, noise=noise)
     found = condition_noisily(root, residual, variance)
     first = condition_noisily(root[precise], residual[precise], variance[precise])
     left = root[~precise] @ first.transform.dense()

@@ -17,7 +17,7 @@ from probneural.linear_algebra.densities import (
     log_density_without_noise,
 )
 from tests.distributions.cases import normal
-from tests.linear_algebra.test_conditioning import SHAPES, problem
+from tests.linear_algebra.test_conditioning import SHAPES, problem, unequal_problem
 
 
 @pytest.mark.parametrize(("observations", "rank"), SHAPES)
@@ -109,12 +109,7 @@ class TestLogDensityOfManyColumns:
     @pytest.mark.parametrize("size", [1e-20, 1e-25])
     def test_precise_rows_hide_no_others(self, observations: int, rank: int, size: float) -> None:
         """The density of all is that of rows of little noise times that of the others, given these."""
-        root, latent, rest = normal("root", observations, rank), normal("latent", rank), normal("rest", observations)
-        noise = torch.ones(observations, dtype=torch.float64)
-        precise = torch.arange(observations) % 7 == 4
-        noise[precise] = size
-        root[precise, :2] = 0.0
-        residual = root @ latent + noise.sqrt() * rest
+        root, residual, noise, precise = unequal_problem(observations, rank, noise=size)
         first = condition_noisily(root[precise], residual[precise], noise[precise])
         left = log_density(
             first.transform.product(root[~precise]), residual[~precise] - root[~precise] @ first.shift, noise[~precise]
