@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,7 @@ from probneural.checks import (
 )
 from probneural.errors import DataError, GridError, OperatorError, ProbneuralError, ShapeError
 from probneural.grids import Grid, check_grid, resample
+from probneural.layouts import layouts_of
 
 if TYPE_CHECKING:
     import xarray
@@ -35,6 +36,8 @@ class Field:
     Args:
         values: `(n, c, *grid.shape)`, float32 or float64, in physical units.
         grid: Where the values live.
+        names: Names of the channels, one per channel, or none at all.
+        units: Units of the channels, one per channel, "" for unknown ones, or none at all.
 
     Raises:
         ShapeError: If the shapes do not fit together.
@@ -49,6 +52,9 @@ class Field:
 
     values: Float[Tensor, "..."]
     grid: Grid
+    _: KW_ONLY
+    names: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Validate once, here, so that everything downstream may rely on it."""
@@ -60,6 +66,11 @@ class Field:
                 got=str(tuple(self.values.shape)),
                 remedy="channels come second, grid axes last; one field of one channel is values[None, None]",
             )
+        for name, words in (("names", self.names), ("units", self.units)):
+            if words and len(words) != self.channels:
+                raise ShapeError(
+                    expected=f"one entry of {name} per channel ({self.channels})", got=repr(words), remedy="or leave them out"
+                )
 
     @classmethod
     def cat(cls, parts: Sequence[Field]) -> Field:
@@ -102,13 +113,16 @@ class Field:
                     got=f"{field.dtype} on {field.device}",
                     remedy="convert them with field.to(...)",
                 )
-        return cls(torch.cat([field.values for field in fields]), first.grid)
+        is_alike = all((field.names, field.units) == (first.names, first.units) for field in fields)
+        labels = {"names": first.names, "units": first.units} if is_alike else {}
+        return cls(torch.cat([field.values for field in fields]), first.grid, **labels)
 
     @classmethod
     def from_numpy(
         cls,
         values: NDArray[Any],
         *,
+        axes: str | None = None,
         grid: Grid | None = None,
         lengths: float | Sequence[float] | None = None,
         periodic: bool | Sequence[bool] | None = None,
@@ -121,6 +135,7 @@ class Field:
 
         Args:
             values: `(n, *grid)` for one channel, or `(n, c, *grid)`; real and finite, in physical units.
+            axes: Roles of the axes, for example `"n x y c"`.
             grid: Where they live. In its place, the next three.
             lengths: Extent per axis, 1 by default.
             periodic: Whether each axis is periodic.
@@ -145,7 +160,8 @@ class Field:
         check_grid_alone(grid, **options)
         where = None if grid is None else check_grid(grid)
         kind = common_dtype(values) if dtype is None else dtype
-        return cls(*read_numpy(values, "values", grid=where, option="grid", **options, dtype=kind))
+        layout = layouts_of(axes)[0]
+        return cls(*read_numpy(values, "values", layout=layout, grid=where, option="grid", dtype=kind, **options))
 
     @classmethod
     def from_xarray(
@@ -179,8 +195,9 @@ class Field:
             GridError: If coordinates are missing, descending, not equispaced, or contradict `lengths`.
             ArgumentError: If `periodic` is missing or does not fit, or `dtype` is another one.
         """
-        values, grid = read_xarray(array, "values", sample=sample, channel=channel, periodic=periodic, lengths=lengths)
-        return cls(to_tensor(values, "values", dtype=dtype or common_dtype(values)), grid)
+        options = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
+        values, grid, labels = read_xarray(array, "values", **options)  # type: ignore[arg-type]
+        return cls(to_tensor(values, "values", dtype=dtype or common_dtype(values)), grid, **labels)
 
     def to_xarray(self) -> xarray.DataArray:
         """Return a DataArray `(sample, channel, x0, x1, ...)` with coordinates, which `from_xarray` reads back equal.
@@ -217,12 +234,12 @@ class Field:
 
     def resample(self, grid: Grid) -> Field:
         """Evaluate the interpolant on another grid: see [`resample`][probneural.grids.resample]."""
-        return Field(resample(self.values, self.grid, grid), grid)
+        return replace(self, values=resample(self.values, self.grid, grid), grid=grid)
 
     def detached(self) -> Field:
         """Return the field without its graph, as a tensor that autograd takes."""
         values = self.values.detach()
-        return Field(values.clone() if values.is_inference() else values, self.grid)
+        return replace(self, values=values.clone() if values.is_inference() else values)
 
     def to(self, target: torch.device | torch.dtype | str) -> Field:
         """Return the field with its values on another device or of another dtype.
@@ -234,9 +251,9 @@ class Field:
         if isinstance(target, torch.dtype):
             if target not in (torch.float32, torch.float64):
                 raise DataError(expected="float32 or float64", got=str(target), remedy="fields have real floating point values")
-            return Field(cast(self.values, target, "values", dims=self._all_but_channels), self.grid)
+            return replace(self, values=cast(self.values, target, "values", dims=self._all_but_channels))
         device = check_device(target, is_double=self.values.dtype == torch.float64)
-        return Field(self.values.to(device), self.grid)
+        return replace(self, values=self.values.to(device))
 
     @property
     def _all_but_channels(self) -> tuple[int, ...]:
@@ -248,7 +265,7 @@ class Field:
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> Field:
         """Select fields; one integer selects one field and keeps its batch axis."""
-        return Field(self.values[select_rows(index, len(self))], self.grid)
+        return replace(self, values=self.values[select_rows(index, len(self))])
 
     def __repr__(self) -> str:
         """A short description."""

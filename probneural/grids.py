@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +31,8 @@ class Axis:
         periodic: Whether the right end is the left end; then the right end point is excluded.
         endpoint: Whether the right end point is a grid point.
         origin: Coordinate of the left end.
+        name: Name of the axis, for descriptions; two axes that differ in it alone are equal.
+        unit: Unit of the coordinates, likewise.
     """
 
     size: int
@@ -38,6 +40,8 @@ class Axis:
     periodic: bool
     endpoint: bool
     origin: float = 0.0
+    name: str = field(default="", compare=False)
+    unit: str = field(default="", compare=False)
 
     @property
     def coordinates(self) -> Tensor:
@@ -267,13 +271,51 @@ class Grid:
         sizes = per_axis(shape, self.dimension, "shape", check_integer)
         if sizes == self.shape:
             return self
-        return Grid.uniform(
+        resized = Grid.uniform(
             sizes,
             lengths=self.lengths,
             periodic=self.periodic,
             endpoint=self.endpoint,
             origin=tuple(axis.origin for axis in self.axes),
         )
+        return resized.named([axis.name for axis in self.axes], units=[axis.unit for axis in self.axes])
+
+    def named(self, names: Sequence[str], *, units: Sequence[str] = ()) -> Grid:
+        """Return the uniform grid with names of its axes, and units of their coordinates; equal to this one.
+
+        Args:
+            names: One per axis; "" for none.
+            units: One per axis, or none at all.
+
+        Raises:
+            GridError: If this grid is scattered.
+            ArgumentError: If there is not one name per axis.
+        """
+        if not self.is_uniform:
+            raise GridError(expected="a uniform grid", got=repr(self), remedy="scattered points have no axes")
+        words = per_axis(names, self.dimension, "names", lambda name, _: str(name))
+        kinds = per_axis(units or ("",), self.dimension if units else 1, "units", lambda unit, _: str(unit))
+        kinds = kinds if units else ("",) * self.dimension
+        axes = (replace(axis, name=name, unit=unit) for axis, name, unit in zip(self.axes, words, kinds, strict=True))
+        return replace(self, axes=tuple(axes))
+
+    @property
+    def description(self) -> str:
+        """Names, points, extents and boundaries in words: `x 64 x y 32 over 1 x 2, periodic in x`."""
+        if not self.is_uniform:
+            return f"{self.size} points in {self.dimension} dimensions"
+        names = [axis.name or f"x{number}" for number, axis in enumerate(self.axes)]
+        units = list(dict.fromkeys(axis.unit for axis in self.axes))
+        unit = f" {units[0]}" if len(units) == 1 and units[0] else ""
+        points = " x ".join(f"{name} {axis.size}" for name, axis in zip(names, self.axes, strict=True))
+        starts = [f" from {axis.origin:.6g}" if axis.origin else "" for axis in self.axes]
+        kinds = ["" if unit or not axis.unit else f" {axis.unit}" for axis in self.axes]
+        rows = zip(self.axes, starts, kinds, strict=True)
+        extents = " x ".join(f"{axis.length:.6g}{start}{kind}" for axis, start, kind in rows)
+        if all(self.periodic) or not any(self.periodic):
+            return f"{points} over {extents}{unit}, {'periodic' if self.periodic[0] else 'walls'}"
+        around = ", ".join(name for name, axis in zip(names, self.axes, strict=True) if axis.periodic)
+        return f"{points} over {extents}{unit}, periodic in {around}"
 
     def __eq__(self, other: object) -> bool:
         """Whether both describe the same points, weights and shape."""
@@ -292,7 +334,9 @@ class Grid:
         """A short description."""
         if not self.is_uniform:
             return f"Grid.scattered({self.size} points in {self.dimension} dimensions)"
-        return f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint})"
+        origin = tuple(axis.origin for axis in self.axes)
+        start = f", origin={origin}" if any(origin) else ""
+        return f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint}{start})"
 
 
 def per_axis(value: Any, count: int, name: str, check: Callable[[Any, str], Any]) -> tuple[Any, ...]:

@@ -19,8 +19,10 @@ from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
-from probneural.periodicity import looked_at, warn_of_jumps
+from probneural.layouts import layouts_of
+from probneural.periodicity import check_plausible, rows_to_check
 from probneural.randomness import stream
+from probneural.summaries import summary_of
 
 if TYPE_CHECKING:
     import xarray
@@ -170,6 +172,7 @@ class FieldPairs:
         inputs: NDArray[Any],
         outputs: NDArray[Any],
         *,
+        axes: str | None = None,
         grid: Grid | None = None,
         out_grid: Grid | None = None,
         lengths: float | Sequence[float] | None = None,
@@ -181,11 +184,13 @@ class FieldPairs:
 
         The number of grid axes d is the grid's, or the number of entries in `periodic`, `lengths` or `endpoint`. An array of
         d + 1 axes is `(n, *grid)`, one channel; one of d + 2 axes is `(n, c, *grid)`. Where single numbers leave d open, only
-        `(n, points)` is accepted.
+        `(n, points)` and `(n, 1, *grid)` are accepted; `axes` states any other layout.
 
         Args:
             inputs: Input functions, real and finite, in physical units; integers become floating point numbers.
             outputs: Output functions, likewise.
+            axes: Roles of the axes: n samples, c channels, - an axis of length 1, any other name an axis of space;
+                `"n x y c"`, or `"n x -> n x c"` where outputs differ.
             grid: Where the inputs live, and the outputs unless `out_grid` says otherwise. In its place, the next three.
             out_grid: Where the outputs live.
             lengths: Extent per axis, 1 by default.
@@ -214,9 +219,71 @@ class FieldPairs:
         for where, name in ((grid, "grid"), (out_grid, "out_grid")):
             if where is not None:
                 check_grid(where, name)
-        first = read_numpy(inputs, "inputs", grid=grid, option="grid", **options, dtype=kind)
-        second = read_numpy(outputs, "outputs", grid=out_grid or grid, option="out_grid", **options, dtype=kind)
+        stated = layouts_of(axes)
+        first = read_numpy(inputs, "inputs", layout=stated[0], grid=grid, option="grid", dtype=kind, **options)
+        where = out_grid or grid
+        second = read_numpy(outputs, "outputs", layout=stated[1], grid=where, option="out_grid", dtype=kind, **options)
         return cls(Field(*first), Field(*second))._looked_at()
+
+    @classmethod
+    def from_parameters(
+        cls,
+        parameters: NDArray[Any],
+        outputs: NDArray[Any],
+        *,
+        as_points: bool = False,
+        axes: str | None = None,
+        grid: Grid | None = None,
+        lengths: float | Sequence[float] | None = None,
+        periodic: bool | Sequence[bool] | None = None,
+        endpoint: bool | Sequence[bool] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> FieldPairs:
+        """Make pairs of a table of parameters and the fields that belong to them.
+
+        Args:
+            parameters: `(n, k)`, one sample per row, or `(n,)`; each column in units of its own.
+            outputs: Output functions, as in `from_numpy`.
+            as_points: Whether inputs are k unordered numbers, channels at a single point, which `DeepONet`, `PODDeepONet` and
+                `KernelOperator` take; by default they are k channels that are constant on the outputs' grid, which all
+                operators take.
+            axes: Roles of the outputs' axes, for example `"n x y c"`.
+            grid: Where the outputs live. In its place, the next three.
+            lengths: Extent per axis, 1 by default.
+            periodic: Whether each axis is periodic.
+            endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
+            dtype: float32 or float64; by default float64 if either array is of it, else float32.
+
+        Returns:
+            Copies of the values, on the CPU.
+
+        Raises:
+            DataError: If values are complex, wider than 64 bits, no numbers, masked, NaN or infinite.
+            ShapeError: If a shape does not fit or is ambiguous, or the numbers of samples differ.
+            ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
+
+        Examples:
+            >>> import numpy as np
+            >>> pairs = FieldPairs.from_parameters(np.ones((10, 3)), np.zeros((10, 8)), periodic=True)
+            >>> pairs.inputs.values.shape
+            torch.Size([10, 3, 8])
+        """
+        options: dict[str, Any] = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
+        check_grid_alone(grid, **options)
+        kind = common_dtype(parameters, outputs) if dtype is None else dtype
+        where = None if grid is None else check_grid(grid)
+        values, out_grid = read_numpy(
+            outputs, "outputs", layout=layouts_of(axes)[1], grid=where, option="grid", dtype=kind, **options
+        )
+        table = to_tensor(parameters, "parameters", dtype=kind)
+        if table.ndim not in (1, 2):
+            raise ShapeError(
+                expected="parameters of shape (n, k) or (n,)", got=str(tuple(table.shape)), remedy="give one sample per row"
+            )
+        table = table.reshape(len(table), -1)
+        in_grid = Grid.scattered([[0.0]], [1.0]) if as_points else out_grid
+        inputs = table.reshape(*table.shape, *(1,) * len(in_grid.shape)).expand(*table.shape, *in_grid.shape)
+        return cls(Field(inputs.contiguous(), in_grid), Field(values, out_grid))._looked_at()
 
     @classmethod
     def from_xarray(
@@ -266,21 +333,21 @@ class FieldPairs:
                 )
             inputs, outputs = inputs["inputs"], inputs["outputs"]
         options: dict[str, Any] = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
-        first, grid = read_xarray(inputs, "inputs", **options)
-        second, out_grid = read_xarray(outputs, "outputs", **options)
+        first, grid, in_labels = read_xarray(inputs, "inputs", **options)
+        second, out_grid, out_labels = read_xarray(outputs, "outputs", **options)
         kind = common_dtype(first, second) if dtype is None else dtype
         return cls(
-            Field(to_tensor(first, "inputs", dtype=kind), grid),
-            Field(to_tensor(second, "outputs", dtype=kind), out_grid),
+            Field(to_tensor(first, "inputs", dtype=kind), grid, **in_labels),
+            Field(to_tensor(second, "outputs", dtype=kind), out_grid, **out_labels),
             groups=_read_groups(inputs),
         )._looked_at()
 
     def _looked_at(self) -> FieldPairs:
-        """Itself, with a warning to who has made it if it does not look periodic where that is said."""
+        """Itself, if the first samples are plausible."""
         sides = {"inputs": self.inputs, "outputs": self.outputs}
-        rows = {name: looked_at(len(self), side.channels, side.grid) for name, side in sides.items()}
-        some = {name: (side.values[: rows[name]], side.grid) for name, side in sides.items() if rows[name]}
-        warn_of_jumps(some)
+        rows = min(rows_to_check(len(self), side.channels, side.grid) for side in sides.values())
+        some = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows}
+        check_plausible(some, summary=self.summary)
         return self
 
     def to_xarray(self) -> xarray.Dataset:
@@ -347,7 +414,12 @@ class FieldPairs:
 
     def __repr__(self) -> str:
         """A short description."""
-        return f"FieldPairs({self.inputs!r} -> {self.outputs!r})"
+        return f"FieldPairs({self.summary}, {self.inputs.dtype})"
+
+    @property
+    def summary(self) -> str:
+        """Samples, channels, axes of space and times, in one sentence."""
+        return summary_of(self.inputs, self.outputs)
 
 
 def check_pairs(pairs: object, name: str = "training", *, least: int = 1) -> FieldPairs:

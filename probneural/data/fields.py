@@ -68,8 +68,19 @@ class StoredFields:
 
     @property
     def labels(self) -> AxisLabels:
-        """What the file calls the axes of the first variable."""
+        """Names and coordinates of the axes of the first variable."""
         return self.parts[0].variable.labels
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the channels."""
+        return tuple(part.variable.name for part in self.parts for _ in range(part.channels))
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Units of the channels; none at all if the file does not say any."""
+        units = tuple(part.variable.unit for part in self.parts for _ in range(part.channels))
+        return units if any(units) else ()
 
     def to(self, target: torch.device | torch.dtype | str) -> StoredFields:
         """The same functions, on another device or in another dtype when they are read.
@@ -113,7 +124,8 @@ class StoredFields:
                     remedy="check that the file is there, whole",
                 ) from error
             parts.append(_converted(values, part, places, self.native_dtype))
-        field = Field(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), self.grid)
+        channels = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        field = Field(channels, self.grid, names=self.names, units=self.units)
         field = field if self.dtype == field.dtype else field.to(self.dtype)
         return field if self.device == field.device else field.to(self.device)
 

@@ -19,7 +19,8 @@ from probneural.fields import Field, select_rows
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, Rows, evenly_spread_rows, select_groups, split_rows
-from probneural.periodicity import looked_at, warn_of_jumps
+from probneural.periodicity import check_plausible, rows_to_check
+from probneural.summaries import summary_of
 
 _SAMPLE = 64
 """Pairs whose contents make the fingerprint; of so few, it is that of the same pairs in memory."""
@@ -81,19 +82,18 @@ class StoredPairs:
             parts.append(((), torch.int64, (torch.tensor(len(self), device="cpu"),)))
         return fingerprint_of_parts(parts)
 
-    def looked_at(self) -> StoredPairs:
-        """Itself, with a warning if the first functions do not look periodic where that is said.
+    def looked_at(self, *, may_be_equal: bool = True) -> StoredPairs:
+        """Itself, if the first samples are plausible: see [`check_plausible`][probneural.periodicity.check_plausible].
 
-        Functions that cannot be read are left out: they are reported when they are read.
+        Samples that cannot be read are left out: they are reported when they are read.
         """
-        sides = {"inputs": self.inputs, "outputs": self.outputs}
-        read = {}
-        for name, side in sides.items():
-            rows = looked_at(len(self), side.channels, side.grid)
+        values = {}
+        rows = min(rows_to_check(len(self), side.channels, side.grid) for side in (self.inputs, self.outputs))
+        for name, side in (("inputs", self.inputs), ("outputs", self.outputs)):
             with contextlib.suppress(ProbneuralError):
                 if rows:
-                    read[name] = (side[:rows].values, side.grid)
-        warn_of_jumps(read)
+                    values[name] = (side[:rows].values, side.grid)
+        check_plausible(values, may_be_equal=may_be_equal, summary=self.summary)
         return self
 
     @property
@@ -129,7 +129,12 @@ class StoredPairs:
 
     def __repr__(self) -> str:
         """A short description."""
-        return f"StoredPairs({self.inputs!r} -> {self.outputs!r})"
+        return f"StoredPairs({self.summary}, {self.inputs.dtype})"
+
+    @property
+    def summary(self) -> str:
+        """Samples, channels, axes of space and times, in one sentence."""
+        return summary_of(self.inputs, self.outputs)
 
 
 def _held(values: Field, side: StoredFields) -> StoredFields:

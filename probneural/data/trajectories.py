@@ -10,15 +10,16 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.arrays import grid_of
+from probneural.arrays import array_layout, check_grid_alone
 from probneural.checks import check_integer, real_tensor
+from probneural.data.arranged import array_reader
 from probneural.data.fields import Part, StoredFields, stored
 from probneural.data.pairs import StoredPairs
-from probneural.data.readers import reader_of
-from probneural.data.variables import FUNCTION, TIME, Variable
+from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.fields import select_rows
 from probneural.grids import Grid, check_grid
+from probneural.layouts import layouts_of
 from probneural.pairs import Rows, split_rows
 from probneural.trajectories import UNEVEN, FieldTrajectories, window_starts
 
@@ -76,17 +77,20 @@ class Trajectories:
         values: Any,
         *,
         times: Sequence[float] | Tensor,
+        axes: str | None = None,
         grid: Grid | None = None,
         lengths: float | Sequence[float] | None = None,
         periodic: bool | Sequence[bool] | None = None,
         endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Trajectories:
-        """Take an array `(n, times, c, *grid)` of any kind that can be sliced; it is never copied whole.
+        """Take an array of any kind that can be sliced; it is never copied whole.
 
         Args:
             values: A NumPy array or memory map, a tensor, a `h5py.Dataset`, a zarr array.
             times: One per step, ascending.
+            axes: Roles of its axes, for example `"t n x"`; by default `(n, times, c, *grid)`, or `(n, times, *grid)` where
+                `grid` or a sequence among the options states the number of axes of space.
             grid: Where they live. In its place, the next three, as in [`from_numpy`][probneural.pairs.FieldPairs.from_numpy].
             lengths: Extent per axis, 1 by default.
             periodic: Whether each axis of space is periodic.
@@ -96,21 +100,19 @@ class Trajectories:
         Raises:
             ShapeError: If the array has not four axes or more, or does not fit the grid or the times.
         """
-        reader = reader_of(values, "values")
-        shape = reader.shape
-        if grid is None:
-            spans = {"lengths": lengths, "endpoint": endpoint}
-            rounds = (periodic,) * (len(shape) - 3) if isinstance(periodic, bool) else periodic
-            grid = grid_of((shape[0], *shape[3:]), "values", periodic=rounds, **spans)  # type: ignore[arg-type]
-        check_grid(grid)
-        if len(shape) != 3 + len(grid.shape):
-            raise ShapeError(
-                expected=f"values of shape (n, times, c, {', '.join(map(str, grid.shape))})",
-                got=str(shape),
-                remedy="trajectories come first, then times, channels and space; one channel is values[:, :, None]",
+        reader = array_reader(values, "values")
+        options = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
+        check_grid_alone(grid, **options)
+        if grid is not None:
+            check_grid(grid)
+        stated = layouts_of(axes)[0]
+        layout, where = array_layout(reader.shape, "values", stated=stated, grid=grid, options=options, has_time=True)
+        if where is None or not layout.axes("t"):
+            raise ArgumentError(
+                expected="a layout with times and space", got=f'axes="{layout}"', remedy='name them: axes="n t c x"'
             )
-        variable = Variable(name="values", reader=reader, leading=(FUNCTION, TIME), channel_axes=(0,), grid_shape=grid.shape)
-        return trajectories_of([variable], [variable], times=times, grid=grid, dtype=dtype)
+        variable = variable_of(reader, layout, where, "values")
+        return trajectories_of([variable], [variable], times=times, grid=where, dtype=dtype)
 
     @property
     def steps(self) -> int:
