@@ -14,7 +14,7 @@ from probneural.arrays import check_channels, grid_from_coordinates, grid_of, re
 from probneural.data.contents import Contents, Names, Request
 from probneural.data.sources import Source
 from probneural.data.variables import AxisLabels, Variable, variable_of
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.grids import Grid
 from probneural.layouts import CHANNEL, SAMPLE, SINGLE, TIME, Layout, positional_layout
 
@@ -46,8 +46,20 @@ def _stated_roles(sources: Mapping[str, Source], names: Names, request: Request)
         for source in (sources[name] for name in side):
             if layout is not None and len(source.dims) == len(layout.roles):
                 roles |= {dim: role for dim, role in zip(source.dims, layout.roles, strict=True) if dim}
-    stated = ((request.axes.channel, CHANNEL), (request.axes.time, TIME), (request.axes.sample, SAMPLE))
-    return roles | {name: role for name, role in stated if isinstance(name, str)}
+    dims = {dim for name in names.both for dim in sources[name].dims if dim}
+    for argument, name, role in (
+        ("channel", request.axes.channel, CHANNEL),
+        ("time", request.axes.time, TIME),
+        ("sample", request.axes.sample, SAMPLE),
+    ):
+        if isinstance(name, str) and dims and name not in dims:
+            raise ShapeError(
+                expected=f"{argument}=, a dimension of {', '.join(f'{one} {sources[one].axes}' for one in names.both)}",
+                got=repr(name),
+                remedy=f"name one of {', '.join(sorted(dims))}, or leave {argument}= out",
+            )
+        roles |= {name: role} if isinstance(name, str) else {}
+    return roles
 
 
 def _layout(source: Source, request: Request, roles: Mapping[str, str], *, is_input: bool) -> Layout:

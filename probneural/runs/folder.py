@@ -24,7 +24,7 @@ from probneural.grids import Grid
 from probneural.pairs import Dataset
 from probneural.processes import launched, world_size
 from probneural.randomness import stream
-from probneural.runs.config import Config
+from probneural.runs.config import Config, with_paths
 from probneural.runs.locking import locked
 from probneural.runs.recipes import resolved
 from probneural.runs.sources import axis_names, open_data, with_names
@@ -52,6 +52,7 @@ class _Record(TypedDict):
         config: All settings.
         fingerprint: Of the data.
         split: Rows of each part.
+        reading: What was understood of the data, in one sentence.
         outputs: Where outputs live, if not on the inputs' grid, and what their dimensions are called.
         versions: Of what made the folder.
     """
@@ -60,6 +61,7 @@ class _Record(TypedDict):
     config: dict[str, dict[str, Any]]
     fingerprint: str
     split: dict[str, list[int]]
+    reading: str
     outputs: dict[str, Any]
     versions: dict[str, str]
 
@@ -100,7 +102,7 @@ class RunFolder:
         if config is None:
             config = own_config(path)
         check_instance(config, Config, "config", remedy="read one with pn.runs.read_config(path)", error=ArgumentError)
-        config = replace(config, data=replace(config.data, path=os.path.abspath(config.data.path) if config.data.path else ""))
+        config = replace(config, data=with_paths(config.data, os.path.abspath))
         if (path / "run.json").exists():
             read_record(path)  # which says what is wrong with it, before data are
         data = open_data(config)
@@ -239,6 +241,7 @@ def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list
         "config": config.to_dict(),
         "fingerprint": data.fingerprint,
         "split": split,
+        "reading": data.summary,
         "outputs": {
             "names": list(config.data.outputs),
             "axes": list(axis_names(outputs)),
@@ -290,6 +293,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     written = record.get("format", FORMAT)
     if written != FORMAT:  # first: a folder of another format may lack what this one has
         raise FileError(expected=f"a folder of format {FORMAT}", got=str(written)[:80], remedy="use the version that wrote it")
+    record.setdefault("reading", "")
     schema.check(record, _Record, where="run.json")
     return record
 

@@ -128,6 +128,7 @@ def train_in(run: RunFolder, progress: Progress) -> History:
     if run.file(OPERATOR).exists():
         return read_history(run)
     begin(run, OPERATOR)
+    progress.say(f"data: {run.record['reading']}")
     pairs = run.subset("train")
     with located(run.config, "operator", "options"):
         operator = build_operator(run.config.operator, pairs)
