@@ -175,4 +175,7 @@ def test_pairs_in_memory_are_the_same_pairs(tmp_path: Path) -> None:
     assert all(torch.equal(held[rows].inputs.values, pairs[rows].inputs.values) for rows in ([7, 3], slice(5, 9)))
     first, second = held.split(8, seed=0)
     assert not {*first.groups.tolist()} & {*second.groups.tolist()}
-    assert isinstance(files.open(tmp_path / "flow.nc", inputs=["h"], outputs=["h"], periodic=True).windows(), files.StoredPairs)
+    assert isinstance(
+        files.open(tmp_path / "flow.nc", inputs=["h"], outputs=["h"], axes="angle t n", periodic=True).windows(),
+        files.StoredPairs,
+    )
