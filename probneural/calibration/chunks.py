@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_finite, check_instance, check_squares
+from probneural.checks import check_finite, check_flag, check_instance, check_squares
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ShapeError
 from probneural.fields import Field
-from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, batches, check_dataset
+from probneural.provenance import check_units, check_untrained, row_keys
 
 CHUNK_VALUES = 2**16
 """Output values predicted at once; heads keep up to some hundred numbers for each."""
@@ -83,9 +83,20 @@ def _chunk_size(pairs: Dataset) -> int:
     return max(1, CHUNK_VALUES // (pairs.outputs.channels * pairs.outputs.grid.size))
 
 
-def fingerprints(pairs: Dataset) -> Int64[Tensor, " n"]:
-    """A content hash of each pair, read a few at a time."""
-    return torch.cat([row_fingerprints(part.inputs.values, part.outputs.values) for part in batches(pairs, _chunk_size(pairs))])
+def untrained_keys(predictor: Predictor, pairs: Dataset, *, allow_training_data: bool) -> Int64[Tensor, "n k"]:
+    """Return the row keys of calibration pairs that did not train the predictor.
+
+    Raises:
+        CalibrationError: If some pairs trained it, and training data are not allowed.
+        ArgumentError: If `allow_training_data` is no truth value.
+
+    Warns:
+        DataWarning: If some pairs trained it, and training data are allowed.
+    """
+    is_allowed = check_flag(allow_training_data, "allow_training_data")
+    keys = row_keys(pairs)
+    check_untrained(keys, predictor.trained_on, allow_training_data=is_allowed, purpose="calibration")
+    return keys
 
 
 def predictions(predictor: Predictor, pairs: Dataset) -> Iterator[tuple[PredictedMoments, Float64[Tensor, "n c *grid"]]]:
@@ -131,7 +142,8 @@ def check_pairs(predictor: Predictor, pairs: Dataset) -> None:
     """Raise unless the predictor can be held against these pairs.
 
     Raises:
-        DataError: If `predictor` is not a `Predictor`, `pairs` are no data set, or a value in memory is not finite.
+        DataError: If `predictor` is not a `Predictor`, `pairs` are no data set, a value in memory is not finite, or a channel
+            has another unit than in training.
         ShapeError: If the outputs do not have the predictor's channels.
     """
     check_instance(
@@ -144,6 +156,8 @@ def check_pairs(predictor: Predictor, pairs: Dataset) -> None:
             got=str(pairs.outputs.channels),
             remedy="calibrate with data of the same problem",
         )
+    check_units(predictor.trained_on, pairs.inputs)
+    check_units(predictor.trained_on, pairs.outputs, name="output")
     if isinstance(pairs, FieldPairs):
         check_squares(pairs.outputs.values, "calibration outputs")
 

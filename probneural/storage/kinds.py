@@ -69,6 +69,10 @@ from probneural.operators import (
     Rollout,
     SpectralEncoder,
 )
+from probneural.provenance import TrainingRecord
+
+_RECORD = inspect.Parameter("trained_on", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=TrainingRecord | None)
+"""A part of every predictor beside its constructor's arguments."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ class Kind:
         make = self.cls if self.build is None else self.build
         hints = get_type_hints(self.build or self.cls.__init__)  # type: ignore[misc]
         arguments = inspect.signature(make).parameters
-        return {name: parameter.replace(annotation=hints[name]) for name, parameter in arguments.items()}
+        found = {name: parameter.replace(annotation=hints[name]) for name, parameter in arguments.items()}
+        return found | {_RECORD.name: _RECORD} if issubclass(self.cls, Predictor) else found
 
     def taken_apart(self, thing: object) -> Mapping[str, Any]:
         """The parts of an instance."""
@@ -113,9 +118,12 @@ class Kind:
             FileError: If the class refuses their values.
         """
         try:
-            built = (self.cls if self.build is None else self.build)(**parts)
+            arguments = dict(parts)
+            record = arguments.pop(_RECORD.name, None)
+            built = (self.cls if self.build is None else self.build)(**arguments)
             if isinstance(built, Predictor):
                 _check_inputs(built)
+                built._with_records(record)
             return built
         except FileError:
             raise
@@ -208,6 +216,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(MahalanobisDistance, on_cpu=("center", "whitening")),
     Kind(Decomposition),
     Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
+    Kind(TrainingRecord, on_cpu=("row_keys",)),
     Kind(FunctionDraw),
     Kind(Rollout),
     Kind(NoiseConditionedOperator, parts=NoiseConditionedOperator.parts, build=NoiseConditionedOperator.from_parts),

@@ -20,10 +20,11 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads.last_layer.readout import VERIFIED, Readout, deviated, draws_of_weights, find_readout
 from probneural.heads.residuals import ResidualSums, check_some, given_noise, given_per_channel, given_precision
-from probneural.heads.training_data import TrainingData, training_data
+from probneural.heads.training_data import TrainingData, recorded, training_data
 from probneural.heads.weight_posterior import weight_posterior
 from probneural.linear_algebra.conditioning import posterior_root
 from probneural.pairs import Dataset
+from probneural.provenance import record_of
 
 _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""
@@ -71,6 +72,7 @@ class LastLayerLaplace:
         """Check the settings."""
         assign(self, moves_mean=check_flag(self.moves_mean, "moves_mean"))
 
+    @recorded
     @undisturbed()
     @torch.no_grad()
     def fit(self, operator: nn.Module, data: Dataset) -> LastLayerPredictor:
@@ -299,7 +301,7 @@ class LastLayerPredictor(Predictor):
             domain=self.domain,
             in_channels=self.in_channels,
             shift=moved,
-        )
+        )._with_records(self.trained_on, record_of(data))
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         return self._with_features(inputs, query)[0]
