@@ -80,7 +80,7 @@ def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figure
     title = f"{', '.join(data.inputs)} → {', '.join(data.outputs)} of {Path(data.path).name}"
     split = run.record["split"]
     counts = ", ".join(f"{len(split[part])} {part}" for part in PARTS if split[part])
-    facts = f"{run.config.operator.name}, {run.config.head.name}; {sum(map(len, split.values()))} pairs: {counts}"
+    facts = f"{sum(map(len, split.values()))} pairs: {counts}. {run.choice}"
     settings = f'<details><summary>All settings</summary><pre tabindex="0">{escape(text_of(run.config))}</pre></details>'
     sections = (
         "<h2>Scores on test functions</h2>",

@@ -154,7 +154,7 @@ def _advice(scores: TestScores, history: History) -> list[str]:
 def _figures(run: RunFolder, found: Calibrated, history: History, data: Dataset) -> list[Figure]:
     from probneural import plots
 
-    figures = [Figure("Training", "Losses by epoch.", plots.png(plots.training(history)))]
+    figures = [Figure("Training", "Losses by epoch.", plots.png(plots.training(history)))] if history.epochs else []
     size = max(batch_size(data.outputs), _DRAWN_VALUES // (data.outputs.channels * data.outputs.grid.size))
     some = data[evenly_spread_rows(len(data), size)]
     words = "Coverage of intervals against their level; a flat histogram is right."
