@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, check_real
+from probneural.checks import assign, check_instance, check_integer, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictor import Predictor
@@ -53,6 +53,8 @@ class Scores:
         level: Nominal level of the coverages, the width and the interval score.
         functions: Number n of functions scored.
         reasons: For each score that is None, why.
+        level_coverages: Fraction of values inside the central intervals of the levels .05, .10, ..., .95, `(19,)`,
+            dimensionless; empty for scores of earlier versions.
     """
 
     relative_l2: float | None
@@ -77,10 +79,15 @@ class Scores:
     level: float
     functions: int
     reasons: Mapping[str, str] = field(default_factory=dict)
+    level_coverages: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take the coverages from JSON, too, which has lists."""
+        assign(self, level_coverages=tuple(self.level_coverages))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers by name, None where a score is not finite or does not exist, and `reasons`; ready for JSON."""
-        found = asdict(self)
+        found = asdict(self) | {"level_coverages": list(self.level_coverages)}
         infinite = {name: str(value) for name, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
         return found | dict.fromkeys(infinite) | {"reasons": found["reasons"] | infinite}
 
@@ -222,4 +229,5 @@ def _scored(
             sums.add_whole(compare(u[:left], truth[:left], noise=noise))
         functions += len(truth)
     numbers, reasons = sums.numbers()
-    return Scores(**numbers, level=level, functions=functions, reasons=reasons)  # type: ignore[arg-type]
+    covered = sums.level_coverages()
+    return Scores(**numbers, level=level, functions=functions, reasons=reasons, level_coverages=covered)  # type: ignore[arg-type]
