@@ -221,6 +221,8 @@ def _checked(base: Config, **sections: Any) -> Config:
 
 def _train(config: Config, folder: Path, *, quiet: bool) -> None:
     history = runs.train(config, folder, show_progress=not quiet)
+    if not history.epochs:
+        return _say(f"{folder}: no operator to train, since the head is fitted to the data alone")
     shown = f", validation {history.validation[-1]:.4g}" if history.validation else ""
     chosen = "" if history.restored is None else f"; weights of epoch {history.restored}"
     _say(f"{folder}: {history.epochs} epochs, loss {history.train[-1]:.4g}{shown}{chosen}")

@@ -94,11 +94,12 @@ def test_init_writes_what_is_known(place: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.splitlines()[-1] == "open.toml; still to be filled in: inputs, outputs, periodic"
     assert "# The file holds a (sample 40, lon 16); u (sample 40, lon 16); slope" in Path("open.toml").read_text()
     (place / "below").mkdir()
-    assert main(["init", "waves.nc", *NAMED, "--output", "below/full.toml"]) == 0
+    assert main(["init", "waves.nc", *NAMED, "--operator.name", "FNO", "--output", "below/full.toml"]) == 0
     config = runs.read_config("below/full.toml")
     assert (config.training.epochs, config.operator.options["modes"]) == (200, [8])
     assert Path(config.data.path).resolve() == place / "waves.nc"
-    known = runs.Config(data=runs.Data(path="waves.nc", inputs=("a",), outputs=("u",), periodic=(True,)))
+    data = runs.Data(path="waves.nc", inputs=("a",), outputs=("u",), periodic=(True,))
+    known = runs.Config(data=data, operator=runs.Operator(name="FNO"))
     assert runs.init(known, "below/python.toml").data.path == "../waves.nc"
     assert Path("below/python.toml").read_text() == Path("below/full.toml").read_text()
     capsys.readouterr()

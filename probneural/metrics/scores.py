@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probneural.checks import check_flag, check_instance, check_integer, check_real
+from probneural.checks import assign, check_flag, check_instance, check_integer, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictor import Predictor
@@ -58,6 +58,8 @@ class Scores:
         functions: Number n of functions scored.
         reasons: For each score that is None, why.
         is_calibrated: Whether the predictor was calibrated; None if no predictor predicted the distribution.
+        level_coverages: Fraction of values inside the central intervals of the levels .05, .10, ..., .95, `(19,)`,
+            dimensionless; empty for scores of earlier versions.
     """
 
     relative_l2: float | None
@@ -83,10 +85,15 @@ class Scores:
     functions: int
     reasons: Mapping[str, str] = field(default_factory=dict)
     is_calibrated: bool | None = None
+    level_coverages: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take the coverages from JSON, too, which has lists."""
+        assign(self, level_coverages=tuple(self.level_coverages))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers by name, None where a score is not finite or does not exist, and `reasons`; ready for JSON."""
-        found = asdict(self)
+        found = asdict(self) | {"level_coverages": list(self.level_coverages)}
         infinite = {name: str(value) for name, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
         return found | dict.fromkeys(infinite) | {"reasons": found["reasons"] | infinite}
 
@@ -260,4 +267,11 @@ def _scored(
         functions += len(truth)
     numbers, reasons = sums.numbers()
     is_calibrated = None if source is None else source.is_calibrated
-    return Scores(**numbers, level=level, functions=functions, reasons=reasons, is_calibrated=is_calibrated)  # type: ignore[arg-type]
+    return Scores(
+        **numbers,  # type: ignore[arg-type]
+        level=level,
+        functions=functions,
+        reasons=reasons,
+        is_calibrated=is_calibrated,
+        level_coverages=sums.level_coverages(),
+    )

@@ -20,6 +20,8 @@ PATHS = ("path", "outputs_path", "test_path")
 """Settings that name files."""
 Absent = Literal["none"]
 """What is None in Python, for which TOML has no word."""
+NO_OPERATOR = "none"
+"""Name of the operator where the head is fitted to the data alone."""
 
 
 def _check(section: Any) -> None:
@@ -117,12 +119,13 @@ class Operator:
     """What is trained.
 
     Attributes:
-        name: A class of probneural.operators.
+        name: A class of probneural.operators; "auto" for the one that probneural.operators.suggest recommends, "none" for the
+            head KernelOperator on the data alone.
         options: Arguments of its constructor beside channels, grids and seed; those left out follow from the data.
         seed: Random seed of the initial weights.
     """
 
-    name: Literal["FNO", "DeepONet", "PODDeepONet"] = "FNO"
+    name: Literal["auto", "none", "FNO", "DeepONet", "PODDeepONet"] = "auto"
     options: dict[str, Any] = field(default_factory=dict)
     seed: Seed = 0
 
@@ -241,11 +244,11 @@ class Head:
     """What turns the trained operator into a distribution over operators.
 
     Attributes:
-        name: A class of probneural.heads.
+        name: A class of probneural.heads; "auto" is LastLayerLaplace, or KernelOperator where no operator is trained.
         options: Arguments of its constructor: structure = "low_rank" for Laplace, members = 5 for DeepEnsemble.
     """
 
-    name: Literal["LastLayerLaplace", "Laplace", "DeepEnsemble", "KernelOperator"] = "LastLayerLaplace"
+    name: Literal["auto", "LastLayerLaplace", "Laplace", "DeepEnsemble", "KernelOperator"] = "auto"
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -24,9 +24,9 @@ from probneural.grids import Grid
 from probneural.pairs import Dataset
 from probneural.processes import launched, world_size
 from probneural.randomness import stream
-from probneural.runs.config import Config, with_paths
+from probneural.runs.config import NO_OPERATOR, Config, with_paths
 from probneural.runs.locking import locked
-from probneural.runs.recipes import resolved
+from probneural.runs.recipes import choose, resolved
 from probneural.runs.sources import axis_names, open_data, with_names
 from probneural.runs.toml import read_config, write_config
 from probneural.training import atomic, schema
@@ -53,6 +53,7 @@ class _Record(TypedDict):
         fingerprint: Of the data.
         split: Rows of each part.
         reading: What was understood of the data, in one sentence.
+        reason: Why this operator was chosen; empty where the settings named it.
         outputs: Where outputs live, if not on the inputs' grid, and what their dimensions are called.
         versions: Of what made the folder.
     """
@@ -62,6 +63,7 @@ class _Record(TypedDict):
     fingerprint: str
     split: dict[str, list[int]]
     reading: str
+    reason: str
     outputs: dict[str, Any]
     versions: dict[str, str]
 
@@ -108,12 +110,14 @@ class RunFolder:
         data = open_data(config)
         split = split_rows(len(data), config, groups=data.groups)
         config = replace(config, data=with_names(config.data, data))
+        choice = choose(config, data, train=len(split["train"]))
         config = resolved(config, data, train=len(split["train"]))
         data.fingerprint  # noqa: B018 (values that cannot be used should be known before there is a folder)
         if not (path / "run.json").exists():
             _make(path)
         with locked(path):
-            yield cls(path, config, _record(path, config, data, split), data)
+            record = _record(path, config, data, split, reason="" if choice is None else str(choice.reason))
+            yield cls(path, config, record, data)
 
     @classmethod
     def finished(cls, folder: str | os.PathLike[str]) -> RunFolder:
@@ -125,6 +129,13 @@ class RunFolder:
         path = check_path(folder, "folder")
         record = read_record(path)
         return cls(path, Config.from_dict(record["config"]), record)
+
+    @property
+    def choice(self) -> str:
+        """Operator and head, and the reason for the operator where the data decided."""
+        names = (self.config.operator.name, self.config.head.name)
+        reason = self.record["reason"]
+        return ", ".join(name for name in names if name != NO_OPERATOR) + (f": {reason}" if reason else "")
 
     def file(self, name: str) -> Path:
         """A file of the folder."""
@@ -229,7 +240,7 @@ def _check_single() -> None:
         )
 
 
-def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list[int]]) -> Mapping[str, Any]:
+def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list[int]], *, reason: str) -> Mapping[str, Any]:
     """What the folder says of its run, which must be this one; written if it holds nothing yet."""
     if (path / "run.json").exists() and _has_results(path):
         known = read_record(path)
@@ -242,6 +253,7 @@ def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list
         "fingerprint": data.fingerprint,
         "split": split,
         "reading": data.summary,
+        "reason": reason or _former_reason(path, config),
         "outputs": {
             "names": list(config.data.outputs),
             "axes": list(axis_names(outputs)),
@@ -252,6 +264,14 @@ def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list
     write_config(config, path / "config.toml")
     atomic.write(path / "run.json", json.dumps(record, indent=1).encode())
     return record
+
+
+def _former_reason(path: Path, config: Config) -> str:
+    """Why the folder's operator was chosen, if its settings are these."""
+    if not (path / "run.json").exists():
+        return ""
+    record = read_record(path)
+    return str(record["reason"]) if record["config"] == config.to_dict() else ""
 
 
 def versions() -> dict[str, str]:
@@ -294,6 +314,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     if written != FORMAT:  # first: a folder of another format may lack what this one has
         raise FileError(expected=f"a folder of format {FORMAT}", got=str(written)[:80], remedy="use the version that wrote it")
     record.setdefault("reading", "")
+    record.setdefault("reason", "")  # folders of earlier versions have none
     schema.check(record, _Record, where="run.json")
     return record
 

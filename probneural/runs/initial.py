@@ -11,7 +11,7 @@ from probneural.data.opening import paths_of
 from probneural.errors import ArgumentError, FileError, ProbneuralError
 from probneural.runs.config import Config, paths_in, with_paths
 from probneural.runs.folder import split_rows
-from probneural.runs.recipes import resolved
+from probneural.runs.recipes import choose, resolved
 from probneural.runs.sources import open_data, with_names
 from probneural.runs.toml import write_config
 
@@ -67,4 +67,7 @@ def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
     rows = split_rows(len(pairs), config, groups=pairs.groups)
     del notes["data.periodic"]
     config = dataclasses.replace(config, data=with_names(data, pairs))
+    choice = choose(config, pairs, train=len(rows["train"]))
+    if choice is not None:
+        notes["operator.name"] = f"Chosen because {choice.reason}."
     return resolved(config, pairs, train=len(rows["train"])), notes

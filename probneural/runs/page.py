@@ -83,7 +83,7 @@ def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figure
     split = run.record["split"]
     counts = ", ".join(f"{len(split[part])} {part}" for part in PARTS if split[part])
     reading = run.record["reading"]
-    facts = f"{reading}. {run.config.operator.name}, {run.config.head.name}; {sum(map(len, split.values()))} pairs: {counts}"
+    facts = f"{reading}. {sum(map(len, split.values()))} pairs: {counts}. {run.choice}"
     settings = f'<details><summary>All settings</summary><pre tabindex="0">{escape(text_of(run.config))}</pre></details>'
     sections = (
         "<h2>Scores on test functions</h2>",
