@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -332,13 +333,19 @@ def _recorded(source: xarray.DataArray, space: Sequence[str]) -> Grid | None:
     spans, rounds, ends, starts = (np.atleast_1d(source.attrs[key]).tolist() for key in _GRID_ATTRIBUTES)
     if {len(spans), len(rounds), len(ends), len(starts)} != {len(space)}:
         return None
-    return Grid.uniform(
+    grid = Grid.uniform(
         [source.sizes[dim] for dim in space],
         lengths=spans,
         periodic=[bool(flag) for flag in rounds],
         endpoint=[bool(flag) for flag in ends],
         origin=starts,
     )
+    if "latitude_axis" not in source.attrs:
+        return grid
+    axes, number = list(grid.axes), int(source.attrs["latitude_axis"])
+    south, north = np.atleast_1d(source.attrs["latitude_ends"]).tolist()
+    axes[number] = replace(axes[number], latitudes=(south, north))
+    return Grid.of_axes(axes)
 
 
 def _coordinate(source: xarray.DataArray, dim: str) -> NDArray[Any]:
@@ -392,14 +399,18 @@ def _axis(coordinate: NDArray[Any], dim: str, *, is_periodic: bool, length: floa
     )
 
 
-def grid_attributes(grid: Grid) -> dict[str, list[float]]:
+def grid_attributes(grid: Grid) -> dict[str, Any]:
     """What `read_xarray` needs to know of a uniform grid beside its coordinates, as attributes of an array."""
-    return {
+    attributes: dict[str, Any] = {
         "lengths": list(grid.lengths),
         "periodic": [int(flag) for flag in grid.periodic],
         "endpoint": [int(flag) for flag in grid.endpoint],
         "origin": [axis.origin for axis in grid.axes],
     }
+    latitudes = {number: list(axis.latitudes) for number, axis in enumerate(grid.axes) if axis.latitudes is not None}
+    for number, ends in latitudes.items():
+        attributes |= {"latitude_axis": number, "latitude_ends": ends}
+    return attributes
 
 
 def to_array(values: Tensor, grid: Grid, *, sample: str, channel: str, space: Sequence[str]) -> xarray.DataArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,10 @@ from probneural.interpolation import polynomial_matrix, trigonometric_matrix
 
 _CHUNK_ELEMENTS = 2**24
 """Largest interpolation matrix built at once (128 MiB in float64)."""
+_CIRCLE, _POLE = 360.0, 90.0
+"""Degrees of longitude around the sphere, and of latitude from the equator to a pole."""
+_SPACING_TOLERANCE = 1e-4
+"""Largest deviation of a coordinate in degrees from equal spacing, as a fraction of the spacing."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class Axis:
         periodic: Whether the right end is the left end; then the right end point is excluded.
         endpoint: Whether the right end point is a grid point.
         origin: Coordinate of the left end.
+        latitudes: South and north ends of the cells of a latitude axis in degrees, whose weights are areas of the sphere; None
+            on any other axis.
     """
 
     size: int
@@ -38,6 +44,7 @@ class Axis:
     periodic: bool
     endpoint: bool
     origin: float = 0.0
+    latitudes: tuple[float, float] | None = None
 
     @property
     def coordinates(self) -> Tensor:
@@ -50,8 +57,14 @@ class Axis:
         """Quadrature weights, `(size,)`, float64, summing to the length.
 
         Uniform on a periodic axis (spectrally accurate there), trapezoidal between end points; without the right end
-        point, the last cell extrapolates linearly. The two last are exact for linear functions.
+        point, the last cell extrapolates linearly. The two last are exact for linear functions. On a latitude axis, cells end
+        half way between points, and weigh sin(north) - sin(south), in degrees: the sum is 360 / pi from pole to pole.
         """
+        if self.latitudes is not None:
+            # (180 / pi) (sin b - sin a) for the cell from a to b.
+            between = 0.5 * (self.coordinates[1:] + self.coordinates[:-1])
+            south, north = (torch.tensor([end], dtype=torch.float64, device="cpu") for end in self.latitudes)
+            return torch.rad2deg(torch.deg2rad(torch.cat([south, between, north])).sin().diff())
         if self.size == 1:
             return torch.tensor([self.length], dtype=torch.float64, device="cpu")
         intervals = self.size - 1 if self.endpoint else self.size
@@ -66,6 +79,11 @@ class Axis:
             weights[-2] -= 0.5 * step
             weights[-1] += step
         return weights
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Ends of the domain: those of the cells on a latitude axis, of the length on others."""
+        return (self.origin, self.origin + self.length) if self.latitudes is None else self.latitudes
 
     def matrix(self, points: Tensor, *, order: int = 0) -> Tensor:
         """Weights of the nodal values in the interpolant, or its derivative of some order, at `points`: `(m, size)`."""
@@ -146,6 +164,83 @@ class Grid:
             )
         axes = tuple(Axis(*axis) for axis in zip(sizes, spans, rounds, ends, starts, strict=True))
         return cls(shape=sizes, axes=axes)
+
+    @classmethod
+    def of_axes(cls, axes: Sequence[Axis]) -> Grid:
+        """Make the tensor-product grid of some axes.
+
+        Raises:
+            ArgumentError: If a number of an axis is none that `uniform` takes, or the ends of latitudes are no latitudes.
+        """
+        columns = {name: tuple(getattr(axis, name) for axis in axes) for name in ("periodic", "endpoint", "origin")}
+        grid = cls.uniform(tuple(axis.size for axis in axes), lengths=tuple(axis.length for axis in axes), **columns)
+        ends = [axis.latitudes for axis in axes]
+        for axis, latitudes in zip(grid.axes, ends, strict=True):
+            _check_latitudes(axis, latitudes)
+        known = (replace(axis, latitudes=latitudes) for axis, latitudes in zip(grid.axes, ends, strict=True))
+        return cls(shape=grid.shape, axes=tuple(known)) if any(ends) else grid
+
+    @classmethod
+    def latlon(
+        cls,
+        latitudes: Tensor | Sequence[float],
+        longitudes: Tensor | Sequence[float],
+        *,
+        latitude_first: bool = True,
+    ) -> Grid:
+        """Make a grid of the sphere, whose quadrature weights are areas of its cells.
+
+        Cells end half way between points. The outermost ones reach the poles from up to one spacing; the cells of a region end
+        at its outermost points. Longitudes that go around make a periodic axis.
+
+        Args:
+            latitudes: In degrees, ascending and equispaced, two or more.
+            longitudes: In degrees, likewise.
+            latitude_first: Whether latitude is the first axis of the values, and longitude the second.
+
+        Returns:
+            The grid. Its weights are in square degrees, of which the sphere has 129,600 / pi; coordinates are in degrees.
+
+        Raises:
+            GridError: If coordinates are not ascending or not equispaced, latitudes leave the sphere, or longitudes go around
+                more than once.
+
+        Examples:
+            >>> grid = Grid.latlon(range(-90, 91, 30), range(0, 360, 45))
+            >>> grid.periodic, round(grid.volume, 6) == round(129_600 / math.pi, 6)
+            ((False, True), True)
+        """
+        along, around = _axis_in_degrees(latitudes, "latitudes"), _axis_in_degrees(longitudes, "longitudes")
+        step = around.length / (around.size - 1)
+        if abs(around.length + step - _CIRCLE) <= _SPACING_TOLERANCE * step:
+            around = Axis(around.size, _CIRCLE, periodic=True, endpoint=False, origin=around.origin)
+        if around.length > _CIRCLE - _SPACING_TOLERANCE * step and not around.periodic:
+            raise GridError(
+                expected="longitudes that go around once at most, their first one not repeated",
+                got=f"{around.origin:g} to {around.origin + around.length:g}",
+                remedy="drop the repeated last longitude",
+            )
+        axes = (along, around) if latitude_first else (around, along)
+        return cls.of_axes(axes).on_sphere(latitude=0 if latitude_first else 1)
+
+    def on_sphere(self, *, latitude: int) -> Grid:
+        """Return the same points in degrees, weighted by areas of the sphere: see [`latlon`][probneural.grids.Grid.latlon].
+
+        Args:
+            latitude: Which axis is latitude.
+
+        Raises:
+            GridError: If the grid is scattered, or that axis is periodic, leaves the sphere or has one point.
+            ArgumentError: If there is no such axis.
+        """
+        number = check_integer(latitude, "latitude", least=0, most=self.dimension - 1)
+        axis = check_grid(self, uniform=True).axes[number]
+        points = axis.coordinates
+        step = float(points[1] - points[0]) * (1.0 + _SPACING_TOLERANCE) if axis.size > 1 else 0.0
+        south = -_POLE if points[0] + _POLE <= step else axis.origin
+        north = _POLE if _POLE - points[-1] <= step else axis.origin + axis.length
+        axes = [replace(one, latitudes=(south, north) if index == number else None) for index, one in enumerate(self.axes)]
+        return Grid.of_axes(axes)
 
     @classmethod
     def scattered(cls, points: Tensor | Sequence[Sequence[float]], weights: Tensor | Sequence[float]) -> Grid:
@@ -267,13 +362,7 @@ class Grid:
         sizes = per_axis(shape, self.dimension, "shape", check_integer)
         if sizes == self.shape:
             return self
-        return Grid.uniform(
-            sizes,
-            lengths=self.lengths,
-            periodic=self.periodic,
-            endpoint=self.endpoint,
-            origin=tuple(axis.origin for axis in self.axes),
-        )
+        return Grid.of_axes([replace(axis, size=size) for axis, size in zip(self.axes, sizes, strict=True)])
 
     def __eq__(self, other: object) -> bool:
         """Whether both describe the same points, weights and shape."""
@@ -292,7 +381,42 @@ class Grid:
         """A short description."""
         if not self.is_uniform:
             return f"Grid.scattered({self.size} points in {self.dimension} dimensions)"
-        return f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint})"
+        text = f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint})"
+        latitudes = [number for number, axis in enumerate(self.axes) if axis.latitudes is not None]
+        return f"{text}.on_sphere(latitude={latitudes[0]})" if latitudes else text
+
+
+def _axis_in_degrees(coordinates: Tensor | Sequence[float], name: str) -> Axis:
+    """The axis from the first to the last of some coordinates, or a GridError unless they ascend in equal steps."""
+    points = real_tensor(coordinates, name, dtype=torch.float64, device=torch.device("cpu")).detach()
+    remedy = "give ascending, equispaced degrees: latitudes from south to north, with the values in that order"
+    if points.ndim != 1 or len(points) < 2 or not bool(torch.isfinite(points).all()):
+        raise GridError(expected=f"two or more finite {name}", got=f"shape {tuple(points.shape)}", remedy=remedy)
+    axis = Axis(len(points), float(points[-1] - points[0]), periodic=False, endpoint=True, origin=float(points[0]))
+    slack = _SPACING_TOLERANCE * axis.length / (axis.size - 1) + 1e-5  # float32 rounds 360 to 3e-5
+    if axis.length <= 0 or float((points - axis.coordinates).abs().max()) > slack:
+        raise GridError(
+            expected=f"ascending, equispaced {name}",
+            got=f"steps from {float(points.diff().min()):g} to {float(points.diff().max()):g}",
+            remedy=remedy,
+        )
+    return axis
+
+
+def _check_latitudes(axis: Axis, latitudes: tuple[float, float] | None) -> None:
+    """Raise a GridError unless the ends of latitude cells enclose the points of their axis, on the sphere."""
+    if latitudes is None:
+        return
+    points = axis.coordinates
+    slack = 1e-9 * axis.length
+    south, north = latitudes
+    is_between = -_POLE <= south <= points[0] + slack and points[-1] - slack <= north <= _POLE
+    if axis.periodic or axis.size < 2 or not is_between:
+        raise GridError(
+            expected="two or more latitudes from -90 to 90 degrees on an axis that is not periodic",
+            got=f"{axis.size} from {float(points[0]):g} to {float(points[-1]):g}, periodic={axis.periodic}",
+            remedy="name the axis of latitudes in degrees: latitude=",
+        )
 
 
 def per_axis(value: Any, count: int, name: str, check: Callable[[Any, str], Any]) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from probneural.functionals.regions import (
     Corner,
     Indicator,
     box_corners,
+    box_volume,
     fractions,
     gauss_legendre,
     indicator_weights,
@@ -105,7 +106,7 @@ def region(
         raise ArgumentError(expected="where, or the corners of a box", got="both", remedy="drop one")
     if is_box and check_grid(grid).is_uniform:
         low, high = box_corners(grid, lower, upper)
-        weights, volume = torch.ones(1, dtype=torch.float64), float((high - low).prod())
+        weights, volume = torch.ones(1, dtype=torch.float64), box_volume(grid, low, high)
         for axis, start, end in zip(grid.axes, low.tolist(), high.tolist(), strict=True):
             weights = (weights[:, None] * interval_weights(axis, start, end)).flatten()
     else:
@@ -115,7 +116,7 @@ def region(
 
 
 def line_integral(grid: Grid, path: Tensor | Sequence[Sequence[float]]) -> Functional:
-    """The integral of the field's interpolant along a polyline, over arc length; one number per channel.
+    """The integral of the field's interpolant along a polyline, over arc length in the coordinates; one number per channel.
 
     Divide by the length for a mean along it: `line_integral(grid, path) * (1 / length)`.
 

@@ -149,11 +149,7 @@ def _grid(
     _points: Float64[Tensor, "p d"] | None,
     _weights: Float64[Tensor, " p"] | None,
 ) -> Grid:
-    if _points is not None and _weights is not None:
-        grid = Grid.scattered(_points, _weights)
-    else:
-        columns = {name: tuple(getattr(axis, name) for axis in axes) for name in ("periodic", "endpoint", "origin")}
-        grid = Grid.uniform(tuple(axis.size for axis in axes), lengths=tuple(axis.length for axis in axes), **columns)
+    grid = Grid.of_axes(axes) if _points is None or _weights is None else Grid.scattered(_points, _weights)
     if grid.shape != shape or grid.axes != axes or (_points is None) != (_weights is None):
         raise GridError(
             expected="the axes of a uniform grid, or points and weights",
