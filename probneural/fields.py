@@ -33,8 +33,9 @@ class Field:
     """Functions on a grid: n of them, each with c channels.
 
     Args:
-        values: `(n, c, *grid.shape)`, float32 or float64, in physical units.
-        grid: Where the values live.
+        values: `(n, c, *grid.shape)`, float32 or float64, in physical units. On a masked grid, values at masked points do not
+            count, NaN among them: the field holds the mean of the sample's other values there, so operators see finite numbers.
+        grid: Where the values live. Of a batch of n grids, each sample has its own.
 
     Raises:
         ShapeError: If the shapes do not fit together.
@@ -60,6 +61,23 @@ class Field:
                 got=str(tuple(self.values.shape)),
                 remedy="channels come second, grid axes last; one field of one channel is values[None, None]",
             )
+        if self.grid.is_batch and len(self.grid.weights) != len(self.values):
+            raise ShapeError(
+                expected=f"one mask for each of {len(self.values)} samples",
+                got=f"masks of {len(self.grid.weights)}",
+                remedy="select the masks of these samples: grid.select(rows)",
+            )
+        if self.grid.is_masked:
+            object.__setattr__(self, "values", _filled(self.values, self.grid))
+
+    def _selected(self, values: Tensor, grid: Grid) -> Field:
+        """Some values of this field, those at masked points as they are."""
+        if not grid.is_masked:
+            return Field(values, grid)
+        field = object.__new__(Field)
+        object.__setattr__(field, "values", values)
+        object.__setattr__(field, "grid", grid)
+        return field
 
     @classmethod
     def cat(cls, parts: Sequence[Field]) -> Field:
@@ -84,7 +102,7 @@ class Field:
         fields = check_parts(parts, cls)
         first = fields[0]
         for field in fields[1:]:
-            if field.grid != first.grid:
+            if not field.grid.has_points_of(first.grid):
                 raise GridError(
                     expected=f"fields on one grid, {first.grid!r}",
                     got=repr(field.grid),
@@ -102,7 +120,11 @@ class Field:
                     got=f"{field.dtype} on {field.device}",
                     remedy="convert them with field.to(...)",
                 )
-        return cls(torch.cat([field.values for field in fields]), first.grid)
+        grid = first.grid
+        if grid.is_batch or any(field.grid != grid for field in fields):  # masks differ
+            masks = [field.grid.observed.expand(len(field), *grid.shape) for field in fields]
+            grid = grid.masked(torch.cat(masks))
+        return first._selected(torch.cat([field.values for field in fields]), grid)
 
     @classmethod
     def from_numpy(
@@ -208,12 +230,12 @@ class Field:
 
     def norm(self) -> Float[Tensor, "n c"]:
         """L2 norm over the domain by quadrature, in the values' units times the square root of the volume."""
-        return self.mean_square().mul(self.grid.volume).sqrt()
+        volume = self.grid.weights.sum(-1, keepdim=True).to(self.values) if self.grid.is_batch else self.grid.volume
+        return self.mean_square().mul(volume).sqrt()
 
     def mean_square(self) -> Float[Tensor, "n c"]:
         """Mean square over the domain by quadrature, in the values' units squared."""
-        mean_weights = self.grid.mean_weights.to(self.values)
-        return self.values.flatten(2).square() @ mean_weights
+        return self.grid.mean(self.values.flatten(2).square())
 
     def resample(self, grid: Grid) -> Field:
         """Evaluate the interpolant on another grid: see [`resample`][probneural.grids.resample]."""
@@ -222,7 +244,7 @@ class Field:
     def detached(self) -> Field:
         """Return the field without its graph, as a tensor that autograd takes."""
         values = self.values.detach()
-        return Field(values.clone() if values.is_inference() else values, self.grid)
+        return self._selected(values.clone() if values.is_inference() else values, self.grid)
 
     def to(self, target: torch.device | torch.dtype | str) -> Field:
         """Return the field with its values on another device or of another dtype.
@@ -234,9 +256,9 @@ class Field:
         if isinstance(target, torch.dtype):
             if target not in (torch.float32, torch.float64):
                 raise DataError(expected="float32 or float64", got=str(target), remedy="fields have real floating point values")
-            return Field(cast(self.values, target, "values", dims=self._all_but_channels), self.grid)
+            return self._selected(cast(self.values, target, "values", dims=self._all_but_channels), self.grid)
         device = check_device(target, is_double=self.values.dtype == torch.float64)
-        return Field(self.values.to(device), self.grid)
+        return self._selected(self.values.to(device), self.grid)
 
     @property
     def _all_but_channels(self) -> tuple[int, ...]:
@@ -248,11 +270,22 @@ class Field:
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> Field:
         """Select fields; one integer selects one field and keeps its batch axis."""
-        return Field(self.values[select_rows(index, len(self))], self.grid)
+        rows = select_rows(index, len(self))
+        return self._selected(self.values[rows], self.grid.select(rows))
 
     def __repr__(self) -> str:
         """A short description."""
         return f"Field({len(self)} x {self.channels} on {self.grid!r}, {self.dtype})"
+
+
+def _filled(values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c *grid"]:
+    """Values whose masked points hold the mean of the sample's observed values of that channel."""
+    known = grid.fill(values)
+    counts = grid.observed.flatten(-len(grid.shape)).sum(-1).to(values.device, torch.float64)
+    means = known.flatten(2).sum(-1, dtype=torch.float64) / (counts[:, None] if grid.is_batch else counts)
+    observed = grid.observed.to(values.device)
+    observed = observed[:, None] if grid.is_batch else observed
+    return torch.where(observed, known, means.to(values)[(..., *(None,) * len(grid.shape))])
 
 
 def check_parts(parts: object, kind: type[Any]) -> tuple[Any, ...]:
@@ -352,12 +385,13 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
     check_field(inputs, "inputs")
     where = inputs.grid if query is None else query
     try:
-        if takes_grid(operator):
-            values = operator(inputs.values.clone(), grid=inputs.grid, query=query)  # some modules work in place
+        if takes_grid(operator):  # masks do not matter to operators
+            unmasked = None if query is None else query.unmasked
+            values = operator(inputs.values.clone(), grid=inputs.grid.unmasked, query=unmasked)  # some modules work in place
         else:
             values = operator(inputs.values.clone())
             if isinstance(values, Tensor) and tuple(values.shape[2:]) == inputs.grid.shape:
-                values = resample(values, inputs.grid, where)
+                values = resample(values, inputs.grid.unmasked, where.unmasked)
     except (RuntimeError, ValueError, IndexError, AssertionError) as error:  # what modules raise at shapes they cannot take
         if _says_enough(error):
             raise

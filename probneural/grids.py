@@ -102,7 +102,8 @@ class Grid:
     """Where values live: points, quadrature weights, and the shape that values on them take.
 
     Build one with [`Grid.uniform`][probneural.grids.Grid.uniform] or [`Grid.scattered`][probneural.grids.Grid.scattered].
-    Coordinates and weights are float64 on the CPU whatever the values are.
+    Coordinates and weights are float64 on the CPU whatever the values are. A mask sets weights to zero, see
+    [`masked`][probneural.grids.Grid.masked]; with one mask per sample, the grid is a batch of grids with the same points.
 
     Attributes:
         shape: Lengths of the grid axes of a field's values; `(p,)` for scattered points.
@@ -113,6 +114,7 @@ class Grid:
     axes: tuple[Axis, ...]
     _points: Tensor | None = None
     _weights: Tensor | None = None
+    _observed: Tensor | None = None
 
     @classmethod
     def uniform(
@@ -278,12 +280,18 @@ class Grid:
     @property
     def points(self) -> Tensor:
         """Coordinates, `(p, d)`, float64, last axis fastest."""
-        return self._tensors()[0] if torch.compiler.is_dynamo_compiling() else self._remembered_tensors[0]
+        return self._unmasked_tensors[0]
 
     @property
     def weights(self) -> Tensor:
-        """Quadrature weights, `(p,)`, float64; their sum is the domain's volume."""
-        return self._tensors()[1] if torch.compiler.is_dynamo_compiling() else self._remembered_tensors[1]
+        """Quadrature weights, `(p,)`, float64; their sum is the domain's volume. Of a batch of n grids, `(n, p)`."""
+        weights = self._unmasked_tensors[1]
+        return weights if self._observed is None else weights * self._observed
+
+    @property
+    def _unmasked_tensors(self) -> tuple[Tensor, Tensor]:
+        """Points and weights without a mask."""
+        return self._tensors() if torch.compiler.is_dynamo_compiling() else self._remembered_tensors
 
     @cached_property
     def _remembered_tensors(self) -> tuple[Tensor, Tensor]:
@@ -309,24 +317,150 @@ class Grid:
         """Number of space dimensions d."""
         return len(self.axes) if self.axes else self.points.shape[1]
 
+    def masked(self, observed: Tensor) -> Grid:
+        """Return the grid with weights of zero at points whose values are missing: land, or gaps of some samples.
+
+        Whatever averages over the domain then leaves these points out, and [`Field`][probneural.Field] ignores values there.
+
+        Args:
+            observed: Where there are values, `(*shape,)` of truth values for all samples, or `(n, *shape)` for one mask per
+                sample.
+
+        Returns:
+            The grid, or a batch of n grids with the same points and weights `(n, p)`, which a `Field` of n samples slices
+            along with its values. An existing mask is replaced.
+
+        Raises:
+            ShapeError: If the mask has another shape.
+            DataError: If it holds no truth values, or no point of a sample with a positive weight is observed.
+
+        Examples:
+            >>> grid = Grid.uniform(4)
+            >>> grid.masked(torch.tensor([True, True, False, True])).weights.tolist()
+            [0.25, 0.25, 0.0, 0.25]
+        """
+        mask = check_instance(observed, Tensor, "observed", remedy="convert with torch.as_tensor(observed)").detach().cpu()
+        if mask.dtype != torch.bool:
+            raise DataError(expected="truth values as observed", got=str(mask.dtype), remedy="write values.isfinite()")
+        if tuple(mask.shape) != self.shape and tuple(mask.shape[1:]) != self.shape:
+            raise ShapeError(
+                expected=f"a mask of shape {self.shape}, or (n, {', '.join(map(str, self.shape))}) for one per sample",
+                got=str(tuple(mask.shape)),
+                remedy="a point is observed where all channels are: values.isfinite().all(1)",
+            )
+        mask = mask.reshape(-1, self.size) if tuple(mask.shape) != self.shape else mask.flatten()
+        empty = ~((self.unmasked.weights > 0) & mask).any(-1)
+        if bool(empty.any()):
+            where = f"sample {int(empty.nonzero()[0, 0])}" if mask.ndim == 2 else "the mask"
+            raise DataError(
+                expected="an observed point or more in each sample",
+                got=f"none in {where}",
+                remedy="leave out samples without values: select the others by their numbers",
+            )
+        return self.unmasked if mask.ndim == 1 and bool(mask.all()) else self._with_mask(mask)
+
+    def _with_mask(self, mask: Tensor | None) -> Grid:
+        """The same points with another mask, points and weights being computed once."""
+        grid = replace(self, _observed=mask)
+        if "_remembered_tensors" in self.__dict__:
+            grid.__dict__["_remembered_tensors"] = self._remembered_tensors
+        return grid
+
+    @property
+    def unmasked(self) -> Grid:
+        """The grid without its mask, or masks."""
+        return self if self._observed is None else self._with_mask(None)
+
+    @property
+    def shared(self) -> Grid:
+        """One grid for all samples: without masks that differ from sample to sample, itself otherwise."""
+        return self.unmasked if self.is_batch else self
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether there is a mask."""
+        return self._observed is not None
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether there is one mask per sample, so that weights are `(n, p)`."""
+        return self._observed is not None and self._observed.ndim == 2
+
+    @property
+    def observed(self) -> Tensor:
+        """Where values are not missing, truth values `(*shape,)`, or `(n, *shape)` of a batch."""
+        if self._observed is None:
+            return torch.ones(self.shape, dtype=torch.bool, device="cpu")
+        return self._observed.reshape(*self._observed.shape[:-1], *self.shape)
+
+    def select(self, index: slice | Tensor) -> Grid:
+        """Select grids of a batch; one grid for all samples stays as it is."""
+        if self._observed is None or self._observed.ndim == 1:
+            return self
+        rows = index.cpu() if isinstance(index, Tensor) else index
+        return self._with_mask(self._observed[rows])
+
+    def has_points_of(self, other: Grid) -> bool:
+        """Whether the two differ in their masks at most."""
+        return self.unmasked == other.unmasked
+
+    def fill(self, values: Tensor, number: float = 0.0) -> Tensor:
+        """Replace values `(..., n, c, *shape)` at masked points by a number; without a mask, return the same tensor."""
+        if self._observed is None:
+            return values
+        mask = self.observed.to(values.device)
+        return values.masked_fill(~(mask[:, None] if self.is_batch else mask), number)
+
     @property
     def volume(self) -> float:
-        """Measure of the domain, in the units of the lengths to the power d."""
-        return float(self.weights.sum())
+        """Measure of the domain without masked points, in the units of the lengths to the power d.
+
+        Raises:
+            GridError: If samples have masks of their own.
+        """
+        return float(self._single("volume").weights.sum())
 
     @property
     def mean_weights(self) -> Tensor:
-        """Quadrature weights of an average over the domain, `(p,)`, float64, dimensionless: they sum to one."""
-        return self.weights / self.volume
+        """Quadrature weights of an average over the domain, `(p,)`, float64, dimensionless: they sum to one.
+
+        Raises:
+            GridError: If samples have masks of their own: use `sample_weights`.
+        """
+        weights = self._single("mean_weights").weights
+        return weights / float(weights.sum())
+
+    @property
+    def sample_weights(self) -> Tensor:
+        """Those of each sample, to be multiplied with values `(n, c, p)`: `(p,)`, or `(n, 1, p)` of a batch."""
+        if not self.is_batch:
+            return self.mean_weights
+        return (self.weights / self.weights.sum(1, keepdim=True))[:, None]
 
     def mean(self, values: Float[Tensor, "... p"]) -> Float[Tensor, "..."]:
         """Average over the domain of values at the grid's points, flattened to one axis, by quadrature.
+
+        Args:
+            values: `(..., p)`; for a batch of n grids, `(..., n, c, p)`.
 
         Examples:
             >>> Grid.uniform((5,), periodic=False).mean(torch.linspace(0.0, 1.0, 5)).item()
             0.5
         """
+        if self.is_batch:
+            return (values * self.sample_weights.to(values)).sum(-1)
         return values @ self.mean_weights.to(values)
+
+    def _single(self, name: str) -> Grid:
+        """Itself, or a GridError that names what needs one grid for all samples."""
+        if self.is_batch:
+            raise GridError(
+                expected=f"one grid for all samples, for {name}",
+                got=repr(self),
+                remedy="this computation takes no masks that differ from sample to sample: mask the points that any sample "
+                "misses, grid.masked(grid.observed.all(0)), or leave those samples out",
+            )
+        return self
 
     @property
     def is_uniform(self) -> bool:
@@ -362,16 +496,24 @@ class Grid:
         sizes = per_axis(shape, self.dimension, "shape", check_integer)
         if sizes == self.shape:
             return self
+        if self.is_masked:
+            raise GridError(
+                expected="a grid without a mask to change the resolution of",
+                got=repr(self),
+                remedy="a mask belongs to its points: write grid.unmasked.resized(shape)",
+            )
         return Grid.of_axes([replace(axis, size=size) for axis, size in zip(self.axes, sizes, strict=True)])
 
     def __eq__(self, other: object) -> bool:
         """Whether both describe the same points, weights and shape."""
         if not isinstance(other, Grid):
             return NotImplemented
+        if not _same_mask(self._observed, other._observed):
+            return False
         if self.axes or other.axes:
             return self.axes == other.axes
         with outside_of_export():
-            return torch.equal(self.points, other.points) and torch.equal(self.weights, other.weights)
+            return all(map(torch.equal, self._unmasked_tensors, other._unmasked_tensors))
 
     def __hash__(self) -> int:
         """Hash on the axes, or on the scattered points."""
@@ -379,11 +521,23 @@ class Grid:
 
     def __repr__(self) -> str:
         """A short description."""
+        if self.is_masked:
+            of = f" in each of {len(self.weights)} samples" if self.is_batch else ""
+            missing = 1.0 - self.observed.double().mean().item() if self.observed.numel() else 0.0
+            return f"{self.unmasked!r}, masked ({missing:.0%} of the points{of})"
         if not self.is_uniform:
             return f"Grid.scattered({self.size} points in {self.dimension} dimensions)"
         text = f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint})"
         latitudes = [number for number, axis in enumerate(self.axes) if axis.latitudes is not None]
         return f"{text}.on_sphere(latitude={latitudes[0]})" if latitudes else text
+
+
+def _same_mask(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether two masks are equal, or both are missing."""
+    if first is None or second is None:
+        return first is second
+    with outside_of_export():
+        return torch.equal(first, second)
 
 
 def _axis_in_degrees(coordinates: Tensor | Sequence[float], name: str) -> Axis:
@@ -441,6 +595,18 @@ def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Gr
     if uniform and not checked.is_uniform:
         raise GridError(expected=f"a uniform grid as {name}", got=repr(grid), remedy="regrid the data first")
     return checked
+
+
+def check_unmasked(grid: Grid, purpose: str) -> Grid:
+    """Return a grid without a mask, or raise a GridError that names what takes no masks."""
+    if grid.is_masked:
+        raise GridError(
+            expected=f"a grid without a mask, for {purpose}",
+            got=repr(grid),
+            remedy="fill the missing values, and wrap them in a Field on grid.unmasked; or use what takes masks: averages, "
+            "pointwise scores and RelativeL2",
+        )
+    return grid
 
 
 def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | None = None) -> Tensor:
@@ -505,13 +671,20 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
         `(..., *target.shape)`.
 
     Raises:
-        GridError: If the source is scattered, the target is no grid, or the grids have different dimensions or domains.
+        GridError: If the source is scattered or has a mask, the target is no grid, or the grids have different dimensions or
+            domains.
         ShapeError: If the values do not fit the source grid.
     """
     check_on_grid(values, source)
     check_grid(target, "target")
-    if source == target:
+    if source == target or ((source.is_masked or target.is_masked) and source.has_points_of(target)):
         return values
+    if source.is_masked:
+        raise GridError(
+            expected="values without a mask to interpolate",
+            got=repr(source),
+            remedy="fill the missing values, and wrap them in a Field on grid.unmasked",
+        )
     if target.is_uniform and source.is_uniform and target.dimension == source.dimension:
         for number, (have, want) in enumerate(zip(source.axes, target.axes, strict=True)):
             if (have.length, have.periodic, have.origin) != (want.length, want.periodic, want.origin):

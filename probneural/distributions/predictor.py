@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,7 +70,7 @@ class Predictor(ABC):
     calibrated_on: Int64[Tensor, " m"] = torch.zeros(0, dtype=torch.int64, device="cpu")
 
     def __init__(self, traits: PredictorTraits) -> None:
-        self.traits = traits
+        self.traits = replace(traits, domain=traits.domain.unmasked) if traits.domain.is_masked else traits
 
     @property
     def in_channels(self) -> int:
@@ -127,7 +127,8 @@ class Predictor(ABC):
             query: Where to evaluate; the inputs' own grid by default.
 
         Returns:
-            A distribution over n functions, differentiable in `inputs.values`.
+            A distribution over n functions, differentiable in `inputs.values`. With masks that differ from sample to sample, in
+            inputs or query, it is that on the grid without masks.
 
         Raises:
             DataError: If the inputs are not a `Field` or not finite.
@@ -138,7 +139,7 @@ class Predictor(ABC):
 
     def _together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
         """Predict for several sets of inputs, each with its query, as one call would: fields that share a latent."""
-        given = [(self._checked(inputs, query), query) for inputs, query in sets]
+        given = [(self._checked(inputs, query), None if query is None else query.shared) for inputs, query in sets]
         with undisturbed():
             predictions = self._predict_together(given)
         for prediction in predictions:
@@ -165,7 +166,8 @@ class Predictor(ABC):
             check_grid(query, "query")
         self._check_domain(inputs.grid)
         check_finite(inputs.values, "inputs")
-        return inputs.to(self.dtype).to(self.device)
+        known = Field(inputs.values, inputs.grid.shared) if inputs.grid.is_batch else inputs
+        return known.to(self.dtype).to(self.device)
 
     def condition(
         self, inputs: Field, functional: Functional, *, values: Float[Tensor, "n c m"], noise: float | Tensor = 0.0

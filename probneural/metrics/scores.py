@@ -195,7 +195,7 @@ def score_pairs(predictor: Predictor, data: Dataset, *, level: float = 0.9, whol
         predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)"
     )
     pairs = check_dataset(data, "test").detached()
-    query = None if pairs.inputs.grid == pairs.outputs.grid else pairs.outputs.grid
+    query = None if pairs.inputs.grid == pairs.outputs.grid else pairs.outputs.grid.shared
     parts = ((predictor(part.inputs, query), part.outputs) for part in batches(pairs, _batch_size(pairs.outputs)))
     return _scored(parts, noise=predictor.noise, level=level, whole=whole)
 
