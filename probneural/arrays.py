@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,16 +20,20 @@ if TYPE_CHECKING:
 
 _SPACING_TOLERANCE = 1e-4
 """Largest deviation of a coordinate from equal spacing, as a fraction of the spacing, beside the coordinate's own rounding."""
+Mask: TypeAlias = "bool | NDArray[Any] | Tensor | None"
+"""Which values are missing: True for those that are NaN, or an array that is True at missing points."""
+_NAN_REMEDY = "drop or repair those samples; where NaN means missing, pass mask=True, or an array that is True there"
 _GRID_ATTRIBUTES = ("lengths", "periodic", "endpoint", "origin")
 
 
-def to_tensor(array: object, name: str, *, dtype: torch.dtype) -> Tensor:
+def to_tensor(array: object, name: str, *, dtype: torch.dtype, takes_nan: bool = False) -> Tensor:
     """Copy an array of real numbers into a tensor on the CPU; the array's byte order, strides and flags do not matter.
 
     Args:
         array: Booleans, integers, or floating point numbers of at most 64 bits.
         name: What the array is, for the message.
         dtype: float32 or float64.
+        takes_nan: Whether NaN and masked values are missing ones, NaN in the tensor, and no error.
 
     Raises:
         DataError: If the numbers are complex, wider than 64 bits or no numbers, if a value is masked, NaN or infinite (in
@@ -42,8 +46,9 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype) -> Tensor:
     """
     if dtype not in (torch.float32, torch.float64):
         raise ArgumentError(expected="dtype float32 or float64", got=str(dtype), remedy="leave it out to keep the array's own")
-    if np.ma.isMaskedArray(array) and bool(np.ma.getmaskarray(array).any()):
-        raise DataError(expected=f"{name} without masked values", got="a masked array", remedy="fill or drop those functions")
+    hidden = np.ma.getmaskarray(array) if np.ma.isMaskedArray(array) else None
+    if hidden is not None and bool(hidden.any()) and not takes_nan:
+        raise DataError(expected=f"{name} without masked values", got="a masked array", remedy=_NAN_REMEDY)
     given = _numbers(array)
     if given.dtype.kind not in "biuf" or given.dtype.itemsize > 8:
         remedy = "stack real and imaginary parts as two channels" if given.dtype.kind == "c" else "convert with .astype(float)"
@@ -51,13 +56,15 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype) -> Tensor:
     target = np.float32 if dtype == torch.float32 else np.float64
     with np.errstate(over="ignore"):
         values = np.array(given, dtype=target, order="C", copy=True)
-    bad = ~np.isfinite(values)
+    if hidden is not None:
+        values[hidden] = np.nan
+    bad = np.isinf(values) if takes_nan else ~np.isfinite(values)
     if bool(bad.any()):
         first = tuple(int(position) for position in np.argwhere(bad)[0])
         raise DataError(
             expected=f"finite {name} in {dtype}",
             got=f"{int(bad.sum())} values that are NaN or infinite, the first at index {first}",
-            remedy="drop or repair those functions",
+            remedy=_NAN_REMEDY,
         )
     if given.dtype.kind in "iu" and bool((np.abs(values) > 2.0 ** (24 if dtype == torch.float32 else 53)).any()):
         raise DataError(
@@ -78,6 +85,44 @@ def _numbers(array: object) -> NDArray[Any]:
             got=f"{described(array)}: {error}",
             remedy="give rows of equal length; a Field's are field.values",
         ) from error
+
+
+def grid_with_mask(values: Tensor, grid: Grid, mask: Mask, name: str) -> Grid:
+    """Mask the points of a grid where values `(n, c, *grid)` are missing.
+
+    Args:
+        values: NaN where they are missing.
+        grid: Where they live.
+        mask: True for points where a channel is NaN: one mask if it is the same in several samples, else one mask per sample.
+            Or truth values `(*grid,)` or `(n, *grid)`, True at missing points. None for none.
+        name: What they are, for messages.
+
+    Raises:
+        DataError: If values elsewhere are NaN, no point of a sample is left, or the mask holds no truth values.
+        ShapeError: If the mask has another shape.
+    """
+    if mask is None or mask is False:
+        return grid
+    if mask is True:
+        missing = values.isnan().any(1)
+        if len(missing) > 1 and bool((missing == missing[:1]).all()):
+            missing = missing[0]
+    else:
+        missing = torch.as_tensor(mask)
+        if missing.dtype != torch.bool:
+            raise DataError(
+                expected="truth values as mask, True where values are missing",
+                got=str(missing.dtype),
+                remedy="write mask=numpy.isnan(values), or mask=True where NaN means missing",
+            )
+    masked = grid.masked(~missing)
+    if bool(masked.fill(values).isnan().any()):
+        raise DataError(
+            expected=f"finite {name} at points that are not masked",
+            got="NaN among them",
+            remedy="mask these points too: mask=True masks all that are NaN",
+        )
+    return masked
 
 
 def common_dtype(*arrays: object) -> torch.dtype:
@@ -145,10 +190,11 @@ def read_numpy(
     *,
     grid: Grid | None,
     option: str,
-    lengths: float | Sequence[float] | None,
-    periodic: bool | Sequence[bool] | None,
-    endpoint: bool | Sequence[bool] | None,
     dtype: torch.dtype,
+    lengths: float | Sequence[float] | None = None,
+    periodic: bool | Sequence[bool] | None = None,
+    endpoint: bool | Sequence[bool] | None = None,
+    mask: Mask = None,
 ) -> tuple[Tensor, Grid]:
     """Values `(n, c, *grid)` and grid of an array `(n, *grid)` or `(n, c, *grid)`.
 
@@ -157,23 +203,24 @@ def read_numpy(
         name: What it is, for messages.
         grid: Where the values live; by default what the three options after it say.
         option: What the argument is called that states the grid.
+        dtype: float32 or float64.
         lengths: See [`grid_of`][probneural.arrays.grid_of].
         periodic: The same.
         endpoint: The same.
-        dtype: float32 or float64.
+        mask: See [`grid_with_mask`][probneural.arrays.grid_with_mask].
 
     Raises:
-        DataError: If values are no real, finite numbers.
+        DataError: If values are no real numbers, finite where they are not masked.
         ShapeError: If the shape does not fit, or is ambiguous.
         ArgumentError: If nothing says what the grid is.
     """
-    tensor = to_tensor(array, name, dtype=dtype)
+    tensor = to_tensor(array, name, dtype=dtype, takes_nan=mask is not None and mask is not False)
     where = grid
     if where is None:
         where = grid_of(tuple(tensor.shape), name, lengths=lengths, periodic=periodic, endpoint=endpoint)
     tensor = with_channels(tensor, len(where.shape), name)
     check_fits(tensor, where, name, option)
-    return tensor, where
+    return tensor, grid_with_mask(tensor, where, mask, name)
 
 
 def check_grid_alone(
@@ -414,7 +461,7 @@ def grid_attributes(grid: Grid) -> dict[str, Any]:
 
 
 def to_array(values: Tensor, grid: Grid, *, sample: str, channel: str, space: Sequence[str]) -> xarray.DataArray:
-    """Values `(n, c, *grid)` as a DataArray with coordinates, the grid in its attributes.
+    """Values `(n, c, *grid)` as a DataArray with coordinates, the grid in its attributes; NaN at masked points.
 
     Raises:
         GridError: If the grid is scattered.
@@ -425,5 +472,5 @@ def to_array(values: Tensor, grid: Grid, *, sample: str, channel: str, space: Se
         raise GridError(expected="a uniform grid", got=repr(grid), remedy="save scattered fields with pn.save")
     attributes = grid_attributes(grid) | {"channel_dimension": channel}
     coordinates = {dim: axis.coordinates.numpy() for dim, axis in zip(space, grid.axes, strict=True)}
-    array = values.detach().cpu().numpy().copy()
+    array = grid.fill(values.detach().cpu(), float("nan")).numpy().copy()
     return xarray.DataArray(array, dims=(sample, channel, *space), coords=coordinates, attrs=attributes)

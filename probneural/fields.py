@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probneural.arrays import check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
+from probneural.arrays import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array
 from probneural.checks import (
     cast,
     check_device,
@@ -136,6 +136,7 @@ class Field:
         periodic: bool | Sequence[bool] | None = None,
         endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask = None,
     ) -> Field:
         """Copy an array of functions: new inputs to predict for.
 
@@ -148,6 +149,8 @@ class Field:
             periodic: Whether each axis is periodic.
             endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
             dtype: float32 or float64; by default float64 if the array is of it, else float32.
+            mask: Which values are missing: True for those that are NaN, or truth values `(*grid,)` or `(n, *grid)`, True at
+                missing points. A point where a channel is missing does not count in its sample: see `Grid.masked`.
 
         Returns:
             A copy of the values, on the CPU.
@@ -167,7 +170,7 @@ class Field:
         check_grid_alone(grid, **options)
         where = None if grid is None else check_grid(grid)
         kind = common_dtype(values) if dtype is None else dtype
-        return cls(*read_numpy(values, "values", grid=where, option="grid", **options, dtype=kind))
+        return cls(*read_numpy(values, "values", grid=where, option="grid", **options, dtype=kind, mask=mask))
 
     @classmethod
     def from_xarray(
@@ -179,6 +182,7 @@ class Field:
         sample: str = "sample",
         channel: str | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask = None,
     ) -> Field:
         """Read functions and their grid from a DataArray.
 
@@ -191,6 +195,7 @@ class Field:
             sample: The dimension of the n functions.
             channel: The dimension of the channels, if there is one; "channel" by default.
             dtype: float32 or float64; float64 if the array is of it, else float32, by default.
+            mask: As for `from_numpy`.
 
         Returns:
             A copy of the values, on the CPU.
@@ -202,7 +207,8 @@ class Field:
             ArgumentError: If `periodic` is missing or does not fit, or `dtype` is another one.
         """
         values, grid = read_xarray(array, "values", sample=sample, channel=channel, periodic=periodic, lengths=lengths)
-        return cls(to_tensor(values, "values", dtype=dtype or common_dtype(values)), grid)
+        kind = dtype or common_dtype(values)
+        return cls(*read_numpy(values, "values", grid=grid, option="grid", dtype=kind, mask=mask))
 
     def to_xarray(self) -> xarray.DataArray:
         """Return a DataArray `(sample, channel, x0, x1, ...)` with coordinates, which `from_xarray` reads back equal.

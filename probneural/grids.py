@@ -522,9 +522,10 @@ class Grid:
     def __repr__(self) -> str:
         """A short description."""
         if self.is_masked:
-            of = f" in each of {len(self.weights)} samples" if self.is_batch else ""
-            missing = 1.0 - self.observed.double().mean().item() if self.observed.numel() else 0.0
-            return f"{self.unmasked!r}, masked ({missing:.0%} of the points{of})"
+            if not self.observed.numel():
+                return f"{self.unmasked!r}, with masks that are read with the values"
+            of = f" in {len(self.weights)} samples" if self.is_batch else ""
+            return f"{self.unmasked!r}, masked ({1.0 - self.observed.double().mean().item():.0%} of the points{of})"
         if not self.is_uniform:
             return f"Grid.scattered({self.size} points in {self.dimension} dimensions)"
         text = f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint})"

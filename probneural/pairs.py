@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.arrays import check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
+from probneural.arrays import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array
 from probneural.checks import check_finite, check_instance, check_integer, described
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field, check_field, check_parts, select_rows
@@ -176,6 +176,7 @@ class FieldPairs:
         periodic: bool | Sequence[bool] | None = None,
         endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask | tuple[Mask, Mask] = None,
     ) -> FieldPairs:
         """Make pairs of arrays.
 
@@ -192,6 +193,9 @@ class FieldPairs:
             periodic: Whether each axis is periodic.
             endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
             dtype: float32 or float64; by default float64 if either array is of it, else float32.
+            mask: Which values are missing: True for those that are NaN, or truth values `(*grid,)` or `(n, *grid)`, True at
+                missing points; a tuple of two where inputs and outputs differ. A point where a channel is missing does not
+                count in its sample: see `Grid.masked`.
 
         Returns:
             Copies of the values, on the CPU. Without `grid`, outputs of another resolution share the inputs' domain.
@@ -214,8 +218,9 @@ class FieldPairs:
         for where, name in ((grid, "grid"), (out_grid, "out_grid")):
             if where is not None:
                 check_grid(where, name)
-        first = read_numpy(inputs, "inputs", grid=grid, option="grid", **options, dtype=kind)
-        second = read_numpy(outputs, "outputs", grid=out_grid or grid, option="out_grid", **options, dtype=kind)
+        masks = mask if isinstance(mask, tuple) else (mask, mask)
+        first = read_numpy(inputs, "inputs", grid=grid, option="grid", **options, dtype=kind, mask=masks[0])
+        second = read_numpy(outputs, "outputs", grid=out_grid or grid, option="out_grid", **options, dtype=kind, mask=masks[1])
         return cls(Field(*first), Field(*second))._looked_at()
 
     @classmethod
@@ -229,6 +234,7 @@ class FieldPairs:
         sample: str = "sample",
         channel: str | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask | tuple[Mask, Mask] = None,
     ) -> FieldPairs:
         """Make pairs of DataArrays, whose coordinates give the grid.
 
@@ -246,6 +252,7 @@ class FieldPairs:
             sample: The dimension of the n functions.
             channel: The dimension of the channels, if there is one; "channel" by default.
             dtype: float32 or float64; by default float64 if either side is of it, else float32.
+            mask: As for `from_numpy`.
 
         Returns:
             Copies of the values, on the CPU.
@@ -269,11 +276,12 @@ class FieldPairs:
         first, grid = read_xarray(inputs, "inputs", **options)
         second, out_grid = read_xarray(outputs, "outputs", **options)
         kind = common_dtype(first, second) if dtype is None else dtype
-        return cls(
-            Field(to_tensor(first, "inputs", dtype=kind), grid),
-            Field(to_tensor(second, "outputs", dtype=kind), out_grid),
-            groups=_read_groups(inputs),
-        )._looked_at()
+        masks = mask if isinstance(mask, tuple) else (mask, mask)
+        sides = [
+            Field(*read_numpy(values, name, grid=where, option="grid", dtype=kind, mask=part))
+            for values, name, where, part in ((first, "inputs", grid, masks[0]), (second, "outputs", out_grid, masks[1]))
+        ]
+        return cls(*sides, groups=_read_groups(inputs))._looked_at()
 
     def _looked_at(self) -> FieldPairs:
         """Itself, with a warning to who has made it if it does not look periodic where that is said."""
@@ -296,7 +304,7 @@ class FieldPairs:
 
         space = [f"x{number}" for number in range(len(self.inputs.grid.shape))]
         out = [f"x{number}" for number in range(len(self.outputs.grid.shape))]
-        out = out if self.inputs.grid == self.outputs.grid else [f"output_{name}" for name in out]
+        out = out if self.inputs.grid.has_points_of(self.outputs.grid) else [f"output_{name}" for name in out]
         channel = "channel" if self.inputs.channels == self.outputs.channels else "output_channel"
         return xarray.Dataset(
             {

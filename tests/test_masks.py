@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from probneural import functionals, metrics
 from probneural.calibration import PointwiseBand, ScaleMixture, SimultaneousBand, VarianceScale
+from probneural.data import StoredPairs, from_arrays
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
 from probneural.distributions.base import FieldDistribution
 from probneural.errors import DataError, GridError, ShapeError
@@ -137,6 +139,81 @@ class TestField:
     def test_what_takes_no_masks_says_so(self, call: Callable[[], object], kind: type[Exception]) -> None:
         with pytest.raises(kind):
             call()
+
+
+class TestReading:
+    """Arrays with NaN, or with a mask beside them."""
+
+    @pytest.mark.parametrize("observed", MASKS)
+    @pytest.mark.parametrize("kind", ["nan", "mask", "masked array"])
+    def test_arrays_in_memory(self, observed: Tensor, kind: str) -> None:
+        values = normal(COUNT, 2, *GRID.shape)
+        missing = ~observed.expand(COUNT, *GRID.shape)
+        hidden = _filled(values, observed, math.nan if kind == "nan" else -9.0).numpy()
+        if kind == "masked array":
+            hidden = np.ma.masked_array(hidden, missing[:, None].expand(COUNT, 2, *GRID.shape).numpy())
+        mask = (~observed).numpy() if kind == "mask" else True
+        pairs = FieldPairs.from_numpy(hidden, values.numpy(), grid=GRID, mask=(mask, None))
+        assert pairs.inputs.grid == GRID.masked(observed)
+        assert torch.equal(pairs.inputs.values, Field(values, GRID.masked(observed)).values)
+        assert pairs.outputs.grid == GRID
+        assert torch.equal(Field.from_numpy(hidden, grid=GRID, mask=mask).values, pairs.inputs.values)
+
+    @pytest.mark.parametrize("observed", MASKS)
+    def test_xarray_and_back(self, observed: Tensor) -> None:
+        pairs = _pairs(observed, math.nan)
+        dataset = pairs.to_xarray()
+        assert bool(dataset["outputs"].isnull().any())
+        back = FieldPairs.from_xarray(dataset, mask=True)
+        assert back.outputs.grid == pairs.outputs.grid
+        assert torch.equal(pairs.outputs.grid.fill(back.outputs.values), pairs.outputs.grid.fill(pairs.outputs.values))
+        one = Field.from_xarray(pairs.inputs.to_xarray(), mask=True)
+        assert one.grid == pairs.inputs.grid
+        with pytest.raises(DataError, match="mask=True"):
+            FieldPairs.from_xarray(dataset)
+
+    @pytest.mark.parametrize("observed", MASKS)
+    def test_arrays_read_by_rows(self, observed: Tensor) -> None:
+        values = normal(COUNT, 2, *GRID.shape)
+        hidden = _filled(values, observed, math.nan).numpy()
+        mask = True if observed.ndim == 3 else (~observed).numpy()
+        stored = from_arrays(hidden[:, :1], hidden, grid=GRID, mask=mask)
+        expected = Field(values, GRID.masked(observed))
+        rows = [4, 1, 7]
+        assert torch.equal(stored[rows].outputs.values, expected[rows].values)
+        assert torch.equal(stored[rows].outputs.grid.observed.expand(3, *GRID.shape), observed.expand(COUNT, *GRID.shape)[rows])
+        assert stored.outputs.grid.unmasked == GRID
+        in_memory = FieldPairs(Field(expected.values[:, :1], expected.grid), expected)
+        heads = [LastLayerLaplace().fit(_operator(), data) for data in (stored, in_memory)]
+        torch.testing.assert_close(heads[0].factor, heads[1].factor)
+        scores = [metrics.score_pairs(heads[0], data) for data in (stored, in_memory)]
+        assert scores[0].nll == pytest.approx(scores[1].nll)
+        histories = [fit(_operator(), data, epochs=1, seed=0) for data in (stored, in_memory)]
+        assert histories[0].train == pytest.approx(histories[1].train)
+        held = StoredPairs(stored.inputs, stored.outputs, groups=torch.arange(COUNT) // 2).in_memory()
+        assert torch.equal(held[rows].outputs.values, expected[rows].values)
+
+    @pytest.mark.parametrize(
+        ("call", "kind"),
+        [
+            (lambda: FieldPairs.from_numpy(NAN, NAN, grid=Grid.uniform(4)), DataError),
+            (lambda: FieldPairs.from_numpy(NAN, NAN, grid=Grid.uniform(4), mask=np.zeros(4, bool)), DataError),
+            (lambda: FieldPairs.from_numpy(NAN, NAN, grid=Grid.uniform(4), mask=np.zeros(4)), DataError),
+            (lambda: FieldPairs.from_numpy(NAN, NAN, grid=Grid.uniform(4), mask=np.zeros(5, bool)), ShapeError),
+            (lambda: FieldPairs.from_numpy(NAN * np.inf, NAN, grid=Grid.uniform(4), mask=True), DataError),
+            (lambda: FieldPairs.from_numpy(NAN, NAN * np.nan, grid=Grid.uniform(4), mask=True), DataError),
+            (lambda: from_arrays(NAN, NAN, periodic=True, mask=np.zeros((3, 4), bool)), ShapeError),
+            (lambda: from_arrays(NAN, NAN, periodic=True, mask=np.zeros(4, bool) | (np.arange(4) < 1))[:], DataError),
+            (lambda: from_arrays(NAN * np.nan, NAN, periodic=True, mask=True)[:], DataError),
+            (lambda: from_arrays(NAN, NAN, periodic=True)[:], DataError),
+        ],
+    )
+    def test_what_is_no_mask_is_refused(self, call: Callable[[], object], kind: type[Exception]) -> None:
+        with pytest.raises(kind):
+            call()
+
+
+NAN = np.where(np.arange(12).reshape(3, 4) == 6, np.nan, 1.0 + np.arange(12).reshape(3, 4))
 
 
 class TestLosses:

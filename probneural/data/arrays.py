@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from probneural.arrays import grid_of
+from probneural.arrays import Mask, grid_of
 from probneural.data.fields import Part
 from probneural.data.pairs import StoredPairs, stored_pairs
 from probneural.data.readers import ArrayReader, reader_of
@@ -26,6 +26,7 @@ def from_arrays(
     periodic: bool | Sequence[bool] | None = None,
     endpoint: bool | Sequence[bool] | None = None,
     dtype: torch.dtype | None = None,
+    mask: Mask | tuple[Mask, Mask] = None,
 ) -> StoredPairs:
     """Make a data set of arrays `(n, c, *grid)` of any kind that can be sliced, read a few functions at a time.
 
@@ -41,6 +42,8 @@ def from_arrays(
         periodic: Whether each axis is periodic, one entry per axis or one for all.
         endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
         dtype: float32 or float64; by default float64 if either array is of it, else float32.
+        mask: Which values are missing: True for those that are NaN, sample by sample; or truth values `(*grid,)`, True at
+            points that are missing in all samples, land for example. A tuple of two where inputs and outputs differ.
 
     Returns:
         The data set. Values are checked where they are read.
@@ -75,7 +78,24 @@ def from_arrays(
             expected="as many outputs as inputs", got=f"{counts[0]} and {counts[1]}", remedy="pair them one to one"
         )
     parts = [Part(variable=first)], [Part(variable=second)]
-    return stored_pairs(*parts, counts[0], grid=in_grid, out_grid=to_grid, dtype=dtype).looked_at()
+    masks = mask if isinstance(mask, tuple) else (mask, mask)
+    in_grid, to_grid = (_land(where, one) for where, one in zip((in_grid, to_grid), masks, strict=True))
+    pairs = stored_pairs(*parts, counts[0], grid=in_grid, out_grid=to_grid, dtype=dtype)
+    return pairs.with_missing(inputs=masks[0] is True, outputs=masks[1] is True).looked_at()
+
+
+def _land(grid: Grid, mask: Mask) -> Grid:
+    """A grid with the mask that all samples have."""
+    if mask is None or isinstance(mask, bool):
+        return grid
+    missing = torch.as_tensor(mask)
+    if missing.dtype != torch.bool or tuple(missing.shape) != grid.shape:
+        raise ShapeError(
+            expected=f"truth values as mask, of shape {grid.shape}",
+            got=f"{missing.dtype} of shape {tuple(missing.shape)}",
+            remedy="pass mask=True where NaN means missing, sample by sample",
+        )
+    return grid.masked(~missing)
 
 
 def positional(reader: ArrayReader, grid: Grid, name: str, *, has_time: bool = False) -> Variable:
