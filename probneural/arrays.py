@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,16 +26,20 @@ _ROUNDED = 0.1
 """Largest error of rounding to decimals, as a fraction of the spacing: beyond it, points count as unequal."""
 _CIRCLE = 360.0
 """Degrees of a full circle: a periodic axis that is as long within rounding has exactly that length."""
+Mask: TypeAlias = "bool | NDArray[Any] | Tensor | None"
+"""Which values are missing: True for those that are NaN, or an array that is True at missing points."""
+_NAN_REMEDY = "drop or repair those samples; where NaN means missing, pass mask=True, or an array that is True there"
 _GRID_ATTRIBUTES = ("lengths", "periodic", "endpoint", "origin")
 
 
-def to_tensor(array: object, name: str, *, dtype: torch.dtype) -> Tensor:
+def to_tensor(array: object, name: str, *, dtype: torch.dtype, takes_nan: bool = False) -> Tensor:
     """Copy an array of real numbers into a tensor on the CPU; the array's byte order, strides and flags do not matter.
 
     Args:
         array: Booleans, integers, or floating point numbers of at most 64 bits.
         name: What the array is, for the message.
         dtype: float32 or float64.
+        takes_nan: Whether NaN and masked values are missing ones, NaN in the tensor, and no error.
 
     Raises:
         DataError: If the numbers are complex, wider than 64 bits or no numbers, if a value is masked, NaN or infinite (in
@@ -47,8 +52,9 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype) -> Tensor:
     """
     if dtype not in (torch.float32, torch.float64):
         raise ArgumentError(expected="dtype float32 or float64", got=str(dtype), remedy="leave it out to keep the array's own")
-    if np.ma.isMaskedArray(array) and bool(np.ma.getmaskarray(array).any()):
-        raise DataError(expected=f"{name} without masked values", got="a masked array", remedy="fill or drop those functions")
+    hidden = np.ma.getmaskarray(array) if np.ma.isMaskedArray(array) else None
+    if hidden is not None and bool(hidden.any()) and not takes_nan:
+        raise DataError(expected=f"{name} without masked values", got="a masked array", remedy=_NAN_REMEDY)
     given = _numbers(array)
     if given.dtype.kind not in "biuf" or given.dtype.itemsize > 8:
         remedy = "stack real and imaginary parts as two channels" if given.dtype.kind == "c" else "convert with .astype(float)"
@@ -56,13 +62,15 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype) -> Tensor:
     target = np.float32 if dtype == torch.float32 else np.float64
     with np.errstate(over="ignore"):
         values = np.array(given, dtype=target, order="C", copy=True)
-    bad = ~np.isfinite(values)
+    if hidden is not None:
+        values[hidden] = np.nan
+    bad = np.isinf(values) if takes_nan else ~np.isfinite(values)
     if bool(bad.any()):
         first = tuple(int(position) for position in np.argwhere(bad)[0])
         raise DataError(
             expected=f"finite {name} in {dtype}",
             got=f"{int(bad.sum())} values that are NaN or infinite, the first at index {first}",
-            remedy="drop or repair those functions",
+            remedy=_NAN_REMEDY,
         )
     if given.dtype.kind in "iu" and bool((np.abs(values) > 2.0 ** (24 if dtype == torch.float32 else 53)).any()):
         raise DataError(
@@ -83,6 +91,44 @@ def _numbers(array: object) -> NDArray[Any]:
             got=f"{described(array)}: {error}",
             remedy="give rows of equal length; a Field's are field.values",
         ) from error
+
+
+def grid_with_mask(values: Tensor, grid: Grid, mask: Mask, name: str) -> Grid:
+    """Mask the points of a grid where values `(n, c, *grid)` are missing.
+
+    Args:
+        values: NaN where they are missing.
+        grid: Where they live.
+        mask: True for points where a channel is NaN: one mask if it is the same in several samples, else one mask per sample.
+            Or truth values `(*grid,)` or `(n, *grid)`, True at missing points. None for none.
+        name: What they are, for messages.
+
+    Raises:
+        DataError: If values elsewhere are NaN, no point of a sample is left, or the mask holds no truth values.
+        ShapeError: If the mask has another shape.
+    """
+    if mask is None or mask is False:
+        return grid
+    if mask is True:
+        missing = values.isnan().any(1)
+        if len(missing) > 1 and bool((missing == missing[:1]).all()):
+            missing = missing[0]
+    else:
+        missing = torch.as_tensor(mask)
+        if missing.dtype != torch.bool:
+            raise DataError(
+                expected="truth values as mask, True where values are missing",
+                got=str(missing.dtype),
+                remedy="write mask=numpy.isnan(values), or mask=True where NaN means missing",
+            )
+    masked = grid.masked(~missing)
+    if bool(masked.fill(values).isnan().any()):
+        raise DataError(
+            expected=f"finite {name} at points that are not masked",
+            got="NaN among them",
+            remedy="mask these points too: mask=True masks all that are NaN",
+        )
+    return masked
 
 
 def common_dtype(*arrays: object) -> torch.dtype:
@@ -205,6 +251,7 @@ def read_numpy(
     grid: Grid | None,
     option: str,
     dtype: torch.dtype,
+    mask: Mask = None,
     **options: Any,
 ) -> tuple[Tensor, Grid]:
     """Values `(n, c, *grid)` and grid of an array.
@@ -216,14 +263,15 @@ def read_numpy(
         grid: Where the values live; by default `options` make it.
         option: Name of the argument that states the grid.
         dtype: float32 or float64.
+        mask: See [`grid_with_mask`][probneural.arrays.grid_with_mask].
         options: `lengths`, `periodic` and `endpoint`.
 
     Raises:
-        DataError: If values are no real, finite numbers.
+        DataError: If values are no real numbers, finite where they are not masked.
         ShapeError: If the shape does not fit, or is ambiguous.
         ArgumentError: If nothing says what the grid is, or the layout has times or no samples.
     """
-    tensor = to_tensor(array, name, dtype=dtype)
+    tensor = to_tensor(array, name, dtype=dtype, takes_nan=mask is not None and mask is not False)
     shape = tuple(tensor.shape)
     roles, where = array_layout(shape, name, stated=layout, grid=grid, options=options)
     if roles.axes(TIME) or not roles.axes(SAMPLE):
@@ -246,7 +294,8 @@ def read_numpy(
             got=f"{points} of {tuple(shape)}",
             remedy=f"state where they live by {option}=, or {ambiguity_remedy(shape)}",
         )
-    return tensor.reshape(len(tensor), -1, *points).contiguous(), where
+    values = tensor.reshape(len(tensor), -1, *points).contiguous()
+    return values, grid_with_mask(values, where, mask, name)
 
 
 def check_grid_alone(grid: Grid | None, **options: Any) -> None:
@@ -436,13 +485,19 @@ def recorded_grid(attributes: Mapping[str, Any], shape: Sequence[int]) -> Grid |
     spans, rounds, ends, starts = (np.atleast_1d(attributes[key]).tolist() for key in _GRID_ATTRIBUTES)
     if {len(spans), len(rounds), len(ends), len(starts)} != {len(shape)}:
         return None
-    return Grid.uniform(
+    grid = Grid.uniform(
         list(shape),
         lengths=spans,
         periodic=[bool(flag) for flag in rounds],
         endpoint=[bool(flag) for flag in ends],
         origin=starts,
     )
+    if "latitude_axis" not in attributes:
+        return grid
+    axes, number = list(grid.axes), int(attributes["latitude_axis"])
+    south, north = np.atleast_1d(attributes["latitude_ends"]).tolist()
+    axes[number] = replace(axes[number], latitudes=(south, north))
+    return Grid.of_axes(axes)
 
 
 def _checked_coordinate(values: NDArray[Any], dim: str) -> NDArray[Any]:
@@ -505,18 +560,22 @@ def _axis(coordinate: NDArray[Any], dim: str, *, is_periodic: bool, length: floa
     )
 
 
-def grid_attributes(grid: Grid) -> dict[str, list[float]]:
+def grid_attributes(grid: Grid) -> dict[str, Any]:
     """What `read_xarray` needs to know of a uniform grid beside its coordinates, as attributes of an array."""
-    return {
+    attributes: dict[str, Any] = {
         "lengths": list(grid.lengths),
         "periodic": [int(flag) for flag in grid.periodic],
         "endpoint": [int(flag) for flag in grid.endpoint],
         "origin": [axis.origin for axis in grid.axes],
     }
+    latitudes = {number: list(axis.latitudes) for number, axis in enumerate(grid.axes) if axis.latitudes is not None}
+    for number, ends in latitudes.items():
+        attributes |= {"latitude_axis": number, "latitude_ends": ends}
+    return attributes
 
 
 def to_array(values: Tensor, grid: Grid, *, sample: str, channel: str, space: Sequence[str]) -> xarray.DataArray:
-    """Values `(n, c, *grid)` as a DataArray with coordinates, the grid in its attributes.
+    """Values `(n, c, *grid)` as a DataArray with coordinates, the grid in its attributes; NaN at masked points.
 
     Raises:
         GridError: If the grid is scattered.
@@ -527,5 +586,5 @@ def to_array(values: Tensor, grid: Grid, *, sample: str, channel: str, space: Se
         raise GridError(expected="a uniform grid", got=repr(grid), remedy="save scattered fields with pn.save")
     attributes = grid_attributes(grid) | {"channel_dimension": channel}
     coordinates = {dim: axis.coordinates.numpy() for dim, axis in zip(space, grid.axes, strict=True)}
-    array = values.detach().cpu().numpy().copy()
+    array = grid.fill(values.detach().cpu(), float("nan")).numpy().copy()
     return xarray.DataArray(array, dims=(sample, channel, *space), coords=coordinates, attrs=attributes)

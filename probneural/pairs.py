@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.arrays import check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
+from probneural.arrays import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
 from probneural.checks import check_finite, check_instance, check_integer, described
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field, check_field, check_parts, select_rows
@@ -179,6 +179,7 @@ class FieldPairs:
         periodic: bool | Sequence[bool] | None = None,
         endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask | tuple[Mask, Mask] = None,
     ) -> FieldPairs:
         """Make pairs of arrays.
 
@@ -197,6 +198,9 @@ class FieldPairs:
             periodic: Whether each axis is periodic.
             endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
             dtype: float32 or float64; by default float64 if either array is of it, else float32.
+            mask: Which values are missing: True for those that are NaN, or truth values `(*grid,)` or `(n, *grid)`, True at
+                missing points; a tuple of two where inputs and outputs differ. A point where a channel is missing does not
+                count in its sample: see `Grid.masked`.
 
         Returns:
             Copies of the values, on the CPU. Without `grid`, outputs of another resolution share the inputs' domain.
@@ -220,9 +224,11 @@ class FieldPairs:
             if where is not None:
                 check_grid(where, name)
         stated = layouts_of(axes)
-        first = read_numpy(inputs, "inputs", layout=stated[0], grid=grid, option="grid", dtype=kind, **options)
+        masks = mask if isinstance(mask, tuple) else (mask, mask)
+        options |= {"dtype": kind}
+        first = read_numpy(inputs, "inputs", layout=stated[0], grid=grid, option="grid", mask=masks[0], **options)
         where = out_grid or grid
-        second = read_numpy(outputs, "outputs", layout=stated[1], grid=where, option="out_grid", dtype=kind, **options)
+        second = read_numpy(outputs, "outputs", layout=stated[1], grid=where, option="out_grid", mask=masks[1], **options)
         return cls(Field(*first), Field(*second))._looked_at()
 
     @classmethod
@@ -296,6 +302,7 @@ class FieldPairs:
         sample: str = "sample",
         channel: str | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask | tuple[Mask, Mask] = None,
     ) -> FieldPairs:
         """Make pairs of DataArrays, whose coordinates give the grid.
 
@@ -313,6 +320,7 @@ class FieldPairs:
             sample: The dimension of the n functions.
             channel: The dimension of the channels, if there is one; "channel" by default.
             dtype: float32 or float64; by default float64 if either side is of it, else float32.
+            mask: As for `from_numpy`.
 
         Returns:
             Copies of the values, on the CPU.
@@ -336,11 +344,15 @@ class FieldPairs:
         first, grid, in_labels = read_xarray(inputs, "inputs", **options)
         second, out_grid, out_labels = read_xarray(outputs, "outputs", **options)
         kind = common_dtype(first, second) if dtype is None else dtype
-        return cls(
-            Field(to_tensor(first, "inputs", dtype=kind), grid, **in_labels),
-            Field(to_tensor(second, "outputs", dtype=kind), out_grid, **out_labels),
-            groups=_read_groups(inputs),
-        )._looked_at()
+        masks = mask if isinstance(mask, tuple) else (mask, mask)
+        sides = [
+            replace(Field(*read_numpy(values, name, grid=where, option="grid", dtype=kind, mask=part)), **labels)
+            for values, name, where, part, labels in (
+                (first, "inputs", grid, masks[0], in_labels),
+                (second, "outputs", out_grid, masks[1], out_labels),
+            )
+        ]
+        return cls(*sides, groups=_read_groups(inputs))._looked_at()
 
     def _looked_at(self) -> FieldPairs:
         """Itself, if the first samples are plausible."""
@@ -363,7 +375,7 @@ class FieldPairs:
 
         space = [f"x{number}" for number in range(len(self.inputs.grid.shape))]
         out = [f"x{number}" for number in range(len(self.outputs.grid.shape))]
-        out = out if self.inputs.grid == self.outputs.grid else [f"output_{name}" for name in out]
+        out = out if self.inputs.grid.has_points_of(self.outputs.grid) else [f"output_{name}" for name in out]
         channel = "channel" if self.inputs.channels == self.outputs.channels else "output_channel"
         return xarray.Dataset(
             {

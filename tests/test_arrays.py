@@ -107,6 +107,13 @@ def test_xarray_and_back(grid: Grid, out_grid: Grid | None, dtype: torch.dtype, 
     assert (data.name, len(data.train), len(data.tests["in distribution"])) == ("own", 4, 1)
 
 
+@pytest.mark.parametrize("latitude_first", [True, False])
+def test_areas_of_the_sphere_go_to_xarray_and_back(latitude_first: bool, tmp_path: Path) -> None:
+    grid = Grid.latlon(np.linspace(-90, 90, 7), np.arange(12) * 30.0, latitude_first=latitude_first).resized((5, 5))
+    Field(torch.rand(2, 1, 5, 5), grid).to_xarray().to_netcdf(tmp_path / "sphere.nc", engine="scipy")
+    assert Field.from_xarray(xarray.open_dataarray(tmp_path / "sphere.nc")).grid == grid
+
+
 @pytest.mark.parametrize(
     ("x", "periodic", "lengths", "expected"),
     [

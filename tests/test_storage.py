@@ -295,8 +295,14 @@ def test_scattered_points_and_single_precision(structure: str, tmp_path: Path) -
     assert_equal(grid.weights, loaded.domain.weights)
 
 
-def test_axes_of_a_domain_survive(tmp_path: Path) -> None:
-    grid = Grid.uniform((8, 7), lengths=(0.1, 2.0), periodic=(True, False), endpoint=False, origin=(-1.0, 1 / 3))
+@pytest.mark.parametrize(
+    "grid",
+    [
+        Grid.uniform((8, 7), lengths=(0.1, 2.0), periodic=(True, False), endpoint=False, origin=(-1.0, 1 / 3)),
+        Grid.latlon([-60.0, -30.0, 0.0, 30.0, 60.0], [0.0, 60.0, 120.0, 180.0, 240.0, 300.0], latitude_first=False),
+    ],
+)
+def test_axes_of_a_domain_survive(grid: Grid, tmp_path: Path) -> None:
     operator = FNO(1, 1, modes=(2, 2), width=2, depth=1, projection=3, periodic=(True, False)).double()
     pairs = cases.data_for(operator, cases.fields(grid, 4, 1, seed=0))
     predictor = cases.HEADS["last-layer-given"].fit(operator, pairs)

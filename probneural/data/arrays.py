@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from probneural.arrays import array_layout, check_grid_alone
+from probneural.arrays import Mask, array_layout, check_grid_alone
 from probneural.data.arranged import array_reader
 from probneural.data.fields import Part
+from probneural.data.masking import with_mask
 from probneural.data.pairs import StoredPairs, stored_pairs
 from probneural.data.variables import FUNCTION, Variable, variable_of
 from probneural.errors import ArgumentError, ShapeError
@@ -28,6 +29,7 @@ def from_arrays(
     periodic: bool | Sequence[bool] | None = None,
     endpoint: bool | Sequence[bool] | None = None,
     dtype: torch.dtype | None = None,
+    mask: Mask | tuple[Mask, Mask] = None,
 ) -> StoredPairs:
     """Make a data set of arrays `(n, c, *grid)` of any kind that can be sliced, read a few functions at a time.
 
@@ -44,6 +46,8 @@ def from_arrays(
         periodic: Whether each axis is periodic, one entry per axis or one for all.
         endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
         dtype: float32 or float64; by default float64 if either array is of it, else float32.
+        mask: Which values are missing: True for those that are NaN, sample by sample; or truth values `(*grid,)`, True at
+            points that are missing in all samples, land for example. A tuple of two where inputs and outputs differ.
 
     Returns:
         The data set. Values are checked where they are read.
@@ -89,4 +93,7 @@ def from_arrays(
             expected="as many outputs as inputs", got=f"{counts[0]} and {counts[1]}", remedy="pair them one to one"
         )
     parts = [Part(variable=first)], [Part(variable=second)]
-    return stored_pairs(*parts, counts[0], grid=in_grid, out_grid=to_grid, dtype=dtype).looked_at()
+    pairs = stored_pairs(*parts, counts[0], grid=in_grid, out_grid=to_grid, dtype=dtype)
+    masks = mask if isinstance(mask, tuple) else (mask, mask)
+    sides = (with_mask(side, one) for side, one in zip((pairs.inputs, pairs.outputs), masks, strict=True))
+    return StoredPairs(*sides).looked_at()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from probneural.arrays import Mask
 from probneural.checks import check_integer, check_path, check_sequence
 from probneural.data.arranged import arranged
 from probneural.data.contents import AxisNames, Contents, Request
@@ -18,6 +19,7 @@ from probneural.data.formats import Format, format_of, open_hdf5, zarr_arrays
 from probneural.data.hdf5 import arrays_of
 from probneural.data.in_memory import TABLE, csv_readers, matlab_readers, torch_readers
 from probneural.data.joining import joined_contents
+from probneural.data.masking import with_mask
 from probneural.data.named import named_sources
 from probneural.data.pairs import StoredPairs
 from probneural.data.pdebench import pdebench_contents
@@ -49,6 +51,7 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
     time: str | Sequence[float] | None = None,
     channel: str | None = None,
     group: str | None = None,
+    mask: Mask | str = None,
     dtype: torch.dtype | None = None,
 ) -> StoredPairs | Trajectories:
     """Open files without reading their values: a data set of pairs, or trajectories if a variable has an axis of time.
@@ -83,6 +86,8 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
         time: Name of the dimension or array of times; or the times, one per step.
         channel: Name of the dimension of channels.
         group: Group of the file that holds the variables.
+        mask: True where NaN means a missing value, sample by sample; "land" where the points that are NaN in the first sample
+            are missing in all; or truth values `(*grid,)`, True at points that are missing in all samples.
         dtype: float32 or float64; by default float64 if a variable is of it, else float32.
 
     Returns:
@@ -112,12 +117,13 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
     )
     data = _contents(path, request, outputs_path).data(dtype)
     if isinstance(data, StoredPairs):
-        return data.looked_at(may_be_equal=False)
+        return StoredPairs(with_mask(data.inputs, mask), with_mask(data.outputs, mask)).looked_at(may_be_equal=False)
+    data = replace(data, grid=with_mask(data.at(0), mask).grid)
     StoredPairs(data.at(0), data.at(-1)).looked_at()
     return data
 
 
-def open_inputs(
+def open_inputs(  # noqa: PLR0913 (keyword-only settings, each with a default that works)
     path: Paths,
     *,
     inputs: Sequence[str] | None = None,
@@ -129,6 +135,7 @@ def open_inputs(
     time: str | Sequence[float] | None = None,
     channel: str | None = None,
     group: str | None = None,
+    mask: Mask | str = None,
     history: int = 1,
     dtype: torch.dtype | None = None,
 ) -> StoredFields:
@@ -145,6 +152,7 @@ def open_inputs(
         time: Name of the dimension or array of times; or the times, one per step.
         channel: Name of the dimension of channels.
         group: Group of the file that holds the variables.
+        mask: As in `open`.
         history: Of trajectories, the neighbouring steps of an input: all windows are taken, up to the last step.
         dtype: float32 or float64; by default float64 if a variable is of it, else float32.
 
@@ -168,7 +176,7 @@ def open_inputs(
         group=group,
         dtype=dtype,
     )
-    return _contents(path, request).fields(dtype, history=check_integer(history, "history"))
+    return with_mask(_contents(path, request).fields(dtype, history=check_integer(history, "history")), mask)
 
 
 def _request(*, dtype: torch.dtype | None, axes: str | None, sample: Any, time: Any, channel: Any, **options: Any) -> Request:

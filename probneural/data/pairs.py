@@ -56,6 +56,14 @@ class StoredPairs:
                 remedy="pair them one to one",
             )
 
+    def with_missing(self, *, inputs: bool = True, outputs: bool = True) -> StoredPairs:
+        """The same pairs, of whose inputs or outputs NaN is a missing value: what is read has a mask per sample."""
+        return replace(
+            self,
+            inputs=self.inputs.with_missing() if inputs else self.inputs,
+            outputs=self.outputs.with_missing() if outputs else self.outputs,
+        )
+
     def subset(self, index: Rows) -> StoredPairs:
         """Choose some pairs without reading them, in the order of the index."""
         rows = select_rows(index, len(self))
@@ -138,8 +146,8 @@ class StoredPairs:
 
 
 def _held(values: Field, side: StoredFields) -> StoredFields:
-    """What was read of a side, as a source of its own."""
-    reader = SlicedReader(values.values.cpu().numpy())
+    """What was read of a side, as a source of its own, NaN where values are missing."""
+    reader = SlicedReader(values.grid.fill(values.values, float("nan")).cpu().numpy())
     variable = Variable(
         name=side.parts[0].variable.name,
         reader=reader,

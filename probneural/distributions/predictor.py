@@ -76,7 +76,7 @@ class Predictor(ABC):
     """Copies a predictor to a device; `probneural.storage` sets it, which depends on all kinds of predictors."""
 
     def __init__(self, traits: PredictorTraits) -> None:
-        self.traits = traits
+        self.traits = replace(traits, domain=traits.domain.unmasked) if traits.domain.is_masked else traits
 
     @property
     def in_channels(self) -> int:
@@ -148,7 +148,8 @@ class Predictor(ABC):
             query: Where to evaluate; the inputs' own grid by default.
 
         Returns:
-            A distribution over n functions, differentiable in `inputs.values`.
+            A distribution over n functions, differentiable in `inputs.values`. With masks that differ from sample to sample, in
+            inputs or query, it is that on the grid without masks.
 
         Raises:
             DataError: If the inputs are not a `Field` or not finite, or a channel has another unit than in training.
@@ -159,7 +160,7 @@ class Predictor(ABC):
 
     def _together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
         """Predict for several sets of inputs, each with its query, as one call would: fields that share a latent."""
-        given = [(self._checked(inputs, query), query) for inputs, query in sets]
+        given = [(self._checked(inputs, query), None if query is None else query.shared) for inputs, query in sets]
         with undisturbed():
             predictions = self._predict_together(given)
         for prediction, (checked, _) in zip(predictions, given, strict=True):
@@ -192,7 +193,8 @@ class Predictor(ABC):
         check_units(self.trained_on, inputs)
         self._check_domain(inputs.grid)
         check_finite(inputs.values, "inputs")
-        return inputs.to(self.dtype).to(self.device)
+        known = Field(inputs.values, inputs.grid.shared) if inputs.grid.is_batch else inputs
+        return known.to(self.dtype).to(self.device)
 
     def to(self, device: torch.device | str) -> Predictor:
         """Return the same predictor on another device, with copies of all predictors inside it.

@@ -52,13 +52,14 @@ class TrainingData:
 
     @property
     def grid(self) -> Grid:
-        """Where the outputs live."""
+        """Where the outputs live, and the weights that all of them have: see `Grid.mean_weights`."""
         return self.pairs.outputs.grid
 
     @property
     def query(self) -> Grid | None:
-        """The outputs' grid where it differs from the inputs'."""
-        return None if self.grid == self.pairs.inputs.grid else self.grid
+        """The outputs' grid where it differs from the inputs', without masks, which do not matter to operators."""
+        grid = self.grid.unmasked
+        return None if grid == self.pairs.inputs.grid.unmasked else grid
 
     @property
     def is_sharded(self) -> bool:

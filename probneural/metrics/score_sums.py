@@ -121,7 +121,7 @@ class ScoreSums:
 
 
 def _relative_l2(comparison: Comparison) -> Tensor:
-    return relative_l2(Field(comparison.mean, comparison.grid), Field(comparison.truth, comparison.grid))
+    return relative_l2(Field(comparison.mean, comparison.grid.unmasked), Field(comparison.truth, comparison.grid))
 
 
 def _predictive_variance(comparison: Comparison) -> Tensor:

@@ -238,7 +238,7 @@ def score_pairs(
         check_units(record, side, name=name)
     if record is not None:
         check_untrained(row_keys(data), record, allow_training_data=is_allowed, purpose="scores", error=DataError)
-    query = None if pairs.inputs.grid == pairs.outputs.grid else pairs.outputs.grid
+    query = None if pairs.inputs.grid == pairs.outputs.grid else pairs.outputs.grid.shared
     parts = ((predictor(part.inputs, query), part.outputs) for part in batches(pairs, _batch_size(pairs.outputs)))
     return _scored(parts, noise=predictor.noise, level=level, whole=whole)
 

@@ -54,6 +54,8 @@ class Data:
         history: Of trajectories: neighbouring steps in an input.
         lead: Of trajectories: steps from the last one of the input to the output.
         stride: Of trajectories: steps between the windows of one of them.
+        mask: Meaning of NaN: "none" refuses it, "land" masks the points where the first sample has it, "samples" masks missing
+            values sample by sample.
         dtype: Precision of values and weights.
     """
 
@@ -72,6 +74,7 @@ class Data:
     history: Count = 1
     lead: Count = 1
     stride: Count = 1
+    mask: Literal["none", "land", "samples"] = "none"
     dtype: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:

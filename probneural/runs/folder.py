@@ -20,7 +20,7 @@ from torch import Tensor
 from probneural.checks import check_instance, check_path
 from probneural.data import StoredPairs
 from probneural.errors import ArgumentError, DataError, FileError, UnsupportedError
-from probneural.grids import Grid
+from probneural.grids import Axis, Grid
 from probneural.pairs import Dataset
 from probneural.processes import launched, world_size
 from probneural.randomness import stream
@@ -160,8 +160,8 @@ class RunFolder:
         axes = self.record["outputs"]["grid"]
         if axes is None:
             return None
-        columns = {name: [axis[name] for axis in axes] for name in ("periodic", "endpoint", "origin")}
-        return Grid.uniform([axis["size"] for axis in axes], lengths=[axis["length"] for axis in axes], **columns)
+        ends = (tuple(axis["latitudes"]) if axis.get("latitudes") else None for axis in axes)
+        return Grid.of_axes([Axis(**axis | {"latitudes": pair}) for axis, pair in zip(axes, ends, strict=True)])
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write JSON, whole or not at all."""

@@ -120,7 +120,8 @@ def _options(data: Data) -> dict[str, Any]:
         name: None if not values else values[0] if len(values) == 1 else values
         for name, values in (("periodic", data.periodic), ("lengths", data.lengths))
     }
-    return {**named, **axes, "dtype": getattr(torch, data.dtype)}
+    mask = {"none": None, "land": "land", "samples": True}[data.mask]
+    return {**named, **axes, "mask": mask, "dtype": getattr(torch, data.dtype)}
 
 
 def _concerned(error: ProbneuralError, data: Data) -> str | None:
