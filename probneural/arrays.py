@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,7 +25,7 @@ _SPACING_TOLERANCE = 1e-4
 """Largest deviation of a coordinate from equal spacing, as a fraction of the spacing, beside the coordinate's own rounding."""
 _ROUNDED = 0.1
 """Largest error of rounding to decimals, as a fraction of the spacing: beyond it, points count as unequal."""
-_CIRCLE = 360.0
+_CIRCLE, _POLE = 360.0, 90.0
 """Degrees of a full circle: a periodic axis that is as long within rounding has exactly that length."""
 Mask: TypeAlias = "bool | NDArray[Any] | Tensor | None"
 """Which values are missing: True for those that are NaN, or an array that is True at missing points."""
@@ -372,6 +373,9 @@ def read_xarray(
         lengths=lengths,
         units=[str(source.coords[dim].attrs.get("units", "")) if dim in source.coords else "" for dim in space],
     )
+    shifts = turned_points(grid, list(coordinates.values()))
+    if any(shifts):
+        values = np.roll(values, [-shift for shift in shifts], axis=tuple(range(2, values.ndim)))
     return values, grid, _labels(labelled, values.shape[1])
 
 
@@ -448,7 +452,56 @@ def grid_from_coordinates(
         dim: Axis(size, 1.0 if span is None else span, flag, not flag).coordinates.numpy() if positions is None else positions
         for (dim, positions), size, span, flag in zip(checked.items(), shape, spans, rounds, strict=True)
     }
-    return grid_of_coordinates(points, periodic=rounds, lengths=spans).named(names, units=[axis_unit(unit) for unit in units])
+    grid = grid_of_coordinates(points, periodic=rounds, lengths=spans)
+    return _on_earth(grid.named(names, units=[axis_unit(unit) for unit in units]))
+
+
+def _on_earth(grid: Grid) -> Grid:
+    """A grid of latitudes and longitudes in degrees, weighted by areas of the sphere; longitudes around it begin at 0 or after.
+
+    Raises:
+        GridError: If longitudes go around more than once.
+    """
+    latitudes, longitudes = ([n for n, axis in enumerate(grid.axes) if is_degrees(axis, word)] for word in ("lat", "lon"))
+    axes = list(grid.axes)
+    for number in longitudes:
+        axis = axes[number]
+        step = axis.length / axis.size
+        if axis.periodic and axis.length > _CIRCLE + 0.5 * step:
+            raise GridError(
+                expected=f"longitudes {axis.name!r} that go around once, without their repeated last point",
+                got=f"{axis.length:g} degrees",
+                remedy=f"drop the last point: array.isel({axis.name}=slice(0, -1))",
+            )
+        if axis.periodic and axis.length == _CIRCLE:  # -180..180 and 0..360 are one domain
+            axes[number] = replace(axis, origin=_first_longitude(axis.origin, step))
+    turned = Grid.of_axes(axes)
+    if len(latitudes) != 1 or len(longitudes) != 1:
+        return turned
+    south, north = axes[latitudes[0]].origin, axes[latitudes[0]].origin + axes[latitudes[0]].length
+    is_angle = axes[latitudes[0]].unit == "degrees" or (south >= -_POLE - 1e-6 and north <= _POLE + 1e-6)
+    return turned.on_sphere(latitude=latitudes[0]) if is_angle else turned
+
+
+def _first_longitude(origin: float, step: float) -> float:
+    """The smallest longitude from 0 on, of points that go around in equal steps."""
+    first = origin - step * math.floor(origin / step + 1e-6)
+    return 0.0 if abs(first) < 1e-6 * step else first
+
+
+def is_degrees(axis: Axis, word: str) -> bool:
+    """Whether an axis is of latitudes ("lat") or longitudes ("lon") in degrees: by its name, and by its unit if it has one."""
+    is_named = re.fullmatch(rf"(n|r|grid_)?{word}(s|itudes?|gitudes?)?", axis.name.lower()) is not None
+    return is_named and axis.unit in ("", "degrees") and axis.size > 1
+
+
+def turned_points(grid: Grid, coordinates: Sequence[NDArray[Any] | None]) -> tuple[int, ...]:
+    """Number of points by which values along each axis are rolled to begin where the grid does, 0 where they do already."""
+    shifts = []
+    for axis, points in zip(grid.axes, coordinates, strict=True):
+        offset = 0.0 if points is None or not axis.periodic else (axis.origin - float(points[0])) * axis.size / axis.length
+        shifts.append(round(offset) % axis.size)
+    return tuple(shifts)
 
 
 def axis_unit(unit: str) -> str:

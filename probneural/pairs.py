@@ -346,7 +346,11 @@ class FieldPairs:
         kind = common_dtype(first, second) if dtype is None else dtype
         masks = mask if isinstance(mask, tuple) else (mask, mask)
         sides = [
-            replace(Field(*read_numpy(values, name, grid=where, option="grid", dtype=kind, mask=part)), **labels)
+            Field(
+                *read_numpy(values, name, grid=where, option="grid", dtype=kind, mask=part),
+                names=labels["names"],
+                units=labels["units"],
+            )
             for values, name, where, part, labels in (
                 (first, "inputs", grid, masks[0], in_labels),
                 (second, "outputs", out_grid, masks[1], out_labels),

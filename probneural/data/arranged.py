@@ -21,11 +21,14 @@ class ArrangedReader:
         inner: The array as it is stored.
         order: Axes of the stored array, in the order of the view.
         descending: Axes of the stored array that are read from the last entry to the first.
+        starts: Per axis of the stored array, the entry that comes first, the ones before it following the last: longitudes
+            from -180 are read from 0 on. Counted after the turn of descending axes; empty for none.
     """
 
     inner: ArrayReader
     order: tuple[int, ...]
     descending: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,13 +48,18 @@ class ArrangedReader:
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box."""
         stored = [slice(0, length) for length in self.inner.shape]
-        for axis, part in zip(self.order, box, strict=False):
+        cuts = [slice(None)] * len(self.order)
+        for number, (axis, part) in enumerate(zip(self.order, box, strict=False)):
             length = self.inner.shape[axis]
-            stored[axis] = slice(length - part.stop, length - part.start) if axis in self.descending else part
-        return self._arranged(self.inner.read(tuple(stored)))
+            if self.starts and self.starts[axis]:  # read whole: what is asked for may go round
+                cuts[number] = part
+            else:
+                stored[axis] = slice(length - part.stop, length - part.start) if axis in self.descending else part
+        return self._arranged(self.inner.read(tuple(stored)))[tuple(cuts)]
 
     def _arranged(self, values: NDArray[Any]) -> NDArray[Any]:
         turned = np.flip(values, self.descending) if self.descending else values
+        turned = np.roll(turned, [-start for start in self.starts], range(values.ndim)) if self.starts else turned
         dropped = tuple(axis for axis in range(values.ndim) if axis not in self.order)
         return turned.transpose(*self.order, *dropped).reshape([turned.shape[axis] for axis in self.order])
 
@@ -66,13 +74,15 @@ class ArrangedRowReader(ArrangedReader):
         return self._arranged(self.inner.read_rows(rows))
 
 
-def arranged(inner: ArrayReader, order: Sequence[int], *, descending: Sequence[int] = ()) -> ArrayReader:
-    """An array with its axes in an order; itself where nothing changes."""
-    if tuple(order) == tuple(range(len(inner.shape))) and not descending:
+def arranged(
+    inner: ArrayReader, order: Sequence[int], *, descending: Sequence[int] = (), starts: Sequence[int] = ()
+) -> ArrayReader:
+    """An array with its axes in an order, as `ArrangedReader` has them; itself if nothing changes."""
+    if tuple(order) == tuple(range(len(inner.shape))) and not descending and not any(starts):
         return inner
     reads_rows = isinstance(inner, RowReader) and len(order) > 0 and order[0] == 0 and 0 not in descending
     kind = ArrangedRowReader if reads_rows else ArrangedReader
-    return kind(inner, tuple(order), tuple(descending))
+    return kind(inner, tuple(order), tuple(descending), tuple(starts) if any(starts) else ())
 
 
 def array_reader(array: Any, name: str) -> ArrayReader:

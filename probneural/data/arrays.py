@@ -95,5 +95,4 @@ def from_arrays(
     parts = [Part(variable=first)], [Part(variable=second)]
     pairs = stored_pairs(*parts, counts[0], grid=in_grid, out_grid=to_grid, dtype=dtype)
     masks = mask if isinstance(mask, tuple) else (mask, mask)
-    sides = (with_mask(side, one) for side, one in zip((pairs.inputs, pairs.outputs), masks, strict=True))
-    return StoredPairs(*sides).looked_at()
+    return StoredPairs(with_mask(pairs.inputs, masks[0]), with_mask(pairs.outputs, masks[1])).looked_at()

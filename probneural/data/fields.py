@@ -180,7 +180,7 @@ def _converted(
         raise DataError(
             expected=f"finite {name} in {dtype}",
             got=f"values that are NaN or infinite in function {function}{when}",
-            remedy='repair it, or leave it out: data.subset(rows); where NaN means missing, pass mask=True, or mask="land" if it is land',
+            remedy="repair it, or leave it out: data.subset(rows); where NaN means missing, pass mask=True",
         ) from error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probneural.arrays import check_channels, grid_from_coordinates, grid_of, recorded_grid
+from probneural.arrays import check_channels, grid_from_coordinates, grid_of, recorded_grid, turned_points
 from probneural.data.contents import Contents, Names, Request
 from probneural.data.sources import Source
 from probneural.data.variables import AxisLabels, Variable, variable_of
@@ -195,13 +195,19 @@ def _variable(source: Source, layout: Layout, grid: Grid) -> Variable:
     samples = layout.axes(SAMPLE)
     sample = source.dims[samples[0]] if samples and source.has_names else ""
     labelled = [dim for dim in (sample, *space) if dim in source.coordinates]
+    points = [_coordinate(source, dim) if dim in source.coordinates else None for dim in space]
+    shifts = turned_points(grid, points) if space and len(space) == len(grid.axes) else (0,) * len(space)
+    starts = [0] * len(layout.roles)
+    for axis, shift in zip(layout.space_axes, shifts, strict=True):
+        starts[axis] = shift
+    along = {dim: np.roll(one, -shift) for dim, one, shift in zip(space, points, shifts, strict=True) if one is not None}
     labels = AxisLabels(
         sample=sample or ("sample" if samples else "trajectory"),
         space=tuple(dim or role for dim, role in zip(space, layout.space, strict=True)) if source.has_names else (),
-        coordinates={dim: source.coordinates[dim] if dim == sample else _coordinate(source, dim) for dim in labelled},
+        coordinates={dim: along[dim] if dim in along else source.coordinates[dim] for dim in labelled},
         attributes={dim: source.axis_attributes.get(dim, {}) for dim in labelled},
     )
-    variable = variable_of(source.reader, layout, grid, source.name, descending=descending)
+    variable = variable_of(source.reader, layout, grid, source.name, descending=descending, starts=starts)
     return replace(variable, labels=labels, unit=str(source.attributes.get("units", "")))
 
 

@@ -126,7 +126,15 @@ class Variable:
         return f"({', '.join([*words, *rest])})"
 
 
-def variable_of(reader: ArrayReader, layout: Layout, grid: Grid, name: str, *, descending: Sequence[int] = ()) -> Variable:
+def variable_of(
+    reader: ArrayReader,
+    layout: Layout,
+    grid: Grid,
+    name: str,
+    *,
+    descending: Sequence[int] = (),
+    starts: Sequence[int] = (),
+) -> Variable:
     """An array as a variable: samples and times first, then channels and space in their order.
 
     Args:
@@ -135,6 +143,7 @@ def variable_of(reader: ArrayReader, layout: Layout, grid: Grid, name: str, *, d
         grid: Where it lives; it is constant there if no axis is space.
         name: The variable's name in messages.
         descending: Axes of the array that are read from the last entry to the first.
+        starts: Per axis of the array, the entry that comes first.
 
     Raises:
         ShapeError: If it does not fit the grid.
@@ -144,7 +153,7 @@ def variable_of(reader: ArrayReader, layout: Layout, grid: Grid, name: str, *, d
     rest = [axis for axis, role in enumerate(layout.roles) if role == layouts.CHANNEL or role in layout.space]
     return Variable(
         name=name,
-        reader=arranged(reader, [layout.axes(role)[0] for role in leading] + rest, descending=descending),
+        reader=arranged(reader, [layout.axes(role)[0] for role in leading] + rest, descending=descending, starts=starts),
         leading=tuple(columns[role] for role in leading),
         channel_axes=tuple(number for number, axis in enumerate(rest) if layout.roles[axis] == layouts.CHANNEL),
         grid_shape=grid.shape,

@@ -30,8 +30,9 @@ def test_inputs_constant_in_space_get_an_operator_that_represents_the_map(
 ) -> None:
     report = runs.report(parameters(tmp_path), tmp_path / "run")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("PODDeepONet, LastLayerLaplace: the inputs are constant in space, so they are parameters (1")
-    assert lines[1].startswith("training PODDeepONet")
+    assert lines[0].startswith("data: 70 samples; 1 channel (q) to 1 channel (u); x0 16 over 1, periodic")
+    assert lines[1].startswith("PODDeepONet, LastLayerLaplace: the inputs are constant in space, so they are parameters (1")
+    assert lines[2].startswith("training PODDeepONet")
     assert report.scores.scores.relative_l2 is not None
     assert report.scores.scores.relative_l2 < 0.1 < (report.scores.baseline or 0.0)
     assert "an FNO maps constants to constants" in report.path.read_text()
@@ -43,7 +44,7 @@ def test_inputs_constant_in_space_get_an_operator_that_represents_the_map(
 def test_few_samples_train_no_operator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = dataclasses.replace(cheap(written(tmp_path)), operator=runs.Operator())
     report = runs.report(config, tmp_path / "run")
-    assert "KernelOperator: 19 samples are few for a neural operator" in capsys.readouterr().err.splitlines()[0]
+    assert "KernelOperator: 19 samples are few for a neural operator" in capsys.readouterr().err.splitlines()[1]
     assert not (tmp_path / "run" / "operator.safetensors").exists()
     assert report.scores.scores.relative_l2 is not None
     assert report.scores.scores.relative_l2 < 0.1
