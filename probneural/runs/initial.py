@@ -9,7 +9,7 @@ from probneural.checks import check_flag, check_instance, check_path
 from probneural.data import list_variables
 from probneural.errors import ArgumentError, FileError, ProbneuralError
 from probneural.runs.config import Config
-from probneural.runs.folder import split_rows
+from probneural.runs.folder import resolved_split, split_rows
 from probneural.runs.recipes import resolved
 from probneural.runs.sources import open_data, with_names
 from probneural.runs.toml import write_config
@@ -65,7 +65,7 @@ def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
         if data.inputs and data.outputs and data.periodic:
             raise
         return config, notes
-    rows = split_rows(len(pairs), config, groups=pairs.groups)
+    config = dataclasses.replace(config, data=with_names(data, pairs), split=resolved_split(config.split, pairs))
+    rows = split_rows(len(pairs), config, groups=pairs.groups, clock=pairs.clock)
     del notes["data.periodic"]
-    config = dataclasses.replace(config, data=with_names(data, pairs))
     return resolved(config, pairs, train=len(rows["train"])), notes
