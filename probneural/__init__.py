@@ -35,6 +35,7 @@ from probneural import (
     training,
     trajectories,
 )
+from probneural.clocks import WindowClock
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -53,6 +54,7 @@ __all__ = [
     "FieldPairs",
     "FieldTrajectories",
     "Grid",
+    "WindowClock",
     "calibration",
     "curvature",
     "data",

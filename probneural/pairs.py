@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.arrays import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
-from probneural.checks import check_finite, check_instance, check_integer, described
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.checks import assign, check_finite, check_instance, check_integer, described
+from probneural.clocks import WindowClock, is_time, joined_clocks, series_clock, split_in_time
+from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError
 from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
 from probneural.layouts import layouts_of
+from probneural.notices import warn
 from probneural.periodicity import check_plausible, rows_to_check
 from probneural.randomness import stream
 from probneural.summaries import summary_of
 
 if TYPE_CHECKING:
     import xarray
+
+_STATE, _TRAJECTORY = "state_time", "trajectory"
+"""Coordinates of the samples: times of each state, numbered, and identities of trajectories."""
 
 Rows = int | slice | Tensor | Sequence[int]
 """Which functions: one number, a slice, integers, or truth values; negative numbers count from the end."""
@@ -110,11 +116,13 @@ class FieldPairs:
     Args:
         inputs: Input functions.
         outputs: Output functions; their grid may differ from the inputs'.
-        groups: Which trajectory each pair is of, `(n,)`, where pairs are windows of trajectories; `split` never divides one.
+        groups: Which trajectory each pair is of, `(n,)`, where pairs are windows of trajectories; a random `split` keeps each
+            whole.
+        clock: Times of the states in each pair, where pairs have times.
 
     Raises:
-        ShapeError: If the numbers of fields differ, or there is not one group per pair.
-        DataError: If a side is not a `Field`, or groups are no integers.
+        ShapeError: If the numbers of fields differ, or there is not one group, or not one row of the clock, per pair.
+        DataError: If a side is not a `Field`, groups are no integers, or the clock is of another kind.
 
     Examples:
         >>> field = Field(torch.zeros(10, 1, 8), Grid.uniform((8,)))
@@ -127,6 +135,7 @@ class FieldPairs:
     outputs: Field
     _: KW_ONLY
     groups: Int64[Tensor, " n"] | None = None
+    clock: WindowClock | None = None
 
     def __post_init__(self) -> None:
         """Check that the two sides are fields, equally many."""
@@ -140,6 +149,8 @@ class FieldPairs:
             )
         if self.groups is not None:
             _check_groups(self.groups, len(self.inputs))
+        if self.clock is not None and check_clock(self.clock, len(self.inputs)).trajectories is None:
+            assign(self, clock=self.clock._named(self.fingerprint))
 
     @classmethod
     def cat(cls, parts: Sequence[FieldPairs]) -> FieldPairs:
@@ -164,7 +175,8 @@ class FieldPairs:
         """
         pairs = check_parts(parts, cls)
         inputs, outputs = Field.cat([part.inputs for part in pairs]), Field.cat([part.outputs for part in pairs])
-        return cls(inputs, outputs, groups=_joined_groups(pairs))
+        clock = joined_clocks([part.clock for part in pairs])
+        return cls(inputs, outputs, groups=_joined_groups(pairs, clock), clock=clock)
 
     @classmethod
     def from_numpy(
@@ -313,7 +325,7 @@ class FieldPairs:
         Args:
             inputs: Input functions: a DataArray, or a Dataset whose variables are the channels. Without `outputs`, a Dataset
                 with the variables "inputs" and "outputs", as `to_xarray` makes. A coordinate "groups" of whole numbers says
-                which pairs belong together.
+                which pairs belong together. Where the dimension `sample` is time, its coordinate gives the pairs' times.
             outputs: Output functions, likewise; matched to the inputs by position.
             periodic: Whether each dimension of space is periodic: coordinates cannot tell. `to_xarray` records it.
             lengths: Extent of each dimension of space, in the coordinates' units.
@@ -356,7 +368,7 @@ class FieldPairs:
                 (second, "outputs", out_grid, masks[1], out_labels),
             )
         ]
-        return cls(*sides, groups=_read_groups(inputs))._looked_at()
+        return cls(*sides, groups=_read_groups(inputs), clock=_read_clock(inputs, sample))._looked_at()
 
     def _looked_at(self) -> FieldPairs:
         """Itself, if the first samples are plausible."""
@@ -370,7 +382,7 @@ class FieldPairs:
         """Return a Dataset of the variables "inputs" and "outputs", which `from_xarray` reads back equal.
 
         Dimensions are `sample`, `channel` and `x0`, `x1`, ...; where the sides differ, the outputs' begin with `output_`.
-        Groups are a coordinate of the samples.
+        Groups, and times and trajectories of pairs that have them, are coordinates of the samples.
 
         Raises:
             GridError: If a grid is scattered.
@@ -386,20 +398,31 @@ class FieldPairs:
                 "inputs": to_array(self.inputs.values, self.inputs.grid, sample="sample", channel="channel", space=space),
                 "outputs": to_array(self.outputs.values, self.outputs.grid, sample="sample", channel=channel, space=out),
             },
-            coords={} if self.groups is None else {"groups": ("sample", self.groups.numpy())},
+            coords=({} if self.groups is None else {"groups": ("sample", self.groups.numpy())})
+            | _clock_coordinates(self.clock),
         )
 
-    def split(self, count: int, *, seed: int) -> tuple[FieldPairs, FieldPairs]:
-        """Split at random into `count` pairs and the rest.
+    def split(
+        self, count: int, *, seed: int | None = None, by: str = "random", embargo: int = 0
+    ) -> tuple[FieldPairs, FieldPairs]:
+        """Split into `count` pairs and the rest; see [`divided_rows`][probneural.pairs.divided_rows] for the ways to do it.
 
-        Pairs of one group stay together, so with groups the first part may have more than `count`, see
-        [`split_rows`][probneural.pairs.split_rows].
+        Args:
+            count: Pairs of the first part. Of groups and blocks, which stay whole, it may have a few more or fewer.
+            seed: Names a random split, or a split by blocks.
+            by: "random", "time" (the first part is the earlier one), or "blocks" (of neighbouring times).
+            embargo: Steps of time between the two parts whose pairs are left out.
 
         Raises:
-            ArgumentError: If either part would be empty.
+            ArgumentError: If either part would be empty, the pairs have no times to split by, or the seed is missing.
         """
-        first, second = split_rows(len(self), count, seed=seed, groups=self.groups)
+        first, second = divided_rows(self, count, seed=seed, by=by, embargo=embargo)
         return self[first], self[second]
+
+    @property
+    def window_keys(self) -> Int64[Tensor, "n k"] | None:
+        """One key per state of each pair, equal for equal trajectories and times; None for pairs without times."""
+        return None if self.clock is None else self.clock.keys
 
     @cached_property
     def fingerprint(self) -> str:
@@ -426,7 +449,8 @@ class FieldPairs:
 
     def __getitem__(self, index: Rows) -> FieldPairs:
         """Select pairs, as in `Field`."""
-        return FieldPairs(self.inputs[index], self.outputs[index], groups=select_groups(self.groups, index))
+        clock = None if self.clock is None else self.clock[index]
+        return FieldPairs(self.inputs[index], self.outputs[index], groups=select_groups(self.groups, index), clock=clock)
 
     def __repr__(self) -> str:
         """A short description."""
@@ -435,7 +459,7 @@ class FieldPairs:
     @property
     def summary(self) -> str:
         """Samples, channels, axes of space and times, in one sentence."""
-        return summary_of(self.inputs, self.outputs)
+        return summary_of(self.inputs, self.outputs, time="none" if self.clock is None else self.clock.description)
 
 
 def check_pairs(pairs: object, name: str = "training", *, least: int = 1) -> FieldPairs:
@@ -532,10 +556,82 @@ def split_rows(
         raise ArgumentError(
             expected=f"a count that leaves a trajectory of {len(sizes)} to the second part",
             got=str(count),
-            remedy="windows of a trajectory stay together: choose fewer, or give more trajectories",
+            remedy=f'split each trajectory in time: split({count}, by="time"); or choose fewer, or give more trajectories',
         )
     is_first = torch.isin(group, order[:taken])
     return is_first.nonzero()[:, 0], (~is_first).nonzero()[:, 0]
+
+
+def divided_rows(
+    data: Any,
+    count: int,
+    *,
+    seed: int | None,
+    by: str,
+    embargo: int = 0,
+    coordinates: Mapping[str, NDArray[Any]] | None = None,
+) -> tuple[Int64[Tensor, " _"], Int64[Tensor, " _"]]:
+    """Rows of the two parts of a data set.
+
+    * `by="random"`: rows, or whole groups where there are groups, in a random order.
+    * `by="time"`: the first part is the earlier `count` rows. Later rows that share a state with the first part, or begin
+      `embargo` steps or fewer after its last state, are left out.
+    * `by="blocks"`: contiguous blocks of time are dealt out at random. Rows of the second part that share a state with the
+      first, or lie within `embargo` steps of it, are left out.
+    * the name of a coordinate: rows of one value stay together, and values are in a random order.
+
+    Args:
+        data: With a length, groups and a clock.
+        count: Rows of the first part.
+        seed: Names what is random.
+        by: How to split.
+        embargo: Steps of time between the parts.
+        coordinates: By name, one value per row.
+
+    Raises:
+        ArgumentError: If either part would be empty, there is no such way to split these rows, or the seed is missing.
+    """
+    clock: WindowClock | None = data.clock
+    total, names = len(data), coordinates or {}
+    if by in ("time", "blocks") and clock is None:
+        raise ArgumentError(
+            expected=f"pairs that have times, to split by {by!r}",
+            got="pairs without a clock",
+            remedy="give their times, pn.FieldPairs(inputs, outputs, clock=pn.WindowClock(times)), or split at random",
+        )
+    if by not in ("random", "time", "blocks", *names):
+        raise ArgumentError(
+            expected=f"by one of {', '.join(map(repr, ('random', 'time', 'blocks', *names)))}",
+            got=repr(by),
+            remedy="a coordinate must belong to the axis of samples of a file",
+        )
+    if by != "time" and seed is None:
+        raise ArgumentError(expected=f"a seed for by={by!r}", got="none", remedy=f"name the split: split({count}, seed=0)")
+    if by not in ("time", "blocks") and embargo != 0:
+        raise ArgumentError(
+            expected="no embargo without an order in time", got=f"embargo={embargo}", remedy='write by="time" or by="blocks"'
+        )
+    if by == "random":
+        if clock is not None and clock.is_series and data.groups is None:
+            warn(
+                "these pairs are one series in time, and a random split puts neighbouring times on both sides: errors on the "
+                f'second part are then smaller than at later times. Write split({count}, by="time")',
+                DataWarning,
+            )
+        return split_rows(total, count, seed=cast(int, seed), groups=data.groups)
+    if by in names:
+        _, numbers = np.unique(names[by], return_inverse=True)
+        return split_rows(total, count, seed=cast(int, seed), groups=torch.from_numpy(numbers.reshape(-1).astype(np.int64)))
+    count = check_integer(count, "count", most=total - 1)
+    generator = None if seed is None else stream(seed, "split")
+    first, second = split_in_time(cast(WindowClock, clock), [count, total - count], by=by, embargo=embargo, generator=generator)
+    if not len(second):
+        raise ArgumentError(
+            expected="later rows that share no state with the first part",
+            got=f"none of the {total - count} others, with embargo={embargo}",
+            remedy="lower count or embargo, or give more data",
+        )
+    return first, second
 
 
 def select_groups(groups: Int64[Tensor, " n"] | None, index: Rows) -> Int64[Tensor, " m"] | None:
@@ -565,6 +661,38 @@ def _check_groups(groups: object, count: int) -> None:
         raise ShapeError(expected=f"groups of shape ({count},)", got=str(tuple(given.shape)), remedy=remedy)
 
 
+def check_clock(clock: object, count: int) -> WindowClock:
+    """Return a clock of so many pairs, or raise a DataError or ShapeError."""
+    remedy = "make it: pn.WindowClock(times), one time per pair"
+    checked = check_instance(clock, WindowClock, "clock", remedy=remedy)
+    if len(checked) != count:
+        raise ShapeError(expected=f"a clock of {count} pairs", got=str(len(checked)), remedy=remedy)
+    return checked
+
+
+def _clock_coordinates(clock: WindowClock | None) -> dict[str, Any]:
+    """Times and trajectories as coordinates of the samples."""
+    if clock is None:
+        return {}
+    about = {"history": clock.history, "lead": clock.lead} | ({} if clock.step is None else {"step": clock.step})
+    states = {f"{_STATE}{number}": ("sample", times.numpy()) for number, times in enumerate(clock.states.unbind(1))}
+    identities = np.zeros(len(clock), np.int64) if clock.trajectories is None else clock.trajectories.numpy()
+    return states | {_TRAJECTORY: ("sample", identities, about)}
+
+
+def _read_clock(inputs: xarray.DataArray | xarray.Dataset, sample: str) -> WindowClock | None:
+    """Times from the coordinates that `to_xarray` writes, or from a dimension of samples that is time."""
+    if f"{_STATE}0" in inputs.coords and _TRAJECTORY in inputs.coords:
+        count = sum(str(name).startswith(_STATE) for name in inputs.coords)
+        states = np.stack([inputs.coords[f"{_STATE}{number}"].values for number in range(count)], axis=1)
+        trajectory = inputs.coords[_TRAJECTORY]
+        about = {name: trajectory.attrs[name] for name in ("history", "lead", "step") if name in trajectory.attrs}
+        return WindowClock(torch.as_tensor(states), torch.as_tensor(trajectory.values.astype(np.int64)), **about)
+    if sample in inputs.coords and is_time(sample, inputs.coords[sample].attrs):
+        return series_clock(inputs.coords[sample].values)
+    return None
+
+
 def _read_groups(inputs: xarray.DataArray | xarray.Dataset) -> Int64[Tensor, " n"] | None:
     """The coordinate "groups", in whichever dtype; None where there is none."""
     if "groups" not in inputs.coords:
@@ -585,16 +713,19 @@ def _are_whole(values: NDArray[Any]) -> bool:
     return values.dtype.kind == "f" and bool((abs(values) < 2.0**53).all()) and bool((values % 1 == 0).all())
 
 
-def _joined_groups(parts: Sequence[FieldPairs]) -> Int64[Tensor, " n"] | None:
-    """Groups of data sets that come one after the other; a pair without one is a group of its own."""
-    if all(part.groups is None for part in parts):
+def _joined_groups(parts: Sequence[FieldPairs], clock: WindowClock | None) -> Int64[Tensor, " n"] | None:
+    """Groups of data sets that come one after the other; a pair without one, or a trajectory, is a group of its own."""
+    are_single = all(part.clock is None for part in parts) if clock is None else clock.is_series
+    if are_single and all(part.groups is None for part in parts):
         return None
-    found, known = [], 0
+    joined: list[Tensor] = []
+    count = 0
     for part in parts:
-        own = torch.arange(len(part), device="cpu") if part.groups is None else part.groups.unique(return_inverse=True)[1]
-        found.append(own + known)
-        known += int(own.max()) + 1 if len(own) else 0
-    return torch.cat(found)
+        owners = part.groups if part.groups is not None or part.clock is None else part.clock.trajectories
+        numbers = torch.arange(len(part), device="cpu") if owners is None else owners.unique(return_inverse=True)[1]
+        joined.append(numbers + count)
+        count += int(numbers.max()) + 1 if len(numbers) else 0
+    return torch.cat(joined)
 
 
 def evenly_spread_rows(count: int, most: int) -> slice | Tensor:

@@ -330,7 +330,9 @@ def with_copies(pairs: FieldPairs, symmetries: Sequence[Symmetry | tuple[Symmetr
         for side, symmetry in zip(sides, maps, strict=True):
             side.append(check_field(_check_symmetry(symmetry)(side[0]), "what a symmetry returns"))
     groups = torch.arange(len(pairs), device="cpu") if pairs.groups is None else pairs.groups
-    return FieldPairs(*(Field.cat(side) for side in sides), groups=groups.repeat(1 + len(both)))
+    rows = torch.arange(len(pairs), device="cpu").repeat(1 + len(both))
+    clock = None if pairs.clock is None else pairs.clock[rows]
+    return FieldPairs(*(Field.cat(side) for side in sides), groups=groups[rows], clock=clock)
 
 
 def _numbers(given: object, name: str) -> tuple[int, ...]:

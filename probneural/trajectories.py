@@ -11,14 +11,12 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.checks import assign, check_floating, check_instance, check_integer, real_tensor
+from probneural.clocks import UNEVEN, WindowClock, even_step
 from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeError
 from probneural.fields import Field, check_field, check_parts, select_rows
-from probneural.fingerprints import fingerprint_of
+from probneural.fingerprints import fingerprint_of, row_fingerprints
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs, Rows, split_rows
-
-UNEVEN = 1e-3
-"""Deviation of an interval of time, relative to their mean, that counts as rounding."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -153,7 +151,8 @@ class FieldTrajectories:
             steps: Following states that an output holds, stacked as channels, the earliest first.
 
         Returns:
-            Copies of the values, in pairs that know their trajectory: `split` never divides one.
+            Copies of the values, in pairs that have a clock. Of several trajectories they have groups, and a random `split`
+            never divides a trajectory; of a single one, split by time.
 
         Raises:
             ArgumentError: If a number is not a positive integer, no window fits, a lead of more than 1 skips states that the
@@ -178,7 +177,13 @@ class FieldTrajectories:
         ends = (starts[:, None] + (history - 2) + following).to(self.device)  # of `values`, which begin at step 1
         groups = torch.arange(len(self), device="cpu").repeat_interleave(len(starts))
         outputs = self.values[:, ends].flatten(0, 1).flatten(1, 2)
-        return FieldPairs(Field(inputs, self.grid), Field(outputs, self.grid), groups=groups)
+        times = torch.cat([self.times.new_zeros(1), self.times])
+        states = times[window_steps(starts, history=history, lead=lead, steps=steps)].repeat(len(self), 1)
+        identities = row_fingerprints(self.start.values, name="start") + row_fingerprints(self.values[:, -1], name="last")
+        identities = identities[groups]
+        clock = WindowClock(states, identities, history=history, lead=lead, step=even_step(times))
+        owners = groups if len(self) > 1 else None
+        return FieldPairs(Field(inputs, self.grid), Field(outputs, self.grid), groups=owners, clock=clock)
 
     def split(self, count: int, *, seed: int) -> tuple[FieldTrajectories, FieldTrajectories]:
         """Split at random into `count` trajectories and the rest.
@@ -186,6 +191,7 @@ class FieldTrajectories:
         Raises:
             ArgumentError: If either part would be empty.
         """
+        check_several(len(self), count)
         first, second = split_rows(len(self), count, seed=seed)
         return self[first], self[second]
 
@@ -248,6 +254,16 @@ def check_times(times: object, *, error: type[ProbneuralError] = ArgumentError) 
     return found
 
 
+def check_several(trajectories: int, count: int) -> None:
+    """Raise an ArgumentError if there are too few trajectories to split them."""
+    if trajectories < 2:
+        raise ArgumentError(
+            expected="two trajectories or more to split them",
+            got=str(trajectories),
+            remedy=f'split windows in time: data.windows().split({count}, by="time")',
+        )
+
+
 def check_trajectories(data: object, name: str = "truth") -> FieldTrajectories:
     """Return trajectories in memory, or raise a DataError."""
     return check_instance(
@@ -290,3 +306,17 @@ def window_starts(times: int, *, history: int, lead: int, stride: int, steps: in
             remedy="take shorter windows",
         )
     return torch.arange(0, last + 1, stride, device="cpu")
+
+
+def window_steps(
+    starts: Int64[Tensor, " windows"], *, history: int, lead: int, steps: int = 1
+) -> Int64[Tensor, "windows states"]:
+    """Steps of the states of each window: `history` neighbouring input states, then output states, `lead` steps apart.
+
+    Examples:
+        >>> window_steps(torch.tensor([0, 1]), history=2, lead=3).tolist()
+        [[0, 1, 4], [1, 2, 5]]
+    """
+    inputs = torch.arange(history, device="cpu")
+    outputs = history - 1 + lead * torch.arange(1, steps + 1, device="cpu")
+    return starts[:, None] + torch.cat([inputs, outputs])

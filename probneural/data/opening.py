@@ -117,7 +117,8 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
     )
     data = _contents(path, request, outputs_path).data(dtype)
     if isinstance(data, StoredPairs):
-        return StoredPairs(with_mask(data.inputs, mask), with_mask(data.outputs, mask)).looked_at(may_be_equal=False)
+        masked = replace(data, inputs=with_mask(data.inputs, mask), outputs=with_mask(data.outputs, mask))
+        return masked.looked_at(may_be_equal=False)
     data = replace(data, grid=with_mask(data.at(0), mask).grid)
     StoredPairs(data.at(0), data.at(-1)).looked_at()
     return data

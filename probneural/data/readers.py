@@ -314,6 +314,20 @@ def reader_of(array: Any, name: str) -> ArrayReader:
     return SlicedReader(array)
 
 
+def location_of(reader: ArrayReader) -> str | None:
+    """File and name of an array, without reading it; None for an array in memory."""
+    views = [reader.inner] if hasattr(reader, "inner") else getattr(reader, "parts", ())
+    if views:
+        inside = [location_of(view) for view in views]
+        return None if None in inside else "; ".join(map(str, inside))
+    source: Any = getattr(reader, "array", reader)
+    path = getattr(source, "path", None) or getattr(getattr(source, "file", None), "path", None)
+    name = getattr(source, "key", None) or getattr(source, "name", None) or getattr(source, "offset", None)
+    if path is None or source is not reader:  # arrays of h5py and zarr
+        path = getattr(getattr(source, "file", None), "filename", None) or getattr(source, "store_path", None)
+    return None if path is None else f"{os.path.realpath(str(path))}: {name}"
+
+
 def gather(reader: ArrayReader, places: NDArray[np.int64], *, chunks: Sequence[int] | None = None) -> NDArray[Any]:
     """Read entries of the first axes of an array, in the order asked, each once, and those of a chunk or a run at once.
 

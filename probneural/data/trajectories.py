@@ -6,22 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.arrays import array_layout, check_grid_alone
 from probneural.checks import check_integer, real_tensor
+from probneural.clocks import UNEVEN, WindowClock, even_step, identity
 from probneural.data.arranged import array_reader
 from probneural.data.fields import Part, StoredFields, stored
 from probneural.data.pairs import StoredPairs
+from probneural.data.readers import location_of
 from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.fields import select_rows
+from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid, check_grid
 from probneural.layouts import layouts_of
 from probneural.pairs import Rows, split_rows
-from probneural.trajectories import UNEVEN, FieldTrajectories, window_starts
+from probneural.trajectories import FieldTrajectories, check_several, window_starts, window_steps
+
+_IDENTIFIED = 64
+"""Trajectories that are hashed at once."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -136,7 +143,8 @@ class Trajectories:
             steps: Following states that an output holds, stacked as channels, the earliest first.
 
         Returns:
-            The pairs, which know their trajectory: `split` never divides one.
+            The pairs, which have a clock. Of several trajectories they have groups, and a random `split` never divides a
+            trajectory; of a single one, split by time.
 
         Raises:
             ArgumentError: If a number is not a positive integer, no window fits into the times, or several steps do not follow
@@ -151,7 +159,29 @@ class Trajectories:
         after = range(history - 1 + lead, history + lead * steps, lead)
         self._check_spacing(starts, [*range(1, history), *after])
         given = stored(_parts(self.outputs, after), places, grid=self.grid, dtype=self.dtype)
-        return StoredPairs(self._taken(places, history), given, groups=places[:, FUNCTION])
+        clock = self._clock(places, window_steps(starts, history=history, lead=lead, steps=steps), history=history, lead=lead)
+        groups = places[:, FUNCTION] if len(self) > 1 else None
+        return StoredPairs(self._taken(places, history), given, groups=groups, clock=clock)
+
+    def _clock(self, places: Int64[Tensor, "n_w 2"], offsets: Int64[Tensor, "w k"], *, history: int, lead: int) -> WindowClock:
+        """Times of all windows, those of the first trajectory first."""
+        times = self.times[self.rows] if self.times.ndim == 2 else self.times.expand(len(self), -1)
+        identities = self._identities()[:, None].expand(-1, len(offsets)).reshape(-1)
+        return WindowClock(times[:, offsets].flatten(0, 1), identities, history=history, lead=lead, step=even_step(times))
+
+    def _identities(self) -> Int64[Tensor, " n"]:
+        """One per trajectory: a hash of files, variables and row, or of the first and last state of arrays in memory."""
+        variables = list(dict.fromkeys((*self.inputs, *self.outputs)))
+        locations = [location_of(variable.reader) for variable in variables]
+        if None not in locations:
+            return torch.tensor([identity(f"{locations} {row}") for row in self.rows.tolist()], dtype=torch.int64, device="cpu")
+        hashes = []
+        for rows in self.rows.split(_IDENTIFIED):
+            first, last = (torch.stack([rows, torch.full_like(rows, step)], dim=1).numpy() for step in (0, self.steps - 1))
+            values = [variable.read(where) for variable in variables for where in (first, last)]
+            native = [torch.from_numpy(np.array(one, one.dtype.newbyteorder("="))) for one in values]
+            hashes.append(sum(row_fingerprints(one, name=str(number)) for number, one in enumerate(native)))
+            hashes.append(torch.stack([row_fingerprints(one, name=str(number)) for number, one in enumerate(native)]).sum(0))
 
     def histories(self, count: int = 1) -> StoredFields:
         """The inputs alone of all windows of `count` neighbouring steps, up to the last step: what forecasts start from.
@@ -224,6 +254,7 @@ class Trajectories:
         Raises:
             ArgumentError: If either part would be empty.
         """
+        check_several(len(self), count)
         first, second = split_rows(len(self), count, seed=seed)
         return self.subset(first), self.subset(second)
 

@@ -97,9 +97,14 @@ def with_paths(data: Data, change: Callable[[str], str]) -> Data:
 class Split:
     """Who sees which pairs: drawn once, recorded, and disjoint. What is left is trained on.
 
-    Windows of one trajectory stay together: of trajectories, fractions count those.
+    Windows of one trajectory stay together: of trajectories, fractions count those. Of one series in time, training takes the
+    earliest part, then come the scaling, conformal and test parts, and pairs that share a state with an earlier part are left
+    out.
 
     Attributes:
+        by: "random"; "time" for parts in the order of time; "blocks" for contiguous blocks of time, dealt out at random. "auto"
+            is "time" for one trajectory and where samples are times, and "random" otherwise.
+        embargo: Of a split by time or blocks: steps of time between two parts whose pairs are left out.
         test: Fraction that only scores and the report see.
         scaling: Fraction that the scales of the variances are fitted on; at least 2 pairs.
         conformal: Fraction that the bands of whole functions are fitted on; at least as many pairs as the level needs. Of
@@ -107,6 +112,8 @@ class Split:
         seed: Random seed of the split.
     """
 
+    by: Literal["random", "time", "blocks"] | Auto = "auto"
+    embargo: Annotated[int, Range(least=0)] = 0
     test: Fraction = 0.2
     scaling: Fraction = 0.1
     conformal: Fraction = 0.1

@@ -10,7 +10,7 @@ from probneural.data import list_variables
 from probneural.data.opening import paths_of
 from probneural.errors import ArgumentError, FileError, ProbneuralError
 from probneural.runs.config import Config, paths_in, with_paths
-from probneural.runs.folder import split_rows
+from probneural.runs.folder import resolved_split, split_rows
 from probneural.runs.recipes import choose, resolved
 from probneural.runs.sources import open_data, with_names
 from probneural.runs.toml import write_config
@@ -64,7 +64,8 @@ def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
         if data.inputs and data.outputs and data.periodic:
             raise
         return config, notes
-    rows = split_rows(len(pairs), config, groups=pairs.groups)
+    config = dataclasses.replace(config, data=with_names(data, pairs), split=resolved_split(config.split, pairs))
+    rows = split_rows(len(pairs), config, groups=pairs.groups, clock=pairs.clock)
     del notes["data.periodic"]
     config = dataclasses.replace(config, data=with_names(data, pairs))
     choice = choose(config, pairs, train=len(rows["train"]))

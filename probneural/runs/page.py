@@ -121,6 +121,8 @@ def _table(scores: TestScores) -> str:
         (f"coverage of pointwise intervals before calibration, {at}", scores.uncalibrated, "the level is best"),
         ("relative L2 error of the mean training output", scores.baseline, "what has to be beaten"),
     ]
+    if scores.persistence is not None:
+        rows.append(("relative L2 error of persistence, the last input state", scores.persistence, "what has to be beaten"))
     shown = [(escape(name), "–" if value is None else f"{value:.4g}", escape(best)) for name, value, best in rows]
     cells = "".join(f'<tr><td>{name}</td><td class="number">{value}</td><td>{best}</td></tr>' for name, value, best in shown)
     head = '<thead><tr><th scope="col">score</th><th scope="col">value</th><th scope="col">how to read it</th></tr></thead>'

@@ -15,7 +15,7 @@ from probneural.metrics import Scores
 from probneural.metrics.reliability import LEVELS
 from probneural.pairs import Dataset, FieldPairs, batches, evenly_spread_rows
 from probneural.runs.config import Config
-from probneural.runs.folder import RunFolder
+from probneural.runs.folder import RANDOM_IN_TIME, RunFolder
 from probneural.runs.page import Figure, page
 from probneural.runs.progress import Progress
 from probneural.runs.scoring import TestScores, batch_size, predicted
@@ -122,8 +122,19 @@ def _held(level: float, coverage: float) -> str:
 
 def _dependence(run: RunFolder) -> list[str]:
     """What windows of trajectories mean for the verdict."""
-    if run.data is None or run.data.groups is None:
+    if run.data is None:
         return []
+    by, clock = run.config.split.by, run.data.clock
+    if by in ("time", "blocks"):
+        order = "later in time than all that was trained on" if by == "time" else "blocks of time that nothing else has seen"
+        gap = run.config.split.embargo
+        return [
+            f"The test functions are {order}{f', with {gap} steps between the parts' if gap else ''}. Neighbours in time "
+            "resemble each other, so chance is wider than these numbers of functions say, and bands hold their level only as "
+            "far as calibration and test times are alike."
+        ]
+    if run.data.groups is None:
+        return [RANDOM_IN_TIME] if clock is not None and clock.is_series else []
     test, conformal = run.independent("test"), run.independent("conformal")
     fitted = f", and bands were fitted on those of {conformal}" if conformal else ""
     sentences = [
@@ -139,12 +150,19 @@ def _dependence(run: RunFolder) -> list[str]:
 
 
 def _error(scores: TestScores, test: int) -> str:
-    found, baseline = scores.scores, scores.baseline
+    found, baseline, persistence = scores.scores, scores.baseline, scores.persistence
     if found.relative_l2 is None or baseline is None:
         return f"On {test} functions that nothing was fitted to, the root mean squared error is {found.rmse:.3g}."
     sentence = f"On {test} functions that nothing was fitted to, the relative error is {100 * found.relative_l2:.3g} %"
     if found.relative_l2 >= baseline:
         return f"{sentence}: no better than always predicting the mean training output, {100 * baseline:.3g} %."
+    if persistence is not None and found.relative_l2 >= persistence:
+        return f"{sentence}: no better than persistence, the last state as the prediction, {100 * persistence:.3g} %."
+    if persistence is not None:
+        return (
+            f"{sentence}; always predicting the mean training output has {100 * baseline:.3g} %, and persistence, the last "
+            f"state as the prediction, {100 * persistence:.3g} %."
+        )
     return f"{sentence}; always predicting the mean training output has {100 * baseline:.3g} %."
 
 
@@ -161,8 +179,10 @@ def _advice(scores: TestScores, history: History) -> list[str]:
             f"The loss on validation pairs ends at {history.validation[last] / history.train[last]:.1f} times that on training "
             "pairs: more pairs would help most."
         )
-    error, baseline = scores.scores.relative_l2, scores.baseline
-    if error is not None and baseline is not None and error >= 0.5 * baseline:
+    error = scores.scores.relative_l2
+    limits = [0.5 * scores.baseline] if scores.baseline is not None else []
+    limits += [scores.persistence] if scores.persistence is not None else []
+    if error is not None and limits and error >= min(limits):
         advice.append("Such an error is hardly useful: train longer, give more pairs, or try another operator.")
     return advice
 

@@ -219,6 +219,7 @@ def score_in(run: RunFolder, progress: Progress) -> TestScores:
         band_pairs=run.independent("conformal"),
         level=run.config.calibration.level,
         whole=int(run.config.scores.whole),
+        persists=run.persists,
     )
     run.write(SCORES, scores.to_dict())
     return scores

@@ -39,6 +39,7 @@ class Plan:
     """What a run does; a checkpoint belongs to one.
 
     Attributes:
+        validation: The watched fraction, or the fingerprint of pairs of the user's own that are watched.
         loss: Of a batch; None for the relative L2 error.
         unroll: How pairs of several following states are trained on; None for pairs of one.
     """
@@ -47,7 +48,7 @@ class Plan:
     batch_size: int
     seed: int
     learning_rate: float
-    validation: float
+    validation: float | str
     loss: Loss | None
     optimization: Optimization
     unroll: Unroll | None = None
