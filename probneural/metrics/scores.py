@@ -57,7 +57,7 @@ class Scores:
         level: Nominal level of the coverages, the width and the interval score.
         functions: Number n of functions scored.
         reasons: For each score that is None, why.
-        is_calibrated: Whether the predictor was calibrated; None if no predictor predicted the distribution.
+        is_uncalibrated: Whether a predictor that nobody calibrated predicted the distribution.
     """
 
     relative_l2: float | None
@@ -82,7 +82,7 @@ class Scores:
     level: float
     functions: int
     reasons: Mapping[str, str] = field(default_factory=dict)
-    is_calibrated: bool | None = None
+    is_uncalibrated: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers by name, None where a score is not finite or does not exist, and `reasons`; ready for JSON."""
@@ -120,7 +120,7 @@ class Scores:
             shown = "-" if value is None else f"{value:.4g}"
             reason = f"  ({self.reasons[name]})" if name in self.reasons else ""
             rows.append(f"{title:<34}{shown:>12}  {unit}{reason}")
-        if self.is_calibrated is False:
+        if self.is_uncalibrated:
             rows.append(UNCALIBRATED)
         return "\n".join(rows)
 
@@ -225,10 +225,9 @@ def score_pairs(
         predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)"
     )
     is_allowed = check_flag(allow_training_data, "allow_training_data")
-    pairs = check_dataset(data, "test").detached()
-    record = predictor.trained_on
-    for name, side in {"input": pairs.inputs, "output": pairs.outputs}.items():
-        check_units(record, side, name=name)
+    pairs, record = check_dataset(data, "test").detached(), predictor.trained_on
+    check_units(record, data.inputs)
+    check_units(record, data.outputs, name="output")
     if record is not None:
         check_untrained(row_keys(data), record, allow_training_data=is_allowed, purpose="scores", error=DataError)
     query = None if pairs.inputs.grid == pairs.outputs.grid else pairs.outputs.grid
@@ -247,9 +246,9 @@ def _scored(
     """Score distributions beside the truth, part by part."""
     whole = None if whole is None else check_integer(whole, "whole")
     sums = ScoreSums(level=check_real(level, "level", above=0.0, below=1.0))
-    functions, source = 0, None
+    functions, is_uncalibrated = 0, False
     for u, truth in parts:
-        source = u.provenance
+        is_uncalibrated |= u.is_uncalibrated
         comparison = compare(u, truth, noise=noise)
         sums.add(comparison)
         left = len(truth) if whole is None else whole - functions
@@ -259,5 +258,5 @@ def _scored(
             sums.add_whole(compare(u[:left], truth[:left], noise=noise))
         functions += len(truth)
     numbers, reasons = sums.numbers()
-    is_calibrated = None if source is None else source.is_calibrated
-    return Scores(**numbers, level=level, functions=functions, reasons=reasons, is_calibrated=is_calibrated)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"level": level, "functions": functions, "reasons": reasons}
+    return Scores(**numbers, **settings, is_uncalibrated=is_uncalibrated)  # type: ignore[arg-type]
