@@ -16,10 +16,11 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictor import Predictor
 from probneural.errors import DataError
 from probneural.fields import Field, check_field
+from probneural.fingerprints import row_fingerprints
 from probneural.metrics.comparison import compare
 from probneural.metrics.score_sums import ScoreSums
 from probneural.pairs import Dataset, FieldSource, batches, check_dataset
-from probneural.provenance import check_units, check_untrained, pair_keys, row_keys
+from probneural.provenance import check_units, check_untrained, row_keys
 
 _BATCH_VALUES = 2**16
 """Output values that are predicted and compared at once."""
@@ -179,7 +180,7 @@ def score(
     if source is not None and source.inputs is not None and len(source.inputs) == len(truth):
         check_units(source.trained_on, truth, name="output")
         if source.trained_on is not None:
-            keys = pair_keys(source.inputs.values, truth.values)[:, None]
+            keys = row_fingerprints(source.inputs.values, truth.values)[:, None]
             check_untrained(keys, source.trained_on, allow_training_data=is_allowed, purpose="scores", error=DataError)
     size = _batch_size(truth)
     if len(truth) <= size or len(truth) != len(u.mean):
