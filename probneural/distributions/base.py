@@ -145,6 +145,11 @@ class FieldDistribution(ABC):
         return self[index]
 
     @property
+    def is_uncalibrated(self) -> bool:
+        """Whether a predictor that nobody calibrated predicted it."""
+        return self.provenance is not None and not self.provenance.is_calibrated
+
+    @property
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
         """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units."""
         return square_root(self.variance)
