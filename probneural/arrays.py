@@ -12,6 +12,7 @@ from torch import Tensor
 
 from probneural.checks import described
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.extras import optional
 from probneural.grids import Grid
 
 if TYPE_CHECKING:
@@ -216,6 +217,7 @@ def read_xarray(
         GridError: If coordinates are missing, descending, not equispaced, or contradict the lengths or a recorded grid.
         ArgumentError: If `periodic` is missing.
     """
+    optional("xarray", "from_xarray", extra="xarray")
     import xarray
 
     if isinstance(source, xarray.Dataset):
@@ -408,6 +410,7 @@ def to_array(values: Tensor, grid: Grid, *, sample: str, channel: str, space: Se
     Raises:
         GridError: If the grid is scattered.
     """
+    optional("xarray", "to_xarray", extra="xarray")
     import xarray
 
     if not grid.is_uniform:

@@ -102,6 +102,10 @@ class UnsupportedError(ProbneuralError, NotImplementedError):
     """The combination asked for is mathematically or technically out of reach, and the message says why."""
 
 
+class SolverError(ProbneuralError, RuntimeError):
+    """The solver of a differential equation found no step that meets its tolerances."""
+
+
 class TrainingError(ProbneuralError, RuntimeError):
     """Training met a value it cannot continue from."""
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from probneural.arrays import check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
 from probneural.checks import check_finite, check_instance, check_integer, described
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.extras import optional
 from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
@@ -292,6 +293,7 @@ class FieldPairs:
         Raises:
             GridError: If a grid is scattered.
         """
+        optional("xarray", "to_xarray", extra="xarray")
         import xarray
 
         space = [f"x{number}" for number in range(len(self.inputs.grid.shape))]

@@ -19,6 +19,7 @@ BUILT_IN = {
     errors.FileError: OSError,
     errors.OperatorError: RuntimeError,
     errors.UnsupportedError: NotImplementedError,
+    errors.SolverError: RuntimeError,
     errors.TrainingError: RuntimeError,
     errors.SimulationError: RuntimeError,
     errors.ForecastError: RuntimeError,
