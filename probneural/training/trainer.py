@@ -94,7 +94,9 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         device: Where to train: a device, `"auto"` (CUDA, MPS or CPU), or by default the operator's own. Data are moved a batch
             at a time.
         checkpoint: File to write after every epoch, and within it every minute, and to resume from, at the same bits, if it
-            exists; `Checkpoint(path, seconds=..., steps=...)` says how often. It knows the run by its data
+            exists; `Checkpoint(path, seconds=..., steps=...)` says how often. With more epochs than those of a finished
+            training it goes on for the further ones, at the rates that a schedule over all epochs has there, so the rate of
+            a cosine rises again. It knows the run by its data
             (of stored ones, by 64 pairs), its settings, its loss and the shapes of the weights. It knows functions by their
             names, so that those of one name do the same is the caller's to see to.
         callbacks: What is told of the run: loggers, for example.
