@@ -50,6 +50,14 @@ class ArgumentError(ProbneuralError, ValueError):
     """An argument lies outside the values a function accepts."""
 
 
+class KeywordError(ArgumentError, TypeError):
+    """A function has no argument of this name."""
+
+
+class MissingAttributeError(ProbneuralError, AttributeError):
+    """A class has no attribute of this name; the message names the one that does what other libraries call so."""
+
+
 class ShapeError(ProbneuralError, ValueError):
     """A tensor has the wrong number or length of axes."""
 

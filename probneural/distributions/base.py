@@ -28,6 +28,7 @@ from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.functionals import Functional
 from probneural.grids import Grid
 from probneural.randomness import stream
+from probneural.synonyms import missing_attribute
 
 if TYPE_CHECKING:
     import xarray
@@ -49,6 +50,9 @@ class FieldDistribution(ABC):
 
     grid: Grid
     labels: tuple[str, ...] | None = None
+
+    if not TYPE_CHECKING:
+        __getattr__ = missing_attribute
 
     @property
     @abstractmethod

@@ -22,6 +22,7 @@ from probneural.fields import Field, check_field
 from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed, stream
+from probneural.synonyms import missing_attribute
 
 if TYPE_CHECKING:
     from probneural.distributions.conditioned import ConditionedPredictor
@@ -71,6 +72,9 @@ class Predictor(ABC):
 
     def __init__(self, traits: PredictorTraits) -> None:
         self.traits = traits
+
+    if not TYPE_CHECKING:
+        __getattr__ = missing_attribute
 
     @property
     def in_channels(self) -> int:

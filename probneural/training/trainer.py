@@ -28,6 +28,7 @@ from probneural.operators import Operator
 from probneural.pairs import Dataset, check_dataset
 from probneural.processes import rank, together
 from probneural.randomness import check_seed, stream_seed
+from probneural.synonyms import checks_keywords
 from probneural.training import parallel, weights
 from probneural.training.callbacks import Callback
 from probneural.training.devices import resolve_device
@@ -42,6 +43,7 @@ from probneural.training.unrolling import FirstStep, Unroll
 Option = TypeVar("Option")
 
 
+@checks_keywords
 @undisturbed(keeps_autocast=True)
 @torch.enable_grad()
 def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default that works)
@@ -106,6 +108,7 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         The losses by epoch.
 
     Raises:
+        KeywordError: If there is no such setting.
         ArgumentError: If a setting is out of range, the operator is no module, the loss takes other arguments or gives no
             number, or there are too few trajectories to watch whole ones.
         DataError: If the data are fewer than two pairs or not finite, their scale is beyond the operator's dtype, or they lack
