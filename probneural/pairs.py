@@ -13,11 +13,13 @@ import torch
 from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from probneural.arrays import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
 from probneural.checks import assign, check_finite, check_instance, check_integer, described
 from probneural.clocks import WindowClock, is_time, joined_clocks, series_clock, split_in_time
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError
+from probneural.extras import optional
 from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
@@ -387,6 +389,7 @@ class FieldPairs:
         Raises:
             GridError: If a grid is scattered.
         """
+        optional("xarray", "to_xarray", extra="xarray")
         import xarray
 
         space = [f"x{number}" for number in range(len(self.inputs.grid.shape))]
@@ -736,3 +739,13 @@ def evenly_spread_rows(count: int, most: int) -> slice | Tensor:
         tensor([0, 2, 5, 7])
     """
     return slice(0, count) if count <= most else torch.arange(most, device="cpu") * count // most
+
+
+def _collated(batch: Sequence[FieldPairs], *, collate_fn_map: object = None) -> FieldPairs:
+    """Items of a batch as pairs; unlike in `FieldPairs.cat`, equal groups stay equal."""
+    groups = [part.groups for part in batch if part.groups is not None]
+    inputs, outputs = Field.cat([part.inputs for part in batch]), Field.cat([part.outputs for part in batch])
+    return FieldPairs(inputs, outputs, groups=torch.cat(groups) if groups else None)
+
+
+default_collate_fn_map[FieldPairs] = _collated  # so that torch's DataLoader takes any Dataset without a collate_fn

@@ -179,8 +179,7 @@ class FieldTrajectories:
         outputs = self.values[:, ends].flatten(0, 1).flatten(1, 2)
         times = torch.cat([self.times.new_zeros(1), self.times])
         states = times[window_steps(starts, history=history, lead=lead, steps=steps)].repeat(len(self), 1)
-        identities = row_fingerprints(self.start.values, name="start") + row_fingerprints(self.values[:, -1], name="last")
-        identities = identities[groups]
+        identities = row_fingerprints(self.start.values, self.values[:, -1])[groups]
         clock = WindowClock(states, identities, history=history, lead=lead, step=even_step(times))
         owners = groups if len(self) > 1 else None
         return FieldPairs(Field(inputs, self.grid), Field(outputs, self.grid), groups=owners, clock=clock)

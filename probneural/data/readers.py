@@ -19,6 +19,7 @@ from torch import Tensor
 
 from probneural.checks import described
 from probneural.errors import DataError, FileError, UnsupportedError
+from probneural.extras import install_hint
 
 _LARGEST_BOX = 2**25
 """Bytes that a chunk may hold beside what is asked of it (32 MiB); of a larger one, runs of neighbours are read."""
@@ -227,7 +228,7 @@ def require(module: str, what: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UnsupportedError(
-            expected=f"{module}, which reads {what}", got="an environment without it", remedy="pip install 'probneural[data]'"
+            expected=f"{module}, which reads {what}", got="an environment without it", remedy=install_hint("data")
         ) from error
 
 

@@ -179,8 +179,7 @@ class Trajectories:
         for rows in self.rows.split(_IDENTIFIED):
             first, last = (torch.stack([rows, torch.full_like(rows, step)], dim=1).numpy() for step in (0, self.steps - 1))
             values = [variable.read(where) for variable in variables for where in (first, last)]
-            native = [torch.from_numpy(np.array(one, one.dtype.newbyteorder("="))) for one in values]
-            hashes.append(torch.stack([row_fingerprints(one, name=str(number)) for number, one in enumerate(native)]).sum(0))
+            hashes.append(row_fingerprints(*(torch.from_numpy(np.array(one, one.dtype.newbyteorder("="))) for one in values)))
         return torch.cat([*hashes, self.rows[:0]])
 
     def histories(self, count: int = 1) -> StoredFields:

@@ -15,14 +15,17 @@ from probneural.checks import check_callable, check_choice, check_finite, check_
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
-from probneural.errors import DataError, ForecastError, GridError, ShapeError
+from probneural.errors import DataError, DataWarning, ForecastError, GridError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
+from probneural.notices import warn
 from probneural.randomness import check_seed, stream_seed
 
 if TYPE_CHECKING:
     from probneural.distributions.predictor import JointDraws, Predictor
 
+_LARGEST = 1e30
+"""Absolute value of a state above which a roll-out has left what any data are."""
 Forcing = Callable[[int], Field | Tensor]
 """From a lead to the channels that vary in time, `(n, k, *grid)` or `(k, *grid)`, beside the state at that lead."""
 
@@ -125,6 +128,11 @@ class Members:
         finite = torch.isfinite(states).flatten(1).all(1)
         if not bool(finite.all()):
             raise self._blow_up(torch.nonzero(~finite).flatten().tolist(), lead)
+        if (largest := float(states.abs().max())) > _LARGEST >= float(window.abs().max()):  # once, where the bound is crossed
+            warn(
+                f"states of a roll-out reach {largest:.1g} at lead {lead}: the operator is unstable over so many steps",
+                DataWarning,
+            )
         return states
 
     def _is_finite(self, inputs: Tensor, member: int, lead: int) -> bool:

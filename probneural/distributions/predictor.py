@@ -23,6 +23,7 @@ from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
 from probneural.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys
 from probneural.randomness import check_seed, stream
+from probneural.synonyms import missing_attribute
 
 if TYPE_CHECKING:
     from probneural.distributions.conditioned import ConditionedPredictor
@@ -77,6 +78,9 @@ class Predictor(ABC):
 
     def __init__(self, traits: PredictorTraits) -> None:
         self.traits = replace(traits, domain=traits.domain.unmasked) if traits.domain.is_masked else traits
+
+    if not TYPE_CHECKING:
+        __getattr__ = missing_attribute
 
     @property
     def in_channels(self) -> int:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from probneural.arrays import grid_attributes
 from probneural.checks import check_path, real_tensor
-from probneural.errors import ArgumentError, FileError, ForecastError, UnsupportedError
+from probneural.errors import ArgumentError, FileError, ForecastError
+from probneural.extras import optional
 
 if TYPE_CHECKING:
     from probneural.distributions.ensemble_forecast import EnsembleForecast
@@ -77,14 +78,9 @@ def _filled(
     forecast: EnsembleForecast, store: Path, times: NDArray[np.float64], attributes: Mapping[str, Any]
 ) -> ForecastError | None:
     """Fill a new store, and return the error that ended the forecast, if one did."""
-    try:
-        import zarr
-    except ImportError as error:
-        raise UnsupportedError(
-            expected="zarr, which trajectories are written with",
-            got="an environment without it",
-            remedy="pip install 'probneural[data]'",
-        ) from error
+    optional("zarr", "writing trajectories", extra="data")
+    import zarr
+
     first = forecast.at(0).samples
     members, functions, *rest = first.shape
     per_member = max(1, _CHUNK_BYTES // max(1, first[0].numel() * first.element_size()))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import Predictor
+from probneural.extras import missing
 from probneural.metrics import Scores
 from probneural.metrics.reliability import LEVELS
 from probneural.pairs import Dataset, FieldPairs, batches, evenly_spread_rows
@@ -65,7 +66,7 @@ def report(config: Config | None, folder: str | os.PathLike[str], *, show_progre
     try:
         import probneural.plots  # noqa: F401 (that it is there should be known before anything is trained)
     except ModuleNotFoundError as error:
-        raise ImportError(f"a report needs {error.name}: pip install 'probneural[cli]'") from error
+        raise missing("a report", error, "plots") from error
     progress = Progress(show_progress)
     with RunFolder.open(config, folder) as run:
         scores = score_in(run, progress)
