@@ -128,6 +128,16 @@ class FieldTrajectories:
         extra = self.start.values[:, self.channels :]
         return Field(extra, self.grid) if extra.shape[1] else None
 
+    @property
+    def lead_times(self) -> Float64[Tensor, " leads"]:
+        """Time of leads 0 to `steps` since the start."""
+        return torch.cat([self.times.new_zeros(1), self.times])
+
+    @property
+    def window_keys(self) -> Int64[Tensor, "n leads"]:
+        """One key per state of each trajectory: those of the states in its windows."""
+        return WindowClock(self.lead_times.expand(len(self), -1), row_fingerprints(self.start.values, self.values[:, -1])).keys
+
     def at(self, lead: int) -> Field:
         """States at one lead, `(n, c, *grid)`, without parameters; lead 0 is the start, lead 1 the first of the times.
 
@@ -177,7 +187,7 @@ class FieldTrajectories:
         ends = (starts[:, None] + (history - 2) + following).to(self.device)  # of `values`, which begin at step 1
         groups = torch.arange(len(self), device="cpu").repeat_interleave(len(starts))
         outputs = self.values[:, ends].flatten(0, 1).flatten(1, 2)
-        times = torch.cat([self.times.new_zeros(1), self.times])
+        times = self.lead_times
         states = times[window_steps(starts, history=history, lead=lead, steps=steps)].repeat(len(self), 1)
         identities = row_fingerprints(self.start.values, self.values[:, -1])[groups]
         clock = WindowClock(states, identities, history=history, lead=lead, step=even_step(times))

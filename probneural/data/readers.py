@@ -321,6 +321,8 @@ def reader_of(array: Any, name: str) -> ArrayReader:
 def location_of(reader: ArrayReader) -> str | None:
     """File and name of an array, without reading it; None for an array in memory."""
     source: Any = getattr(reader, "array", reader)
+    if source is not reader and isinstance(source, ArrayReader):
+        return location_of(source)
     path = getattr(source, "path", None) or getattr(getattr(source, "file", None), "path", None)
     name = getattr(source, "key", None) or getattr(source, "name", None) or getattr(source, "offset", None)
     if path is None or source is not reader:  # arrays of h5py and zarr

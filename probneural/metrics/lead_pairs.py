@@ -11,6 +11,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
+from probneural.metrics.lead_alignment import aligned
 from probneural.pairs import FieldSource
 
 _BATCH_VALUES = 2**16
@@ -51,7 +52,7 @@ def lead_parts(forecast: Forecast, truth: TrueTrajectories) -> Iterator[LeadPart
     Raises:
         DataError: If the forecast is none, or the truth has no states by lead.
         ShapeError: If the two have different numbers of functions.
-        ArgumentError: If the truth ends before the forecast does.
+        ArgumentError: If the truth ends before the forecast does, or has no states at the forecast's times.
     """
     check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(start, steps=20, seed=0)")
     check_instance(truth, TrueTrajectories, "truth", remedy="give trajectories: problem.trajectory(...)")
@@ -61,6 +62,7 @@ def lead_parts(forecast: Forecast, truth: TrueTrajectories) -> Iterator[LeadPart
             got=str(len(truth)),
             remedy="roll out from truth.start",
         )
+    truth = aligned(forecast, truth)
     for lead, u in forecast.leads():
         try:
             source = truth.at(lead)
