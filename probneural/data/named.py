@@ -140,7 +140,9 @@ def _variable(
         labels=AxisLabels(
             sample=sample or "trajectory",
             space=tuple(space),
-            coordinates={dim: turned.coords[dim].to_numpy() for dim in (sample, *space) if dim in turned.coords},
+            coordinates={
+                str(name): one.to_numpy() for name, one in turned.coords.items() if name in space or one.dims == (sample,)
+            },
             attributes={dim: dict(turned.coords[dim].attrs) for dim in (sample, *space) if dim in turned.coords},
         ),
     )

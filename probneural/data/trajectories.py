@@ -329,7 +329,8 @@ class Trajectories:
         states = torch.stack([chosen.at(step)[:].values for step in range(1, self.steps)], dim=1)
         places = torch.stack([chosen.rows, torch.zeros_like(chosen.rows)], dim=1)
         start = stored([Part(variable=variable) for variable in self.inputs], places, grid=self.grid, dtype=self.dtype)
-        return FieldTrajectories(start[:], states, times=times[1:] - times[0])
+        clock = WindowClock(chosen._own_times(), chosen._identities())
+        return FieldTrajectories(start[:], states, times=times[1:] - times[0], clock=clock)
 
     @property
     def channels(self) -> int:
