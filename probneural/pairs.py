@@ -597,10 +597,11 @@ def divided_rows(
     clock: WindowClock | None = data.clock
     total, names = len(data), coordinates or {}
     if by in ("time", "blocks") and clock is None:
+        kind = "pn.FieldPairs" if isinstance(data, FieldPairs) else "pn.data.StoredPairs"
         raise ArgumentError(
             expected=f"pairs that have times, to split by {by!r}",
             got="pairs without a clock",
-            remedy="give their times, pn.FieldPairs(inputs, outputs, clock=pn.WindowClock(times)), or split at random",
+            remedy=f"give their times, {kind}(pairs.inputs, pairs.outputs, clock=pn.WindowClock(times)), or split at random",
         )
     if by not in ("random", "time", "blocks", *names):
         raise ArgumentError(

@@ -11,12 +11,12 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.checks import assign, check_floating, check_instance, check_integer, real_tensor
-from probneural.clocks import UNEVEN, WindowClock, even_step
+from probneural.clocks import UNEVEN, WindowClock, even_step, joined_clocks
 from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeError
 from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of, row_fingerprints
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs, Rows, split_rows
+from probneural.pairs import FieldPairs, Rows, check_clock, split_rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,6 +30,8 @@ class FieldTrajectories:
         start: States at time 0, and parameters behind them, `(n, c + extra, *grid)`, in physical units.
         values: States at the times, `(n, times, c, *grid)`, in the start's dtype and on its device.
         times: Times since the start, `(times,)`, positive and ascending; kept in float64.
+        clock: Times and identities in the data that the trajectories were read from, a row of all states per trajectory; by
+            default times count from the start, and identities follow from the first and the last state.
 
     Raises:
         ShapeError: If the shapes do not fit together.
@@ -49,11 +51,14 @@ class FieldTrajectories:
     values: Float[Tensor, "n times c *grid"]
     _: KW_ONLY
     times: Float64[Tensor, " times"]
+    clock: WindowClock | None = None
 
     def __post_init__(self) -> None:
         """Check that start, states and times fit together."""
         start, values = check_field(self.start, "start"), check_floating(self.values, "values")
         assign(self, times=check_times(self.times, error=DataError))
+        if self.clock is not None:
+            check_clock(self.clock, len(start))
         shape, grid = tuple(values.shape), start.grid.shape
         if len(shape) != 3 + len(grid) or (shape[0], shape[1], *shape[3:]) != (len(start), len(self.times), *grid):
             raise ShapeError(
@@ -95,7 +100,8 @@ class FieldTrajectories:
                 expected="states of as many channels", got=str([part.channels for part in each]), remedy="choose the same ones"
             )
         start = Field.cat([part.start for part in each])
-        return cls(start, torch.cat([part.values for part in each]), times=each[0].times)
+        clock = joined_clocks([part.clock for part in each])
+        return cls(start, torch.cat([part.values for part in each]), times=each[0].times, clock=clock)
 
     @property
     def grid(self) -> Grid:
@@ -127,6 +133,23 @@ class FieldTrajectories:
         """The start's channels behind the states, which do not vary in time; None if there are none."""
         extra = self.start.values[:, self.channels :]
         return Field(extra, self.grid) if extra.shape[1] else None
+
+    @property
+    def lead_times(self) -> Float64[Tensor, " leads"]:
+        """Time of leads 0 to `steps` since the start."""
+        return torch.cat([self.times.new_zeros(1), self.times])
+
+    @property
+    def window_keys(self) -> Int64[Tensor, "n leads"]:
+        """One key per state of each trajectory: those of the states in its windows."""
+        return self._clock.keys
+
+    @property
+    def _clock(self) -> WindowClock:
+        """Times of all states of each trajectory, and its identity."""
+        if self.clock is not None:
+            return self.clock
+        return WindowClock(self.lead_times.expand(len(self), -1), row_fingerprints(self.start.values, self.values[:, -1]))
 
     def at(self, lead: int) -> Field:
         """States at one lead, `(n, c, *grid)`, without parameters; lead 0 is the start, lead 1 the first of the times.
@@ -177,10 +200,10 @@ class FieldTrajectories:
         ends = (starts[:, None] + (history - 2) + following).to(self.device)  # of `values`, which begin at step 1
         groups = torch.arange(len(self), device="cpu").repeat_interleave(len(starts))
         outputs = self.values[:, ends].flatten(0, 1).flatten(1, 2)
-        times = torch.cat([self.times.new_zeros(1), self.times])
-        states = times[window_steps(starts, history=history, lead=lead, steps=steps)].repeat(len(self), 1)
-        identities = row_fingerprints(self.start.values, self.values[:, -1])[groups]
-        clock = WindowClock(states, identities, history=history, lead=lead, step=even_step(times))
+        known = self._clock
+        states = known.states[:, window_steps(starts, history=history, lead=lead, steps=steps)].flatten(0, 1)
+        identities = None if known.trajectories is None else known.trajectories[groups]
+        clock = WindowClock(states, identities, history=history, lead=lead, step=even_step(self.lead_times))
         owners = groups if len(self) > 1 else None
         return FieldPairs(Field(inputs, self.grid), Field(outputs, self.grid), groups=owners, clock=clock)
 
@@ -221,7 +244,8 @@ class FieldTrajectories:
     def __getitem__(self, index: Rows) -> FieldTrajectories:
         """Select trajectories; one integer keeps their axis."""
         rows = select_rows(index, len(self))
-        return replace(self, start=self.start[rows], values=self.values[rows])
+        clock = None if self.clock is None else self.clock[index]
+        return replace(self, start=self.start[rows], values=self.values[rows], clock=clock)
 
     def __repr__(self) -> str:
         """A short description."""

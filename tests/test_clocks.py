@@ -54,6 +54,18 @@ def test_keys_are_equal_exactly_for_equal_states_of_one_trajectory() -> None:
     assert not torch.isin(other.windows().window_keys, keys).any()
 
 
+def test_trajectories_that_are_read_keep_their_times_and_identities() -> None:
+    data = trajectories(3)
+    read = data[[2, 0]]
+    for part in (read, read[1], read.to(torch.float64).detached(), pn.FieldTrajectories.cat([read[0], data[1]])):
+        assert torch.isin(part.window_keys, data.window_keys).all()
+        assert torch.isin(part.windows(history=2).window_keys, data.windows(history=2).window_keys).all()
+    assert torch.equal(read[1].windows().clock.states, data.windows().clock.states[:11])
+    loose = pn.FieldTrajectories(read.start, read.values, times=read.times)
+    assert loose.windows().clock.times[:2].tolist() == [0.0, 0.5]
+    assert torch.isin(loose.windows().window_keys, loose.window_keys).all()
+
+
 def test_identities_of_files_follow_from_their_path(tmp_path: Path) -> None:
     values = {"u": (("member", "time", "x"), normal(2, 5, 8, dtype=torch.float64).numpy())}
     dataset = xarray.Dataset(values, coords={"time": np.arange(5) * 6.0, "x": np.arange(8.0)})
@@ -143,9 +155,12 @@ def test_parts_agree_with_slow_comparison_of_intervals() -> None:
 def test_coordinates_of_a_file_keep_their_values_together(tmp_path: Path) -> None:
     values = normal(12, 8, dtype=torch.float64).numpy()
     year = np.repeat([2001, 2002, 2003], 4)
-    dataset = xarray.Dataset({"a": (("year", "x"), values)}, coords={"year": year, "x": np.arange(8.0)})
+    coordinates = {"year": ("storm", year), "x": np.arange(8.0), "height": ("x", np.arange(8.0))}
+    dataset = xarray.Dataset({"a": (("storm", "x"), values)}, coords=coordinates)
     dataset.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
-    pairs = pn.data.open(tmp_path / "a.nc", inputs=["a"], outputs=["a"], sample="year", periodic=True)
+    pairs = pn.data.open(tmp_path / "a.nc", inputs=["a"], outputs=["a"], sample="storm", periodic=True)
+    with pytest.raises(ArgumentError, match="'random', 'time', 'blocks', 'year'; got 'height'"):
+        pairs.split(4, seed=0, by="height")
     first, second = pairs.split(4, seed=0, by="year")
     assert (len(first), len(second)) == (4, 8)
     assert len(set(year[first.inputs.places[:, 0]]) | set(year[second.inputs.places[:, 0]])) == 3
@@ -181,11 +196,13 @@ def test_the_remedies_of_splits_work() -> None:
     with pytest.raises(ArgumentError, match=r'data.windows\(\).split\(1, by="time"\)'):
         data.split(1, seed=0)
     assert len(data.windows().split(1, by="time")[0]) == 1
-    plain = pn.FieldPairs(series().inputs, series().outputs)
-    with pytest.raises(ArgumentError, match=r"clock=pn.WindowClock\(times\)"):
-        plain.split(40, by="time")
-    times = torch.arange(60.0)
-    assert len(pn.FieldPairs(plain.inputs, plain.outputs, clock=pn.WindowClock(times)).split(40, by="time")[1]) == 20
+    values = normal(60, 1, 8).numpy()
+    for plain in (pn.FieldPairs(series().inputs, series().outputs), pn.data.from_arrays(values, values, periodic=True)):
+        with pytest.raises(ArgumentError, match="pairs that have times") as caught:
+            plain.split(40, by="time")
+        program = caught.value.remedy.removeprefix("give their times, ").removesuffix(", or split at random")
+        timed = eval(program, {"pn": pn, "pairs": plain, "times": torch.arange(60.0)})
+        assert [len(part) for part in timed.split(40, by="time")] == [40, 20]
 
 
 def test_clocks_that_fit_nothing_are_refused() -> None:

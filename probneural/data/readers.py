@@ -322,6 +322,8 @@ def location_of(reader: ArrayReader) -> str | None:
         inside = [location_of(view) for view in views]
         return None if None in inside else "; ".join(map(str, inside))
     source: Any = getattr(reader, "array", reader)
+    if source is not reader and isinstance(source, ArrayReader):
+        return location_of(source)
     path = getattr(source, "path", None) or getattr(getattr(source, "file", None), "path", None)
     name = getattr(source, "key", None) or getattr(source, "name", None) or getattr(source, "offset", None)
     if path is None or source is not reader:  # arrays of h5py and zarr

@@ -356,7 +356,7 @@ class Predictor(ABC):
         noise: bool | float | Float[Tensor, " c"] = False,
         parameters: Field | None = None,
         forcing: Forcing | None = None,
-        history: int = 1,
+        history: int | None = None,
         seed: int = 0,
         show_progress: bool = True,
     ) -> Trajectory:
@@ -372,7 +372,7 @@ class Predictor(ABC):
             noise: Variance of the measurement noise, a number or `(c,)`, in physical units squared; True for the predictor's.
             parameters: Channels that stay constant, `(n, k, *grid)`.
             forcing: A function of the lead that returns the channels beside the state at that lead, from 0 to `steps` - 1.
-            history: States in an input.
+            history: States in an input; by default that of the training windows, or 1 if they are unknown.
             seed: Of draws and starts.
             show_progress: Whether long computations show a progress bar.
 
@@ -380,7 +380,8 @@ class Predictor(ABC):
             The forecast; nothing is computed yet.
 
         Raises:
-            ArgumentError: If a number, the kind of draws, or the seed is none of those allowed.
+            ArgumentError: If a number, the kind of draws, or the seed is none of those allowed, or the history is not that of
+                the training windows.
             ShapeError: If channels or numbers of functions do not fit.
             GridError: If parts live on different grids, or on another domain than the training inputs.
             DataError: If a part is no field, or not finite.

@@ -38,6 +38,8 @@ def write_zarr(
 ) -> None:
     """Write all states; see `EnsembleForecast.to_zarr`."""
     target = check_path(path, "path")
+    if times is None and forecast.times is not None:
+        times = torch.cat([forecast.times.new_zeros(1), forecast.times])
     numbers = _checked_times(times, forecast.steps)
     if target.exists() or target.is_symlink():
         raise FileError(

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_integer, check_sequence
@@ -29,22 +29,37 @@ class GaussianTrajectory:
         start: What the forecast was started from: the last states, `(n, h * c, *grid)`.
         dropped: Per lead, the fraction of the standard deviation that truncation left out, `(steps + 1,)`.
         latent: What has been learned; by default the fields' own latent.
+        duration: Time of one step, in the training data's units; None if it is unknown.
 
     Attributes:
         start: The same.
         dropped: The same.
         latent: What drives all leads.
         grid: Where the states are evaluated.
+        duration: Time of one step.
     """
 
     def __init__(
-        self, fields: Sequence[GaussianField], start: Field, *, dropped: Float[Tensor, " leads"], latent: Latent | None = None
+        self,
+        fields: Sequence[GaussianField],
+        start: Field,
+        *,
+        dropped: Float[Tensor, " leads"],
+        latent: Latent | None = None,
+        duration: float | None = None,
     ) -> None:
         self._fields = tuple(fields)
         self.start = start
         self.dropped = dropped
         self.latent = fields[0].latent if latent is None else latent
         self.grid = fields[0].grid
+        self.duration = duration
+
+    @property
+    def times(self) -> Float64[Tensor, " steps"] | None:
+        """Time of each lead since the start, `(steps,)`; None if it is unknown."""
+        leads = torch.arange(1, self.steps + 1, dtype=torch.float64, device="cpu")
+        return None if self.duration is None else self.duration * leads
 
     @property
     def steps(self) -> int:
@@ -70,7 +85,7 @@ class GaussianTrajectory:
             LatentError: If it was not.
         """
         latent.relative_to(self.latent)
-        return GaussianTrajectory(self._fields, self.start, dropped=self.dropped, latent=latent)
+        return GaussianTrajectory(self._fields, self.start, dropped=self.dropped, latent=latent, duration=self.duration)
 
     def condition(
         self, functional: Functional, values: Float[Tensor, "n c m"], *, lead: int, noise: float | Tensor = 0.0
