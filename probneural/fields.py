@@ -22,10 +22,14 @@ from probneural.checks import (
     described,
 )
 from probneural.errors import DataError, GridError, OperatorError, ProbneuralError, ShapeError
+from probneural.fill_values import warn_of_fill_values
 from probneural.grids import Grid, check_grid, resample
 
 if TYPE_CHECKING:
     import xarray
+
+MISSING = "drop or repair those samples; where NaN means missing, Field(values, grid.masked(values.isfinite().all(1)))"
+"""What to do about values that are NaN."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -170,7 +174,7 @@ class Field:
         check_grid_alone(grid, **options)
         where = None if grid is None else check_grid(grid)
         kind = common_dtype(values) if dtype is None else dtype
-        return cls(*read_numpy(values, "values", grid=where, option="grid", **options, dtype=kind, mask=mask))
+        return _looked_at(cls(*read_numpy(values, "values", grid=where, option="grid", **options, dtype=kind, mask=mask)))
 
     @classmethod
     def from_xarray(
@@ -208,7 +212,7 @@ class Field:
         """
         values, grid = read_xarray(array, "values", sample=sample, channel=channel, periodic=periodic, lengths=lengths)
         kind = dtype or common_dtype(values)
-        return cls(*read_numpy(values, "values", grid=grid, option="grid", dtype=kind, mask=mask))
+        return _looked_at(cls(*read_numpy(values, "values", grid=grid, option="grid", dtype=kind, mask=mask)))
 
     def to_xarray(self) -> xarray.DataArray:
         """Return a DataArray `(sample, channel, x0, x1, ...)` with coordinates, which `from_xarray` reads back equal.
@@ -282,6 +286,12 @@ class Field:
     def __repr__(self) -> str:
         """A short description."""
         return f"Field({len(self)} x {self.channels} on {self.grid!r}, {self.dtype})"
+
+
+def _looked_at(field: Field) -> Field:
+    """A field, with a warning to who has made it if it has fill values."""
+    warn_of_fill_values({"values": field.values})
+    return field
 
 
 def _filled(values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c *grid"]:

@@ -16,7 +16,8 @@ from torch import Tensor
 from probneural.arrays import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array
 from probneural.checks import check_finite, check_instance, check_integer, described
 from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.fields import Field, check_field, check_parts, select_rows
+from probneural.fields import MISSING, Field, check_field, check_parts, select_rows
+from probneural.fill_values import warn_of_fill_values
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
 from probneural.periodicity import looked_at, warn_of_jumps
@@ -284,7 +285,8 @@ class FieldPairs:
         return cls(*sides, groups=_read_groups(inputs))._looked_at()
 
     def _looked_at(self) -> FieldPairs:
-        """Itself, with a warning to who has made it if it does not look periodic where that is said."""
+        """Itself, with a warning to who has made it of fill values, and if it does not look periodic where that is said."""
+        warn_of_fill_values({"inputs": self.inputs.values, "outputs": self.outputs.values})
         sides = {"inputs": self.inputs, "outputs": self.outputs}
         rows = {name: looked_at(len(self), side.channels, side.grid) for name, side in sides.items()}
         some = {name: (side.values[: rows[name]], side.grid) for name, side in sides.items() if rows[name]}
@@ -384,8 +386,9 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Da
     if len(checked) < least:
         raise DataError(expected=f"{least} or more {name} pairs", got=str(len(checked)), remedy="give more data")
     if isinstance(checked, FieldPairs):
-        check_finite(checked.inputs.values, f"{name} inputs")
-        check_finite(checked.outputs.values, f"{name} outputs")
+        check_finite(checked.inputs.values, f"{name} inputs", remedy=MISSING)
+        check_finite(checked.outputs.values, f"{name} outputs", remedy=MISSING)
+        warn_of_fill_values({f"{name} inputs": checked.inputs.values, f"{name} outputs": checked.outputs.values})
     return checked
 
 

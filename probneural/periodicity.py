@@ -48,7 +48,7 @@ def jumping_axes(values: Float[Tensor, "n c *grid"], grid: Grid) -> tuple[int, .
 def looked_at(count: int, channels: int, grid: Grid) -> int:
     """How many of `count` functions to look at: the first ones, so few that it costs nothing; 0 if that takes too much."""
     rows = min(_ROWS, count, _VALUES // max(1, channels * grid.size))
-    return rows if rows > 1 and any(grid.periodic) else 0
+    return rows if rows > 1 else 0
 
 
 def warn_of_jumps(sides: Mapping[str, tuple[Float[Tensor, "n c *_"], Grid]]) -> None:

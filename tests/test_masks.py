@@ -283,15 +283,24 @@ class TestScores:
     def test_each_sample_has_the_scores_of_its_points(self) -> None:
         u, truth = _distribution("gaussian", COUNT), normal(COUNT, 2, *GRID.shape, seed=9)
         together = metrics.compare(u, Field(truth, GRID.masked(GAPS)), noise=0.2)
-        for name in ("nll", "joint_nll", "crps", "chi2", "coverage", "energy_score"):
+        for name in ("nll", "joint_nll", "crps", "chi2", "coverage", "interval_width", "pit_histogram"):
             each = torch.cat(
                 [
                     getattr(metrics, name)(metrics.compare(u[row], Field(truth[row : row + 1], GRID.masked(mask)), noise=0.2))
                     for row, mask in enumerate(GAPS)
                 ]
             )
-            if name != "energy_score":
-                torch.testing.assert_close(getattr(metrics, name)(together), each, msg=name)
+            torch.testing.assert_close(getattr(metrics, name)(together), each, msg=name)
+        members = _distribution("members", COUNT)
+        together = metrics.compare(members, Field(truth, GRID.masked(GAPS)))
+        for name in ("variogram_score", "energy_score"):
+            each = torch.cat(
+                [
+                    getattr(metrics, name)(metrics.compare(members[row], Field(truth[row : row + 1], GRID.masked(mask))))
+                    for row, mask in enumerate(GAPS)
+                ]
+            )
+            torch.testing.assert_close(getattr(metrics, name)(together), each, msg=name)
 
     def test_joint_density_of_observed_values(self) -> None:
         u, truth = _distribution("gaussian", 3), normal(3, 2, *GRID.shape, seed=9)

@@ -16,6 +16,7 @@ from probneural.data.readers import SlicedReader
 from probneural.data.variables import FUNCTION, Variable
 from probneural.errors import ProbneuralError, ShapeError
 from probneural.fields import Field, select_rows
+from probneural.fill_values import warn_of_fill_values
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, Rows, evenly_spread_rows, select_groups, split_rows
@@ -90,17 +91,17 @@ class StoredPairs:
         return fingerprint_of_parts(parts)
 
     def looked_at(self) -> StoredPairs:
-        """Itself, with a warning if the first functions do not look periodic where that is said.
+        """Itself, with a warning of fill values in the first functions, and if these do not look periodic where that is said.
 
         Functions that cannot be read are left out: they are reported when they are read.
         """
-        sides = {"inputs": self.inputs, "outputs": self.outputs}
         read = {}
-        for name, side in sides.items():
+        for name, side in {"inputs": self.inputs, "outputs": self.outputs}.items():
             rows = looked_at(len(self), side.channels, side.grid)
             with contextlib.suppress(ProbneuralError):
                 if rows:
                     read[name] = (side[:rows].values, side.grid)
+        warn_of_fill_values({name: values for name, (values, _) in read.items()})
         warn_of_jumps(read)
         return self
 

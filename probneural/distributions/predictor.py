@@ -18,7 +18,8 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.roots.base import Root
 from probneural.errors import GridError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_field
+from probneural.fields import MISSING, Field, check_field
+from probneural.fill_values import warn_of_fill_values
 from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed, stream
@@ -165,7 +166,8 @@ class Predictor(ABC):
         if query is not None:
             check_grid(query, "query")
         self._check_domain(inputs.grid)
-        check_finite(inputs.values, "inputs")
+        check_finite(inputs.values, "inputs", remedy=MISSING)
+        warn_of_fill_values({"inputs": inputs.values})
         known = Field(inputs.values, inputs.grid.shared) if inputs.grid.is_batch else inputs
         return known.to(self.dtype).to(self.device)
 
