@@ -251,6 +251,10 @@ class Field:
         """Evaluate the interpolant on another grid: see [`resample`][probneural.grids.resample]."""
         return Field(resample(self.values, self.grid, grid), grid)
 
+    def without_own_masks(self) -> Field:
+        """Return the field as operators see it where samples have masks of their own: on the grid without masks."""
+        return Field(self.values, self.grid.unmasked) if self.grid.is_batch else self
+
     def detached(self) -> Field:
         """Return the field without its graph, as a tensor that autograd takes."""
         values = self.values.detach()

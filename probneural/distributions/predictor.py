@@ -168,8 +168,7 @@ class Predictor(ABC):
         self._check_domain(inputs.grid)
         check_finite(inputs.values, "inputs", remedy=MISSING)
         warn_of_fill_values({"inputs": inputs.values})
-        known = Field(inputs.values, inputs.grid.shared) if inputs.grid.is_batch else inputs
-        return known.to(self.dtype).to(self.device)
+        return inputs.without_own_masks().to(self.dtype).to(self.device)
 
     def condition(
         self, inputs: Field, functional: Functional, *, values: Float[Tensor, "n c m"], noise: float | Tensor = 0.0

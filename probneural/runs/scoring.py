@@ -111,13 +111,17 @@ def _coverage(predictor: Predictor, data: Dataset, level: float) -> float:
 
 def _baseline(train: Dataset, data: Dataset) -> float | None:
     """The error of one function for all inputs: the mean training output."""
-    sums = (part.outputs.values.double().sum(0) for part in batches(train, batch_size(train.outputs)))
-    mean = sum(sums, torch.zeros(()).double()) / len(train)
-    total, grid = 0.0, data.outputs.grid
+    mean, counts, total = torch.zeros(()).double(), torch.zeros(()).double(), 0.0
+    for part in batches(train, batch_size(train.outputs)):
+        grid = part.outputs.grid
+        mean = mean + grid.fill(part.outputs.values.double()).sum(0)
+        counts = counts + grid.observed.double().expand(len(part), *grid.shape).sum(0)
+    mean = mean / counts.clamp_min(1.0)
     try:
         for part in batches(data, batch_size(data.outputs)):
-            truth = part.outputs.values.double()
-            total += float(relative_l2(Field(mean.expand(truth.shape), grid), Field(truth, grid)).mean(1).sum())
+            truth = part.outputs.to(torch.float64)
+            guess = Field(mean.expand(truth.values.shape), truth.grid.unmasked)
+            total += float(relative_l2(guess, truth).mean(1).sum())
     except DataError:
         return None
     return total / len(data)
