@@ -20,7 +20,8 @@ from probneural.checks import assign, check_finite, check_instance, check_intege
 from probneural.clocks import WindowClock, is_time, joined_clocks, series_clock, split_in_time
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError
 from probneural.extras import optional
-from probneural.fields import Field, check_field, check_parts, select_rows
+from probneural.fields import MISSING, Field, check_field, check_parts, select_rows
+from probneural.fill_values import warn_of_fill_values
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
 from probneural.layouts import layouts_of
@@ -373,10 +374,11 @@ class FieldPairs:
         return cls(*sides, groups=_read_groups(inputs), clock=_read_clock(inputs, sample))._looked_at()
 
     def _looked_at(self) -> FieldPairs:
-        """Itself, if the first samples are plausible."""
+        """Itself, if the first samples are plausible, with a warning of fill values."""
+        warn_of_fill_values({"inputs": self.inputs.values, "outputs": self.outputs.values})
         sides = {"inputs": self.inputs, "outputs": self.outputs}
         rows = min(rows_to_check(len(self), side.channels, side.grid) for side in sides.values())
-        some = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows}
+        some = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows and not side.grid.is_masked}
         check_plausible(some, summary=self.summary)
         return self
 
@@ -491,8 +493,9 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Da
     if len(checked) < least:
         raise DataError(expected=f"{least} or more {name} pairs", got=str(len(checked)), remedy="give more data")
     if isinstance(checked, FieldPairs):
-        check_finite(checked.inputs.values, f"{name} inputs")
-        check_finite(checked.outputs.values, f"{name} outputs")
+        check_finite(checked.inputs.values, f"{name} inputs", remedy=MISSING)
+        check_finite(checked.outputs.values, f"{name} outputs", remedy=MISSING)
+        warn_of_fill_values({f"{name} inputs": checked.inputs.values, f"{name} outputs": checked.outputs.values})
     return checked
 
 

@@ -223,7 +223,7 @@ def members_of(
             got=str(tuple(variance.shape)),
             remedy="noise=True takes the predictor's",
         )
-    own = start.detached().to(predictor.dtype).to(predictor.device)
+    own = start.without_own_masks().detached().to(predictor.dtype).to(predictor.device)
     return Members(
         predictor=predictor,
         start=own,
@@ -269,7 +269,7 @@ def _history(predictor: Predictor, history: int | None) -> int:
 
 def _check_alike(field: Field, start: Field, name: str, *, channels: int) -> None:
     """Raise an error unless a field has the start's grid and number of functions, and so many channels."""
-    if field.grid != start.grid:
+    if field.grid.shared != start.grid.shared:
         raise GridError(expected=f"{name} on the grid of the start, {start.grid!r}", got=repr(field.grid), remedy="resample it")
     if (len(field), field.channels) != (len(start), channels):
         raise ShapeError(

@@ -19,6 +19,7 @@ from probneural.arrays import grid_attributes
 from probneural.checks import check_path, real_tensor
 from probneural.errors import ArgumentError, FileError, ForecastError
 from probneural.extras import optional
+from probneural.grids import check_unmasked
 
 if TYPE_CHECKING:
     from probneural.distributions.ensemble_forecast import EnsembleForecast
@@ -89,6 +90,7 @@ def _filled(
     space = [f"x{number}" for number in range(len(forecast.grid.shape))] if forecast.grid.is_uniform else ["point"]
     told = {**attributes, "probneural_version": version("probneural")}
     group = zarr.create_group(store=store, attributes=told, zarr_format=2)  # what xarray has read for longest
+    check_unmasked(forecast.grid, "files of forecasts")
     about_grid: dict[str, Any] = dict(grid_attributes(forecast.grid)) if forecast.grid.is_uniform else {}
     array = group.create_array(
         "states",

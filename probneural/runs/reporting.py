@@ -211,7 +211,8 @@ def _mean_squares(predictor: Predictor, data: Dataset) -> Tensor:
     errors = []
     for part in batches(data, batch_size(data.outputs)):
         mean = predicted(predictor, part).mean
-        errors.append((mean - part.outputs.values.to(mean)).flatten(1).square().mean(1).cpu())
+        error = part.outputs.grid.fill(mean - part.outputs.values.to(mean))
+        errors.append(error.flatten(1).square().mean(1).cpu())
     return torch.cat(errors)
 
 
